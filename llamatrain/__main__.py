@@ -12,9 +12,9 @@ def main() -> None:
         if _signal.getsignal(number) is not _signal.SIG_IGN:
             _signal.signal(number, leave)
     from llamatrain.cli.main import main
-    from llamatrain.platform.exit import ended_by_signals
+    from llamatrain.platform.exit import install_exit_handlers
 
-    ended_by_signals()
+    install_exit_handlers()
     main()
 
 

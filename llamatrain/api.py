@@ -33,8 +33,8 @@ from llamatrain.data.options import DataOptions
 from llamatrain.data.tokenizer import to_bytes
 from llamatrain.distributed.comm import is_told_here
 from llamatrain.errors import FileError, LlamatrainError, UsageError, words_of
-from llamatrain.platform.escape import printable
-from llamatrain.platform.terminal import shown
+from llamatrain.platform.escape import make_printable
+from llamatrain.platform.terminal import show_log
 from llamatrain.preference.options import PreferenceDataOptions, PreferenceOptions
 from llamatrain.report.listener import Listener, listening
 from llamatrain.report.metrics import lines_of
@@ -399,7 +399,7 @@ def figures(finished: RunResult) -> tuple[list[float], list[tuple[int, float]], 
 def door(show: bool = False) -> Iterator[None]:
     """Errors that a user may meet are of one family here, and speak of keywords."""
     try:
-        with shown() if show and is_told_here() else nullcontext():
+        with show_log() if show and is_told_here() else nullcontext():
             yield
             code.report()
     except LlamatrainError as error:
@@ -419,7 +419,7 @@ def keyword(name: str) -> str:
 
 def in_keywords(message: str) -> str:
     """Without flags; and without what would steer a terminal that it comes to."""
-    return printable(respelt(message, keyword), "utf-8")
+    return make_printable(respelt(message, keyword), "utf-8")
 
 
 def in_keywords_all(notes: Sequence[str]) -> tuple[str, ...]:

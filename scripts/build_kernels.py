@@ -40,7 +40,7 @@ def build(name: str) -> None:
     """In a process of its own: what a processor can do is settled when the kernels' modules are imported."""
     words, environment = [sys.executable, __file__, "--here", name], {**os.environ}
     if name in cpu.CLASSES:
-        environment[cpu.CLASS] = name
+        environment[cpu.CLASS_VARIABLE] = name
     subprocess.run(words, env=environment, check=True)
 
 

@@ -97,7 +97,7 @@ def header(args: argparse.Namespace, torch: Any) -> None:
 
 
 def machine(args: argparse.Namespace) -> str:
-    has = ", ".join(sorted(cpu.units())) or "none"
+    has = ", ".join(sorted(cpu.enabled_units())) or "none"
     return f"{named() or cpu.processor().name}, units: {has}; {args.threads} threads"
 
 

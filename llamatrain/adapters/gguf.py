@@ -24,7 +24,7 @@ from llamatrain.gguf.reader import Gguf, open_gguf
 from llamatrain.gguf.types import TensorInfo, by_name
 from llamatrain.gguf.values import Value, f32, string, u32
 from llamatrain.gguf.writer import new_gguf
-from llamatrain.io.mapped_file import unchanged
+from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.model.architecture import Architecture
 from llamatrain.model.architectures import USUAL, find
 
@@ -57,7 +57,7 @@ def adapter_in(gguf: Gguf) -> Adapter:
         architecture = find(gguf.value("general.architecture", str, USUAL))
     except UsageError as error:
         raise FileError(f"{path}: {error}") from None
-    with unchanged(gguf.files):
+    with verify_unchanged(gguf.files):
         return read_pairs(gguf, architecture)
 
 

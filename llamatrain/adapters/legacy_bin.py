@@ -13,7 +13,7 @@ from llamatrain.adapters.adapter import Adapter, Half, Halves, LoraPair, check_h
 from llamatrain.gguf.legacy_tensors import MappedCursor, read_record
 from llamatrain.gguf.parser import Cursor
 from llamatrain.gguf.reader import FileTensor
-from llamatrain.io.mapped_file import map_file, unchanged
+from llamatrain.io.mapped_file import map_file, verify_unchanged
 from llamatrain.model.architectures import find
 
 MAGIC = b"algg"
@@ -23,14 +23,14 @@ ARCHITECTURE = "llama"  # that finetune knew no other
 
 def read(path: Path) -> Adapter:
     file = map_file(path, "an adapter")
-    with unchanged([file]):
+    with verify_unchanged([file]):
         return read_adapter(MappedCursor(file))
 
 
 def listed(path: Path) -> tuple[dict[str, int], list[FileTensor]]:
     """What such a file says, and its tensors, without a look at their numbers."""
     file = map_file(path, "an adapter")
-    with unchanged([file]):
+    with verify_unchanged([file]):
         cursor = MappedCursor(file)
         rank, alpha = read_head(cursor)
         return {"rank": rank, "alpha": alpha}, list(read_tensors(cursor))

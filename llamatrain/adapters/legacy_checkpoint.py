@@ -12,7 +12,7 @@ from llamatrain.adapters.legacy_bin import ARCHITECTURE, turn
 from llamatrain.errors import FileError
 from llamatrain.gguf.parser import quoted
 from llamatrain.gguf.reader import Gguf
-from llamatrain.io.mapped_file import unchanged
+from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.model.architecture import pattern_of
 from llamatrain.model.architectures import find
 
@@ -27,7 +27,7 @@ def is_one(gguf: Gguf) -> bool:
 
 
 def read(gguf: Gguf) -> Adapter:
-    with unchanged(gguf.files):
+    with verify_unchanged(gguf.files):
         return adapter_of(gguf)
 
 

@@ -40,7 +40,7 @@ def listing(path: Path) -> Listing | None:
             ListedTensor(name, each.dtype, each.shape, each.raw.size) for name, each in entries.items()
         ]
         return Listing("PEFT", config, tensors)
-    if map_file(path).piece(0, len(legacy_bin.MAGIC)) != legacy_bin.MAGIC:
+    if map_file(path).read_bytes(0, len(legacy_bin.MAGIC)) != legacy_bin.MAGIC:
         return None
     values, infos = legacy_bin.listed(path)
     return Listing(

@@ -21,8 +21,8 @@ from llamatrain.gguf.reader import FileTensor, Gguf
 from llamatrain.gguf.types import GgmlType, TensorInfo
 from llamatrain.gguf.values import Value, u32
 from llamatrain.gguf.writer import new_gguf
-from llamatrain.io.madvise import release
-from llamatrain.io.mapped_file import unchanged
+from llamatrain.io.madvise import release_pages
+from llamatrain.io.mapped_file import verify_unchanged
 
 PANEL = (
     1 << 21
@@ -121,7 +121,7 @@ def write(
     place = os.path.realpath(path)  # where a link leads that somebody named for it
     with (
         new_gguf(place, metadata(base, made, kind), [piece.info for piece in made]) as out,
-        unchanged(base.files),
+        verify_unchanged(base.files),
     ):
         for piece in made:
             out.write(piece.base.name, told(chunks(piece, threads, roundings.get(piece.base.name)), progress))
@@ -168,7 +168,7 @@ def chunks(piece: MergedTensor, threads: int, rounding: Rounding | None = None) 
                 )
                 rounding.off += float(np.vdot(off, off))
             yield written
-        release(
+        release_pages(
             rows[: lo + step]
         )  # from the beginning: reading on maps some pages before those that are read
 

@@ -36,8 +36,8 @@ from llamatrain.adapters.safetensors import (
 from llamatrain.errors import FileError
 from llamatrain.gguf.parser import quoted
 from llamatrain.io.atomic_write import AtomicFile
-from llamatrain.io.mapped_file import MappedFile, files_of, map_file, unchanged
-from llamatrain.io.partial_files import remove_left
+from llamatrain.io.mapped_file import MappedFile, map_file, mapped_files, verify_unchanged
+from llamatrain.io.partial_files import remove_partials
 from llamatrain.model.architecture import WeightKind
 from llamatrain.model.hyperparameters import Hyperparameters
 
@@ -88,7 +88,7 @@ def read(folder: Path, h: Hyperparameters) -> Adapter:
             f"{folder / PICKLE}: a pickle, which could run anything; save the adapter as safetensors"
         )
     modules, entries = Halves(), open_safetensors(source)
-    with unchanged(files_of(entry.raw for entry in entries.values())):
+    with verify_unchanged(mapped_files(entry.raw for entry in entries.values())):
         for name, entry in entries.items():
             if not name.endswith(
                 ".base_layer.weight"
@@ -161,7 +161,7 @@ def listed(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     path = folder / CONFIG
     file = map_file(path, "PEFT's configuration")
     check_size(path, file)
-    return read_json(path, file.piece(0, len(file))), open_safetensors(folder / WEIGHTS)
+    return read_json(path, file.read_bytes(0, len(file))), open_safetensors(folder / WEIGHTS)
 
 
 # ---- its configuration -----------------------------------------------------
@@ -170,8 +170,8 @@ def listed(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
 def read_config(path: Path) -> dict[str, Any]:
     file = map_file(path, "PEFT's configuration")
     check_size(path, file)
-    with unchanged([file]):
-        config = read_json(path, file.piece(0, len(file)))
+    with verify_unchanged([file]):
+        config = read_json(path, file.read_bytes(0, len(file)))
     if config.get("peft_type") != "LORA":
         raise FileError(f"{path}: peft_type is {said(config.get('peft_type'))}; LORA is supported")
     for key in UNSUPPORTED:
@@ -311,7 +311,7 @@ def is_there(folder: Path) -> bool:
 def remove_begun(folder: Path) -> None:
     """What a process that is gone had begun to write there."""
     for name in (WEIGHTS, CONFIG):
-        remove_left(folder / name)
+        remove_partials(folder / name)
 
 
 def module_of(folder: Path, name: str, h: Hyperparameters) -> str:

@@ -25,7 +25,7 @@ def read(path: Path, h: Hyperparameters) -> Adapter:
         return peft.read(path, h)
     if path.name in (peft.CONFIG, peft.WEIGHTS):
         raise FileError(f"{path}: a part of an adapter: give the folder that it is in")
-    begin = map_file(path, NEEDED).piece(0, len(MAGIC))
+    begin = map_file(path, NEEDED).read_bytes(0, len(MAGIC))
     if begin == MAGIC or begin in legacy.KINDS:
         opened = open_gguf(path)
         return legacy_checkpoint.read(opened) if legacy_checkpoint.is_one(opened) else gguf.adapter_in(opened)

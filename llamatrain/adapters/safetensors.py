@@ -21,7 +21,7 @@ from llamatrain.gguf.parser import quoted
 from llamatrain.gguf.types import GgmlType, by_name
 from llamatrain.gguf.values import LENGTH
 from llamatrain.io.atomic_write import AtomicFile
-from llamatrain.io.mapped_file import MappedFile, map_file, unchanged
+from llamatrain.io.mapped_file import MappedFile, map_file, verify_unchanged
 
 LONGEST = 1 << 22  # bytes of JSON: an adapter of the largest models has a tenth of it
 KINDS = {"F32": by_name("F32"), "F16": by_name("F16"), "BF16": by_name("BF16")}
@@ -41,7 +41,7 @@ class StoredTensor:
 
 def open_safetensors(path: Path) -> dict[str, StoredTensor]:
     file = map_file(path, "a file of safetensors")
-    with unchanged([file]):
+    with verify_unchanged([file]):
         header, start = read_header(file)
     held = np.frombuffer(file, np.uint8)[start:]
     header.pop("__metadata__", None)
@@ -64,7 +64,7 @@ def read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
         raise FileError(
             f"{file.path}: a head of {length} bytes in a file of {len(file)}; up to {LONGEST} can be: no safetensors"
         )
-    return read_json(file.path, file.piece(LENGTH.size, length)), LENGTH.size + length
+    return read_json(file.path, file.read_bytes(LENGTH.size, length)), LENGTH.size + length
 
 
 def read_json(path: Path, raw: bytes) -> dict[str, Any]:

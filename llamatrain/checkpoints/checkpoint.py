@@ -29,8 +29,8 @@ from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.types import TensorInfo, by_name
 from llamatrain.gguf.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
 from llamatrain.gguf.writer import head, new_gguf
-from llamatrain.io.madvise import release
-from llamatrain.io.mapped_file import MappedFile, files_of
+from llamatrain.io.madvise import release_pages
+from llamatrain.io.mapped_file import MappedFile, mapped_files
 from llamatrain.train.state import Best, RunState
 
 VERSION = 2  # training.file_version; 0 and 1 are the ancestors'
@@ -65,7 +65,7 @@ class Checkpoint:
     @property
     def files(self) -> list[MappedFile]:
         """That it was read from, and its arrays lie in."""
-        return files_of((*self.weights.values(), *self.vectors.values()))
+        return mapped_files((*self.weights.values(), *self.vectors.values()))
 
     @property
     def kept(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def sum_of_file(file: np.ndarray) -> int:
     for start in range(SUM_END, file.size, PIECE):
         part = file[start : start + PIECE]
         found = crc32(part.data, found)
-        release(part)
+        release_pages(part)
     return found
 
 

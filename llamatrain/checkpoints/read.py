@@ -24,8 +24,8 @@ from llamatrain.errors import FileError
 from llamatrain.gguf.parser import quoted
 from llamatrain.gguf.reader import FileTensor, Gguf, open_gguf
 from llamatrain.gguf.values import Value
-from llamatrain.io.madvise import release
-from llamatrain.io.mapped_file import unchanged
+from llamatrain.io.madvise import release_pages
+from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.optim import registry
 from llamatrain.optim.early_stop import StopState
 from llamatrain.optim.optimizer import Optimizer
@@ -40,7 +40,7 @@ DERIVED = ("best_loss", "previous_loss", "no_improvement_count")  # from those o
 def read(path: str | Path) -> Checkpoint:
     """Arrays are views of the file as it is mapped into memory: the file stays open until they are gone."""
     gguf = open_gguf(path)
-    with unchanged(gguf.files):
+    with verify_unchanged(gguf.files):
         return checkpoint_in(gguf)
 
 
@@ -304,5 +304,5 @@ def _ends(array: np.ndarray) -> tuple[float, float]:
     for start in range(0, flat.size, step):
         part = flat[start : start + step]
         found += [part.min(), part.max()]
-        release(flat[: start + step])
+        release_pages(flat[: start + step])
     return float(np.min(found)), float(np.max(found))

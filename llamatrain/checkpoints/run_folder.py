@@ -49,7 +49,7 @@ from llamatrain.checkpoints.read import read
 from llamatrain.checkpoints.replaced_run import ASIDE
 from llamatrain.config.options import flag_of
 from llamatrain.errors import FileError
-from llamatrain.io.atomic_write import linked, pass_over
+from llamatrain.io.atomic_write import link_or_copy, move_aside
 
 RUNS = Path("runs")
 
@@ -186,7 +186,7 @@ class RunFolder:
         step = checkpoint.state.counters.step
         path = self.path / f"checkpoint-{step}.gguf"
         write(path, checkpoint, check=read)
-        linked(path, self.path / LATEST)
+        link_or_copy(path, self.path / LATEST)
         with suppress(OSError):  # they take room, and do no harm
             older = [file for number, file in sorted(numbered(self.path).items()) if number < step]
             for file in older[: max(0, len(older) - max(keep, 1) + 1)]:
@@ -198,11 +198,11 @@ class RunFolder:
         with telling(self.path, "its later checkpoints cannot be put aside"):
             file = self.path / f"checkpoint-{step}.gguf"
             if file.exists():  # else it is LATEST itself, or has a name of its own
-                linked(file, self.path / LATEST)
+                link_or_copy(file, self.path / LATEST)
             found = [numbered(self.path), *(results_in(self.path, stem) for stem in ("model", "adapter"))]
             for number, file in (each for files in found for each in files.items()):
                 if number > step:
-                    pass_over(file)
+                    move_aside(file)
             for number, file in results_in(self.path, BEST_STEM).items():  # which are made again
                 if number > step:
                     if same(file, self.path / BEST):
@@ -213,11 +213,11 @@ class RunFolder:
         """What was made at that step is the best: the source has it, where it is not there yet. Whether there is any."""
         place = self.path / best_of(step)
         if source.exists() and not same(source, place):
-            linked(source, place)
+            link_or_copy(source, place)
         if not place.exists():
             return False
         if not same(place, self.path / BEST):
-            linked(place, self.path / BEST)
+            link_or_copy(place, self.path / BEST)
         return True
 
     def sweep_best(self) -> None:
@@ -232,7 +232,7 @@ class RunFolder:
     def keep_result(self, name: str, step: int, keep: int) -> None:
         """Another name for what came of the run so far, which stays as it is; the last `keep` of them do."""
         stem = Path(name).stem
-        linked(self.path / name, self.path / f"{stem}-{step}.gguf")
+        link_or_copy(self.path / name, self.path / f"{stem}-{step}.gguf")
         with suppress(OSError):
             for file in list(results_in(self.path, stem).values())[:-keep]:
                 file.unlink()

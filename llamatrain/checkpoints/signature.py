@@ -17,7 +17,7 @@ from typing import Any
 
 from platformdirs import user_state_path
 
-from llamatrain.platform.open_file import content
+from llamatrain.platform.open_file import read_regular
 
 NAME, FILE = "llamatrain", "checkpoint-key"
 LENGTH = 32  # bytes
@@ -59,7 +59,7 @@ def _read_key() -> bytes | None:
     """Read a key that belongs to this user, and that nobody else can read or write."""
     with suppress(OSError):
         if place := _place():
-            key, status = content(place, LENGTH)
+            key, status = read_regular(place, LENGTH)
             private = os.name != "posix" or (
                 status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
             )

@@ -11,7 +11,7 @@ import typer
 from llamatrain.cli.typer_app import Command, application, options_of
 from llamatrain.config.common import JSON
 from llamatrain.config.options import Option, Options, build
-from llamatrain.platform.escape import printable
+from llamatrain.platform.escape import make_printable
 
 if TYPE_CHECKING:
     from llamatrain.commands.doctor.problems import Problem
@@ -47,7 +47,7 @@ def doctor(**said: Any) -> None:
         draw(found)
     else:
         for line in lines(found):
-            print(printable(line, sys.stdout.encoding, keep="\t"))
+            print(make_printable(line, sys.stdout.encoding, keep="\t"))
     if found.findings:
         raise typer.Exit(1)
 

@@ -11,7 +11,7 @@ from llamatrain.cli.typer_app import Command, a_path, application, options_of
 from llamatrain.commands.export import exported
 from llamatrain.commands.merge import ExportOptions
 from llamatrain.config.options import build
-from llamatrain.platform.terminal import folded, unread
+from llamatrain.platform.terminal import drop_stdout, wrap_line
 
 command = application()
 
@@ -36,8 +36,8 @@ def export_lora(base: Annotated[Path, typer.Argument(metavar="BASE", parser=a_pa
             "mean divergence": f"{check.divergence:.3g}",
             "verdict": check.verdict,
         }
-        told = "\n".join(folded(f"{name:19}{value}", sys.stdout) for name, value in facts.items())
+        told = "\n".join(wrap_line(f"{name:19}{value}", sys.stdout) for name, value in facts.items())
         try:
             print(told, flush=True)
         except BrokenPipeError:  # the file is there all the same
-            unread()
+            drop_stdout()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llamatrain.cli.typer_app import MultiProcessCommand, application, options_of
-from llamatrain.platform.terminal import hushed
+from llamatrain.platform.terminal import quiet
 from llamatrain.run.options import RunFolderOptions
 from llamatrain.run.request import NEW, new_model
 
@@ -33,7 +33,7 @@ def trained(request: "RunRequest") -> None:
     from llamatrain.run.signals import CommandInterrupts
     from llamatrain.run.train import train
 
-    with hushed(request.place.quiet):
+    with quiet(request.place.quiet):
         number = train(request, CommandInterrupts()).outcome.signal
         if request.place.quiet and (compiled := sys.modules.get("llamatrain.compiler.cache")):
             compiled.code.report()  # to nobody, and not later

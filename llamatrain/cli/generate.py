@@ -19,7 +19,7 @@ from llamatrain.config.options import Option, Options, build
 from llamatrain.config.read_limited import contents, limited
 from llamatrain.errors import UsageError
 from llamatrain.platform import terminal
-from llamatrain.platform.escape import printable
+from llamatrain.platform.escape import make_printable
 from llamatrain.sample.options import SamplingOptions
 
 LONGEST, NEEDED = 1 << 24, "a prompt"  # bytes: sixteen for each token of the largest context
@@ -140,7 +140,7 @@ def read_prompt(options: PromptOptions) -> bytes:
 def say_thought(text: str) -> None:
     """Show a thought dimly on a terminal; a pipe gets words alone, as the content of a server's answer."""
     if sys.stdout.isatty():
-        text = printable(text, sys.stdout.encoding, keep=KEPT)
+        text = make_printable(text, sys.stdout.encoding, keep=KEPT)
         sys.stdout.write(text if os.environ.get("NO_COLOR") else f"\033[2m{text}\033[0m")
         sys.stdout.flush()
 
@@ -148,7 +148,7 @@ def say_thought(text: str) -> None:
 def say(text: str) -> None:
     """Into a pipe as it is, in UTF-8; on a terminal without what would move the cursor or colour it."""
     if sys.stdout.isatty():
-        text = printable(text, sys.stdout.encoding, keep=KEPT)
+        text = make_printable(text, sys.stdout.encoding, keep=KEPT)
         sys.stdout.write(text)
         sys.stdout.flush()
     else:

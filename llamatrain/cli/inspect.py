@@ -14,7 +14,7 @@ from llamatrain.cli.typer_app import ReadOnlyCommand, a_path, application, optio
 from llamatrain.config.common import JSON
 from llamatrain.config.options import Options, build
 from llamatrain.errors import LlamatrainError
-from llamatrain.platform.escape import printable
+from llamatrain.platform.escape import make_printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -202,7 +202,7 @@ def show(console: "Console", title: str, rows: Rows) -> None:
         table.add_column(max_width=44, overflow="fold")
         table.add_column(overflow="fold")
         for name, value in rows:
-            table.add_row(*(Text(printable(text, console.encoding)) for text in (name, value)))
+            table.add_row(*(Text(make_printable(text, console.encoding)) for text in (name, value)))
         heading(console, title)
         console.print(table)
 
@@ -240,4 +240,4 @@ def show_tensors(console: "Console", tensors: Iterable["ListedTensor"]) -> None:
 def heading(console: "Console", title: str) -> None:
     from rich.text import Text
 
-    console.print(Text.assemble("\n", (printable(title, console.encoding), "bold")))
+    console.print(Text.assemble("\n", (make_printable(title, console.encoding), "bold")))

@@ -15,7 +15,7 @@ from llamatrain.distributed import comm as together
 from llamatrain.distributed import stderr
 from llamatrain.distributed.comm import ExitStatus
 from llamatrain.errors import LlamatrainError, describe
-from llamatrain.platform.terminal import shown, unread
+from llamatrain.platform.terminal import drop_stdout, show_log
 from llamatrain.report.devnull import nowhere
 
 # Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when it runs.
@@ -80,7 +80,7 @@ def main() -> None:
     open_what_is_closed()
     aside()
     try:
-        with shown():
+        with show_log():
             code = typer.main.get_command(app).main(prog_name="llamatrain", standalone_mode=False)
             sys.stdout.flush()  # a reader that has left is met here, not while Python shuts down
             if compiled := sys.modules.get("llamatrain.compiler.cache"):
@@ -89,7 +89,7 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         code = ended(ExitStatus("", 130))  # as shells have it: 128 and the signal's number
     except BrokenPipeError:
-        unread()
+        drop_stdout()
         code = ended(ExitStatus("", 1))
     except (LlamatrainError, typer.TyperException, OSError, MemoryError, ImportError) as error:
         code = ended(ExitStatus(said(error), getattr(error, "exit_code", 1)), getattr(error, "shared", False))

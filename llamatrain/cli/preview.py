@@ -19,7 +19,7 @@ from llamatrain.commands.preview import (
 from llamatrain.config.common import JSON
 from llamatrain.config.options import Options, build
 from llamatrain.data.options import DataOptions
-from llamatrain.platform.escape import printable
+from llamatrain.platform.escape import make_printable
 from llamatrain.platform.terminal import say
 from llamatrain.preference.options import PreferenceDataOptions
 
@@ -120,7 +120,7 @@ def marked(
 
     text = Text()
     for run, trained in runs_of(sample, tokenizer):
-        words = printable(run, encoding, keep=LINES)
+        words = make_printable(run, encoding, keep=LINES)
         if coloured:
             text.append(words, style="green" if trained else "dim")
         else:
@@ -142,4 +142,4 @@ def summarise(corpus: "Dataset", validation: "Dataset | None", filling: "Packing
     }
     for what, places in found.items():
         if places:
-            print(f"{len(places)} {what} ({printable(named(places), sys.stdout.encoding)})")
+            print(f"{len(places)} {what} ({make_printable(named(places), sys.stdout.encoding)})")

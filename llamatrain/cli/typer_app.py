@@ -80,7 +80,7 @@ class Command(TyperCommand):
             raise UsageError(
                 f"{ctx.command_path} is the work of one process, and {started.words}; start it alone"
             )
-        with terminal.shown(), self.looking(ctx):
+        with terminal.show_log(), self.looking(ctx):
             for note in self.notes:
                 terminal.say(f"note: {note}")
             return super().invoke(ctx)

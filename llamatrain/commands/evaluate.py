@@ -161,23 +161,23 @@ def score(
     import numpy as np
 
     from llamatrain.distributed.comm import world
-    from llamatrain.io.mapped_file import files_of, unchanged
-    from llamatrain.platform.terminal import bar
+    from llamatrain.io.mapped_file import mapped_files, verify_unchanged
+    from llamatrain.platform.terminal import progress_bar
     from llamatrain.train.evaluate import BatchLoss, LossMeter, judged, judged_by_all
 
-    texts, files, among = tokenizer.lengths, files_of(arrays), world()
+    texts, files, among = tokenizer.lengths, mapped_files(arrays), world()
     scoring, text = LossMeter(), 0
 
     def judging() -> Iterator[BatchLoss]:
         nonlocal text
         for each in rows.once(batch, among.rank, among.size):
-            with unchanged(files):
+            with verify_unchanged(files):
                 one = judged(runner, each)
             text += int(np.sum(texts[each.targets[each.weights > 0]]))
             told.update(each.samples * among.size)
             yield one
 
-    with bar("evaluating", total=len(rows.corpus), unit=" samples") as told:
+    with progress_bar("evaluating", total=len(rows.corpus), unit=" samples") as told:
         for one in judged_by_all(among, judging()):
             scoring.add(one)
     return evaluation_of(scoring, sum(among.gathered(text)))

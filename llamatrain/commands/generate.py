@@ -114,23 +114,23 @@ class TextStream:
 
     def __iter__(self) -> Iterator[str]:
         from llamatrain.data.tokenizer import StreamDecoder
-        from llamatrain.io.mapped_file import check, files_of, unchanged
+        from llamatrain.io.mapped_file import check_files, mapped_files, verify_unchanged
         from llamatrain.sample.decoder import Generation
         from llamatrain.sample.text import TokenNumbers, stream
 
         tokenizer, decoder, files = (
             self.model.tokenizer,
             self.model.taken(),
-            files_of(self.model.arrays.values()),
+            mapped_files(self.model.arrays.values()),
         )
         words: TextPieces = StreamDecoder(tokenizer, shown=self.shown) if tokenizer else TokenNumbers()
         ends = tokenizer.ends.all if tokenizer else ()
         keep = self.kept(bool(tokenizer and tokenizer.add_bos))
         made = Generation(decoder, self.tokens, self.sampling, ends, keep, self.again)
         try:
-            with unchanged(files):
+            with verify_unchanged(files):
                 for piece in stream(made, words, self.sampling.stop):
-                    check(files)
+                    check_files(files)
                     yield piece
         finally:
             self.model.given_back(decoder)

@@ -60,13 +60,13 @@ def before_export(
     from llamatrain.adapters.load_adapted import adapted
     from llamatrain.commands.generate import first_tokens, tokenizer_of
     from llamatrain.data.tokenizer import to_bytes
-    from llamatrain.io.mapped_file import unchanged
+    from llamatrain.io.mapped_file import verify_unchanged
 
     tokens, count = first_tokens(gguf, tokenizer_of(gguf, h), to_bytes(text), CHECKED)
     if count > CHECKED:
         note(f"--check compares the first {CHECKED} of {count} tokens")
     weights, arrays = adapted(gguf, h, adapters, threads)
-    with unchanged(gguf.files):
+    with verify_unchanged(gguf.files):
         return LogitsBefore(tokens, logits(gguf, h, weights, arrays, tokens, threads))
 
 

@@ -14,7 +14,7 @@ from llamatrain.config.common import THREADS
 from llamatrain.config.options import Option, Options
 from llamatrain.config.units import Size
 from llamatrain.errors import FileError, MissingError, UsageError
-from llamatrain.platform.terminal import bar, say
+from llamatrain.platform.terminal import progress_bar, say
 
 if TYPE_CHECKING:
     from llamatrain.adapters.adapter import Adapter
@@ -222,7 +222,9 @@ def write(out: Path, merging: MergePlan) -> None:
     from llamatrain.adapters import merge
 
     made, size = merging.made, size_of(merging.made)
-    with bar("merging" if merging.adapters else "converting", total=size, unit="B", unit_scale=True) as told:
+    with progress_bar(
+        "merging" if merging.adapters else "converting", total=size, unit="B", unit_scale=True
+    ) as told:
         roundings = merge.write(
             out, merging.gguf, made, merging.kind, threads=merging.threads, progress=told.update
         )

@@ -14,8 +14,8 @@ from llamatrain.compiler.declare import Compilable, KernelEntry, SharedKernel
 from llamatrain.compiler.loader import is_library, loaded
 from llamatrain.compiler.store import ObjectStore, name_of, sealed
 from llamatrain.errors import LlamatrainError
-from llamatrain.platform.cache_dir import SWITCH, spare, wanted
-from llamatrain.platform.cache_prune import prune, used
+from llamatrain.platform.cache_dir import CACHE_VARIABLE, default_cache_dir, fallback_cache_dir
+from llamatrain.platform.cache_prune import mark_used, prune
 from llamatrain.platform.cpu import processor
 from llamatrain.platform.terminal import say
 
@@ -80,7 +80,7 @@ class CodeCache:
 
     @cached_property
     def shelf(self) -> ObjectStore:
-        return ObjectStore(wanted(cache_key()), spare(cache_key()))
+        return ObjectStore(default_cache_dir(cache_key()), fallback_cache_dir(cache_key()))
 
     @cached_property
     def library(self) -> Callable[[str], int]:
@@ -162,7 +162,7 @@ class CodeCache:
     def note_use(self) -> None:
         if not self.noted and self.shelf.folder:
             self.noted = True
-            used(self.shelf.folder)
+            mark_used(self.shelf.folder)
 
     # ---- compiling --------------------------------------------
 
@@ -183,7 +183,7 @@ class CodeCache:
         self.shelf.put(name, file)
         if self.shelf.trouble != before:
             self.say(
-                f"kernels are kept for this run alone: {self.shelf.trouble}; {SWITCH} names another folder"
+                f"kernels are kept for this run alone: {self.shelf.trouble}; {CACHE_VARIABLE} names another folder"
             )
 
     def announce(self) -> None:
@@ -195,12 +195,12 @@ class CodeCache:
             prune(self.shelf.folder.parent, self.shelf.folder.name)
         if self.shelf.trouble:
             self.say(
-                f"compiling kernels for this run alone: {self.shelf.trouble}; {SWITCH} names another folder"
+                f"compiling kernels for this run alone: {self.shelf.trouble}; {CACHE_VARIABLE} names another folder"
             )
         elif self.shelf.damaged:
             self.say(f"compiling kernels again that were damaged in {self.shelf.folder}")
         elif self.shelf.instead:
-            why = f"since {self.shelf.instead}; {SWITCH} names another folder"
+            why = f"since {self.shelf.instead}; {CACHE_VARIABLE} names another folder"
             self.say(f"compiling kernels for this machine, once (kept in {self.shelf.folder}, {why})")
         else:
             self.say(f"compiling kernels for this machine, once (kept in {self.shelf.folder})")

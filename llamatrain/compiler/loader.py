@@ -8,7 +8,7 @@ from functools import cache
 from itertools import count
 from typing import Any
 
-from llamatrain.platform.temp_files import passing_file, removed
+from llamatrain.platform.temp_files import create_temp_file, remove_path
 
 ELF, SHARED, TYPE_AT = (
     b"\x7fELF",
@@ -38,12 +38,12 @@ def _by_system(code: bytes | memoryview, mode: int) -> Find:
     try:
         library = _from_memory(code, mode)
     except OSError:  # there is no /proc, or nothing in memory may be run
-        file = passing_file()
+        file = create_temp_file()
         file.write_bytes(code)
         try:
             library = ctypes.CDLL(str(file), mode=mode)
         finally:
-            removed(file)
+            remove_path(file)
 
     def find(symbol: str) -> int:
         try:

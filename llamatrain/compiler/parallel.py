@@ -23,9 +23,9 @@ from llamatrain.compiler.prebuilt import PACKAGE
 from llamatrain.compiler.store import sealed
 from llamatrain.distributed.cores import cores
 from llamatrain.distributed.launcher import unlaunched
-from llamatrain.platform.temp_files import held
-from llamatrain.platform.terminal import bar
-from llamatrain.platform.threads import launch
+from llamatrain.platform.temp_files import lock
+from llamatrain.platform.terminal import progress_bar
+from llamatrain.platform.threads import start_thread
 
 PIPE, NONE = subprocess.PIPE, subprocess.DEVNULL
 SIZES = struct.Struct("<qq")  # of a name and its file, before they come
@@ -66,7 +66,7 @@ def _only_one() -> Iterator[None]:
     with contextlib.ExitStack() as leaving:
         with contextlib.suppress(OSError):
             if code.shelf.folder and not code.shelf.trouble:
-                leaving.enter_context(held(code.shelf.folder))
+                leaving.enter_context(lock(code.shelf.folder))
         yield
 
 
@@ -79,7 +79,7 @@ def _run(names: Sequence[str], workers: int) -> int:
     made = list[str]()
     with (
         contextlib.suppress(OSError),
-        bar("compiling kernels", total=len(names), unit="kernel") as told,
+        progress_bar("compiling kernels", total=len(names), unit="kernel") as told,
     ):  # else it is done here
         try:
             for _ in range(workers):
@@ -91,7 +91,7 @@ def _run(names: Sequence[str], workers: int) -> int:
                 threading.Thread(target=_served, args=[one, left, made, told], daemon=True) for one in started
             ]
             for reader in readers:
-                launch(reader)
+                start_thread(reader)
             for reader in readers:
                 reader.join()
         finally:
@@ -157,7 +157,7 @@ def _asked() -> "queue.SimpleQueue[str]":
             names.put(line.strip())
         os._exit(1)
 
-    launch(threading.Thread(target=listen, daemon=True))
+    start_thread(threading.Thread(target=listen, daemon=True))
     return names
 
 

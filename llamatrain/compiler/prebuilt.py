@@ -15,7 +15,7 @@ from typing import Any
 
 from llamatrain.compiler.loader import loaded
 from llamatrain.platform.cpu import processor
-from llamatrain.platform.open_file import content
+from llamatrain.platform.open_file import read_regular
 
 PACKAGE = Path(__file__).resolve().parent.parent
 SWITCH = "LLAMATRAIN_LIBRARIES"  # names another folder of libraries, or one without
@@ -51,7 +51,7 @@ def library() -> tuple[Callable[[str], int], str]:
     """What finds the kernels of this machine's class, and why there are none if there should be."""
     name, manifest = processor().name, FOLDER / MANIFEST
     try:
-        said = json.loads(content(manifest, LARGEST)[0])
+        said = json.loads(read_regular(manifest, LARGEST)[0])
         made_of, expected = said["sources"], said["libraries"].get(name)
     except (FileNotFoundError, NotADirectoryError):  # none came with it
         return nothing, ""
@@ -76,7 +76,7 @@ def _of(path: Path, expected: Any) -> tuple[Callable[[str], int], str]:
     if writer := next(filter(None, map(open_to, _ways(FOLDER / MANIFEST, path))), ""):
         return nothing, f"the kernels that came with the package are passed over: {writer}"
     try:
-        code = content(path, LARGEST)[0]
+        code = read_regular(path, LARGEST)[0]
         if hashlib.sha256(code).hexdigest() != expected:
             return nothing, f"{path} is not what came with the package"
         return loaded(code, shown=path.stem), ""

@@ -15,9 +15,9 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from llamatrain.platform.cache_dir import hindrance, is_private
-from llamatrain.platform.open_file import content
-from llamatrain.platform.temp_files import NEW, goes_with_program, removed, sweep
+from llamatrain.platform.cache_dir import find_write_problem, is_private
+from llamatrain.platform.open_file import read_regular
+from llamatrain.platform.temp_files import NEW_PREFIX, delete_at_exit, remove_leftovers, remove_path
 
 MAGIC = b"llamatrain's machine code 1\n"
 OTHERS = (
@@ -94,10 +94,10 @@ class ObjectStore:
 
     def check(self) -> None:
         """Find out whether anything can be kept, before much is made."""
-        if trouble := self.trouble or (hindrance(self.folder) if self.folder else ""):
+        if trouble := self.trouble or (find_write_problem(self.folder) if self.folder else ""):
             self._turn(trouble)
         if self.folder and not self.trouble:
-            sweep(self.folder, NEW)
+            remove_leftovers(self.folder, NEW_PREFIX)
 
     def _turn(self, trouble: str) -> None:
         """Write to the spare folder from now on, if that can be done, since there is trouble with the other."""
@@ -106,13 +106,13 @@ class ObjectStore:
             return
         with suppress(OSError):
             place.parent.mkdir(mode=0o700, exist_ok=True)
-        if is_private(place.parent) and not hindrance(place):
+        if is_private(place.parent) and not find_write_problem(place):
             self.folder, self.trouble, self.instead = place, "", trouble
             self._places = list(dict.fromkeys([*self._places, place]))
 
     def _read(self, folder: Path, name: str) -> bytes | None:
         try:
-            file, status = content(folder / name, LARGEST)
+            file, status = read_regular(folder / name, LARGEST)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError:
@@ -133,15 +133,15 @@ class ObjectStore:
 
 
 def _replace(place: Path, file: bytes) -> None:
-    new = place.with_name(f"{NEW}{place.name}-{secrets.token_hex(4)}")
+    new = place.with_name(f"{NEW_PREFIX}{place.name}-{secrets.token_hex(4)}")
     try:
         new.touch(0o644, exist_ok=False)
-        goes_with_program(new).write_bytes(file)
+        delete_at_exit(new).write_bytes(file)
         if place.is_dir() and not place.is_symlink():
-            removed(place)
+            remove_path(place)
         new.replace(place)
     finally:
-        removed(new)
+        remove_path(new)
 
 
 def _foreign(folder: Path) -> bool:

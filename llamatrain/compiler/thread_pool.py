@@ -27,7 +27,7 @@ import numpy as np
 from llamatrain.compiler.cache import HELP, CompilerError, code, missing
 from llamatrain.compiler.declare import Call, Compilable, LazyCompiled, Routine, inline
 from llamatrain.compiler.parallel import compile_ahead
-from llamatrain.platform.threads import launch
+from llamatrain.platform.threads import start_thread
 
 LINE = 8  # words in a cache line
 
@@ -196,7 +196,7 @@ class ThreadPool:
 
         # The thread holds the team's words: freed while it lingers, they could become another team's, which it would then help.
         helper = threading.Thread(target=serve, args=[self.words], name=f"llamatrain-{number}", daemon=True)
-        launch(helper)
+        start_thread(helper)
         self.asleep.append(asleep)
         self.helpers.append(helper)
         self.led_on = -1

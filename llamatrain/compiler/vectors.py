@@ -5,9 +5,9 @@ from importlib import import_module
 from typing import Any
 
 from llamatrain.compiler.declare import LazyCompiled, LazyModule
-from llamatrain.platform.cpu import floats
+from llamatrain.platform.cpu import vector_width
 
-LANES = floats()
+LANES = vector_width()
 VECTORS = "llamatrain.compiler.simd"
 
 

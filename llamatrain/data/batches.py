@@ -1,11 +1,16 @@
-"""Samples as rows of fixed length, in the order in which training takes them.
+"""Packs samples into rows of a fixed length, in training order.
 
-A row holds one sample, or several: packed (each sees itself alone, its positions begin at 0) or filled up with the next
-ones (the ancestors' way: one text that goes on). What is left of a row has weight 0, and each token there sees only itself.
+A row holds one sample or several: packed (each attends to itself only, and its positions begin at 0) or
+filled up
+with the next ones (as llama.cpp's trainer did: one continuous text). The rest of a row has weight 0, and each
+padding
+token attends to itself only.
 
-Where training stands is (seed, epoch, position, row): rows from `position` on in the epoch's order, `row` of them given
-out already where one reading of samples makes several rows. Where rows end with an epoch, those of the last batch that are left
-over are padding.
+The position in the data is (seed, epoch, position, row): rows from `position` on in the epoch's order, `row`
+of which
+were already returned where one window of samples makes several rows. If rows end with an epoch, the rest of
+the
+last batch is padding.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +23,7 @@ import numpy as np
 from llamatrain.data.options import DataOptions
 from llamatrain.data.packing import Planned, RowCursor, best_fit
 from llamatrain.data.shuffle import Order, mix
-from llamatrain.platform.terminal import bar
+from llamatrain.platform.terminal import progress_bar
 
 if TYPE_CHECKING:
     from llamatrain.data.dataset import Dataset
@@ -30,7 +35,7 @@ GRAIN = 32  # lengths of rows are multiples of it
 
 
 class Segment(NamedTuple):
-    """A run of tokens that sees only itself."""
+    """A run of tokens that attends to itself only."""
 
     tokens: np.ndarray
     targets: np.ndarray
@@ -41,7 +46,7 @@ Row = list[Segment]
 
 
 class CursorState(NamedTuple):
-    """What a checkpoint keeps of the data."""
+    """The position in the data, as a checkpoint keeps it."""
 
     seed: int
     epoch: int = 0
@@ -54,7 +59,7 @@ class CursorState(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """Arrays of (rows, length)."""
+    """Arrays of shape (rows, length) for one training step."""
 
     tokens: np.ndarray  # int32
     targets: np.ndarray  # int32: the next token
@@ -69,7 +74,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class PreferenceBatch:
-    """Which answer each token of a batch is of. Of pairs, those that are rejected have the numbers behind all chosen ones."""
+    """Assigns each token of a batch to an answer.
+
+    In pairs, the rejected answers are numbered after all chosen ones.
+    """
 
     sequences: np.ndarray  # int32 (rows, length)
     chosen: np.ndarray  # bool (rows, length): the tokens of a chosen answer and of its prompt
@@ -80,15 +88,17 @@ class PreferenceBatch:
 
     @property
     def count(self) -> int:
+        """The number of pairs or labelled answers."""
         return int(np.count_nonzero(self.sides))
 
     @property
     def words(self) -> int:
+        """The number of tokens in chosen answers and their prompts."""
         return int(np.count_nonzero(self.chosen))
 
 
 class PackingStats(NamedTuple):
-    """Of some rows: the part of what is computed that is no padding, and the part that is trained."""
+    """The shares of the computed tokens that are not padding and that are trained."""
 
     used: float
     trained: float
@@ -97,9 +107,11 @@ class PackingStats(NamedTuple):
 def lengths_of(
     ctx: int, options: DataOptions, full: bool, plain: bool, compare: "Compare | None" = None
 ) -> tuple[int, ...]:
-    """The lengths that batches have: one program each. Rows that are full, packed or filled are all as long as can be.
+    """Return the possible lengths of a batch: one compiled program each.
 
-    Those of pairs have room for both answers; an answer that is judged alone has one of its own.
+    Full, packed and filled rows all have the length `ctx`. Rows of pairs have room for both answers; a
+    labelled answer
+    has a row of its own.
     """
     if compare == "pairs":
         return lengths_of(2 * ctx, options, False, plain)
@@ -110,6 +122,8 @@ def lengths_of(
 
 
 class Batches:
+    """Yields batches of a dataset, epoch after epoch, and can resume at any row."""
+
     def __init__(
         self,
         corpus: "Dataset",
@@ -129,29 +143,34 @@ class Batches:
 
     @property
     def room(self) -> int:
-        """Tokens in a row."""
+        """The number of tokens in a row."""
         return self.ctx
 
     @property
     def lengths(self) -> tuple[int, ...]:
+        """The possible lengths of a batch."""
         return lengths_of(self.room, self.options, self.corpus.only_text, self.corpus.plain)
 
     @property
     def sparse(self) -> bool:
-        """Whether many of their tokens are not trained."""
+        """True if many tokens are not trained."""
         return not self.corpus.only_text
 
     # ---- where training stands ---------------------------------------------
 
     @property
     def state(self) -> CursorState:
+        """The position in the data, for a checkpoint."""
         epoch, position = divmod(self._walk.place, len(self.corpus))
         return CursorState(
             self.seed, epoch, position, self._walk.row, self.corpus.fingerprint, self._walk.taken, self.end
         )
 
     def restore(self, state: CursorState) -> bool:
-        """Go on where a state was; False where it belongs to other data, or a new shuffle is wanted: then from the start."""
+        """Continue at a saved position; return False if the data starts over.
+
+        It starts over if the state belongs to other data or if a new shuffle was requested.
+        """
         same = state.fingerprint in ("", self.corpus.fingerprint) and not (
             state.fingerprint and self.options.force_reshuffle
         )
@@ -166,7 +185,7 @@ class Batches:
         return same
 
     def batch(self, count: int) -> Batch:
-        """Return the next rows, and padding where they have ended."""
+        """Return the next `count` rows, padded after the last one."""
         return self.lay([[] if self._ended else self._made(self._walk.next()) for _ in range(count)])
 
     @property
@@ -174,17 +193,17 @@ class Batches:
         return 0 < self.end * len(self.corpus) <= self._walk.place
 
     def skip(self, count: int) -> None:
-        """Go past the next rows; none of their tokens is read."""
+        """Skip the next rows without reading their tokens."""
         for _ in range(count):
             if not self._ended:
                 self._walk.next()
 
     def count(self, epochs: int) -> int:
-        """The rows of so many epochs, begun ones too."""
+        """Count the rows of `epochs` epochs, including partly filled ones."""
         end, place, rows = epochs * len(self.corpus), 0, 0
         if not (self.packs or self.options.fill_with_next_samples):
             return end
-        with bar("counting rows", total=end) as told:
+        with progress_bar("counting rows", total=end) as told:
             while place < end:
                 planned, place = self._plan(place)
                 rows += len(planned)
@@ -192,7 +211,7 @@ class Batches:
         return rows
 
     def filling(self, count: int) -> PackingStats:
-        """Of the first batches of so many rows, those of a window, or of tokens enough."""
+        """Measure how full the first batches are: those of one window, or of ENOUGH tokens."""
         rows = type(self)(self.corpus, self.options, self.seed, self.eos)
         samples = computed = used = trained = 0
         while samples < min(WINDOW, len(self.corpus)) and computed < ENOUGH:
@@ -202,8 +221,11 @@ class Batches:
         return PackingStats(used / computed, trained / computed)
 
     def once(self, count: int, mine: int = 0, of: int = 1) -> Iterator[Batch]:
-        """All rows once, in the order of the files; the last batch is filled up with padding. Of so many who share the batches
-        out among them, each in its turn, those that are `mine`; the tokens of others are not read."""
+        """Yield all rows once, in the order of the files; padding fills the last batch.
+
+        If `of` ranks share the batches in turn, yield only those of rank `mine`, without reading the tokens
+        of the others.
+        """
         plain = DataOptions(shuffle=False, pack=self.packs)
         rows = type(self)(self.corpus, plain, self.seed, self.eos)
         rows.padding = self.padding
@@ -214,7 +236,7 @@ class Batches:
     # ---- samples to rows ---------------------------------------------------
 
     def _plan(self, place: int) -> Planned:
-        """The rows that begin with the sample at a place, and the place after them."""
+        """Return the rows that begin with the sample at an index, and the index after them."""
         if self.packs:
             window = range(place, min(place + WINDOW, (place // len(self.corpus) + 1) * len(self.corpus)))
             return best_fit(
@@ -232,13 +254,13 @@ class Batches:
         return [self._piece(*self._sample(place))]
 
     def _sample(self, place: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and their weights, the begin token before them."""
+        """Return the tokens and weights of a sample, after its begin token."""
         tokens, weights, text = self.corpus[self.order[place]]
         offset = self._offset(place, len(tokens), text)
         return self._led(tokens[offset:], weights[offset:])
 
     def _offset(self, place: int, size: int, text: bool) -> int:
-        """Where in its tokens a sample begins."""
+        """Return the number of tokens to skip at the start of a sample."""
         if not (self.options.sample_random_offsets and text):
             return 0
         return mix(self.seed, place, 1) % max(1, size - 1)
@@ -253,7 +275,10 @@ class Batches:
         return Segment(tokens[: end - 1][: len(tokens) - 1], tokens[1:end], weights[1:end])
 
     def _filled(self, place: int) -> int:
-        """The place after those that fill a row: a sample, and while there is room separators and the next one from its start."""
+        """Return the index after the samples that fill a row.
+
+        A row takes one sample and, while there is room, separators and the next sample from its start.
+        """
         begin, end, text = self._span(place)
         size = end - begin - self._offset(place, end - begin, text) + (self.corpus.lead is not None)
         while size <= self.ctx:
@@ -273,7 +298,7 @@ class Batches:
         return self._piece(tokens, weights)
 
     def _between(self, place: int) -> list[int]:
-        """What separates a sample from the next one; an end token is not doubled."""
+        """Return the separators after a sample; an end token is not repeated."""
         return [token for token in self.separators if token != self.eos or token != self._last(place)]
 
     def _last(self, place: int) -> int:
@@ -282,25 +307,28 @@ class Batches:
         return int(part.store.tokens.read(end - 1, end)[0])
 
     def _span(self, place: int) -> tuple[int, int, bool]:
-        """Where its tokens are, and whether it is text that may begin anywhere."""
+        """Return where the tokens of a sample are, and whether it is text that may begin anywhere."""
         part, number = self.corpus.part_of(self.order[place])
         return part.span(number)
 
     def _lengths(self, numbers: np.ndarray) -> list[int]:
-        """How much of a row samples take at most."""
+        """Return how many tokens of a row the samples take at most."""
         sizes = self.corpus.sizes[numbers] - 1 + (self.corpus.lead is not None)
         return list(np.minimum(sizes, self.ctx).tolist())
 
     # ---- rows to arrays ----------------------------------------------------
 
     def lay(self, rows: list[Row]) -> Batch:
+        """Collate rows into a batch of the shortest possible length."""
         return self.laid(rows, self.length_for(rows))
 
     def length_for(self, rows: list[Row]) -> int:
+        """Return the shortest batch length that fits these rows."""
         most = max(sum(len(piece.tokens) for piece in row) for row in rows)
         return next(length for length in self.lengths if length >= most)
 
     def laid(self, rows: list[Row], length: int) -> Batch:
+        """Copy rows into arrays of a given length."""
         shape = (len(rows), length)
         tokens, targets = np.full(shape, self.padding, np.int32), np.full(shape, self.padding, np.int32)
         weights, positions, starts = (

@@ -1,4 +1,4 @@
-"""Files to tokens: read as a stream, tokenized by all cores, kept in the cache under content, tokenizer and options."""
+"""Turns files into tokens: reads them as a stream, tokenizes on all cores, and caches the result."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ from llamatrain.data.records import ChatRecord, Document, PromptRecord, TextReco
 from llamatrain.data.token_cache import StoreLimits, TokenStore, TokenStoreWriter, stored
 from llamatrain.data.warnings import lines, marks_in, plain_marks
 from llamatrain.errors import DataError
-from llamatrain.platform.memory import give_back
+from llamatrain.platform.memory import trim_heap
 from llamatrain.platform.terminal import say
 
 VERSION = (
@@ -57,7 +57,7 @@ Made = tuple[JsonLine, MarkedTokens | DataError]  # what becomes of a line: a sa
 
 
 class Encoder:
-    """A tokenizer with the options that decide what becomes of a document."""
+    """Turns documents into tokens with one tokenizer and one set of options."""
 
     def __init__(
         self, tokenizer: TokenizerLike, options: DataOptions, ctx: int, compare: Compare | None = None
@@ -76,11 +76,12 @@ class Encoder:
 
     @cached_property
     def template(self) -> ChatTemplate:
+        """The chat template: of the options, of the model, or ChatML."""
         return self._template(self.options.template or self.tokenizer.chat_template or CHATML)
 
     @cached_property
     def tool_template(self) -> ChatTemplate | None:
-        """The template of chats with tools, where the model has one for them."""
+        """The template of chats with tools, if the model has a separate one."""
         source = None if self.options.template else self.tokenizer.tool_template
         return self._template(source) if source and source != self.template.source else None
 
@@ -97,7 +98,7 @@ class Encoder:
             template.close()
 
     def store(self, sources: list[DataFile]) -> TokenStore:
-        """The tokens of some files of one kind."""
+        """Return the tokens of some files of one kind, from the cache if they are there."""
         if self.compare:
             check_lines(sources, self.compare)
         identity, bounds = self._identity(sources), self._bounds(sources)
@@ -120,12 +121,15 @@ class Encoder:
         return stored(key, lambda writer: fill(sources, writer), bounds)
 
     def _bounds(self, sources: list[DataFile]) -> StoreLimits:
-        """A document is a file, or some bytes of one."""
+        """Return the largest numbers that a cache entry may hold.
+
+        A document is a file or some bytes of one.
+        """
         files, size = len(sources), sum(source.most for source in sources)
         return StoreLimits(ids=len(self.tokenizer), files=files, documents=files + size)
 
     def _identity(self, sources: list[DataFile]) -> str:
-        """What checkpoints know the data by."""
+        """Return the hash by which checkpoints recognize the data."""
         options, tokenizer, kind = self.options, self.tokenizer, sources[0].kind
         facts: list[object] = [
             VERSION,
@@ -161,7 +165,7 @@ class Encoder:
         return any(word in source for source in sources for word in READS_DATE)
 
     def _key(self, kind: str, identity: str) -> str:
-        """What the cache knows the tokens by."""
+        """Return the hash by which the cache finds the tokens."""
         if kind == "text":
             return identity
         known = (self.tokenizer.chat_template is None, sorted(self.reader.ends), self.options.parse_special)
@@ -170,7 +174,7 @@ class Encoder:
     # ---- text --------------------------------------------------------------
 
     def _fill_text(self, sources: list[DataFile], writer: TokenStoreWriter) -> None:
-        """Each file is one document."""
+        """Encode text files; each is one document."""
         with progress(sources) as told:
             for number, source in enumerate(sources):
                 for size, tokens in self.tokenizer.encode_large(chunks_of(source)):
@@ -180,6 +184,7 @@ class Encoder:
                 writer.end(number, 1)
 
     def _fill_samples(self, sources: list[DataFile], writer: TokenStoreWriter) -> None:
+        """Encode text samples that begin at a pattern."""
         options = self.options
         longest = self.ctx * PIECE if options.overlapping_samples else None
         kept = self.ctx + 1 if options.overlapping_samples and not options.sample_random_offsets else None
@@ -205,6 +210,7 @@ class Encoder:
     # ---- lines -------------------------------------------------------------
 
     def _fill_lines(self, sources: list[DataFile], writer: TokenStoreWriter) -> None:
+        """Encode rows, and report those that were skipped."""
         numbered = (
             (len(text) + 1, JsonLine(number, count, text, source.place(count)))
             for number, source in enumerate(sources)
@@ -228,7 +234,7 @@ class Encoder:
             say(f"{naming(sources)}: {skipped.count - SHOWN:,} more rows were skipped, too")
 
     def _noted(self) -> dict[str, str]:
-        """With what is true of all chats, if there are any."""
+        """Collect the notes on these rows, with those that hold for all chats."""
         noted = self.template.notes | (self.tool_template.notes if self.tool_template else set())
         notes = self.notes | dict.fromkeys(noted, "")
         if len(self.forms) > 1:
@@ -248,7 +254,7 @@ class Encoder:
     def _write(
         self, made: Iterable[Made], writer: TokenStoreWriter, skipped: "SkipReasons", refused: "RefusedRows"
     ) -> None:
-        """Write what became of rows, and note why some are skipped."""
+        """Write encoded rows, and record why others are skipped."""
         for line, sample in made:
             refused.seen += 1
             if isinstance(sample, DataError):
@@ -265,7 +271,10 @@ class Encoder:
             writer.end(line.file, line.number, first, sample.single)
 
     def _lines(self, group: list[JsonLine]) -> tuple[list[Made], list[JsonLine]]:
-        """What becomes of some lines, and those that are left because there are too many tokens to be held already."""
+        """Encode a group of lines; return the samples and the lines left over.
+
+        Lines are left over when their samples would hold too many tokens in memory at once.
+        """
         made, room = list[Made](), MANY + 2 * sum(len(line.text) for line in group)
         documents = dict[Place, Document | PreferencePair | DataError]()
         for at, line in enumerate(group):
@@ -278,7 +287,7 @@ class Encoder:
         return made, []
 
     def _ahead(self, lines: list[JsonLine]) -> dict[Place, Document | PreferencePair | DataError]:
-        """Read the next lines as far as they are short, by their places, and have their chats rendered."""
+        """Parse the next short lines, keyed by position, and have their chats rendered in one request."""
         documents = dict[Place, Document | PreferencePair | DataError]()
 
         def asked() -> Iterator[Asked]:
@@ -303,12 +312,13 @@ class Encoder:
     def _row(
         self, line: JsonLine, document: Document | PreferencePair | DataError | None = None
     ) -> list[Made]:
+        """Encode one line into samples, or into the error that skips it."""
         try:
             document = document or self._taken(self._parsed(line))
             if isinstance(document, DataError):
                 raise document
             if len(line.text) > LARGE:
-                give_back()  # it took several times its size
+                trim_heap()  # it took several times its size
             return [(line, sample) for sample in self._document(document, len(line.text))]
         except RecordTooLarge as error:
             return [(line, error), *([(line, NEITHER)] if self.compare else [])]
@@ -399,12 +409,13 @@ class Encoder:
 
 @dataclass
 class SkipReasons:
-    """Why rows are skipped: the first few reasons, and how many there are."""
+    """The first few reasons why rows were skipped, and how many were."""
 
     first: list[str] = field(default_factory=list)
     count: int = 0
 
     def add(self, reason: str) -> None:
+        """Count a skipped row."""
         self.count += 1
         if len(self.first) < SHOWN:
             self.first.append(reason)
@@ -412,7 +423,7 @@ class SkipReasons:
 
 @dataclass
 class RefusedRows:
-    """The rows that cannot be used: the first error, the places of the next few, and how many there are."""
+    """The first unusable row with its error, the places of the next few, and how many there are."""
 
     error: str = ""
     places: list[str] = field(default_factory=list)
@@ -420,6 +431,7 @@ class RefusedRows:
     seen: int = 0  # of all rows
 
     def add(self, line: JsonLine, error: DataError) -> None:
+        """Count a row that cannot be used."""
         self.count += 1
         if self.count == 1:
             self.error = str(error)
@@ -427,7 +439,10 @@ class RefusedRows:
             self.places.append(line.place)
 
     def told(self) -> str:
-        """Say which rows cannot be used, and what may be done about it; where none can, leaving them out is no way."""
+        """Return a message that names the unusable rows.
+
+        It suggests --skip-bad-rows unless that would leave no row.
+        """
         if self.count == self.seen:
             return self.error
         if self.count == 1:
@@ -438,4 +453,5 @@ class RefusedRows:
 
 
 def hashed(facts: list[object]) -> str:
+    """Return a hash of JSON values."""
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]

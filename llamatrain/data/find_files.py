@@ -1,4 +1,4 @@
-"""What the user names as data, as a list of files: text, or rows of JSON and tables."""
+"""Resolves the data names on the command line into a list of files."""
 
 import glob
 import os
@@ -20,7 +20,7 @@ from llamatrain.data.readers import parquet
 from llamatrain.data.readers.compressed import NEEDED, WIDE, can_unzstd
 from llamatrain.distributed.comm import world
 from llamatrain.errors import DataError, MissingError
-from llamatrain.platform.temp_files import passing_file
+from llamatrain.platform.temp_files import create_temp_file
 
 # ---- folders ---------------------------------------------------------------------
 
@@ -38,6 +38,8 @@ OLDER = (".txt", ".md", ".jsonl", ".ndjson")  # beside which others are not look
 
 @dataclass(frozen=True)
 class ScannedFolder:
+    """The files of a folder, sorted by split: training, validation, test, and the rest."""
+
     path: Path
     train: list[Path]
     held: dict[str, list[Path]] = field(default_factory=dict)  # by what it is for
@@ -45,16 +47,17 @@ class ScannedFolder:
 
     @property
     def offered(self) -> str:
-        """What validates where nothing else is named."""
+        """The split to validate with if the user names none."""
         return "validation" if "validation" in self.held else "test"
 
     @property
     def judged(self) -> str:
-        """What a model that was trained is judged by."""
+        """The split to evaluate a trained model with."""
         return "test" if "test" in self.held else "validation"
 
 
 def looked_into(path: Path) -> ScannedFolder:
+    """Scan a folder for data files; sort them by the splits in their names."""
     files = files_in(path)
     rows = [file for file in files if form_of(file) not in (None, "text") and file.name not in FACTS]
     splits = {file: split_of(file.relative_to(path)) for file in rows}
@@ -72,6 +75,7 @@ def looked_into(path: Path) -> ScannedFolder:
 
 
 def without_splits(path: Path, files: list[Path], rows: list[Path]) -> ScannedFolder:
+    """Return all data files of a folder as training files."""
     texts = [file for file in files if form_of(file) == "text"]
     if rows and all(ABOUT.match(file.name) for file in texts):
         texts = []
@@ -91,28 +95,34 @@ def without_splits(path: Path, files: list[Path], rows: list[Path]) -> ScannedFo
 
 
 def form_of(file: Path) -> Form | None:
+    """Return the format that a file's name implies."""
     return named(file.name)[0]
 
 
 def split_of(file: Path) -> str | None:
-    """By the name of the file, or of the folder that it lies in: train-00000-of-00002.parquet, test.csv, validation/a.jsonl."""
+    """Return the split that the name of a file or its folder implies.
+
+    Examples: train-00000-of-00002.parquet, test.csv, validation/a.jsonl.
+    """
     if found := NAME.match(file.name.lower()):
         return SPLITS[found[1]]
     return next((SPLITS[part.lower()] for part in reversed(file.parts[:-1]) if part.lower() in SPLITS), None)
 
 
 def files_in(folder: Path) -> list[Path]:
+    """List all files under a folder that are not hidden."""
     return [
         path for path in sorted(folder.rglob("*")) if path.is_file() and not hidden(path.relative_to(folder))
     ]
 
 
 def hidden(path: Path) -> bool:
+    """Return True if the file or a folder above it begins with a dot."""
     return any(part.startswith(".") for part in path.parts)
 
 
 def counted(files: Iterable[Path]) -> str:
-    """`3 .png, 1 .csv`."""
+    """Count files by suffix: `3 .png, 1 .csv`."""
     endings = Counter(path.suffix or path.name for path in files)
     return ", ".join(f"{count} {ending}" for ending, count in endings.most_common(4))
 
@@ -131,7 +141,7 @@ Use = Literal["train", "validate", "judge"]
 
 @dataclass(frozen=True)
 class FoundFiles:
-    """The files that are named, and those of their folders that are for something else."""
+    """The files that the user named, and the validation files found in the same folders."""
 
     sources: list[DataFile]
     offered: list[DataFile]  # to validate with
@@ -141,14 +151,17 @@ class FoundFiles:
 def find_sources(
     data: Sequence[str], columns: Mapping[str, str] | None = None, use: Use = "train", raw: bool = False
 ) -> list[DataFile]:
-    """Files for each name given: a file, a folder (everything known under it), a glob, or - for standard input."""
+    """Return the files of each name: a file, a folder, a glob, or - for standard input."""
     return find_data(data, columns, use, raw).sources
 
 
 def find_data(
     data: Sequence[str], columns: Mapping[str, str] | None = None, use: Use = "train", raw: bool = False
 ) -> FoundFiles:
-    """`raw`: all of it is text, whatever its name and its looks say."""
+    """Find the files of each name, with validation files from the same folders.
+
+    With `raw`, every file is read as text, whatever its name and content.
+    """
     found = FoundFiles([], [], [])
     for name in data:
         if Path(name).is_dir() and name:
@@ -167,6 +180,7 @@ def find_data(
 
 
 def _folder(folder: ScannedFolder, use: Use, found: FoundFiles) -> None:
+    """Add the files of a folder to `found`, by what the data is used for."""
     if not folder.held:
         found.sources.extend(map(_file, folder.train))
         return
@@ -219,6 +233,7 @@ def _file(path: Path, raw: bool = False) -> DataFile:
 
 
 def check_alone(name: str) -> None:
+    """Raise DataError if several processes would have to share a stream."""
     if (size := world().size) > 1:
         raise DataError(
             f"{name} comes to one process, and {size} take the data; name a file that all of them can read"
@@ -226,7 +241,7 @@ def check_alone(name: str) -> None:
 
 
 def passed_over(data: Sequence[str]) -> str:
-    """What the folders among the names given hold besides data."""
+    """Count the files in the named folders that are not data."""
     folders = [looked_into(Path(name)) for name in data if name and Path(name).is_dir()]
     return counted(path for folder in folders for path in folder.others)
 
@@ -238,8 +253,8 @@ def _standard_input() -> DataFile:
 
 @cache
 def _spooled(origin: Path | BinaryIO, name: str) -> DataFile:
-    """What a stream holds, in a file of its own for as long as the program runs."""
-    path = passing_file()
+    """Copy a stream into a temporary file that lives as long as the program."""
+    path = create_temp_file()
     with (
         path.open("wb") as spool,
         origin.open("rb") if isinstance(origin, Path) else nullcontext(origin) as stream,
@@ -254,7 +269,7 @@ def _spooled(origin: Path | BinaryIO, name: str) -> DataFile:
 
 
 def _known(path: Path, name: str) -> DataFile:
-    """By its name, or by how it begins."""
+    """Detect the format of a file by its name or its first bytes."""
     form, packed = named(name)
     try:
         with path.open("rb") as file:
@@ -272,7 +287,7 @@ def _known(path: Path, name: str) -> DataFile:
 
 
 def _look(source: DataFile) -> Form:
-    """What a file is whose name does not say: one that begins like a JSON object is meant to hold such lines."""
+    """Detect the format of a file by its content. One that begins like a JSON object holds JSON lines."""
     with source.opened() as file:
         if file.peek(4).startswith(parquet.ENDS):  # type: ignore[attr-defined]
             return "parquet"
@@ -291,7 +306,10 @@ def _check_packed(source: DataFile) -> None:
 
 
 def check_kept(data: Sequence[str]) -> None:
-    """Of a run that may come from anywhere: its names bring about nothing that waits, has no end, or is half the disk."""
+    """Check the data names of a checkpoint from an unknown origin.
+
+    Raise DataError for devices, pipes and system files, which may block or never end, and for huge trees.
+    """
     left = MOST_LOOKED_AT
     for name in data:
         for path in _looked_at(name):
@@ -309,7 +327,7 @@ ANEW = "where it is meant, name the data again beside --resume"
 
 
 def _looked_at(name: str) -> Iterator[Path]:
-    """What a name has to be looked through for, one after the other: as much as `find_sources` would."""
+    """Yield every path that `find_sources` would examine for a name."""
     path = Path(name)
     if name in ("", "-") or "\0" in name:  # of which no file is called so: that is said where it is opened
         return
@@ -323,7 +341,7 @@ def _looked_at(name: str) -> Iterator[Path]:
 
 
 def _matched(pattern: str) -> Iterator[str]:
-    """As glob does, but that each folder on the way there counts."""
+    """Yield the matches of a glob and each folder visited on the way."""
     folder, last = os.path.split(pattern)
     folders = _matched(folder) if folder != pattern and glob.has_magic(folder) else [folder]
     for each in folders:
@@ -334,7 +352,7 @@ def _matched(pattern: str) -> Iterator[str]:
 
 
 def check_apart(sources: list[DataFile], others: list[DataFile]) -> None:
-    """No file is named as both, by whatever link."""
+    """Raise DataError if a file is both training and validation data, also through links."""
     known = {identity(source): source.name for source in sources}
     for other in others:
         if name := known.get(identity(other)):
@@ -345,13 +363,13 @@ def check_apart(sources: list[DataFile], others: list[DataFile]) -> None:
 
 
 def identity(source: DataFile) -> tuple[int, int]:
-    """What os.path.samefile compares, for many files."""
+    """Return the device and inode of a file, as os.path.samefile compares them."""
     status = source.path.stat()
     return status.st_dev, status.st_ino
 
 
 def naming(sources: Sequence[DataFile]) -> str:
-    """`a.txt and 3 more`."""
+    """Name some files for a message: `a.txt and 3 more`."""
     return sources[0].name + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
 
 

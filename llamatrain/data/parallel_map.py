@@ -1,4 +1,4 @@
-"""Pieces of work done by all cores, with their results in order and a bar over their bytes."""
+"""Maps a function over groups of items on all cores, in order, with a progress bar."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from llamatrain.data.files import DataFile
 from llamatrain.data.find_files import naming
-from llamatrain.platform.terminal import bar
+from llamatrain.platform.terminal import progress_bar
 
 ITEMS = 256  # lines, or samples, that make a task
 AHEAD = 8 << 20  # bytes of tasks whose results are not taken yet, one task aside
@@ -16,7 +16,7 @@ B = TypeVar("B")
 
 
 def grouped(items: Iterable[tuple[int, A]]) -> Iterator[tuple[int, list[A]]]:
-    """Lists of items that make a task each, with their sizes: neither too many nor too large."""
+    """Group items into tasks of limited count and size; yield each group with its bytes."""
     group, size = list[A](), 0
     for bytes_, item in items:
         group.append(item)
@@ -29,7 +29,7 @@ def grouped(items: Iterable[tuple[int, A]]) -> Iterator[tuple[int, list[A]]]:
 
 
 def in_order(work: Callable[[A], B], items: Iterable[tuple[int, A]], sources: list[DataFile]) -> Iterator[B]:
-    """Results in the order of the items, made by all cores; no more than a few are held."""
+    """Yield results in the order of the items, computed on all cores with few held at once."""
     from llamatrain.distributed.cores import cores
 
     waiting = deque[tuple[int, Future[B]]]()
@@ -54,6 +54,6 @@ def in_order(work: Callable[[A], B], items: Iterable[tuple[int, A]], sources: li
 
 
 def progress(sources: list[DataFile]) -> Any:
-    """A bar that counts bytes, up to their number where that is known."""
+    """Return a progress bar that counts bytes, up to their total if it is known."""
     total = sum(source.size for source in sources) if all(source.is_plain for source in sources) else None
-    return bar(f"tokenizing {naming(sources)}", total=total, unit="B", unit_scale=True)
+    return progress_bar(f"tokenizing {naming(sources)}", total=total, unit="B", unit_scale=True)

@@ -1,11 +1,12 @@
-"""Tokens on disk: made once for the content of files and a tokenizer, found again by their key.
+"""Caches tokens on disk, keyed by the content of the files and the tokenizer.
 
-An entry is a folder of plain arrays, written under another name and renamed, so that it is whole or not there:
-    sizes.json   the size and the CRC-32 of each of the arrays' files
+An entry is a folder of plain arrays, written under a temporary name and renamed, so that it is complete or
+absent:
+    sizes.json   the size and the CRC-32 of each array's file
     tokens       int32      of all documents, one after the other
     marks        uint8      1 where a token is trained; absent where all are
     documents    DOCUMENT
-    notes        JSON: what is to be said of them, an object of texts; absent where there is nothing
+    notes        JSON: an object of notes to print; absent where there are none
 """
 
 import json
@@ -24,10 +25,17 @@ import numpy as np
 from llamatrain.compiler.cache import cache_key
 from llamatrain.errors import DataError
 from llamatrain.platform import cache_dir
-from llamatrain.platform.cache_prune import prune, used
-from llamatrain.platform.memory import give_back
-from llamatrain.platform.open_file import content, opened
-from llamatrain.platform.temp_files import NEW, goes_with_program, held, removed, share, sweep
+from llamatrain.platform.cache_prune import mark_used, prune
+from llamatrain.platform.memory import trim_heap
+from llamatrain.platform.open_file import open_regular, read_regular
+from llamatrain.platform.temp_files import (
+    NEW_PREFIX,
+    delete_at_exit,
+    lock,
+    lock_shared,
+    remove_leftovers,
+    remove_path,
+)
 from llamatrain.platform.terminal import say
 
 TOKEN, MARK = np.dtype(np.int32), np.dtype(np.uint8)
@@ -52,16 +60,16 @@ ATTEMPTS = 10  # to put an entry in its place, where other runs do the same
 
 @cache
 def cache_folder() -> Path:
-    """`~/.cache/llamatrain/tokens`; where that cannot be written, a folder that goes with the program."""
-    if (folder := cache_dir.cache_folder("tokens")) is None:
+    """Return `~/.cache/llamatrain/tokens`, or a temporary folder if that is not writable."""
+    if (folder := cache_dir.writable_cache_dir("tokens")) is None:
         raise DataError(
-            f"tokens can be kept nowhere, not even for a while: {cache_dir.SWITCH} names a folder for them"
+            f"tokens can be kept nowhere, not even for a while: {cache_dir.CACHE_VARIABLE} names a folder for them"
         )
     return folder
 
 
 class StoreLimits(NamedTuple):
-    """What the numbers of an entry may be: compiled code takes them for what they say."""
+    """The largest valid numbers in an entry, which compiled code relies on."""
 
     ids: int  # the vocabulary's size
     files: int
@@ -69,18 +77,23 @@ class StoreLimits(NamedTuple):
 
 
 class DiskArray:
-    """An array in a file, read in pieces. A memory map would do it too, but its pages count as the program's memory:
-    rows come from everywhere, and each may bring a megabyte with it. The file stays open: it may be removed meanwhile."""
+    """An array in a file, read in pieces.
+
+    A memory map would count its pages as the program's memory: rows come from everywhere, and each may load a
+    megabyte.
+    The file stays open, because it may be deleted meanwhile.
+    """
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         self.folder, self.dtype = path.parent.parent, dtype
-        self.file, status = opened(path)
+        self.file, status = open_regular(path)
         self.size = status.st_size
         weakref.finalize(self, os.close, self.file)
-        share(self.file)
+        lock_shared(self.file)
         _allow_files(2 * self.file)
 
     def read(self, begin: int, end: int) -> np.ndarray:
+        """Read the numbers from `begin` to `end`."""
         size = self.dtype.itemsize
         found = os.pread(self.file, (end - begin) * size, begin * size)
         if len(found) < min(end * size, self.size) - begin * size:
@@ -90,7 +103,10 @@ class DiskArray:
         return np.frombuffer(found, self.dtype)
 
     def sum(self, below: int) -> list[int]:
-        """Size and CRC-32, as `StoreWriter` counts them, of numbers from 0 on that are below this."""
+        """Return the size and CRC-32, as the writer counts them.
+
+        Raise ValueError if a number is not less than `below`.
+        """
         size = crc = 0
         while piece := os.pread(self.file, PIECE, size):
             size, crc = size + len(piece), zlib.crc32(piece, crc)
@@ -100,7 +116,7 @@ class DiskArray:
 
 
 def _allow_files(count: int) -> None:
-    """Data of a thousand files keeps more of them open than a program may by default, which is often 1024."""
+    """Raise the limit on open files: data of a thousand files needs more than the usual 1024."""
     try:
         import resource
     except ImportError:  # not a Unix
@@ -113,30 +129,33 @@ def _allow_files(count: int) -> None:
 
 
 class TokenStore:
-    """The documents of some files."""
+    """The tokens, marks and documents of some files, as a cache entry holds them."""
 
     def __init__(self, folder: Path, key: str, most: int) -> None:
         self.key = self.identity = key  # the latter is what checkpoints know it by
         self.tokens = DiskArray(folder / "tokens", TOKEN)
         self.marks = DiskArray(folder / "marks", MARK) if os.path.lexists(folder / "marks") else None
-        self.documents = np.frombuffer(content(folder / "documents", most * DOCUMENT.itemsize)[0], DOCUMENT)
-        self.noted = content(folder / "notes", PIECE)[0] if os.path.lexists(folder / "notes") else b""
+        self.documents = np.frombuffer(
+            read_regular(folder / "documents", most * DOCUMENT.itemsize)[0], DOCUMENT
+        )
+        self.noted = read_regular(folder / "notes", PIECE)[0] if os.path.lexists(folder / "notes") else b""
         self.notes = {str(kind): str(told) for kind, told in dict(json.loads(self.noted or b"{}")).items()}
 
     def sizes(self) -> dict[str, int]:
+        """Return the size of each file of the entry."""
         marks = {} if self.marks is None else {"marks": self.marks.size}
         notes = {"notes": len(self.noted)} if self.noted else {}
         return {"tokens": self.tokens.size, "documents": self.documents.nbytes, **marks, **notes}
 
     def sums(self, bounds: StoreLimits) -> dict[str, list[int]]:
-        """What sizes.json says of these files."""
+        """Return the size and CRC-32 of each file, as sizes.json lists them."""
         documents = [self.documents.nbytes, zlib.crc32(self.documents.view(np.uint8).data)]
         marks = {} if self.marks is None else {"marks": self.marks.sum(2)}
         notes = {"notes": [len(self.noted), zlib.crc32(self.noted)]} if self.noted else {}
         return {"tokens": self.tokens.sum(bounds.ids), "documents": documents, **marks, **notes}
 
     def fits(self, bounds: StoreLimits) -> bool:
-        """Whether the documents are those of these tokens, one after the other, and each has a mark."""
+        """Return True if the documents cover exactly these tokens, and each token has a mark if any has."""
         count = self.tokens.size // TOKEN.itemsize
         if self.marks and self.marks.size != count:
             return False
@@ -162,7 +181,7 @@ class TokenStore:
 
 @contextmanager
 def _keeping(folder: Path) -> Iterator[None]:
-    """Around what is done to the cache itself, and nothing else: its errors are told from those of the sources."""
+    """Turn an OSError of the cache into a DataError, so that it is not mistaken for one of the data files."""
     try:
         yield
     except OSError as error:
@@ -172,7 +191,7 @@ def _keeping(folder: Path) -> Iterator[None]:
 
 
 class TokenStoreWriter:
-    """Takes documents one after the other."""
+    """Writes documents into a cache entry, one after the other."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -183,18 +202,20 @@ class TokenStoreWriter:
             self._put(name, b"")
 
     def write(self, tokens: np.ndarray, marks: np.ndarray | None = None) -> None:
-        """Add to the document that is open. An entry has marks for all of its tokens or for none."""
+        """Append to the open document. An entry has marks for all of its tokens or for none."""
         self._put("tokens", np.ascontiguousarray(tokens, TOKEN).view(np.uint8).data)
         if marks is not None:
             self._put("marks", np.ascontiguousarray(marks).data)
         self.size += len(tokens)
 
     def end(self, file: int, line: int, first: int = 0, single: bool = False) -> None:
+        """Finish the open document."""
         document = (self.begin, self.size, file, line, first, single)
         self._put("documents", np.array(document, DOCUMENT).tobytes())
         self.begin, self.size = self.begin + self.size, 0
 
     def note(self, notes: Mapping[str, str]) -> None:
+        """Write the notes on the data."""
         if notes:
             self._put("notes", json.dumps(notes).encode())
 
@@ -207,6 +228,7 @@ class TokenStoreWriter:
         self.sums[name] = [size + len(data), zlib.crc32(data, crc)]
 
     def finish(self) -> None:
+        """Flush all files to disk and write their sums."""
         with _keeping(self.folder.parent):
             for file in self.files.values():
                 file.flush()
@@ -214,16 +236,20 @@ class TokenStoreWriter:
             (self.folder / "sizes.json").write_text(json.dumps(self.sums))
 
     def close(self) -> None:
+        """Close all files."""
         for file in self.files.values():
             with suppress(OSError):  # what is finished is written; else another error is on its way
                 file.close()
 
 
 def stored(key: str, fill: Callable[[TokenStoreWriter], None], bounds: StoreLimits) -> TokenStore:
-    """The entry of a key, be it where nothing can be written; made by `fill` where it is not there or not whole."""
-    known = cache_dir.wanted("tokens")
+    """Open the cache entry of a key, or build it with `fill` if it is missing or damaged.
+
+    An existing entry is used even in a folder that is not writable.
+    """
+    known = cache_dir.default_cache_dir("tokens")
     if known and (store := _whole(known / key, bounds)):
-        used(known / key)
+        mark_used(known / key)
         return store
     if known and os.path.lexists(known / key):
         say(f"{known / key}: is not what was written there; the tokens are made again")
@@ -232,9 +258,9 @@ def stored(key: str, fill: Callable[[TokenStoreWriter], None], bounds: StoreLimi
 
 
 def _whole(place: Path, bounds: StoreLimits) -> TokenStore | None:
-    """The entry there, if its files are what was written, and can be what is asked for."""
+    """Open an entry; return None unless its files match their sums and are consistent."""
     try:
-        sums = json.loads(content(place / "sizes.json", PIECE)[0])
+        sums = json.loads(read_regular(place / "sizes.json", PIECE)[0])
         sizes = {name: size for name, (size, _) in sums.items()}
         store = TokenStore(place, place.name, bounds.documents)
         return store if store.sizes() == sizes and store.fits(bounds) and store.sums(bounds) == sums else None
@@ -249,18 +275,19 @@ def _whole(place: Path, bounds: StoreLimits) -> TokenStore | None:
 
 
 def _made(place: Path, fill: Callable[[TokenStoreWriter], None], bounds: StoreLimits) -> TokenStore:
+    """Build an entry in a temporary folder and publish it."""
     with ExitStack() as leaving:
         with (
             _keeping(place.parent),
-            held(place.parent),
+            lock(place.parent),
         ):  # so that nobody sees the new folder before it is held
-            sweep(place.parent, NEW)
-            made = goes_with_program(Path(tempfile.mkdtemp(prefix=NEW, dir=place.parent)))
-            leaving.callback(removed, made)
+            remove_leftovers(place.parent, NEW_PREFIX)
+            made = delete_at_exit(Path(tempfile.mkdtemp(prefix=NEW_PREFIX, dir=place.parent)))
+            leaving.callback(remove_path, made)
         with closing(TokenStoreWriter(made)) as writer:
             fill(writer)
             writer.finish()
-            give_back()
+            trim_heap()
         with _keeping(place.parent):
             store = _placed(made, place, bounds)
     prune(place.parent.parent, cache_key())
@@ -268,7 +295,7 @@ def _made(place: Path, fill: Callable[[TokenStoreWriter], None], bounds: StoreLi
 
 
 def _placed(made: Path, place: Path, bounds: StoreLimits) -> TokenStore:
-    """The entry that has the place in the end: the one made, or that of a run that was faster."""
+    """Rename a new entry to its final place; return it, or the entry of a run that was faster."""
     store = TokenStore(made, place.name, bounds.documents)  # opened before others can see it, and move it
     for attempt in range(ATTEMPTS):
         with suppress(OSError):
@@ -279,6 +306,6 @@ def _placed(made: Path, place: Path, bounds: StoreLimits) -> TokenStore:
         aside = made.with_name(f"{made.name}-{attempt}")
         with suppress(FileNotFoundError):  # another run has moved it
             place.rename(aside)
-        removed(aside)
+        remove_path(aside)
     made.rename(place)
     return store

@@ -1,4 +1,4 @@
-"""The text in some files, to learn a vocabulary from."""
+"""Reads the text of data files to learn a vocabulary from."""
 
 import codecs
 import math
@@ -10,17 +10,19 @@ from llamatrain.data.find_files import naming
 from llamatrain.data.json_values import RecordTooLarge
 from llamatrain.data.readers.text import chunks_of, rows_of
 from llamatrain.data.records import ChatRecord, PromptRecord, parse_line
-from llamatrain.platform.terminal import bar
+from llamatrain.platform.terminal import progress_bar
 
 PACKED = 4  # times its size, a packed file holds of text, as a rule
 ENOUGH = 64 * 10**6  # bytes: more text hardly changes which pairs are frequent
 
 
 def texts_of(sources: list[DataFile]) -> Iterator[str]:
-    """All of it, or the beginning of each file where that is enough; a bar shows how far it is."""
+    """Yield the texts of all files, or the beginning of each if there are more than ENOUGH bytes."""
     sizes = [source.size * (1 if source.is_plain else PACKED) for source in sources]
     share = min(1.0, ENOUGH / max(1, sum(sizes)))
-    with bar(f"reading {naming(sources)}", total=int(sum(sizes) * share), unit="B", unit_scale=True) as told:
+    with progress_bar(
+        f"reading {naming(sources)}", total=int(sum(sizes) * share), unit="B", unit_scale=True
+    ) as told:
         for source, size in zip(sources, sizes, strict=True):
             left = size * share if share < 1 else math.inf
             for read, text in _lines(source) if source.kind == "lines" else _chunks(source):
@@ -39,7 +41,7 @@ def _chunks(source: DataFile) -> Iterator[tuple[int, str]]:
 
 
 def _lines(source: DataFile) -> Iterator[tuple[int, str]]:
-    """Each text with the bytes of its line, which count once."""
+    """Yield each text with the bytes of its line, which count once."""
     for number, line in rows_of(source):
         try:
             document, read = parse_line(line, source.place(number), source.columns), len(line) + 1

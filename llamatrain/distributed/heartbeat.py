@@ -12,7 +12,7 @@ from typing import Any
 
 from llamatrain.distributed.single import AGAIN, ExitStatus
 from llamatrain.distributed.stderr import fault
-from llamatrain.platform.threads import launch
+from llamatrain.platform.threads import start_thread
 
 BEAT, FAILED, OVER, BYE = range(
     1, 5
@@ -51,7 +51,7 @@ class Heartbeat:
         self._over, self._ending = threading.Event(), threading.Lock()
         self._threads = [threading.Thread(target=each, daemon=True) for each in (self._speak, self._look)]
         for each in self._threads:
-            launch(each)
+            start_thread(each)
 
     def fail(self, failure: ExitStatus) -> None:
         """Report a failure to rank 0, which ends all; end all from here if that does not happen in time."""
@@ -162,5 +162,7 @@ class Heartbeat:
             )
             if self.rank == 0:
                 with suppress(MemoryError):
-                    launch(threading.Thread(target=self._tell_all, args=(OVER, failure.code), daemon=True))
+                    start_thread(
+                        threading.Thread(target=self._tell_all, args=(OVER, failure.code), daemon=True)
+                    )
             self.end(failure.code, words)

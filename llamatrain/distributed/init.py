@@ -12,7 +12,7 @@ from llamatrain.distributed.launcher import LaunchInfo
 from llamatrain.distributed.single import AGAIN, Comm, ExitStatus, SingleProcess
 from llamatrain.distributed.stderr import complain
 from llamatrain.errors import UsageError
-from llamatrain.platform.terminal import if_longer
+from llamatrain.platform.terminal import call_if_slow
 
 PACKAGE = Path(__file__).resolve().parents[1]
 EXTRA = "pip install 'llamatrain[mpi]'"
@@ -83,4 +83,4 @@ def patient(told: LaunchInfo) -> AbstractContextManager[None]:
         complain(f"rank {told.rank}: the other processes did not come within {PATIENCE:g} s")
         os._exit(AGAIN)
 
-    return if_longer(PATIENCE, late)
+    return call_if_slow(PATIENCE, late)

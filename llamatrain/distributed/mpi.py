@@ -20,7 +20,7 @@ from llamatrain.distributed.single import ExitStatus
 from llamatrain.distributed.stderr import complain, fault
 from llamatrain.errors import LlamatrainError, words_of
 from llamatrain.platform import exit
-from llamatrain.platform.threads import launch
+from llamatrain.platform.threads import start_thread
 
 T = TypeVar("T")
 LOOKS = 100  # at once, whether all are there
@@ -59,7 +59,7 @@ class MpiComm:
         own = os.sched_getaffinity(0)
         self.sharing = sum(not own.isdisjoint(each) for each in self._here.allgather(own))
         self._heart = Heartbeat(MPI.COMM_WORLD.Dup(), self.called, self._end) if self.size > 1 else None
-        exit.way_out, sys.excepthook = self.end, self._excepthook
+        exit.exit_process, sys.excepthook = self.end, self._excepthook
         atexit.register(self._close)
 
     def called(self, rank: int) -> str:
@@ -193,11 +193,11 @@ class MpiComm:
         timer = threading.Timer(PARTING, os._exit, [code])
         timer.daemon = True
         with suppress(MemoryError):
-            launch(timer)
+            start_thread(timer)
         self._close()
 
     def _close(self) -> None:
-        exit.way_out = os._exit
+        exit.exit_process = os._exit
         if heart := self._heart:
             self._heart = None
             heart.stop()
@@ -208,10 +208,10 @@ class MpiComm:
 
     def _end(self, code: int, words: str) -> None:
         """Clean up with a time limit per step, silence MPI's abort message, then exit."""
-        for act in (exit.tidy, lambda: last_words(words), lambda: quiet() and MPI.COMM_WORLD.Abort(code)):
+        for act in (exit.clean_up, lambda: last_words(words), lambda: quiet() and MPI.COMM_WORLD.Abort(code)):
             thread = threading.Thread(target=act, daemon=True)
             with suppress(MemoryError):
-                launch(thread)
+                start_thread(thread)
                 thread.join(GRACE)
         os._exit(code)
 

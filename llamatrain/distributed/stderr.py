@@ -9,8 +9,8 @@ from typing import TextIO
 
 from llamatrain.config.messages import readable
 from llamatrain.distributed.single import AGAIN, ExitStatus
-from llamatrain.platform.escape import printable
-from llamatrain.platform.terminal import folded
+from llamatrain.platform.escape import make_printable
+from llamatrain.platform.terminal import wrap_line
 
 _kept = list[TextIO]()
 
@@ -22,7 +22,7 @@ def keep(stream: TextIO) -> None:
 
 def complain(words: str) -> None:
     """Print an error message."""
-    tell(folded(f"error: {readable(printable(words, encoding()))}", stream()) + "\n")
+    tell(wrap_line(f"error: {readable(make_printable(words, encoding()))}", stream()) + "\n")
 
 
 def tell(text: str) -> None:

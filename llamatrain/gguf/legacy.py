@@ -14,7 +14,7 @@ from llamatrain.gguf.legacy_tensors import ALIGNMENT, MappedCursor, read_record
 from llamatrain.gguf.opened_file import FileTensor, Gguf, Metadata
 from llamatrain.gguf.parser import Cursor
 from llamatrain.gguf.values import Kind, Value, boolean, f32, number, string, u32, u64
-from llamatrain.io.mapped_file import MappedFile, unchanged
+from llamatrain.io.mapped_file import MappedFile, verify_unchanged
 
 KINDS = {b"pcgg": "train_model", b"lcgg": "finetune_lora"}
 MODELS = (b"tjgg", b"lmgg", b"fmgg")  # those of the same time, whose weights the checkpoints have, too
@@ -63,7 +63,7 @@ class LegacyFile(NamedTuple):
 
 
 def opened(file: MappedFile) -> Gguf:
-    with unchanged([file]):
+    with verify_unchanged([file]):
         cursor = MappedCursor(file)
         kind = KINDS[cursor.first(4)]
         version, *counts = (cursor.u32() for _ in range(4))

@@ -10,7 +10,7 @@ import numpy as np
 from llamatrain.errors import FileError
 from llamatrain.gguf.types import TensorInfo
 from llamatrain.gguf.values import Kind, Value
-from llamatrain.io.mapped_file import MappedFile, files_of
+from llamatrain.io.mapped_file import MappedFile, mapped_files
 
 T = TypeVar("T", int, float, bool, str, list, np.ndarray)
 
@@ -72,7 +72,7 @@ class Gguf:
     @property
     def files(self) -> list[MappedFile]:
         """That its tensors lie in."""
-        return files_of(tensor.file for tensor in self.tensors.values())
+        return mapped_files(tensor.file for tensor in self.tensors.values())
 
     @property
     def kind(self) -> str:

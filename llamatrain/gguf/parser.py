@@ -61,7 +61,7 @@ class Cursor:
         if end > LARGEST:
             raise self.fail(f"up to {LARGEST} bytes can be before the tensors' data, and here are more")
         while (there := len(self.data)) < end:
-            piece = self.file.piece(there, min(max(PIECE, end - there), self.size - there))
+            piece = self.file.read_bytes(there, min(max(PIECE, end - there), self.size - there))
             if not piece:
                 raise self.fail("the file ends here by now")
             self.data += piece

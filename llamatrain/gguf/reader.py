@@ -17,7 +17,7 @@ from llamatrain.gguf.parser import Cursor, quoted
 from llamatrain.gguf.types import TYPES, TensorInfo
 from llamatrain.gguf.values import U32, Kind, Value
 from llamatrain.gguf.wrong_file import HEAD, file_told, folder_told
-from llamatrain.io.mapped_file import map_file, unchanged
+from llamatrain.io.mapped_file import map_file, verify_unchanged
 
 PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 Place = tuple[Kind, int, int]  # of a value: from which byte to which
@@ -29,7 +29,7 @@ def open_gguf(path: str | Path) -> Gguf:
     path = Path(path)
     if path.is_dir():
         raise FileError(folder_told(path))
-    if (file := map_file(path)).piece(0, len(MAGIC)) in legacy.KINDS:
+    if (file := map_file(path)).read_bytes(0, len(MAGIC)) in legacy.KINDS:
         return legacy.opened(file)
     first = read_part(path)
     count = first.value("split.count", int, 1)
@@ -41,7 +41,7 @@ def open_gguf(path: str | Path) -> Gguf:
 
 def read_part(path: Path) -> Gguf:
     file = map_file(path)
-    with unchanged([file]):
+    with verify_unchanged([file]):
         cursor = Cursor(file)
         tensors, values = read_header(cursor)
         places = read_metadata(cursor, values)
@@ -60,7 +60,7 @@ def read_header(cursor: Cursor) -> tuple[int, int]:
             f"it begins with {magic!r}: a model from before GGUF; llama.cpp's scripts of 2023 convert it"
         )
     if magic != MAGIC:
-        if told := file_told(cursor.path, bytes(cursor.file.piece(0, min(HEAD, cursor.size)))):
+        if told := file_told(cursor.path, bytes(cursor.file.read_bytes(0, min(HEAD, cursor.size)))):
             raise FileError(told)
         raise cursor.fail(f"it begins with {magic!r}, a GGUF file with {MAGIC!r}")
     version = cursor.u32()

@@ -58,7 +58,7 @@ class Writer:
 
     def put(self, at: int, data: bytes) -> None:
         """In the place of what stands there, of values whose size is known before they are."""
-        self._file.put(at, data)
+        self._file.overwrite(at, data)
 
     def pad(self, written: int) -> None:
         self._file.write(bytes(-written % self._alignment))

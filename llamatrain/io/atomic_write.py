@@ -12,12 +12,12 @@ from typing import Self
 import numpy as np
 
 from llamatrain.errors import FileError
-from llamatrain.io.partial_files import begun
-from llamatrain.platform.temp_files import removed
+from llamatrain.io.partial_files import create_partial
+from llamatrain.platform.temp_files import remove_path
 
-PIECE = 1 << 20  # bytes that are copied at a time
+CHUNK_BYTES = 1 << 20  # bytes that are copied at a time
 DEVICES = "/dev"
-PASSED_OVER = ".passed-over"  # behind the name of what makes way
+ASIDE_SUFFIX = ".passed-over"  # behind the name of what makes way
 
 
 class AtomicFile:
@@ -30,32 +30,32 @@ class AtomicFile:
     def __init__(self, path: str | Path, check: Callable[[Path], object] | None = None) -> None:
         self.path, self._check = Path(path), check
         try:
-            placed = os.path.lexists(path) and stat.S_IFMT(os.lstat(path).st_mode) not in (
+            is_special = os.path.lexists(path) and stat.S_IFMT(os.lstat(path).st_mode) not in (
                 stat.S_IFREG,
                 stat.S_IFLNK,
             )
-            if placed or os.path.realpath(self.path.parent) == DEVICES:  # where links are devices, too
+            if is_special or os.path.realpath(self.path.parent) == DEVICES:  # where links are devices, too
                 raise FileError(f"{path}: this is a folder, a device or a pipe, no place for a file")
-            self._temporary, self._file = begun(self.path)
-            narrow(self._temporary, self.path)
+            self._temporary, self._file = create_partial(self.path)
+            restrict_mode(self._temporary, self.path)
         except OSError as error:
-            raise self._failure(error) from error
+            raise self._write_error(error) from error
 
     def write(self, data: np.ndarray | bytes) -> int:
         """How many bytes were written: all of them."""
         try:
             return self._file.write(np.ascontiguousarray(data).data if isinstance(data, np.ndarray) else data)
         except OSError as error:
-            raise self._failure(error) from error
+            raise self._write_error(error) from error
 
-    def put(self, at: int, data: bytes) -> None:
+    def overwrite(self, at: int, data: bytes) -> None:
         """In the place of what was written there."""
         try:
             self._file.seek(at)
             self._file.write(data)
             self._file.seek(0, os.SEEK_END)
         except OSError as error:
-            raise self._failure(error) from error
+            raise self._write_error(error) from error
 
     def __enter__(self) -> Self:
         return self
@@ -65,19 +65,19 @@ class AtomicFile:
     ) -> None:
         try:
             if kind is None:
-                self._keep()
+                self._publish()
         except OSError as failure:
-            raise self._failure(failure) from failure
+            raise self._write_error(failure) from failure
         finally:
             with suppress(OSError):  # of a disk that is full: closing writes what is left in the buffer
                 self._file.close()
-            removed(self._temporary)  # there is none after a move
+            remove_path(self._temporary)  # there is none after a move
 
-    def _keep(self) -> None:
+    def _publish(self) -> None:
         self._file.flush()
         os.fsync(self._file.fileno())
         if self._check:
-            self._look()
+            self._run_check()
         if os.name != "posix":
             self._file.close()  # what is open keeps its name there; elsewhere it is held until it has its own
         self._temporary.replace(self.path)
@@ -88,19 +88,21 @@ class AtomicFile:
             finally:
                 os.close(folder)
 
-    def _look(self) -> None:
+    def _run_check(self) -> None:
         assert self._check
         try:
             self._check(self._temporary)
         except FileError as error:
-            told = str(error).removeprefix(f"{self._temporary}: ")
-            raise FileError(f"{self.path}: is not kept, since it could not be read again: {told}") from error
+            message = str(error).removeprefix(f"{self._temporary}: ")
+            raise FileError(
+                f"{self.path}: is not kept, since it could not be read again: {message}"
+            ) from error
 
-    def _failure(self, error: OSError) -> FileError:
+    def _write_error(self, error: OSError) -> FileError:
         return FileError(f"{self.path}: cannot be written: {error.strerror}")
 
 
-def narrow(new: Path, old: Path) -> None:
+def restrict_mode(new: Path, old: Path) -> None:
     """Take the rights from a file that group and others do not have to the one that it replaces."""
     with suppress(FileNotFoundError):
         status = old.lstat()
@@ -110,34 +112,34 @@ def narrow(new: Path, old: Path) -> None:
                 new.chmod(mode)
 
 
-def pass_over(file: Path) -> None:
+def move_aside(file: Path) -> None:
     """Leave it beside its place, under a name that nothing has."""
-    for number in count():
-        place = file.with_name(f"{file.name}{PASSED_OVER}{f'-{number}' if number else ''}")
-        if not os.path.lexists(place):
-            file.rename(place)
+    for attempt in count():
+        target = file.with_name(f"{file.name}{ASIDE_SUFFIX}{f'-{attempt}' if attempt else ''}")
+        if not os.path.lexists(target):
+            file.rename(target)
             return
 
 
-def copied(source: Path, target: Path) -> None:
+def copy_file(source: Path, target: Path) -> None:
     """A file as another, which takes its name when it is whole."""
     try:
         with source.open("rb") as file, AtomicFile(target) as copy:
-            while piece := file.read(PIECE):
-                copy.write(piece)
+            while chunk := file.read(CHUNK_BYTES):
+                copy.write(chunk)
     except OSError as error:
         raise FileError(f"{source}: cannot be copied: {error.strerror}") from error
 
 
-def linked(source: Path, target: Path) -> None:
+def link_or_copy(source: Path, target: Path) -> None:
     """A second name of a file, in the place of what has it; a copy, where a file has but one."""
     hidden = target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
     try:
-        narrow(source, target)
+        restrict_mode(source, target)
         hidden.hardlink_to(source)
         hidden.replace(target)
     except OSError:  # a file system without hard links
-        copied(source, target)
+        copy_file(source, target)
     finally:  # where both were names of one file already, it stays
         with suppress(OSError):
             hidden.unlink(missing_ok=True)

@@ -4,13 +4,13 @@ import mmap
 
 import numpy as np
 
-AROUND = 1 << 16  # bytes of memory that the system maps around one that is read
-FOLIO = (
+FAULT_AROUND = 1 << 16  # bytes of memory that the system maps around one that is read
+MAX_FOLIO = (
     1 << 21
 )  # bytes of a file that newer systems (Linux 6.18) keep in one piece at most, and map as a whole
 
 
-def map_of(array: np.ndarray) -> mmap.mmap | None:
+def find_mapping(array: np.ndarray) -> mmap.mmap | None:
     """The mapped file that an array lies in, if any. Memory that can be written is none: it would be lost with its pages."""
     owner: object = array
     while isinstance(owner, np.ndarray):
@@ -19,13 +19,13 @@ def map_of(array: np.ndarray) -> mmap.mmap | None:
     return mapped if isinstance(mapped, mmap.mmap) and not array.flags.writeable else None
 
 
-def release(array: np.ndarray) -> None:
+def release_pages(array: np.ndarray) -> None:
     """Take the part of a mapped file that an array lies in out of this process's memory, with what the system mapped around it:
     of a thousand small tensors that would be tens of megabytes. Whoever reads it gets it back."""
-    mapped = map_of(array)
+    mapped = find_mapping(array)
     if array.size and mapped is not None and hasattr(mapped, "madvise"):
         start = np.frombuffer(mapped, np.uint8).ctypes.data
         low, high = (bound - start for bound in np.lib.array_utils.byte_bounds(array))
-        first = max(0, low - AROUND) // FOLIO * FOLIO
-        last = min(len(mapped), -(-(high + AROUND) // FOLIO) * FOLIO)
+        first = max(0, low - FAULT_AROUND) // MAX_FOLIO * MAX_FOLIO
+        last = min(len(mapped), -(-(high + FAULT_AROUND) // MAX_FOLIO) * MAX_FOLIO)
         mapped.madvise(mmap.MADV_DONTNEED, first, last - first)

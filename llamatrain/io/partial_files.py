@@ -8,40 +8,40 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from llamatrain.platform.temp_files import goes_with_program, remove_free, removed
+from llamatrain.platform.temp_files import delete_at_exit, remove_if_unlocked, remove_path
 
-LONGEST = 50  # characters of the place's name; of a longer one a sum stands for the rest
+MAX_STEM = 50  # characters of the place's name; of a longer one a sum stands for the rest
 
 
-def begun(place: Path) -> tuple[Path, BinaryIO]:
+def create_partial(target: Path) -> tuple[Path, BinaryIO]:
     """A new one, held; those that were left for the same place go."""
-    remove_left(place)
+    remove_partials(target)
     while True:
-        path = place.with_name(f"{stem(place)}{os.urandom(4).hex()}.tmp")
+        path = target.with_name(f"{partial_prefix(target)}{os.urandom(4).hex()}.tmp")
         file = path.open("xb")
         try:
             with suppress(FileNotFoundError):  # another took it for left, before it was held
-                if goes_with_program(path).exists():
+                if delete_at_exit(path).exists():
                     return path, file
         except BaseException:
-            removed(path)
+            remove_path(path)
             raise
-        removed(path)
+        remove_path(path)
         file.close()
 
 
-def stem(place: Path) -> str:
-    name = place.name
+def partial_prefix(target: Path) -> str:
+    name = target.name
     return (
         f".{name}."
-        if len(name) <= LONGEST
-        else f".{name[: LONGEST - 9]}-{zlib.crc32(os.fsencode(name)):08x}."
+        if len(name) <= MAX_STEM
+        else f".{name[: MAX_STEM - 9]}-{zlib.crc32(os.fsencode(name)):08x}."
     )
 
 
-def remove_left(place: Path) -> None:
-    name = re.compile(re.escape(stem(place)) + r"[0-9a-f]{8}\.tmp")
+def remove_partials(target: Path) -> None:
+    name = re.compile(re.escape(partial_prefix(target)) + r"[0-9a-f]{8}\.tmp")
     with suppress(OSError):  # of a folder that cannot be looked into, or files of others
-        for path in [Path(each) for each in os.scandir(place.parent) if name.fullmatch(each.name)]:
+        for path in [Path(entry) for entry in os.scandir(target.parent) if name.fullmatch(entry.name)]:
             if stat.S_ISREG(path.lstat().st_mode):
-                remove_free(path)
+                remove_if_unlocked(path)

@@ -8,7 +8,7 @@ import numpy as np
 
 from llamatrain.errors import GraphError
 from llamatrain.graph.tensor import QuantizedType, Tensor
-from llamatrain.io.madvise import map_of, release
+from llamatrain.io.madvise import find_mapping, release_pages
 from llamatrain.kernels.quantized import Blocks
 from llamatrain.platform.memory import ALIGNMENT, allocate
 
@@ -84,7 +84,11 @@ class Host:
     def lets_go(self, places: Sequence[np.ndarray | Blocks]) -> list[Any]:
         """Calls that drop the pages of what was read of mapped files, but for what is small."""
         arrays = (_array(place) for place in places) if self.drops else ()
-        return [partial(release, array) for array in arrays if array.ndim > 1 and map_of(array) is not None]
+        return [
+            partial(release_pages, array)
+            for array in arrays
+            if array.ndim > 1 and find_mapping(array) is not None
+        ]
 
 
 def _array(place: np.ndarray | Blocks) -> np.ndarray:

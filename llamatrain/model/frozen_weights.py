@@ -9,8 +9,8 @@ from llamatrain.gguf.quants.kinds import COMPILED
 from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.types import GgmlType
 from llamatrain.graph.tensor import BF16, F32, Tensor, quantised, state
-from llamatrain.io.madvise import release
-from llamatrain.io.mapped_file import unchanged
+from llamatrain.io.madvise import release_pages
+from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.model import load
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Delta, Weights
@@ -33,7 +33,7 @@ def frozen(
         if len(shape) == 1:  # copied: a little read of a mapped file may map two megabytes around it
             tensors[name] = state(name, shape, F32)
             arrays[name] = np.array(load.decode(gguf, tensor, threads))
-            release(tensor.raw)
+            release_pages(tensor.raw)
         elif load.in_place(tensor) and not copied:
             tensors[name] = state(name, shape, F32)
             arrays[name] = tensor.raw.view(np.float32)
@@ -48,14 +48,14 @@ def frozen(
 def copies(gguf: Gguf, leaves: Iterable[Tensor], threads: int = 1) -> Arrays:
     """Matrices as leaves have them, and the pages of the file let go."""
     made: Arrays = {}
-    with unchanged(gguf.files):
+    with verify_unchanged(gguf.files):
         for leaf in leaves:
             tensor = gguf.tensors[leaf.name]
             if leaf.dtype is BF16:
                 made[leaf.name] = packed_copy(tensor.raw, tensor.type, leaf.shape, threads)
             else:
                 made[leaf.name] = load.decode(gguf, tensor, threads)
-                release(tensor.raw)
+                release_pages(tensor.raw)
     return made
 
 
@@ -65,7 +65,9 @@ def packed_copy(raw: np.ndarray, kind: GgmlType, shape: tuple[int, ...], threads
     step = max(1, COPIED // raw.shape[1])
     for lo in range(0, len(raw), step):
         quants.decode(raw[lo : lo + step], kind, bf16=True, out=copy[lo : lo + step], threads=threads)
-        release(raw[: lo + step])  # from the beginning: reading on maps some pages before those that are read
+        release_pages(
+            raw[: lo + step]
+        )  # from the beginning: reading on maps some pages before those that are read
     return copy
 
 

@@ -7,17 +7,17 @@ import numpy as np
 from llamatrain.errors import LlamatrainError
 from llamatrain.gguf import quants
 from llamatrain.gguf.reader import FileTensor, Gguf
-from llamatrain.io.madvise import release
-from llamatrain.io.mapped_file import unchanged
-from llamatrain.platform.memory import available
+from llamatrain.io.madvise import release_pages
+from llamatrain.io.mapped_file import verify_unchanged
+from llamatrain.platform.memory import available_bytes
 
 
 def fill_from(gguf: Gguf, arrays: Mapping[str, np.ndarray], threads: int = 1) -> None:
     """The weights of a file whose model was read, written to where they are wanted: float32 arrays of the same shapes."""
-    with unchanged(gguf.files):
+    with verify_unchanged(gguf.files):
         for name, array in arrays.items():
             decode(gguf, gguf.tensors[name], threads, array)
-            release(gguf.tensors[name].file)
+            release_pages(gguf.tensors[name].file)
 
 
 def in_place(tensor: FileTensor) -> bool:
@@ -33,7 +33,7 @@ def decode(gguf: Gguf, tensor: FileTensor, threads: int = 1, out: np.ndarray | N
 
 def check_memory(gguf: Gguf, needed: int, less: str = "a smaller model") -> None:
     """`less` is what would take less."""
-    there = available()
+    there = available_bytes()
     if there is not None and needed > there:
         raise LlamatrainError(
             f"{gguf.path}: takes {needed:,} bytes of memory, and {there:,} are free; {less} takes less"

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from llamatrain.config.units import Size
 from llamatrain.distributed.comm import world
 from llamatrain.errors import MemoryPlanError
-from llamatrain.platform.memory import available, resident
+from llamatrain.platform.memory import available_bytes, resident_bytes
 
 SHARE = 0.9  # of what is free, where no limit is given
 
@@ -14,13 +14,13 @@ def allowed(told: int | None) -> int | None:
     """Bytes that a run may take: as it was told, or nearly all that is free, its own share included."""
     if told is not None:
         return told
-    free = available()
-    return None if free is None else int((free / world().ranks_here + resident()) * SHARE)
+    free = available_bytes()
+    return None if free is None else int((free / world().ranks_here + resident_bytes()) * SHARE)
 
 
 def check_held(told: int | None) -> None:
     """What the program has taken before its run is planned is a part of what it was told to take."""
-    if told is not None and (held := resident()) > told:
+    if told is not None and (held := resident_bytes()) > told:
         raise MemoryPlanError(
             f"the program itself holds {Size(held).words} by now, and --memory allows {Size(told).words}"
         )

@@ -31,7 +31,7 @@ from llamatrain.model.transformer import parameters
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.planner.disturbance import share_of_waiting
 from llamatrain.planner.scaling_model import least_squares
-from llamatrain.platform.cache_dir import wanted
+from llamatrain.platform.cache_dir import default_cache_dir
 from llamatrain.platform.cpu import processor
 from llamatrain.train.graphs import StepGraph, StepGraphs, StepSpec
 
@@ -120,7 +120,7 @@ def speeds_for(setting: StepSpec, anew: bool = False) -> OpSpeeds | None:
     )
     facts = repr((processor().name, cores(), cache_key(), *how, type(rule).__name__, SIZES, BLOCKS))
     shelf, name = (
-        ObjectStore(wanted("speeds")),
+        ObjectStore(default_cache_dir("speeds")),
         name_of(f"speeds-{setting.precision}-{setting.threads}", facts),
     )
     if not anew and (kept := shelf.take(name, facts)):

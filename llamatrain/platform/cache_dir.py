@@ -8,16 +8,16 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from llamatrain.platform.temp_files import passing_folder
+from llamatrain.platform.temp_files import create_temp_folder
 
-SWITCH = "LLAMATRAIN_CACHE"
+CACHE_VARIABLE = "LLAMATRAIN_CACHE"
 NAME = "llamatrain"
-ROOM = 1 << 16  # bytes that a folder must have room for
+PROBE_BYTES = 1 << 16  # bytes that a folder must have room for
 
 
-def wanted(name: str) -> Path | None:
+def default_cache_dir(name: str) -> Path | None:
     """The folder of this name in `~/.cache/llamatrain` (or its like), or where LLAMATRAIN_CACHE says; None without a home."""
-    if named := os.environ.get(SWITCH):
+    if named := os.environ.get(CACHE_VARIABLE):
         return Path(named).absolute() / NAME / name
     try:
         home = user_cache_path(NAME, appauthor=False)
@@ -26,7 +26,7 @@ def wanted(name: str) -> Path | None:
     return home / name if home.is_absolute() else None  # `~` is left as it stands where nobody knows the home
 
 
-def spare(name: str) -> Path | None:
+def fallback_cache_dir(name: str) -> Path | None:
     """Return the folder of this name for a user whose cache cannot be written: among temporary files, and private."""
     return Path(tempfile.gettempdir()) / f"{NAME}-{os.geteuid()}" / name if hasattr(os, "geteuid") else None
 
@@ -44,30 +44,30 @@ def is_private(folder: Path) -> bool:
     )
 
 
-def cache_folder(name: str) -> Path | None:
+def writable_cache_dir(name: str) -> Path | None:
     """The wanted folder; where that cannot be written, one that goes with the program; None where nothing can be written."""
-    folder = wanted(name)
-    if folder and not hindrance(folder):
+    folder = default_cache_dir(name)
+    if folder and not find_write_problem(folder):
         return folder
-    root = passing()
-    return root / NAME / name if root and not hindrance(root / NAME / name) else None
+    root = get_temp_folder()
+    return root / NAME / name if root and not find_write_problem(root / NAME / name) else None
 
 
-def hindrance(folder: Path) -> str:
+def find_write_problem(folder: Path) -> str:
     """Why nothing can be kept in a folder; where something can, it is there now, and there is nothing to say."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder, buffering=0) as probe:
-            probe.write(bytes(ROOM))
+            probe.write(bytes(PROBE_BYTES))
     except OSError as error:
         return f"{folder} cannot be written ({error.strerror or error})"
     return ""
 
 
 @cache
-def passing() -> Path | None:
+def get_temp_folder() -> Path | None:
     """A folder that goes with the program."""
     try:
-        return passing_folder()
+        return create_temp_folder()
     except OSError:
         return None

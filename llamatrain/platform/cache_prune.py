@@ -14,13 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from llamatrain.platform.temp_files import DAY, NEW, removed, seized, sweep
+from llamatrain.platform.temp_files import DAY, NEW_PREFIX, remove_leftovers, remove_path, try_lock
 
-UNUSED = 30 * DAY  # after which kernels of other versions go, and tokens
-MOST = 8 * 10**9  # bytes of all tokens
-OFTEN = DAY  # no two prunings are closer than that, and no two marks of use
+MAX_AGE = 30 * DAY  # after which kernels of other versions go, and tokens
+MAX_TOKEN_BYTES = 8 * 10**9  # bytes of all tokens
+MIN_INTERVAL = DAY  # no two prunings are closer than that, and no two marks of use
 STAMP = ".pruned"  # the file whose date is that of the last pruning
-KERNELS, TOKENS, HELD = (
+KERNEL_FOLDER, TOKEN_FOLDER, TOKEN_FILE = (
     re.compile("[0-9a-f]{16}"),
     "tokens",
     "tokens",
@@ -31,79 +31,85 @@ class CacheFolder(NamedTuple):
     """Of kernels or tokens: what is removed as a whole, what of it others hold, what it takes, and when it was last used."""
 
     path: Path
-    held: Path
+    lock_path: Path
     nbytes: int
-    used: float
+    last_used: float
 
 
-def kernels(root: Path) -> list[CacheFolder]:
-    return [_folder(path, path) for path in _folders(root) if KERNELS.fullmatch(path.name)]
+def list_kernels(root: Path) -> list[CacheFolder]:
+    return [
+        _describe_folder(path, path) for path in _list_folders(root) if KERNEL_FOLDER.fullmatch(path.name)
+    ]
 
 
-def tokens(root: Path) -> list[CacheFolder]:
-    return [_folder(path, path / HELD) for path in _folders(root / TOKENS) if (path / HELD).is_file()]
+def list_tokens(root: Path) -> list[CacheFolder]:
+    return [
+        _describe_folder(path, path / TOKEN_FILE)
+        for path in _list_folders(root / TOKEN_FOLDER)
+        if (path / TOKEN_FILE).is_file()
+    ]
 
 
-def _folders(place: Path) -> Iterator[Path]:
+def _list_folders(parent: Path) -> Iterator[Path]:
     with suppress(OSError):
-        yield from sorted(path for path in place.iterdir() if path.is_dir() and not path.is_symlink())
+        yield from sorted(path for path in parent.iterdir() if path.is_dir() and not path.is_symlink())
 
 
-def _folder(path: Path, held: Path) -> CacheFolder:
-    used = 0.0
+def _describe_folder(path: Path, lock_path: Path) -> CacheFolder:
+    last_used = 0.0
     with suppress(OSError):  # it is removed now
-        used = path.stat().st_mtime
-    return CacheFolder(path, held, size_of(path), used)
+        last_used = path.stat().st_mtime
+    return CacheFolder(path, lock_path, disk_usage(path), last_used)
 
 
-def size_of(path: Path) -> int:
+def disk_usage(path: Path) -> int:
     """Bytes of a file, or of all that are in a folder."""
-    found = 0
-    for place in (path, *path.rglob("*")):
+    total = 0
+    for entry in (path, *path.rglob("*")):
         with suppress(OSError):
-            status = place.lstat()
-            found += 0 if place.is_dir() and not place.is_symlink() else status.st_size
-    return found
+            status = entry.lstat()
+            total += 0 if entry.is_dir() and not entry.is_symlink() else status.st_size
+    return total
 
 
-def left(folder: Path, prefix: str) -> list[Path]:
+def find_leftovers(folder: Path, prefix: str) -> list[Path]:
     """What processes have left that were killed."""
-    found = list[Path]()
+    leftovers = list[Path]()
     with suppress(OSError):
         for path in sorted(folder.glob(f"{prefix}*")):
-            with suppress(OSError), seized(path) as mine:
-                found += [path] * mine
-    return found
+            with suppress(OSError), try_lock(path) as is_free:
+                leftovers += [path] * is_free
+    return leftovers
 
 
-def lefts(root: Path) -> list[Path]:
+def find_all_leftovers(root: Path) -> list[Path]:
     """Under the root of a cache."""
-    return [path for folder in (root, *_folders(root)) for path in left(folder, NEW)]
+    return [path for folder in (root, *_list_folders(root)) for path in find_leftovers(folder, NEW_PREFIX)]
 
 
 # ---- in use ------------------------------------------------------------------
 
 
-def used(folder: Path) -> None:
+def mark_used(folder: Path) -> None:
     """Note that it is; of a folder of somebody else it cannot be noted."""
     with suppress(OSError):
-        if time.time() - folder.stat().st_mtime > OFTEN:
+        if time.time() - folder.stat().st_mtime > MIN_INTERVAL:
             os.utime(folder)
 
 
 def remove(folders: Iterable[CacheFolder]) -> list[CacheFolder]:
     """Those that nobody holds, and which are gone then."""
-    gone = []
-    for each in folders:
-        aside = each.path.with_name(f"{NEW}{each.path.name}-{secrets.token_hex(4)}")
+    deleted = []
+    for folder in folders:
+        hidden = folder.path.with_name(f"{NEW_PREFIX}{folder.path.name}-{secrets.token_hex(4)}")
         with suppress(OSError):  # another process was faster, or it is somebody else's
-            with seized(each.held) as mine:
-                if not mine:
+            with try_lock(folder.lock_path) as is_free:
+                if not is_free:
                     continue
-                each.path.rename(aside)
-            removed(aside)
-            gone.append(each)
-    return gone
+                folder.path.rename(hidden)
+            remove_path(hidden)
+            deleted.append(folder)
+    return deleted
 
 
 # ---- by itself ---------------------------------------------------------------
@@ -113,25 +119,25 @@ def prune(root: Path, version: str) -> None:
     """Where something has been written, and not more than once a day; kernels of this version stay."""
     with suppress(OSError):
         stamp = root / STAMP
-        if stamp.exists() and abs(time.time() - stamp.stat().st_mtime) < OFTEN:
+        if stamp.exists() and abs(time.time() - stamp.stat().st_mtime) < MIN_INTERVAL:
             return
         stamp.touch()
-        for folder in (root, *_folders(root)):
-            sweep(folder, NEW)
-        remove(each for each in kernels(root) if each.path.name != version and _is_old(each))
-        remove(beyond(tokens(root)))
+        for folder in (root, *_list_folders(root)):
+            remove_leftovers(folder, NEW_PREFIX)
+        remove(each for each in list_kernels(root) if each.path.name != version and _is_old(each))
+        remove(over_limit(list_tokens(root)))
 
 
-def beyond(entries: list[CacheFolder]) -> list[CacheFolder]:
+def over_limit(entries: list[CacheFolder]) -> list[CacheFolder]:
     """The entries that are old, and those used longest ago of the rest where these take more than they may."""
-    total, going = 0, []
-    for each in sorted(entries, key=lambda each: -each.used):
-        total += each.nbytes
-        if total > MOST or _is_old(each):
-            going.append(each)
-            total -= each.nbytes
-    return going
+    total, outdated = 0, []
+    for entry in sorted(entries, key=lambda each: -each.last_used):
+        total += entry.nbytes
+        if total > MAX_TOKEN_BYTES or _is_old(entry):
+            outdated.append(entry)
+            total -= entry.nbytes
+    return outdated
 
 
 def _is_old(folder: CacheFolder) -> bool:
-    return time.time() - folder.used > UNUSED
+    return time.time() - folder.last_used > MAX_AGE

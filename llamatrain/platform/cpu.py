@@ -20,10 +20,10 @@ UNITS = {
     "avx512bf16": (("avx512bf16",), "avx512"),
     "amx": (("amxtile", "amxbf16"), "avx512"),
 }
-SWITCH = "LLAMATRAIN_WITHOUT"
-CLASS = "LLAMATRAIN_CLASS"  # for those who compile for other machines
+DISABLE_VARIABLE = "LLAMATRAIN_WITHOUT"
+CLASS_VARIABLE = "LLAMATRAIN_CLASS"  # for those who compile for other machines
 HOST = "host"  # in the place of a name: the compiler's own processor
-KIND = (
+CPU_FIELDS = (
     "flags",
     "Features",
     "vendor_id",
@@ -34,7 +34,7 @@ KIND = (
     "CPU variant",
     "CPU part",
 )
-COMMON = ("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe")
+V3_FEATURES = ("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe")
 
 
 class Processor(NamedTuple):
@@ -46,86 +46,94 @@ class Processor(NamedTuple):
     units: frozenset[str]
 
 
-WIDE = "-prefer-256-bit"  # a processor that has wide registers uses them
+WIDE_VECTORS = "-prefer-256-bit"  # a processor that has wide registers uses them
 CLASSES = {
     each.name: each
     for each in (
-        Processor("sapphirerapids", "x86-64-v4", f"{WIDE},+avx512bf16,+amx-tile,+amx-bf16", frozenset(UNITS)),
-        Processor("x86-64-v4-bf16", "x86-64-v4", f"{WIDE},+avx512bf16", frozenset({"avx512", "avx512bf16"})),
-        Processor("x86-64-v4", "x86-64-v4", WIDE, frozenset({"avx512"})),
+        Processor(
+            "sapphirerapids", "x86-64-v4", f"{WIDE_VECTORS},+avx512bf16,+amx-tile,+amx-bf16", frozenset(UNITS)
+        ),
+        Processor(
+            "x86-64-v4-bf16", "x86-64-v4", f"{WIDE_VECTORS},+avx512bf16", frozenset({"avx512", "avx512bf16"})
+        ),
+        Processor("x86-64-v4", "x86-64-v4", WIDE_VECTORS, frozenset({"avx512"})),
         Processor("x86-64-v3", "x86-64-v3", "", frozenset()),
     )
 }
 
 
-def switched_off() -> frozenset[str]:
-    names = frozenset(name.strip() for name in os.environ.get(SWITCH, "").split(",") if name.strip())
+def disabled_units() -> frozenset[str]:
+    names = frozenset(
+        name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",") if name.strip()
+    )
     if unknown := names - UNITS.keys():
-        raise UsageError(f"{SWITCH}: unknown unit {', '.join(sorted(unknown))}; known are {', '.join(UNITS)}")
+        raise UsageError(
+            f"{DISABLE_VARIABLE}: unknown unit {', '.join(sorted(unknown))}; known are {', '.join(UNITS)}"
+        )
     return names
 
 
-def asked_for() -> Processor | None:
-    name = os.environ.get(CLASS)
+def requested_class() -> Processor | None:
+    name = os.environ.get(CLASS_VARIABLE)
     if name and name not in CLASSES:
-        raise UsageError(f"{CLASS}: unknown class {name}; known are {', '.join(CLASSES)}")
+        raise UsageError(f"{CLASS_VARIABLE}: unknown class {name}; known are {', '.join(CLASSES)}")
     return CLASSES[name] if name else None
 
 
 @cache
-def features() -> frozenset[str]:
+def cpu_features() -> frozenset[str]:
     """What the processor has, in names without marks: avx512bf16, amxtile."""
-    told = _told_by_linux()
+    fields = _read_cpuinfo()
     return (
-        frozenset(told.get("flags", told.get("Features", "")).replace("_", "").split())
-        if told
-        else _features_by_llvm()
+        frozenset(fields.get("flags", fields.get("Features", "")).replace("_", "").split())
+        if fields
+        else _read_llvm_features()
     )
 
 
 @cache
-def _told_by_linux() -> dict[str, str]:
+def _read_cpuinfo() -> dict[str, str]:
     """Of its first processor: of many, the whole file takes a while."""
-    told: dict[str, str] = {}
+    fields: dict[str, str] = {}
     try:
         with Path("/proc/cpuinfo").open(errors="replace") as lines:
             for line in lines:
                 name, colon, value = line.partition(":")
                 if not colon:
                     break
-                told[name.strip()] = value.strip()
+                fields[name.strip()] = value.strip()
     except OSError:
         pass
-    return told
+    return fields
 
 
-def _features_by_llvm() -> frozenset[str]:
+def _read_llvm_features() -> frozenset[str]:
     try:
         import llvmlite.binding as llvm
     except ImportError:
         return frozenset()
     names = {"bmi": "bmi1"}
-    there = (name for name, has in llvm.get_host_cpu_features().items() if has)
-    return frozenset(names.get(name, name).replace("-", "").replace(".", "") for name in there)
+    present = (name for name, has in llvm.get_host_cpu_features().items() if has)
+    return frozenset(names.get(name, name).replace("-", "").replace(".", "") for name in present)
 
 
-def units() -> frozenset[str]:
+def enabled_units() -> frozenset[str]:
     """Those that this process uses: its class's, and no other that may be there."""
     return processor().units
 
 
-def usable() -> frozenset[str]:
+def usable_units() -> frozenset[str]:
     """Those that are present, allowed by the kernel, and not switched off."""
-    off, here = switched_off(), set[str]()
+    disabled, present = disabled_units(), set[str]()
     for name, (needs, base) in UNITS.items():
-        if name in off or (base and base not in here):
+        if name in disabled or (base and base not in present):
             continue
-        if features().issuperset(needs) and (name != "amx" or allow_tiles()):
-            here.add(name)
-    return frozenset(here)
+        if cpu_features().issuperset(needs) and (name != "amx" or request_amx()):
+            present.add(name)
+    return frozenset(present)
 
 
-def allow_tiles() -> bool:
+def request_amx() -> bool:
     """Ask Linux for the tile registers: a process that touches them unasked is killed."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
@@ -136,21 +144,21 @@ def allow_tiles() -> bool:
 @cache
 def processor() -> Processor:
     """The first class whose code this process may run; of a machine that belongs to none, its own."""
-    if asked := asked_for():
-        if "amx" in asked.units:
-            allow_tiles()
-        return asked
-    here = usable()
-    if platform.machine() in ("x86_64", "AMD64") and features().issuperset(COMMON):
-        return next(each for each in CLASSES.values() if each.units <= here)
-    return _its_own(here)
+    if requested := requested_class():
+        if "amx" in requested.units:
+            request_amx()
+        return requested
+    present = usable_units()
+    if platform.machine() in ("x86_64", "AMD64") and cpu_features().issuperset(V3_FEATURES):
+        return next(each for each in CLASSES.values() if each.units <= present)
+    return _unnamed_class(present)
 
 
-def _its_own(here: frozenset[str]) -> Processor:
+def _unnamed_class(present: frozenset[str]) -> Processor:
     """Called by what Linux says of it, as the compiler need not be there; what it is to the compiler it finds out itself."""
-    kind = {name: value for name, value in _told_by_linux().items() if name in KIND}
-    mark = hashlib.sha256(repr((kind, sorted(features() | here))).encode()).hexdigest()[:8]
-    return Processor(f"{platform.machine() or 'unknown'}-{mark}", HOST, "", here)
+    fields = {name: value for name, value in _read_cpuinfo().items() if name in CPU_FIELDS}
+    digest = hashlib.sha256(repr((fields, sorted(cpu_features() | present))).encode()).hexdigest()[:8]
+    return Processor(f"{platform.machine() or 'unknown'}-{digest}", HOST, "", present)
 
 
 def processors() -> int:
@@ -163,8 +171,8 @@ def processors() -> int:
         return count
 
 
-def floats() -> int:
+def vector_width() -> int:
     """How many float32 a vector register holds."""
-    if "avx512" in units():
+    if "avx512" in enabled_units():
         return 16
     return 8 if platform.machine() in ("x86_64", "AMD64") else 4

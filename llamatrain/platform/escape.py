@@ -1,7 +1,10 @@
 """Texts of others on the terminal."""
 
 
-def printable(text: str, encoding: str, keep: str = "") -> str:
+def make_printable(text: str, encoding: str, keep: str = "") -> str:
     """A text from a file, without what would move the cursor or colour the terminal, in signs that the output has."""
-    visible = "".join(sign if sign.isprintable() or sign in keep else ascii(sign)[1:-1] for sign in text)
+    visible = "".join(
+        character if character.isprintable() or character in keep else ascii(character)[1:-1]
+        for character in text
+    )
     return visible.encode(encoding, "backslashreplace").decode(encoding)

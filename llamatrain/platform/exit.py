@@ -10,12 +10,12 @@ from contextlib import suppress
 from typing import NoReturn
 
 from llamatrain.platform.temp_files import remove_all
-from llamatrain.platform.terminal import tidied
+from llamatrain.platform.terminal import restore_terminal
 
-way_out: Callable[[int], object] = os._exit  # of one that was started together with others: with them
+exit_process: Callable[[int], object] = os._exit  # of one that was started together with others: with them
 
 
-def ending() -> list[signal.Signals]:
+def exit_signals() -> list[signal.Signals]:
     """The signals that end a program in order. Under nohup the end of the terminal is none of them."""
     hangup = (
         [signal.SIGHUP]
@@ -25,20 +25,20 @@ def ending() -> list[signal.Signals]:
     return [signal.SIGINT, signal.SIGTERM, *hangup]
 
 
-def ended_by_signals() -> None:
+def install_exit_handlers() -> None:
     """From here on, but where a run that can be saved listens."""
-    for each in ending():
-        if signal.getsignal(each) is not signal.SIG_IGN:
-            signal.signal(each, lambda number, frame: leave(number))
+    for signal_number in exit_signals():
+        if signal.getsignal(signal_number) is not signal.SIG_IGN:
+            signal.signal(signal_number, lambda number, frame: exit_on_signal(number))
 
 
-def leave(number: int) -> NoReturn:
-    tidy()
-    way_out(128 + number)
+def exit_on_signal(number: int) -> NoReturn:
+    clean_up()
+    exit_process(128 + number)
     os._exit(128 + number)
 
 
-def tidy() -> None:
-    for each in (remove_all, tidied):
+def clean_up() -> None:
+    for action in (remove_all, restore_terminal):
         with suppress(Exception):
-            each()
+            action()

@@ -14,27 +14,27 @@ try:
 except ImportError:  # not a Unix
     fcntl = None  # type: ignore[assignment]
 
-NEW = ".new-"  # begins the name of what is not there yet, or not any more
-PASSING = ".llamatrain-passing-"  # begins the names among the system's temporary files
+NEW_PREFIX = ".new-"  # begins the name of what is not there yet, or not any more
+TEMP_PREFIX = ".llamatrain-passing-"  # begins the names among the system's temporary files
 DAY = (
     24 * 60 * 60
 )  # seconds without a write, after which a run that was making something is gone, where nothing can be held
 
-_going: dict[
+_paths_to_delete: dict[
     Path, tuple[int, int | None]
 ] = {}  # the process that they belong to (a fork leaves them to it), and their lock
 
 
-def goes_with_program(path: Path) -> Path:
+def delete_at_exit(path: Path) -> Path:
     """It is held for as long as it is there, so that no other run takes it for what was left behind."""
-    if path not in _going:  # a second lock of the same would wait for the first
-        _going[path] = os.getpid(), _lock(path)
+    if path not in _paths_to_delete:  # a second lock of the same would wait for the first
+        _paths_to_delete[path] = os.getpid(), _lock(path)
     return path
 
 
-def removed(path: Path) -> None:
+def remove_path(path: Path) -> None:
     """A file, or a folder with all that is in it, if it is there."""
-    _, lock = _going.pop(path, (0, None))
+    _, lock = _paths_to_delete.pop(path, (0, None))
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)  # which would open a pipe, and wait
@@ -47,51 +47,51 @@ def removed(path: Path) -> None:
 @atexit.register
 def remove_all() -> None:
     """Also for a process that is ended at once, where nothing else is done any more."""
-    for path, (owner, _) in list(_going.items()):
+    for path, (owner, _) in list(_paths_to_delete.items()):
         if owner == os.getpid():
-            removed(path)
+            remove_path(path)
 
 
-def passing_folder() -> Path:
+def create_temp_folder() -> Path:
     """One among the system's temporary files."""
-    return _passing(lambda: tempfile.mkdtemp(prefix=PASSING))
+    return _create(lambda: tempfile.mkdtemp(prefix=TEMP_PREFIX))
 
 
-def passing_file() -> Path:
-    return _passing(lambda: _closed(*tempfile.mkstemp(prefix=PASSING)))
+def create_temp_file() -> Path:
+    return _create(lambda: _close(*tempfile.mkstemp(prefix=TEMP_PREFIX)))
 
 
-def _passing(make: Callable[[], str]) -> Path:
-    sweep(Path(tempfile.gettempdir()), PASSING)
+def _create(make: Callable[[], str]) -> Path:
+    remove_leftovers(Path(tempfile.gettempdir()), TEMP_PREFIX)
     while True:
         path = Path(make())
         with suppress(FileNotFoundError):  # another run that sweeps saw it before it was held
-            if goes_with_program(path).exists():
+            if delete_at_exit(path).exists():
                 return path
-        removed(path)
+        remove_path(path)
 
 
-def _closed(number: int, name: str) -> str:
-    os.close(number)
+def _close(descriptor: int, name: str) -> str:
+    os.close(descriptor)
     return name
 
 
 # ---- what others left --------------------------------------------
 
 
-def sweep(folder: Path, prefix: str) -> None:
+def remove_leftovers(folder: Path, prefix: str) -> None:
     """Remove what runs that were killed have left under names that begin so."""
     with suppress(OSError):
-        for left in folder.glob(f"{prefix}*"):
+        for leftover in folder.glob(f"{prefix}*"):
             with suppress(OSError):  # its own run, or another that sweeps, removes it now
-                age = time.time() - max(path.lstat().st_mtime for path in (left, *left.glob("*")))
+                age = time.time() - max(path.lstat().st_mtime for path in (leftover, *leftover.glob("*")))
                 if age > DAY:
-                    removed(left)
-                remove_free(left)
+                    remove_path(leftover)
+                remove_if_unlocked(leftover)
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
+def lock(path: Path) -> Iterator[None]:
     """An open file or folder is a lock that ends with its process, however that ends; where there are none, its age tells."""
     lock = _lock(path)
     try:
@@ -110,29 +110,29 @@ def _lock(path: Path) -> int | None:
     return lock
 
 
-def remove_free(path: Path) -> None:
+def remove_if_unlocked(path: Path) -> None:
     """If nobody holds it; who has just made it, and is about to, sees that it is gone."""
     if not fcntl:
         return
-    with seized(path) as mine:
-        if mine:
-            removed(path)
+    with try_lock(path) as is_free:
+        if is_free:
+            remove_path(path)
 
 
 @contextmanager
-def seized(path: Path) -> Iterator[bool]:
+def try_lock(path: Path) -> Iterator[bool]:
     """Whether nobody holds it; then nobody else does while this is open."""
     if not fcntl:
         yield True
         return
     lock = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        yield _is_free(lock)
+        yield _acquire(lock)
     finally:
         os.close(lock)
 
 
-def _is_free(lock: int) -> bool:
+def _acquire(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # it is held, or the file system has no locks
@@ -140,7 +140,7 @@ def _is_free(lock: int) -> bool:
     return True
 
 
-def share(file: int) -> None:
+def lock_shared(file: int) -> None:
     """An open file is held beside others that read it, until it is closed: it is not removed as long."""
     if fcntl:
         with suppress(OSError):

@@ -3,12 +3,12 @@
 import mmap
 import threading
 
-FIRST = 1 << 20  # bytes, more than Python asks the system for before a thread runs code of its own
+START_BYTES = 1 << 20  # bytes, more than Python asks the system for before a thread runs code of its own
 
 
-def launch(thread: threading.Thread) -> None:
+def start_thread(thread: threading.Thread) -> None:
     try:
-        mmap.mmap(-1, FIRST).close()
+        mmap.mmap(-1, START_BYTES).close()
         thread.start()
     except (OSError, RuntimeError):
         raise MemoryError("for one more thread") from None

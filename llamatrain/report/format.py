@@ -4,7 +4,7 @@ import math
 from collections import deque
 from html import escape
 
-from llamatrain.platform.escape import printable
+from llamatrain.platform.escape import make_printable
 
 LINES = 150  # that a run prints, at most, unless told how many
 RECENT = 300.0  # seconds, at most, that tell how fast it goes
@@ -92,4 +92,4 @@ class Pace:
 
 def marked(text: object, lines: bool = False) -> str:
     """Escaped, and without signs that XML forbids; `lines` and tabs stay where they are asked for."""
-    return escape(printable(str(text), "utf-8", keep="\n\t" if lines else ""))
+    return escape(make_printable(str(text), "utf-8", keep="\n\t" if lines else ""))

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Protocol, Self
 
 from llamatrain.errors import FileError
-from llamatrain.io.atomic_write import AtomicFile, pass_over
+from llamatrain.io.atomic_write import AtomicFile, move_aside
 from llamatrain.report import listener
 
 WAIT = 0.2  # seconds that lines may lie in the buffer while steps follow fast
@@ -125,7 +125,7 @@ class Metrics:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.lstat(self.path), os.fstat(self._file.fileno())):
                 return
-            pass_over(self.path)
+            move_aside(self.path)
         made = self._made(raw for raw, _ in lines_in(self._all()))
         self._file.close()
         self._file = made

@@ -13,7 +13,7 @@ import numpy as np
 from rich.text import Text
 
 from llamatrain.config.units import Size
-from llamatrain.platform.memory import resident
+from llamatrain.platform.memory import resident_bytes
 from llamatrain.report.format import Pace, amount, duration
 from llamatrain.report.layout import GAP, Segment, assembled, fitted, width_of
 from llamatrain.report.records import Score, StepLine
@@ -89,7 +89,7 @@ class Progress:
 class Display:
     progress: Progress
     signs: Glyphs
-    held: Callable[[], int] = resident  # bytes that the process has
+    held: Callable[[], int] = resident_bytes  # bytes that the process has
 
     def lines(self, now: float, width: int, height: int) -> list[Text]:
         progress = self.progress

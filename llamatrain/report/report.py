@@ -17,8 +17,8 @@ from rich.text import Text
 
 from llamatrain.errors import FileError
 from llamatrain.io.atomic_write import AtomicFile
-from llamatrain.platform.escape import printable
-from llamatrain.platform.terminal import displaying
+from llamatrain.platform.escape import make_printable
+from llamatrain.platform.terminal import progress_area
 from llamatrain.report import svg_plot, terminal_plot
 from llamatrain.report.console import stderr
 from llamatrain.report.format import amount, duration, stride, time_of_step
@@ -118,7 +118,7 @@ class Report:
         if self.page:
             self.page.sample(step, text)
         cut = text[:SAMPLE_SIGNS]
-        shown = printable(cut + "..." * (cut != text), self.console.encoding, keep="\n\t").expandtabs(4)
+        shown = make_printable(cut + "..." * (cut != text), self.console.encoding, keep="\n\t").expandtabs(4)
         bar = f"{self._signs.left[0]} "
         wrapped = Text(shown).wrap(self.console, max(16, self.console.width - len(bar)))
         drawn = Text.assemble((f"sample at step {step}", "bright_black"))
@@ -243,7 +243,7 @@ class Report:
         return self.console.width if self.console.is_terminal else None
 
     def _safe(self, text: str) -> str:
-        return printable(text, self.console.encoding)
+        return make_printable(text, self.console.encoding)
 
     def _folded(self, text: Text) -> Text:
         """Broken between words where it is wider than the terminal, which would break it anywhere."""
@@ -296,7 +296,7 @@ class Report:
     def _show(self) -> None:
         if self._live and not self._live.is_started:
             self._live.start()
-            self._standing.enter_context(displaying(self.evaluating))
+            self._standing.enter_context(progress_area(self.evaluating))
 
     def _take_down(self) -> None:
         """The display goes; the line of the last step stays."""

@@ -18,8 +18,8 @@ from llamatrain.errors import FileError
 from llamatrain.gguf.values import Value
 from llamatrain.graph.tensor import Tensor
 from llamatrain.io.atomic_write import AtomicFile
-from llamatrain.io.madvise import release
-from llamatrain.io.mapped_file import unchanged
+from llamatrain.io.madvise import release_pages
+from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.optim.optimizer import MinimizerState
 from llamatrain.report.metrics import Metrics
 from llamatrain.run.dataset import CountedBatches
@@ -229,10 +229,10 @@ def check_trained(resumed: ResumePoint, trained: Mapping[str, Tensor]) -> None:
 
 
 def filled(checkpoint: Checkpoint, parts: Mapping[str, np.ndarray]) -> None:
-    with unchanged(checkpoint.files):
+    with verify_unchanged(checkpoint.files):
         for name, part in parts.items():
             part[...] = checkpoint.weights[name]
-            release(checkpoint.weights[name])
+            release_pages(checkpoint.weights[name])
 
 
 def restored(

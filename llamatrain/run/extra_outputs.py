@@ -11,7 +11,7 @@ from typing import Any
 from llamatrain.checkpoints.filenames import is_of_a_run
 from llamatrain.config.options import flag_of
 from llamatrain.errors import FileError, UsageError
-from llamatrain.io.atomic_write import copied, linked
+from llamatrain.io.atomic_write import copy_file, link_or_copy
 from llamatrain.run.extra_output_options import ExtraOutputOptions
 from llamatrain.run.options import RunFolderOptions
 from llamatrain.run.resume import ResumePoint
@@ -115,9 +115,9 @@ class ExtraOutputs:
         """Of what lies in the folder by now."""
         for name in self.options.said:
             place, newest = self.options.file(name, step), self.options.file(name, None)
-            copied(checkpoint if name == "checkpoint_out" else result, place)
+            copy_file(checkpoint if name == "checkpoint_out" else result, place)
             if newest != place:
-                linked(place, newest)
+                link_or_copy(place, newest)
 
     @property
     def newest(self) -> list[Path]:

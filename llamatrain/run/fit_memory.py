@@ -8,7 +8,7 @@ import numpy as np
 from llamatrain.config.units import Size
 from llamatrain.distributed.comm import world
 from llamatrain.errors import MemoryPlanError, UsageError
-from llamatrain.io.madvise import map_of
+from llamatrain.io.madvise import find_mapping
 from llamatrain.model.distill import Teacher
 from llamatrain.model.frozen_weights import copies_of
 from llamatrain.model.hyperparameters import Hyperparameters
@@ -16,8 +16,8 @@ from llamatrain.model.limits import DEEP
 from llamatrain.planner.extrapolate import PARTS, way_of_many
 from llamatrain.planner.limits import allowed
 from llamatrain.planner.memory import MemoryDemand, MemoryPlan, batches_of, excess, fixed, growth_of, way_with
-from llamatrain.platform.memory import resident
-from llamatrain.platform.terminal import told_if_long
+from llamatrain.platform.memory import resident_bytes
+from llamatrain.platform.terminal import log_if_slow
 from llamatrain.run.options import AUTO
 from llamatrain.run.resolve import ResolvedConfig
 from llamatrain.run.search import MicrobatchSplit, PlanCandidate, PlanSearch, PlanTrial
@@ -52,7 +52,7 @@ class DataShape:
 def fitted(resolved: ResolvedConfig, target: Trainable, extent: DataShape, refuse: bool = True) -> FittedRun:
     """The usual way, or the fastest that fits the memory. At last one that does not fit: where that is to be refused, without
     planning it if so much is clear."""
-    held, most = max(world().gathered(resident())) + extent.to_come, agreed(resolved.asked.train.memory)
+    held, most = max(world().gathered(resident_bytes())) + extent.to_come, agreed(resolved.asked.train.memory)
     offers = [
         offer_of(resolved, target, extent, held, cache) for cache in caches_of(resolved, target.h, most)
     ]
@@ -65,7 +65,7 @@ def fitted(resolved: ResolvedConfig, target: Trainable, extent: DataShape, refus
             most,
             offers[0].leaves.copies > 0,
         )
-    with told_if_long(f"planning a run of {target.h.layers:,} layers, which takes a while"):
+    with log_if_slow(f"planning a run of {target.h.layers:,} layers, which takes a while"):
         search, found, way = way_of(resolved, offers, extent, most)
     told = excess(way, resolved.asked.train.memory, most)
     others = [each for each in search.tried.values() if each is not found]
@@ -111,7 +111,7 @@ def offer_of(
         interpreter=held + growth_of(setting, extent.decoding > 0),
         batches=resolved.asked.train.grad_acc,
         copies=leaves.copies + (extent.teacher.nbytes if extent.teacher else 0),
-        pages=max((array.nbytes for array in matrices if map_of(array) is not None), default=0),
+        pages=max((array.nbytes for array in matrices if find_mapping(array) is not None), default=0),
     )
     return PlanCandidate(cache=cache, leaves=leaves, setting=setting, demand=demand)
 

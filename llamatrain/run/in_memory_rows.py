@@ -21,7 +21,7 @@ from llamatrain.config.values import can_be_named
 from llamatrain.distributed.comm import launched
 from llamatrain.errors import UsageError
 from llamatrain.io.atomic_write import AtomicFile
-from llamatrain.platform.temp_files import passing_folder, removed
+from llamatrain.platform.temp_files import create_temp_folder, remove_path
 
 Place = str | os.PathLike[str]
 Row = Mapping[str, Any]
@@ -71,11 +71,11 @@ def passing(data: Sequence[Data]) -> Iterator[list[str]]:
     if not rows:
         yield paths
         return
-    folder = passing_folder()
+    folder = create_temp_folder()
     try:
         yield [*paths, str(written(folder, "data", rows))]
     finally:
-        removed(folder)
+        remove_path(folder)
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def of_a_run(
         with suppress(OSError):
             if saved_in(folder) == before:
                 for file in files:
-                    removed(file)
+                    remove_path(file)
                 for each in made:
                     each.rmdir()
 

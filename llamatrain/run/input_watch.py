@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from llamatrain.gguf.reader import PART_NAME
-from llamatrain.io.mapped_file import FileIdentity, MappedFile, files_of
+from llamatrain.io.mapped_file import FileIdentity, MappedFile, mapped_files
 from llamatrain.train.protocols import InputChanged
 
 
@@ -21,7 +21,7 @@ class WatchedFile:
 def inputs_of(paths: Iterable[tuple[Path, bool]]) -> dict[Path, WatchedFile]:
     """As they are before they are opened. One that is not there is told by whoever opens it."""
     return {
-        file: WatchedFile(identity=FileIdentity.of(file), needed=needed)
+        file: WatchedFile(identity=FileIdentity.read(file), needed=needed)
         for path, needed in paths
         for file in there(path)
     }
@@ -56,18 +56,18 @@ class InputWatcher:
     told: set[Path] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._read = files_of(self.frozen)
+        self._read = mapped_files(self.frozen)
 
     def check(self) -> None:
         for file in self._read:
-            now = file.now
-            if (what := file.changed()) is None:
+            now = file.current_identity
+            if (what := file.describe_change()) is None:
                 continue
-            if file.lost or now.size != file.opened.size or not self.is_same():
+            if file.has_lost_pages or now.size != file.identity.size or not self.is_same():
                 raise InputChanged(
                     f"{file.path}: {what}, and the run is saved; once it is what it was, --resume goes on"
                 )
-            file.opened = now
+            file.identity = now
             self.blame = f"{file.path} was written to while it was being read, which may be why"
             if file.path not in self.told:
                 self.told.add(file.path)
@@ -89,9 +89,9 @@ class InputWatcher:
 def happened(path: Path, began: FileIdentity, read: Iterable[MappedFile]) -> str:
     """To a file, since a run began with it."""
     try:
-        now = FileIdentity.of(path)
+        now = FileIdentity.read(path)
     except OSError:
         return "is not there any more"
-    if not now.is_file_of(began):
+    if not now.is_same_file(began):
         return "is another file by now"
     return "was written to" if now != began and all(path != file.path for file in read) else ""

@@ -15,10 +15,10 @@ from llamatrain.checkpoints.checkpoint import Checkpoint
 from llamatrain.config.messages import LINE, cut
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.reader import Gguf, open_gguf
-from llamatrain.io.madvise import release
-from llamatrain.io.mapped_file import unchanged
+from llamatrain.io.madvise import release_pages
+from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.model import hyperparameters
-from llamatrain.platform.terminal import told_if_long
+from llamatrain.platform.terminal import log_if_slow
 from llamatrain.run.config import RunConfig
 from llamatrain.run.input_watch import WatchedFile, inputs_of
 from llamatrain.run.resume import ResumePoint
@@ -62,7 +62,7 @@ class RunInputs:
     @cached_property
     def print_of_base(self) -> str:
         assert self.base
-        with unchanged(self.base.files):
+        with verify_unchanged(self.base.files):
             return fingerprint(self.base)
 
     def is_same_base(self) -> bool:
@@ -197,14 +197,14 @@ def whole_print(base: Gguf) -> str:
     """Of all its tensors, each byte of them."""
     found = 0
     with (
-        unchanged(base.files),
-        told_if_long(f"reading {base.path}, to compare it with that of the other processes"),
+        verify_unchanged(base.files),
+        log_if_slow(f"reading {base.path}, to compare it with that of the other processes"),
     ):
         for tensor in base.tensors.values():
             raw = tensor.raw.reshape(-1)
             for start in range(0, raw.size, PIECE):
                 found = zlib.crc32(raw[start : start + PIECE].data, found)
-                release(raw[start : start + PIECE])
+                release_pages(raw[start : start + PIECE])
     return f"{fingerprint(base)}-{found:08x}"
 
 
@@ -217,10 +217,10 @@ def fingerprint(base: Gguf) -> str:
         found = zlib.crc32(f"{tensor.name} {tensor.type.name} {tensor.shape}".encode(), found)
         for start in range(0, raw.size, max(1, raw.size // PIECES)):
             found = zlib.crc32(raw[start : start + 256].tobytes(), found)
-            release(raw)  # a little read may map two megabytes around it
+            release_pages(raw)  # a little read may map two megabytes around it
     return f"{found:08x}"
 
 
 def identity_of(gguf: Gguf) -> Hashable:
     """Of its files, on all machines."""
-    return platform.node(), tuple((file.path, file.opened) for file in gguf.files)
+    return platform.node(), tuple((file.path, file.identity) for file in gguf.files)

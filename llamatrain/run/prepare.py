@@ -21,7 +21,7 @@ from llamatrain.errors import FileError, MemoryPlanError, UsageError
 from llamatrain.model import hyperparameters
 from llamatrain.model.distill import Teacher
 from llamatrain.planner.limits import check_held
-from llamatrain.platform.escape import printable
+from llamatrain.platform.escape import make_printable
 from llamatrain.report.loggers import check as check_loggers
 from llamatrain.run.checkpointer import check_trained
 from llamatrain.run.choose_trainable import target_of
@@ -265,7 +265,11 @@ def config_of(kept: RunConfig) -> str:
     first = f" --checkpoint-in {shlex.quote(kept.base)}" if new and kept.base else ""
     head = f"llamatrain {kept.command}{first} --config FILE"
     return config_text(
-        printable(head, "utf-8"), kept.files, list(kept.parts.values()), unsaid, base="" if new else kept.base
+        make_printable(head, "utf-8"),
+        kept.files,
+        list(kept.parts.values()),
+        unsaid,
+        base="" if new else kept.base,
     )
 
 

@@ -14,7 +14,7 @@ from llamatrain.optim.early_stop import StopRules
 from llamatrain.optim.optimizer import ElementwiseRule, Optimizer
 from llamatrain.optim.registry import named
 from llamatrain.optim.schedule import Schedule
-from llamatrain.platform.cpu import units
+from llamatrain.platform.cpu import enabled_units
 from llamatrain.run.config import RunConfig
 from llamatrain.run.options import FALL, ITERS, LR_MIN, WARMUP, TrainOptions
 from llamatrain.train.config import LoopConfig
@@ -182,7 +182,7 @@ def precision_of(options: TrainOptions) -> Precision:
         return options.precision
     if named(options.optimizer).exact:
         return "f32"
-    return "bf16" if units() & {"amx", "avx512bf16"} and is_compiled(options.kernels) else "f32"
+    return "bf16" if enabled_units() & {"amx", "avx512bf16"} and is_compiled(options.kernels) else "f32"
 
 
 def gradients_of(train: TrainOptions, optimizer: Optimizer, reads_base: bool) -> Gradients:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from llamatrain.errors import FileError
-from llamatrain.io.mapped_file import unchanged
+from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.optim.optimizer import MinimizerState
 from llamatrain.report.report import Report
 from llamatrain.run.checkpointer import restored
@@ -37,7 +37,7 @@ def state_of(
     resumed, rows = prepared.sources.resumed, prepared.data.rows
     if not resumed:  # the base's own loss is line 0
         return RunState(data=rows.state, owed=prepared.kept.command == "finetune" and course.eval_every > 0)
-    with telling(resumed), unchanged(resumed.checkpoint.files):
+    with telling(resumed), verify_unchanged(resumed.checkpoint.files):
         state, warnings = restored(resumed.checkpoint, programs, descent, rows, course.grad_acc)
     for line in warnings:
         report.warn(line)

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from llamatrain.platform.exit import ending, leave
-from llamatrain.platform.threads import launch
+from llamatrain.platform.exit import exit_on_signal, exit_signals
+from llamatrain.platform.threads import start_thread
 
 ONE = 0.3  # seconds: signals that come so close were meant as one, such as those of `timeout` to a process and to its group
 
@@ -66,11 +66,11 @@ class CommandInterrupts(Interrupts):
     def __enter__(self) -> Self:
         self._main = in_main_thread()
         if self._main:
-            self._before = {each: signal.signal(each, lambda number, frame: None) for each in ending()}
+            self._before = {each: signal.signal(each, lambda number, frame: None) for each in exit_signals()}
             self._reader, self._writer = socket.socketpair()
             self._writer.setblocking(False)
             self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-            launch(threading.Thread(target=self._listen, args=(self._reader,), daemon=True))
+            start_thread(threading.Thread(target=self._listen, args=(self._reader,), daemon=True))
         return self
 
     def __exit__(
@@ -100,7 +100,7 @@ class CommandInterrupts(Interrupts):
         for tell in (self.leaving, self.last_words):
             with suppress(Exception):
                 tell()
-        leave(number)
+        exit_on_signal(number)
 
 
 class CallerInterrupts(Interrupts):

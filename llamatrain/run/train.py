@@ -20,8 +20,8 @@ from llamatrain.distributed.once import made_once_of_each
 from llamatrain.engine.backend import kind_of
 from llamatrain.engine.profiler import phase
 from llamatrain.errors import UsageError
-from llamatrain.io.mapped_file import unchanged
-from llamatrain.platform.terminal import is_shown, say
+from llamatrain.io.mapped_file import verify_unchanged
+from llamatrain.platform.terminal import is_verbose, say
 from llamatrain.report.console import nobody
 from llamatrain.report.report import Report
 from llamatrain.run.build import loop_of, programs_of, trained_in
@@ -191,7 +191,7 @@ def write_result(resumed: ResumePoint, target: Trainable, folder: RunFolder, out
     """Write what comes of a checkpoint as it is."""
     trained = target.leaves("off").trained
     check_trained(resumed, trained)
-    with unchanged(resumed.checkpoint.files):
+    with verify_unchanged(resumed.checkpoint.files):
         parts = {name: np.array(resumed.checkpoint.weights[name]) for name in trained}
     target.write(folder.result(target.result), parts)
     outs.write(resumed.step, resumed.path, folder.result(target.result))
@@ -259,7 +259,7 @@ def run(
         return to_go_on(prepared, folder.path)
 
     console, every = (
-        None if is_shown() else nobody(),
+        None if is_verbose() else nobody(),
         prepared.kept.run.report_every or (1 if verbose else None),
     )
     with Report(metrics, iters=resolved.iters, every=every, console=console) as report:

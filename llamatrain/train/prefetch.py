@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from llamatrain.data.batches import Batch, CursorState
-from llamatrain.platform.threads import launch
+from llamatrain.platform.threads import start_thread
 from llamatrain.train.protocols import Batches
 
 READY = 4  # batches at least, and all of a step: those of a window that is packed come at once
@@ -46,7 +46,7 @@ class ReadAhead:
         self._thread = Thread(target=self._make, daemon=True)
 
     def __enter__(self) -> Self:
-        launch(self._thread)
+        start_thread(self._thread)
         for _ in range(self._ready):
             self._want()
         return self

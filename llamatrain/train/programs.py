@@ -16,10 +16,10 @@ from llamatrain.engine.profiler import phase
 from llamatrain.engine.program import Program
 from llamatrain.graph.printing import described
 from llamatrain.graph.tensor import Tensor, leaves_of
-from llamatrain.io.madvise import release
+from llamatrain.io.madvise import release_pages
 from llamatrain.model import transformer
 from llamatrain.model.limits import DEEP
-from llamatrain.platform.terminal import told_if_long
+from llamatrain.platform.terminal import log_if_slow
 from llamatrain.preference.batch import VARYING, PreferenceTotals, Rewards, told_of
 from llamatrain.train.graphs import StepGraph, StepGraphs
 
@@ -44,7 +44,7 @@ class FlatParams:
         """Copy values for some weights, and release the pages of the mapped file they come from."""
         for name, piece in pieces.items():
             self.parts[name][...] = piece
-            release(piece)
+            release_pages(piece)
 
     def named(self, kind: str) -> dict[str, np.ndarray]:
         """Return the arrays by name, with a suffix such as ".grad"."""
@@ -147,7 +147,7 @@ class TrainPrograms(EvalPrograms):
         """Compile the programs that these batches need, and return the seconds that took."""
         start, layers = time.perf_counter(), self.setting.h.layers
         with (
-            told_if_long(f"making programs of {layers:,} layers, which takes a while")
+            log_if_slow(f"making programs of {layers:,} layers, which takes a while")
             if layers > DEEP
             else nullcontext()
         ):

@@ -81,9 +81,9 @@ class House:
 
     def usual(self) -> Path:
         from llamatrain.compiler.cache import cache_key
-        from llamatrain.platform.cache_dir import wanted
+        from llamatrain.platform.cache_dir import default_cache_dir
 
-        return wanted(cache_key()) or Path("/nowhere")
+        return default_cache_dir(cache_key()) or Path("/nowhere")
 
     def data(self) -> None:
         chance = Random(1)

@@ -23,7 +23,7 @@ from llamatrain.commands.evaluate import EvaluateOptions
 from llamatrain.config.options import declared
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import UsageError
-from llamatrain.platform.terminal import bar, shown
+from llamatrain.platform.terminal import progress_bar, show_log
 from llamatrain.preference.options import PreferenceOptions
 from llamatrain.run.request import NEW, TUNING, TUNING_DEFAULTS
 from llamatrain.run.signals import CallerInterrupts
@@ -188,8 +188,12 @@ def test_show_prints_what_the_command_prints(
     command = ran("from-scratch", "--iters", 2, "--out", "two").err
     assert times.sub("", told.getvalue()) == times.sub("", command) and "step 2/2" in command
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with bar("nobody looks", total=1) as silent, shown(), bar("somebody looks", total=1) as seen:
-        assert not silent.is_shown and seen.is_shown
+    with (
+        progress_bar("nobody looks", total=1) as silent,
+        show_log(),
+        progress_bar("somebody looks", total=1) as seen,
+    ):
+        assert not silent.is_enabled and seen.is_enabled
 
 
 # ---- data in memory, and what goes on meanwhile -----------------------------

@@ -15,7 +15,7 @@ from llamatrain.cli.main import main
 from llamatrain.gguf.types import TensorInfo, by_name
 from llamatrain.gguf.values import Kind, f32, numbers, string, strings, u32
 from llamatrain.gguf.writer import new_gguf
-from llamatrain.platform.escape import printable
+from llamatrain.platform.escape import make_printable
 from tests.helpers.adapter_files import adapter
 from tests.helpers.cli import run
 from tests.helpers.small_models import small
@@ -131,7 +131,7 @@ def test_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
     ("encoding", "shown"), [("utf-8", "é\\x1b\n"), ("ascii", r"\xe9\x1b" + "\n"), ("cp1252", "é\\x1b\n")]
 )
 def test_a_text_is_made_printable(encoding: str, shown: str) -> None:
-    assert printable("é\x1b\n", encoding, keep="\n") == shown
+    assert make_printable("é\x1b\n", encoding, keep="\n") == shown
 
 
 def test_a_broken_file_is_one_line(

@@ -22,7 +22,7 @@ from llamatrain.compiler.inventory import declared, modules
 from llamatrain.compiler.store import name_of, sealed
 from llamatrain.data import token_cache
 from llamatrain.platform import cache_dir, cache_prune
-from llamatrain.platform.temp_files import NEW
+from llamatrain.platform.temp_files import NEW_PREFIX
 from tests.helpers.cli import Done, environment, run
 from tests.platform.test_cache_prune import BOUNDS, fill, kernels, never, stored
 
@@ -32,7 +32,7 @@ SECTIONS = ["versions", "processor", "kernels", "threads", "memory", "caches", "
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv(cache_dir.SWITCH, str(tmp_path / "cache"))
+    monkeypatch.setenv(cache_dir.CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     token_cache.cache_folder.cache_clear()
     yield tmp_path / "cache" / cache_dir.NAME
@@ -137,7 +137,7 @@ def test_no_home(tmp_path: Path) -> None:
     given = {
         name: value
         for name, value in environment().items()
-        if name not in ("HOME", cache_dir.SWITCH, "XDG_CACHE_HOME")
+        if name not in ("HOME", cache_dir.CACHE_VARIABLE, "XDG_CACHE_HOME")
     }
     words = [sys.executable, "-c", script, "doctor"]
     done = subprocess.run(words, cwd=tmp_path, env=given, capture_output=True, text=True, check=False)
@@ -205,7 +205,7 @@ def test_without_compiler_or_kernels(root: Path, tmp_path: Path) -> None:
     done = alone(
         tmp_path,
         PYTHONPATH=path,
-        **{prebuilt.SWITCH: str(tmp_path / "none"), cache_dir.SWITCH: str(tmp_path / "cache")},
+        **{prebuilt.SWITCH: str(tmp_path / "none"), cache_dir.CACHE_VARIABLE: str(tmp_path / "cache")},
     )
     one, other = finding(done)
     assert one.startswith(
@@ -292,7 +292,7 @@ OPTIONAL = ["mpi4py", "numba", "llvmlite", "pyarrow", "zstandard"]
 @pytest.mark.parametrize("absent", [*([each] for each in OPTIONAL), OPTIONAL], ids="-".join)
 def test_optional_packages_need_not_be_there(root: Path, tmp_path: Path, absent: list[str]) -> None:
     words = [sys.executable, "-c", ABSENT.format(absent=absent), "doctor", "--json"]
-    given = environment(**{cache_dir.SWITCH: str(tmp_path / "cache")})
+    given = environment(**{cache_dir.CACHE_VARIABLE: str(tmp_path / "cache")})
     done = subprocess.run(words, cwd=tmp_path, env=given, capture_output=True, text=True, check=False)
     found = json.loads(done.stdout)
     shipped_here = prebuilt.library()[0] is not prebuilt.nothing
@@ -325,7 +325,7 @@ def test_clean_takes_what_is_old_and_leaves_what_is_used(root: Path, tmp_path: P
     stored("unread", fill, BOUNDS)
     reading = stored("read", fill, BOUNDS)
     (root / "speeds").mkdir()
-    (root / "tokens" / f"{NEW}left").mkdir()
+    (root / "tokens" / f"{NEW_PREFIX}left").mkdir()
     (tmp_path / ".llamatrain-passing-left").write_bytes(bytes(77))
     status, found = told()
     assert status == 0 and found["caches"]["tokens"]["folders"] == 2 and found["caches"]["speeds"] == 0
@@ -347,17 +347,17 @@ def test_clean_takes_what_is_old_and_leaves_what_is_used(root: Path, tmp_path: P
 
 
 def test_clean_leaves_kernels_that_are_being_compiled(root: Path) -> None:
-    from llamatrain.platform.temp_files import held
+    from llamatrain.platform.temp_files import lock
 
-    other = kernels(root, "0123456789abcdef", 2 * cache_prune.UNUSED)
-    with held(other):
+    other = kernels(root, "0123456789abcdef", 2 * cache_prune.MAX_AGE)
+    with lock(other):
         assert told("--clean")[1]["cleaned"]["old_kernels"]["folders"] == 0 and other.exists()
     assert told("--clean")[1]["cleaned"]["old_kernels"]["folders"] == 1 and not other.exists()
 
 
 def test_old_is_when_it_was_last_used(root: Path) -> None:
     kernels(root, "0123456789abcdef", 5)
-    assert abs(cache_prune.kernels(root)[0].used - time.time()) < 60
+    assert abs(cache_prune.list_kernels(root)[0].last_used - time.time()) < 60
 
 
 @pytest.mark.parametrize("words", [("more",), ("--cleen",)])

@@ -352,7 +352,7 @@ def test_check_of_what_cannot_be_compared(tmp_path: Path, monkeypatch: pytest.Mo
     failed(
         run("export-lora", nan, *arguments), "nothing can be compared: on that text its logits are not finite"
     )
-    monkeypatch.setattr("llamatrain.model.load.available", lambda: 1000)
+    monkeypatch.setattr("llamatrain.model.load.available_bytes", lambda: 1000)
     done = run("export-lora", tmp_path / "base.gguf", *arguments)
     failed(done, "and 1,000 are free; a shorter text for --check takes less")
     assert not (tmp_path / "m.gguf").exists()

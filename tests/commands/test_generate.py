@@ -250,7 +250,7 @@ def test_models_that_cannot_generate(run: Run) -> None:
 
 
 def test_what_does_not_fit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamatrain.model.load.available", lambda: 1000)
+    monkeypatch.setattr("llamatrain.model.load.available_bytes", lambda: 1000)
     assert "bytes of memory, and 1,000 are free" in failed(run("m.gguf"))
 
 

@@ -85,16 +85,16 @@ def test_arrays_with_gaps_are_refused() -> None:
 
 
 def test_units_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cpu.SWITCH, "avx512")
-    script = "from llamatrain.platform import cpu; print(sorted(cpu.units()), cpu.processor().units)"
+    monkeypatch.setenv(cpu.DISABLE_VARIABLE, "avx512")
+    script = "from llamatrain.platform import cpu; print(sorted(cpu.enabled_units()), cpu.processor().units)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["[]", "frozenset()"]
-    monkeypatch.setenv(cpu.SWITCH, "avx1024")
+    monkeypatch.setenv(cpu.DISABLE_VARIABLE, "avx1024")
     with pytest.raises(UsageError, match="avx1024"):
-        cpu.switched_off()
+        cpu.disabled_units()
 
 
-@pytest.mark.skipif("avx512" not in cpu.units(), reason="this is a smaller processor")
+@pytest.mark.skipif("avx512" not in cpu.enabled_units(), reason="this is a smaller processor")
 @pytest.mark.parametrize("without", ["", "avx512"])
 def test_code_is_for_the_processor_that_is_left(without: str, tmp_path: Path) -> None:
     script = """
@@ -104,7 +104,7 @@ target = emit.context().codegen()._tm
 emit.context().codegen().object_of = lambda module: target.emit_assembly(module).encode()
 print(emit.object_of(combine).decode())
 """
-    environment = {**os.environ, cpu.SWITCH: without}
+    environment = {**os.environ, cpu.DISABLE_VARIABLE: without}
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True
     )
@@ -177,6 +177,6 @@ Path.read_text = lambda *_: (_ for _ in ()).throw(OSError())  # nor is there /pr
 from llamatrain.compiler import cache, declare, parallel, thread_pool
 from llamatrain.distributed.cores import cores
 from llamatrain.platform import cache_dir, memory
-assert memory.resident() >= 0 and memory.available() is None and cores() > 0
+assert memory.resident_bytes() >= 0 and memory.available_bytes() is None and cores() > 0
 """
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -28,7 +28,7 @@ if {broken}:
 here, make = [], code.made
 code.made = lambda declared: here.append(declared) or make(declared)
 x = placeholder("x", (64,))
-with terminal.shown():
+with terminal.show_log():
     program = Program.of([scale(x, by=2.0)], {{x: np.ones(64, np.float32)}})
     program()
 assert (program.read(x) == 1).all() and program.read(next(iter(program.plan.outputs))).sum() == 128
@@ -89,7 +89,7 @@ from llamatrain.compiler import parallel, thread_pool; from llamatrain.platform 
 from llamatrain.compiler.cache import code
 from llamatrain.compiler.inventory import declared
 parallel._run = lambda names, workers: print(len(names), len(declared())) or 0
-with terminal.shown():
+with terminal.show_log():
     parallel.compile_ahead([thread_pool.lead])
 """
 

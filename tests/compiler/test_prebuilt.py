@@ -42,7 +42,7 @@ if not {bricks}:
     SharedKernel.made.clear()  # they are called by none of these, and take their time
 x, keys = np.linspace(-20, 20, 1003, dtype=np.float32), np.zeros(2, np.int64)
 y = np.zeros_like(x)
-with terminal.shown():
+with terminal.show_log():
     CallTable([silu_flat.call(x, y, 0, 0, items=1003, block=64)], 2)()
     word_keys(np.frombuffer(b"abcdefgh", np.uint8), np.array([3, 8]), keys)
 assert np.allclose(y, x / (1 + np.exp(-x)), atol=1e-5)

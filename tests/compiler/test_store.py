@@ -119,7 +119,7 @@ def test_what_is_no_file_is_neither_waited_for_nor_followed(
 
 def test_a_folder_that_is_gone_is_made_again(shelf: ObjectStore) -> None:
     assert shelf.folder
-    temp_files.removed(shelf.folder)
+    temp_files.remove_path(shelf.folder)
     assert shelf.take("name", "facts") is None
     shelf.put("name", FILE)
     assert is_given_back(shelf.folder) and not shelf.trouble
@@ -198,9 +198,9 @@ import os, sys
 from pathlib import Path
 from llamatrain.platform import temp_files
 folder = Path(sys.argv[1])
-for path in (folder / ".new-x", temp_files.passing_folder() / "file", temp_files.passing_file()):
+for path in (folder / ".new-x", temp_files.create_temp_folder() / "file", temp_files.create_temp_file()):
     path.write_text("half")
-    temp_files.goes_with_program(path)
+    temp_files.delete_at_exit(path)
 print("written", flush=True)
 sys.stdin.read()
 """
@@ -213,7 +213,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_not_before(
     (tmp_path / "temporary").mkdir()
     environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
     words = [sys.executable, "-c", KILLED, str(shelf.folder)]
-    sweeping = "from llamatrain.platform import temp_files; temp_files.passing_folder()"
+    sweeping = "from llamatrain.platform import temp_files; temp_files.create_temp_folder()"
     with subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         try:
             assert other.stdout and other.stdout.readline()

@@ -11,16 +11,16 @@ from llamatrain.errors import UsageError
 from llamatrain.platform import cpu
 from tests.helpers.cli import environment
 
-LARGE = frozenset({*cpu.COMMON, *(name for needs, _ in cpu.UNITS.values() for name in needs)})
+LARGE = frozenset({*cpu.V3_FEATURES, *(name for needs, _ in cpu.UNITS.values() for name in needs)})
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An x86 with all there is; what was found out of this one is forgotten before and after."""
-    for name in (cpu.SWITCH, cpu.CLASS):
+    for name in (cpu.DISABLE_VARIABLE, cpu.CLASS_VARIABLE):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(cpu, "features", lambda: LARGE)
-    monkeypatch.setattr(cpu, "allow_tiles", lambda: True)
+    monkeypatch.setattr(cpu, "cpu_features", lambda: LARGE)
+    monkeypatch.setattr(cpu, "request_amx", lambda: True)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(cpu, "processor", cpu.processor.__wrapped__)
     return monkeypatch
@@ -28,11 +28,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_what_a_machine_has_says_its_class(machine: pytest.MonkeyPatch) -> None:
     assert cpu.processor().name == "sapphirerapids"
-    machine.setattr(cpu, "allow_tiles", lambda: False)  # a kernel too old for them
+    machine.setattr(cpu, "request_amx", lambda: False)  # a kernel too old for them
     assert cpu.processor().name == "x86-64-v4-bf16"
-    machine.setattr(cpu, "features", lambda: LARGE - {"avx512bf16"})
+    machine.setattr(cpu, "cpu_features", lambda: LARGE - {"avx512bf16"})
     assert cpu.processor().name == "x86-64-v4"
-    machine.setattr(cpu, "features", lambda: LARGE - {"avx512vl"})
+    machine.setattr(cpu, "cpu_features", lambda: LARGE - {"avx512vl"})
     assert cpu.processor().name == "x86-64-v3"
 
 
@@ -50,16 +50,16 @@ def test_what_is_switched_off_makes_a_smaller_class(
     without: str, name: str, machine: pytest.MonkeyPatch
 ) -> None:
     """Never one whose code has what was switched off."""
-    machine.setenv(cpu.SWITCH, without)
+    machine.setenv(cpu.DISABLE_VARIABLE, without)
     assert cpu.processor().name == name
     assert not cpu.processor().units & {*map(str.strip, without.split(","))}
-    assert cpu.units() == cpu.processor().units  # the library knows of no other
+    assert cpu.enabled_units() == cpu.processor().units  # the library knows of no other
 
 
 def test_each_class_asks_for_no_more_than_its_units_are(machine: pytest.MonkeyPatch) -> None:
     """And the first that a machine can run has all that it has."""
     for each in cpu.CLASSES.values():
-        machine.setattr(cpu, "usable", lambda here=each.units: here)
+        machine.setattr(cpu, "usable_units", lambda here=each.units: here)
         assert cpu.processor() == each
         assert ("+amx" in each.features) == ("amx" in each.units)
         assert ("bf16" in each.features.replace("amx-bf16", "")) == ("avx512bf16" in each.units)
@@ -68,29 +68,29 @@ def test_each_class_asks_for_no_more_than_its_units_are(machine: pytest.MonkeyPa
 
 def test_a_class_that_is_asked_for_is_it(machine: pytest.MonkeyPatch) -> None:
     asked = list[int]()
-    machine.setattr(cpu, "features", frozenset)
-    machine.setattr(cpu, "allow_tiles", lambda: asked.append(1))
+    machine.setattr(cpu, "cpu_features", frozenset)
+    machine.setattr(cpu, "request_amx", lambda: asked.append(1))
     for name, each in cpu.CLASSES.items():
-        machine.setenv(cpu.CLASS, name)
-        assert cpu.processor() == each and cpu.units() == each.units
+        machine.setenv(cpu.CLASS_VARIABLE, name)
+        assert cpu.processor() == each and cpu.enabled_units() == each.units
         assert bool(asked) == ("amx" in each.units)  # a process that touches them unasked is killed
         asked.clear()
-    machine.setenv(cpu.CLASS, "")
+    machine.setenv(cpu.CLASS_VARIABLE, "")
     assert cpu.processor().name not in cpu.CLASSES
 
 
 @pytest.mark.parametrize("name", ["haswell", "x86-64-v3 ", "../x"])
 def test_a_class_that_nobody_knows_is_an_error_of_usage(name: str, machine: pytest.MonkeyPatch) -> None:
-    machine.setenv(cpu.CLASS, name)
-    for asked in (cpu.processor, cpu.units):
+    machine.setenv(cpu.CLASS_VARIABLE, name)
+    for asked in (cpu.processor, cpu.enabled_units):
         with pytest.raises(
             UsageError,
-            match=f"^{cpu.CLASS}: unknown class {name}; known are sapphirerapids, x86-64-v4-bf16, ",
+            match=f"^{cpu.CLASS_VARIABLE}: unknown class {name}; known are sapphirerapids, x86-64-v4-bf16, ",
         ):
             asked()
 
 
-@pytest.mark.parametrize(("switch", "what"), [(cpu.CLASS, "class"), (cpu.SWITCH, "unit")])
+@pytest.mark.parametrize(("switch", "what"), [(cpu.CLASS_VARIABLE, "class"), (cpu.DISABLE_VARIABLE, "unit")])
 def test_the_command_says_so_in_a_line(switch: str, what: str) -> None:
     words = [sys.executable, "-m", "llamatrain", "from-scratch", "--iters", "1", "--out", "/nowhere/run"]
     done = subprocess.run(
@@ -107,10 +107,10 @@ def test_the_command_says_so_in_a_line(switch: str, what: str) -> None:
 
 @pytest.mark.parametrize("missing", ["avx2", "fma", "movbe"])
 def test_a_machine_of_no_class_is_one_of_its_own(missing: str, machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(cpu, "features", lambda: LARGE - {missing})
+    machine.setattr(cpu, "cpu_features", lambda: LARGE - {missing})
     own = cpu.processor()
     assert own.name.startswith("x86_64-") and own.name not in cpu.CLASSES and own.cpu == cpu.HOST
-    machine.setattr(cpu, "features", lambda: LARGE - {missing, "amxtile"})
+    machine.setattr(cpu, "cpu_features", lambda: LARGE - {missing, "amxtile"})
     assert cpu.processor().name != own.name  # nor is it that of another
 
 
@@ -124,7 +124,7 @@ import sys
 if {blocked}:
     sys.modules["numba"] = sys.modules["llvmlite"] = None
 from llamatrain.platform import cpu
-cpu.features = lambda: frozenset({{"sse2"}})
+cpu.cpu_features = lambda: frozenset({{"sse2"}})
 from llamatrain.data.tokenizer.bpe_merge import word_keys
 from llamatrain.compiler.cache import code, compiled
 if not {blocked}:
@@ -157,15 +157,15 @@ def test_its_name_is_the_same_with_a_compiler_and_without(tmp_path: Path) -> Non
 
 def test_features_are_read_of_other_kinds_of_machines_too(machine: pytest.MonkeyPatch) -> None:
     machine.undo()
-    machine.setattr(cpu, "_told_by_linux", lambda: {"processor": "0", "Features": "fp asimd bf16"})
-    assert cpu.features.__wrapped__() == {"fp", "asimd", "bf16"}
+    machine.setattr(cpu, "_read_cpuinfo", lambda: {"processor": "0", "Features": "fp asimd bf16"})
+    assert cpu.cpu_features.__wrapped__() == {"fp", "asimd", "bf16"}
 
 
 def test_what_would_help_is_said_of_it(machine: pytest.MonkeyPatch) -> None:
     from llamatrain.compiler import cache as finding
     from llamatrain.compiler import prebuilt
 
-    machine.setattr(cpu, "features", lambda: LARGE - {"avx2"})
+    machine.setattr(cpu, "cpu_features", lambda: LARGE - {"avx2"})
     machine.setattr(finding, "processor", cpu.processor)
     machine.setattr(finding, "compiles", lambda: False)
     made, said = finding.CodeCache(), list[str]()

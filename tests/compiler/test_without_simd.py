@@ -29,7 +29,7 @@ def compile_kernels_alone() -> None:
     ]
 
 
-@pytest.mark.skipif(cpu.SWITCH in os.environ, reason="this is the process without them")
+@pytest.mark.skipif(cpu.DISABLE_VARIABLE in os.environ, reason="this is the process without them")
 def test_the_same_holds_without_units() -> None:
     kernels = Path(__file__).resolve().parents[1] / "kernels"
     words = [
@@ -42,7 +42,7 @@ def test_the_same_holds_without_units() -> None:
         "no:cacheprovider",
         *(str(kernels / name) for name in FILES),
     ]
-    environment = {**os.environ, cpu.SWITCH: WITHOUT}
+    environment = {**os.environ, cpu.DISABLE_VARIABLE: WITHOUT}
     done = subprocess.run(
         words, env=environment, cwd=kernels.parents[1], capture_output=True, text=True, check=False
     )

@@ -227,8 +227,8 @@ def test_a_bars_title_cannot_either() -> None:
     code = (
         "import io, sys; sys.stderr = type('T', (io.StringIO,), {'isatty': lambda self: True})()\n"
         "from llamatrain.platform import terminal\n"
-        "terminal.DELAY = 0\n"
-        "with terminal.shown(), terminal.bar('a\\x1b[2Jb', total=2) as told:\n    told.draw()\n"
+        "terminal.BAR_DELAY = 0\n"
+        "with terminal.show_log(), terminal.progress_bar('a\\x1b[2Jb', total=2) as told:\n    told.draw()\n"
         "print(ascii(sys.stderr.getvalue()))"
     )
     done = subprocess.run(

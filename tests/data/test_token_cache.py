@@ -24,7 +24,7 @@ from llamatrain.data import token_cache
 from llamatrain.data.token_cache import StoreLimits, TokenStore, TokenStoreWriter, stored
 from llamatrain.errors import DataError
 from llamatrain.platform import cache_dir, temp_files, terminal
-from llamatrain.platform.temp_files import removed
+from llamatrain.platform.temp_files import remove_path
 
 TOKENS = np.arange(100_000, dtype=np.int32)
 BOUNDS = StoreLimits(ids=len(TOKENS), files=1, documents=100)
@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     token_cache.cache_folder.cache_clear()
     yield token_cache.cache_folder()
     token_cache.cache_folder.cache_clear()
-    cache_dir.passing.cache_clear()
+    cache_dir.get_temp_folder.cache_clear()
 
 
 def fill(writer: TokenStoreWriter) -> None:
@@ -208,7 +208,7 @@ def test_what_cannot_be_is_made_anew_whatever_its_sums(
 ) -> None:
     stored("key", fill, BOUNDS)
     crafted(folder / "key", **IMPOSSIBLE[what])
-    with terminal.shown():
+    with terminal.show_log():
         check(stored("key", fill, BOUNDS))
         assert (
             capsys.readouterr().err
@@ -251,7 +251,7 @@ def test_an_entry_is_used_where_nothing_can_be_written(folder: Path, monkeypatch
     token_cache.cache_folder.cache_clear()
     monkeypatch.setattr(tempfile, "TemporaryFile", no_room)
     monkeypatch.setattr(tempfile, "mkdtemp", no_room)
-    cache_dir.passing.cache_clear()
+    cache_dir.get_temp_folder.cache_clear()
     check(stored("key", never, BOUNDS))
     with pytest.raises(DataError, match="tokens can be kept nowhere"):
         stored("another", fill, BOUNDS)
@@ -289,7 +289,7 @@ def test_a_removed_entry_goes_on_being_read(folder: Path) -> None:
         (folder / "key").rename(folder / "moved")
         check(store)
         (folder / "moved").rename(folder / "key")
-    removed(folder / "key")
+    remove_path(folder / "key")
     check(store)
 
 
@@ -324,7 +324,7 @@ def run_at_once(barrier: Barrier, place: str, rounds: int) -> None:
     folder = token_cache.cache_folder()
     for number in range(rounds):
         if barrier.wait(60) == 0 and (folder / "key").exists():
-            (folder / "key" / "tokens").write_bytes(b"garbage") if number % 3 else removed(folder / "key")
+            (folder / "key" / "tokens").write_bytes(b"garbage") if number % 3 else remove_path(folder / "key")
         barrier.wait(60)
         store = stored("key", fill, BOUNDS)
         check(store)

@@ -219,17 +219,19 @@ def test_without_a_home_things_are_kept_while_the_program_runs(monkeypatch: pyte
     for name in ("LLAMATRAIN_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as it is where the home is not known
-    folder = cache_dir.cache_folder("x")
+    folder = cache_dir.writable_cache_dir("x")
     assert (
-        folder is not None and folder.is_relative_to(tempfile.gettempdir()) and cache_dir.wanted("x") is None
+        folder is not None
+        and folder.is_relative_to(tempfile.gettempdir())
+        and cache_dir.default_cache_dir("x") is None
     )
-    kernels = ObjectStore(cache_dir.wanted("x"))
+    kernels = ObjectStore(cache_dir.default_cache_dir("x"))
     kernels.put("name", b"file")
     assert kernels.trouble == "there is no home" and kernels.loose == {"name": b"file"}
     monkeypatch.setattr("tempfile.mkdtemp", lambda **_: no_room())
-    cache_dir.passing.cache_clear()
-    assert cache_dir.cache_folder("x") is None
-    cache_dir.passing.cache_clear()
+    cache_dir.get_temp_folder.cache_clear()
+    assert cache_dir.writable_cache_dir("x") is None
+    cache_dir.get_temp_folder.cache_clear()
 
 
 def no_room() -> None:

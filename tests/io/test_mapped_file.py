@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from llamatrain.io import mapped_file
-from llamatrain.io.madvise import release
-from llamatrain.platform.memory import resident
+from llamatrain.io.madvise import release_pages
+from llamatrain.platform.memory import resident_bytes
 from tests.stress.test_inputs_changed import apart
 
 pytestmark = pytest.mark.skipif(
@@ -29,14 +29,14 @@ import os, sys, zlib
 from pathlib import Path
 import numpy as np
 from llamatrain.gguf import quants
-from llamatrain.io.mapped_file import files_of, map_file
+from llamatrain.io.mapped_file import mapped_files, map_file
 from llamatrain.gguf.types import by_name
 for reader in sys.argv[2:]:
     path = Path(sys.argv[1])
     path.write_bytes(b"\\1" * 300_000)
     file = map_file(path)
     array = np.frombuffer(file, np.uint8)
-    assert file.changed() is None and files_of([array]) == [file]
+    assert file.changed() is None and mapped_files([array]) == [file]
     os.truncate(path, 5000)
     eval(reader)
     assert file.lost and not array[8192:].any() and array[:5000].all(), reader
@@ -87,7 +87,7 @@ def test_the_mapping_goes_with_its_last_view(tmp_path: Path) -> None:
     file = mapped_file.map_file(path)
     start = file.start
     del file
-    assert start not in mapped_file.living
+    assert start not in mapped_file.open_mappings
     assert descriptors() == before
 
 
@@ -100,9 +100,9 @@ def test_small_arrays_that_are_released_leave_nothing(tmp_path: Path) -> None:
         if turn % 2:
             path.read_bytes()
         array = np.frombuffer(mapped_file.map_file(path), np.uint8)
-        before = resident()
+        before = resident_bytes()
         for begin in range(0, len(array), size):
             part = array[begin : begin + size]
             part.max()
-            release(part)
-        assert resident() - before < 1e6
+            release_pages(part)
+        assert resident_bytes() - before < 1e6

@@ -8,7 +8,7 @@ import pytest
 
 from llamatrain.adapters import peft
 from llamatrain.io.atomic_write import AtomicFile
-from llamatrain.io.partial_files import stem
+from llamatrain.io.partial_files import partial_prefix
 from tests.commands.test_export_process import large
 from tests.helpers.cli import finished, ran, started, text_file, until
 from tests.helpers.lora_runs import base
@@ -26,7 +26,7 @@ def write(path: Path) -> None:
 
 def left_for(place: Path) -> Path:
     """As a process that is gone leaves it: held by nobody."""
-    left = place.with_name(f"{stem(place)}0123abcd.tmp")
+    left = place.with_name(f"{partial_prefix(place)}0123abcd.tmp")
     left.write_bytes(b"half")
     return left
 
@@ -94,7 +94,7 @@ def test_what_a_killed_run_began_for_peft_goes_with_the_one_that_goes_on(
     ran("finetune", base(tmp_path / "m.gguf", small()), "text.txt", *small_run, "--peft", out, "--out", "run")
     for name in (peft.CONFIG, peft.WEIGHTS):
         left_for(Path(out) / name)
-    (Path(out) / f"{stem(Path('mine'))}0123abcd.tmp").write_text("mine")
+    (Path(out) / f"{partial_prefix(Path('mine'))}0123abcd.tmp").write_text("mine")
     with AtomicFile(Path(out) / peft.CONFIG) as file:  # of another run that works now
         left_for(Path(out) / peft.CONFIG)
         file.write(b"{}")

@@ -23,7 +23,7 @@ FORMULAS = {
     "out_prod": lambda a, b: np.swapaxes(a, -1, -2) @ b,
 }
 # how bf16 is multiplied: all ways that this machine has
-WAYS = ["float32", *(unit for unit in ("avx512bf16", "amx") if unit in cpu.units())]
+WAYS = ["float32", *(unit for unit in ("avx512bf16", "amx") if unit in cpu.enabled_units())]
 SHAPES = [(1, 1, 1), (7, 13, 5), (33, 65, 129), (300, 8, 70), (1, 40, 1100), (260, 140, 1060), (40, 96, 2100)]
 UNTOUCHED = np.float32(7)
 

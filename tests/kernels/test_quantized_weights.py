@@ -29,7 +29,7 @@ from llamatrain.graph.tensor import (
     quantised,
     state,
 )
-from llamatrain.io.madvise import release
+from llamatrain.io.madvise import release_pages
 from llamatrain.model.frozen_weights import packed_copy
 
 TRAINED = [TYPES[number] for number in sorted(COMPILED)]
@@ -249,7 +249,7 @@ def test_pages_of_the_base_are_handed_back(tmp_path: Path, kernels: str) -> None
     found = []
     for drop in (False, True):
         program = Program.of(products, arrays, kernels=kernels, drop_base=drop)
-        release(mapped)
+        release_pages(mapped)
         program()
         assert (resident(path) < mapped.nbytes / 2) is drop
         assert program.plan.base_bytes == (weights[0].nbytes if drop else mapped.nbytes)

@@ -237,11 +237,11 @@ def test_float32_off_its_place_is_copied(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     h = small(layers=1)
     gguf = open_gguf(written(tmp_path / "m.gguf", h, weights(h)))
-    monkeypatch.setattr(loading, "available", lambda: 9999)
+    monkeypatch.setattr(loading, "available_bytes", lambda: 9999)
     check_memory(gguf, 9999)
     with pytest.raises(
         LlamatrainError, match="takes 10,000 bytes of memory, and 9,999 are free; a smaller model takes less"
     ):
         check_memory(gguf, 10000)
-    monkeypatch.setattr(loading, "available", lambda: None)
+    monkeypatch.setattr(loading, "available_bytes", lambda: None)
     check_memory(gguf, 1 << 60)

@@ -24,7 +24,7 @@ from llamatrain.optim.line_search import (
 )
 from llamatrain.optim.methods import lbfgs
 from llamatrain.optim.methods.lbfgs import LBFGS, LbfgsState
-from llamatrain.platform.memory import resident
+from llamatrain.platform.memory import resident_bytes
 from tests.helpers.cli import TINY, ran, text_file
 
 KINDS = list(SEARCHES)
@@ -374,6 +374,6 @@ def test_a_copy_from_a_file_leaves_none_of_its_pages(tmp_path: Path) -> None:
     (path := tmp_path / "f").write_bytes(bytes(8_000_000))
     history = np.frombuffer(map_file(path), np.float32).reshape(4, -1)
     target = np.ones(history.shape, np.float32)
-    before = resident()
+    before = resident_bytes()
     lbfgs._copy(target, history)
-    assert not target.any() and resident() - before < 2e6
+    assert not target.any() and resident_bytes() - before < 2e6

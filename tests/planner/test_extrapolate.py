@@ -23,7 +23,7 @@ def soon_deep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extrapolate, "PARTS", 2)
     monkeypatch.setattr(fit_memory, "PARTS", 2)
     for module in (fit_memory, limits):  # not what other tests have left in this process
-        monkeypatch.setattr(module, "resident", lambda: 10**8)
+        monkeypatch.setattr(module, "resident_bytes", lambda: 10**8)
 
 
 def unused(*args: Any, **named: Any) -> Any:

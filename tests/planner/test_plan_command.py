@@ -159,7 +159,7 @@ def test_what_cannot_fit_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.
     """Thousands of layers take a minute to be planned."""
     monkeypatch.setattr(fit_memory, "way_of", unused)
     for place in (fit_memory, limits):  # other tests may have left much
-        monkeypatch.setattr(place, "resident", lambda: 10**8)
+        monkeypatch.setattr(place, "resident_bytes", lambda: 10**8)
     data, deep = text_file(tmp_path), (*TINY, "--layer", 4096, "--memory", "900MB")
     refused(run("plan", "from-scratch", data, *deep), 1, "weights", "900 ?MB")
     refused(run("from-scratch", data, *deep, "--out", tmp_path / "run"), 1, "weights", "900 ?MB")
@@ -179,7 +179,7 @@ def test_nothing_is_read_beyond_the_limit(
 
 def test_learning_ends_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = iter(["one", "two", "three"])
-    monkeypatch.setattr(limits, "resident", lambda: 301 * 10**6)
+    monkeypatch.setattr(limits, "resident_bytes", lambda: 301 * 10**6)
     with pytest.raises(MemoryPlanError, match="holds 301 MB by now, and --memory allows 300 MB"):
         list(limits.within(300 * 10**6, texts))
     assert list(limits.within(None, texts)) == ["two", "three"]
@@ -187,9 +187,9 @@ def test_learning_ends_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_long_plan_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("plan", "from-scratch", text_file(tmp_path), *TINY, "--layer", 12)
-    monkeypatch.setattr(terminal, "PATIENCE", 60)
+    monkeypatch.setattr(terminal, "SLOW_AFTER", 60)
     assert "planning" not in ran(*words).err
-    monkeypatch.setattr(terminal, "PATIENCE", 0)
+    monkeypatch.setattr(terminal, "SLOW_AFTER", 0)
     assert "planning a run of 12 layers, which takes a while\n" in ran(*words).err
 
 

@@ -336,7 +336,7 @@ def test_a_damaged_measurement_is_made_again(kept: tuple[list[int], Path]) -> No
 
 
 def test_nowhere_to_keep_it(kept: tuple[list[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speeds, "wanted", lambda name: None)
+    monkeypatch.setattr(speeds, "default_cache_dir", lambda name: None)
     assert speeds.speeds_for(TRAINED).of_bytes(1) == 1 and ObjectStore(None).trouble
 
 

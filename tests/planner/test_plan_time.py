@@ -199,7 +199,7 @@ def burn() -> None:
 def test_the_ways_that_were_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is faster than what is taken takes more than there is; all that is said is in the JSON."""
     for place in (fit_memory, limits):  # this process holds more and more
-        monkeypatch.setattr(place, "resident", lambda: 10**8)
+        monkeypatch.setattr(place, "resident_bytes", lambda: 10**8)
     data = text_file(tmp_path)
     light, block = (planned(data, *DEEPER, "--remat", how)["total"] for how in ("light", "block"))
     assert not planned(data, *DEEPER, "--memory", f"{light // 10**6 + 20}MB")["tried"]

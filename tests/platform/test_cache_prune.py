@@ -14,8 +14,8 @@ from llamatrain.compiler.cache import CodeCache, cache_key
 from llamatrain.data import token_cache
 from llamatrain.data.token_cache import StoreLimits, TokenStoreWriter, stored
 from llamatrain.platform import cache_dir, cache_prune
-from llamatrain.platform.cache_prune import OFTEN, STAMP, UNUSED, beyond, prune, remove, used
-from llamatrain.platform.temp_files import DAY, NEW
+from llamatrain.platform.cache_prune import MAX_AGE, MIN_INTERVAL, STAMP, mark_used, over_limit, prune, remove
+from llamatrain.platform.temp_files import DAY, NEW_PREFIX
 
 BOUNDS = StoreLimits(ids=1000, files=1, documents=10)
 OTHER, OWN = "0123456789abcdef", "f" * 16
@@ -23,7 +23,7 @@ OTHER, OWN = "0123456789abcdef", "f" * 16
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(cache_dir.SWITCH, str(tmp_path))
+    monkeypatch.setenv(cache_dir.CACHE_VARIABLE, str(tmp_path))
     token_cache.cache_folder.cache_clear()
     yield tmp_path / cache_dir.NAME  # type: ignore[misc]
     token_cache.cache_folder.cache_clear()
@@ -63,9 +63,9 @@ def due(root: Path) -> None:
 
 def test_kernels_of_other_versions_go_after_a_month(root: Path) -> None:
     old, newer, own = (
-        kernels(root, OTHER, UNUSED + 1),
-        kernels(root, "e" * 16, UNUSED - 60),
-        kernels(root, OWN, UNUSED + 1),
+        kernels(root, OTHER, MAX_AGE + 1),
+        kernels(root, "e" * 16, MAX_AGE - 60),
+        kernels(root, OWN, MAX_AGE + 1),
     )
     prune(root, OWN)
     assert not old.exists() and newer.exists() and own.exists()
@@ -73,9 +73,9 @@ def test_kernels_of_other_versions_go_after_a_month(root: Path) -> None:
 
 
 def test_what_is_no_kernels_folder_stays(root: Path, tmp_path: Path) -> None:
-    outside = kernels(tmp_path, "outside", 2 * UNUSED)
+    outside = kernels(tmp_path, "outside", 2 * MAX_AGE)
     (root / "notes").mkdir(parents=True)
-    aged(root / "notes", 2 * UNUSED)
+    aged(root / "notes", 2 * MAX_AGE)
     (root / OTHER).symlink_to(outside)
     (root / ("a" * 16)).write_bytes(b"a file")
     prune(root, OWN)
@@ -88,12 +88,12 @@ def test_what_is_no_kernels_folder_stays(root: Path, tmp_path: Path) -> None:
 
 
 def test_once_a_day(root: Path) -> None:
-    kernels(root, OTHER, UNUSED + 1)
+    kernels(root, OTHER, MAX_AGE + 1)
     prune(root, OWN)
-    late = kernels(root, "e" * 16, UNUSED + 1)
+    late = kernels(root, "e" * 16, MAX_AGE + 1)
     prune(root, OWN)
     assert late.exists()
-    aged(root / STAMP, OFTEN + 1)
+    aged(root / STAMP, MIN_INTERVAL + 1)
     prune(root, OWN)
     assert not late.exists()
 
@@ -104,10 +104,10 @@ def test_tokens_that_are_read_stay_and_others_go_the_oldest_first(
     oldest, older, newest = (
         entry(root, name, age) for name, age in (("a", 9 * DAY), ("b", 8 * DAY), ("c", 0))
     )
-    size = cache_prune.size_of(oldest)
+    size = cache_prune.disk_usage(oldest)
     reading = stored("a", never, BOUNDS)
     aged(oldest, 9 * DAY)
-    monkeypatch.setattr(cache_prune, "MOST", size + size // 2)
+    monkeypatch.setattr(cache_prune, "MAX_TOKEN_BYTES", size + size // 2)
     due(root)
     prune(root, OWN)
     assert oldest.exists() and not older.exists() and newest.exists()
@@ -115,11 +115,11 @@ def test_tokens_that_are_read_stay_and_others_go_the_oldest_first(
     del reading
     due(root)
     prune(root, OWN)
-    assert not oldest.exists() and newest.exists() and not list((root / "tokens").glob(f"{NEW}*"))
+    assert not oldest.exists() and newest.exists() and not list((root / "tokens").glob(f"{NEW_PREFIX}*"))
 
 
 def test_tokens_that_nobody_used_for_long_go_where_new_ones_are_made(root: Path) -> None:
-    old = entry(root, "a", UNUSED + 1)
+    old = entry(root, "a", MAX_AGE + 1)
     due(root)
     assert stored("b", fill, BOUNDS).tokens.read(99, 100).tolist() == [99]
     assert not old.exists() and (root / "tokens" / "b").exists() and (root / STAMP).exists()
@@ -129,10 +129,10 @@ def test_use_is_noted_by_reading(root: Path) -> None:
     place = entry(root, "a", 5 * DAY)
     stored("a", never, BOUNDS)
     assert time.time() - place.stat().st_mtime < DAY
-    lately = aged(place, OFTEN - 60).stat().st_mtime
-    used(place)
+    lately = aged(place, MIN_INTERVAL - 60).stat().st_mtime
+    mark_used(place)
     assert place.stat().st_mtime == lately
-    used(place / "nowhere")
+    mark_used(place / "nowhere")
 
 
 def test_use_of_kernels_is_noted_when_they_are_found(root: Path) -> None:
@@ -144,7 +144,7 @@ def test_use_of_kernels_is_noted_when_they_are_found(root: Path) -> None:
 
 
 def test_all_that_is_read_in_another_process_is_left_to_it(root: Path) -> None:
-    place = entry(root, "a", UNUSED + 1)
+    place = entry(root, "a", MAX_AGE + 1)
     script = """
 import sys
 from tests.platform.test_cache_prune import BOUNDS, never, stored
@@ -156,18 +156,18 @@ print(store.tokens.read(0, 100).sum())
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", script], **pipes) as reader:  # type: ignore[call-overload]
         assert reader.stdout.readline() == "open\n"
-        assert remove(cache_prune.tokens(root)) == [] and place.exists()
+        assert remove(cache_prune.list_tokens(root)) == [] and place.exists()
         assert reader.communicate("\n")[0] == "4950\n"
-    (gone,) = remove(cache_prune.tokens(root))
+    (gone,) = remove(cache_prune.list_tokens(root))
     assert gone.nbytes > 400 and not place.exists()
 
 
 def test_what_dead_processes_left_goes(root: Path) -> None:
     for folder in (root / OWN, root / "tokens"):
-        (folder / f"{NEW}left").mkdir(parents=True)
-    assert len(cache_prune.lefts(root)) == 2
+        (folder / f"{NEW_PREFIX}left").mkdir(parents=True)
+    assert len(cache_prune.find_all_leftovers(root)) == 2
     prune(root, OWN)
-    assert not cache_prune.lefts(root) and not (root / "tokens" / f"{NEW}left").exists()
+    assert not cache_prune.find_all_leftovers(root) and not (root / "tokens" / f"{NEW_PREFIX}left").exists()
 
 
 @pytest.mark.parametrize(
@@ -184,6 +184,6 @@ def test_bounds_are_of_all_that_stays() -> None:
     now = time.time()
     entries = [
         cache_prune.CacheFolder(Path(str(age)), Path(str(age)), 3 << 30, now - age)
-        for age in (0, 10, 20, UNUSED + 9)
+        for age in (0, 10, 20, MAX_AGE + 9)
     ]
-    assert [each.path.name for each in beyond(entries)] == ["20", str(UNUSED + 9)]
+    assert [each.path.name for each in over_limit(entries)] == ["20", str(MAX_AGE + 9)]

@@ -20,30 +20,30 @@ def group(folder: Path, limit: str, used: int, cached: int) -> Path:
 
 
 def test_a_group_has_a_limit_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_of_machine", lambda: 1_000_000)
+    monkeypatch.setattr(memory, "_machine_available", lambda: 1_000_000)
     for limit, used, cached, left in (
         ("5000", 3000, 99, 2100),
         ("5000", 6000, 0, 0),
         ("max", 3000, 0, 1_000_000),
     ):
-        monkeypatch.setattr(memory, "GROUP", group(tmp_path, limit, used, cached))
-        assert memory.available() == left
-    monkeypatch.setattr(memory, "GROUP", tmp_path / "none")
-    assert memory.available() == 1_000_000
+        monkeypatch.setattr(memory, "CGROUP", group(tmp_path, limit, used, cached))
+        assert memory.available_bytes() == left
+    monkeypatch.setattr(memory, "CGROUP", tmp_path / "none")
+    assert memory.available_bytes() == 1_000_000
 
 
 def test_the_machine_has_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "GROUP", tmp_path)
-    there = memory.available()
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    there = memory.available_bytes()
     assert there is None or 1 << 20 < there < 1 << 50
-    monkeypatch.setattr(memory, "_of_machine", lambda: None)
-    assert memory.available() is None
+    monkeypatch.setattr(memory, "_machine_available", lambda: None)
+    assert memory.available_bytes() is None
 
 
 def test_what_this_process_holds() -> None:
-    before = memory.resident()
+    before = memory.resident_bytes()
     held = bytearray(b"x" * (1 << 26))
-    assert (1 << 25) < memory.resident() - before < (1 << 28) and held
+    assert (1 << 25) < memory.resident_bytes() - before < (1 << 28) and held
 
 
 # ---- what is not taken -----------------------------------------------------

@@ -11,13 +11,13 @@ from llamatrain.errors import words_of
 STARVED = """
 import resource, threading
 from pathlib import Path
-from llamatrain.platform.threads import launch
+from llamatrain.platform.threads import start_thread
 first = threading.Thread(target=int)
 first.start(), first.join()  # whose stack the next one takes
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(), resource.RLIM_INFINITY))
 try:
-    launch(threading.Thread(target=int, daemon=True))
+    start_thread(threading.Thread(target=int, daemon=True))
 except MemoryError as error:
     print(error)
 """

@@ -167,16 +167,16 @@ def test_no_colour_where_none_is_wished(
 
 def test_what_is_counted_meanwhile_stands_in_the_display(capsys: pytest.CaptureFixture[str]) -> None:
     """A bar of its own would be drawn over, and draw over it."""
-    with terminal.shown():
+    with terminal.show_log():
         told = list[str]()
         with (
-            terminal.displaying(told.append),
-            terminal.bar("compiling kernels", total=2, unit="kernel") as bar,
+            terminal.progress_area(told.append),
+            terminal.progress_bar("compiling kernels", total=2, unit="kernel") as bar,
         ):
             bar.update()
         assert told == ["compiling kernels: 0 of 2", "compiling kernels: 1 of 2", ""]
         assert (
-            not isinstance(terminal.bar("merging", total=1), terminal.CountedProgress)
+            not isinstance(terminal.progress_bar("merging", total=1), terminal.CountedProgress)
             and not capsys.readouterr().err
         )
 
@@ -188,7 +188,7 @@ def test_long_lines_break_between_words(tmp_path: Path, monkeypatch: pytest.Monk
     """Of whoever says them; what is read by programs stays whole."""
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setattr(sys, "stderr", stream := Coloured())
-    with terminal.shown():
+    with terminal.show_log():
         terminal.say(LONG)
     voice.complain(LONG)
     console = Console(file=stream, width=40, height=24, force_terminal=True, color_system=None)
@@ -200,7 +200,7 @@ def test_long_lines_break_between_words(tmp_path: Path, monkeypatch: pytest.Monk
     assert max(map(len, lines)) <= 40 and words == {*LONG.split(), "error:", "warning:"}
     assert " ".join(lines).split().count("began") == 4
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
-    with terminal.shown():
+    with terminal.show_log():
         terminal.say(LONG)
     assert stream.getvalue() == LONG + "\n"
 
@@ -227,11 +227,11 @@ def screen_of(drawn: str) -> list[str]:
 def test_a_bar_within_a_bar_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where kernels are compiled while adapters are merged."""
     monkeypatch.setattr(sys, "stderr", stream := Coloured())
-    monkeypatch.setattr(terminal, "DELAY", 0.0, raising=False)
-    with terminal.shown(), terminal.bar("merging", total=100, unit="B") as merging:
+    monkeypatch.setattr(terminal, "BAR_DELAY", 0.0, raising=False)
+    with terminal.show_log(), terminal.progress_bar("merging", total=100, unit="B") as merging:
         merging.update(10)
         terminal.say("compiling kernels for this machine, once")
-        with terminal.bar("compiling kernels", total=2, unit="kernel") as compiling:
+        with terminal.progress_bar("compiling kernels", total=2, unit="kernel") as compiling:
             for count in (1, 2):
                 compiling.update()
                 said, drawn = screen_of(stream.getvalue())
@@ -247,9 +247,9 @@ def test_a_bar_within_a_bar_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_bar_that_is_soon_done_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stream := Coloured())
     with (
-        terminal.shown(),
-        terminal.bar("merging", total=2) as merging,
-        terminal.bar("compiling", total=1) as compiling,
+        terminal.show_log(),
+        terminal.progress_bar("merging", total=2) as merging,
+        terminal.progress_bar("compiling", total=1) as compiling,
     ):
         compiling.update()
         terminal.say("a word")
@@ -262,13 +262,13 @@ def test_a_display_that_stands_is_told_of_and_gone_with_the_report(tmp_path: Pat
     console = Console(file=stream, width=100, height=24, force_terminal=True, color_system=None)
     with Report(Metrics(tmp_path / "metrics.jsonl"), iters=10, console=console) as report:
         report.header([])
-        with terminal.bar("compiling kernels", total=31) as bar:
+        with terminal.progress_bar("compiling kernels", total=31) as bar:
             bar.update(12)
             assert report._live
             report._live.refresh()
         assert isinstance(bar, terminal.CountedProgress)
     assert "compiling kernels: 12 of 31" in stream.getvalue()
-    assert not isinstance(terminal.bar("merging", total=1), terminal.CountedProgress)
+    assert not isinstance(terminal.progress_bar("merging", total=1), terminal.CountedProgress)
 
 
 def test_work_that_goes_on_is_told_in_a_log_every_so_often(
@@ -278,8 +278,8 @@ def test_work_that_goes_on_is_told_in_a_log_every_so_often(
     now = [0.0]
     monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
     with (
-        terminal.shown(),
-        terminal.bar("tokenizing a.txt", total=300_000_000, unit="B", unit_scale=True) as told,
+        terminal.show_log(),
+        terminal.progress_bar("tokenizing a.txt", total=300_000_000, unit="B", unit_scale=True) as told,
     ):
         for _ in range(100):
             now[0] += 1
@@ -290,13 +290,18 @@ def test_work_that_goes_on_is_told_in_a_log_every_so_often(
         and len(lines) == 6
         and told.n == 300_000_000
     )
-    with terminal.shown(), terminal.bar("tokenizing a.gz", total=None, unit="B", unit_scale=True) as told:
+    with (
+        terminal.show_log(),
+        terminal.progress_bar("tokenizing a.gz", total=None, unit="B", unit_scale=True) as told,
+    ):
         now[0] += 14
         told.update(1)
         now[0] += 2
         told.update(2_000_000)
     assert capsys.readouterr().err == "tokenizing a.gz: 2.0 MB, after 16 s\n"
-    with terminal.bar("tokenizing a.gz", total=None, unit="B", unit_scale=True) as told:  # nobody asked
+    with terminal.progress_bar(
+        "tokenizing a.gz", total=None, unit="B", unit_scale=True
+    ) as told:  # nobody asked
         now[0] += 20
         told.update(1)
     assert not capsys.readouterr().err

@@ -342,8 +342,8 @@ def test_a_full_disk_is_said_and_the_run_goes_on(
             raise OSError(28, "No space left on device")
         keep(file)
 
-    keep = AtomicFile._keep
-    monkeypatch.setattr(AtomicFile, "_keep", full)
+    keep = AtomicFile._publish
+    monkeypatch.setattr(AtomicFile, "_publish", full)
     done = tuned("run", "--iters", 18, "--eval-every", 2, "--save-every", 0)
     assert done.code == 0 and len(steps(tmp_path / "run")) == 18
     assert done.err.count("No space left on device; so best.gguf is not that of step") >= 1

@@ -73,7 +73,7 @@ def test_nobody_compiles_on_for_a_run_that_was_ended(how: signal.Signals, cache:
     ), done.err
     assert in_seconds(lambda: not holders(str(place)), 60)
     if how == signal.SIGKILL:
-        sweeping = "from llamatrain.platform import temp_files; temp_files.passing_folder()"
+        sweeping = "from llamatrain.platform import temp_files; temp_files.create_temp_folder()"
         subprocess.run([sys.executable, "-c", sweeping], env=env, check=True)
     assert not [*(place / "temporary").iterdir()]
     if how != signal.SIGKILL:

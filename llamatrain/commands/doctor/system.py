@@ -74,10 +74,12 @@ def processor() -> Told:
     yield fact("name", named(), named() or platform.machine() or "not told here")
     yield fact("class", cpu.processor().name)
     yield fact(
-        "units", sorted(cpu.units()), ", ".join(sorted(cpu.units())) or f"none of {', '.join(cpu.UNITS)}"
+        "units",
+        sorted(cpu.enabled_units()),
+        ", ".join(sorted(cpu.enabled_units())) or f"none of {', '.join(cpu.UNITS)}",
     )
-    if off := sorted(cpu.switched_off()):
-        yield fact("switched off", off, f"{', '.join(off)} (by {cpu.SWITCH})")
+    if off := sorted(cpu.disabled_units()):
+        yield fact("switched off", off, f"{', '.join(off)} (by {cpu.DISABLE_VARIABLE})")
 
 
 def named() -> str:
@@ -128,9 +130,9 @@ def kept(missing: list[Any]) -> Told:
     """Those that were compiled before; the others are compiled when they are first used."""
     from llamatrain.compiler.cache import cache_key, facts_of
     from llamatrain.compiler.store import ObjectStore, name_of
-    from llamatrain.platform.cache_dir import wanted
+    from llamatrain.platform.cache_dir import default_cache_dir
 
-    shelf, there = ObjectStore(wanted(cache_key())), 0
+    shelf, there = ObjectStore(default_cache_dir(cache_key())), 0
     for each in missing:
         facts = facts_of(each)
         there += shelf.take(name_of(each.where.replace(":", "."), facts), facts) is not None
@@ -157,12 +159,12 @@ def threads() -> Told:
 
 
 def memory() -> Told:
-    from llamatrain.platform.memory import GROUP, available
+    from llamatrain.platform.memory import CGROUP, available_bytes
 
-    yield of_bytes("free", available())
+    yield of_bytes("free", available_bytes())
     yield of_bytes("of the machine", total())
     with suppress(OSError, ValueError):  # no such group, or "max"
-        limit = int((GROUP / "memory.max").read_text())
+        limit = int((CGROUP / "memory.max").read_text())
         yield of_bytes("limit of the control group", limit)
     with suppress(ImportError):
         import resource

@@ -20,7 +20,7 @@ from llamatrain.data.chat.prompt import BORDER, LARGE, PromptReader
 from llamatrain.data.chat.template import LAST, TURNS, ChatTemplate
 from llamatrain.data.json_values import RecordTooLarge
 from llamatrain.data.records import ChatRecord, PromptRecord
-from llamatrain.platform.memory import give_back
+from llamatrain.platform.memory import trim_heap
 
 NOTHING = (np.zeros(0, np.int32), np.zeros(0, np.uint8))  # a document that is counted, and skipped
 
@@ -152,5 +152,5 @@ def encode_chat(
     if said.parts:
         del text, turn, answer  # as large as what is made of them
         if size > LARGE:
-            give_back()
+            trim_heap()
         yield said.marked()

@@ -21,7 +21,7 @@ from llamatrain.data.chat.limits import BYTES, START, seconds_for
 from llamatrain.data.chat.messages import Message
 from llamatrain.data.json_values import RecordTooLarge
 from llamatrain.errors import DataError
-from llamatrain.platform.memory import give_back
+from llamatrain.platform.memory import trim_heap
 
 SECONDS = 5.0  # of a processor, for the renderings of one conversation
 MEMORY = 108 * 10**6  # address space of the child, interpreter included
@@ -134,7 +134,7 @@ class ChatTemplate:
                     at = end
                 if not answer["more"]:
                     return
-                give_back()  # texts that grow leave holes of their size
+                trim_heap()  # texts that grow leave holes of their size
                 answer, texts = self._ask(None)
 
     def ahead(self, chats: Iterable[Asked]) -> None:
@@ -312,7 +312,7 @@ class RendererProcess:
         self._write(text)
         if len(text) > LARGE:
             del text
-            give_back()
+            trim_heap()
 
     def ask_all(self, requests: list[str], seconds: float) -> Iterator[Answer | Exception]:
         """What comes of each; behind one that is lost there is nothing."""

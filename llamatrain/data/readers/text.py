@@ -1,4 +1,4 @@
-"""Text from files: whole, by rows, or in the ancestors' samples that begin after a pattern."""
+"""Reads data files as text chunks, as numbered rows, or as samples that begin at a pattern."""
 
 import mmap
 from collections.abc import Iterator
@@ -15,14 +15,16 @@ from llamatrain.data.readers.compressed import WIDE
 from llamatrain.data.readers.json_array import LONGEST, elements_of
 from llamatrain.data.tokenizer.tokenizer import to_bytes
 from llamatrain.errors import DataError
-from llamatrain.io.mapped_file import map_file, unchanged
-from llamatrain.platform.temp_files import passing_file, removed
+from llamatrain.io.mapped_file import map_file, verify_unchanged
+from llamatrain.platform.temp_files import create_temp_file, remove_path
 
 CHUNK = 1 << 20
 Place = tuple[int, int]  # a file and a line, by their numbers
 
 
 class JsonLine(NamedTuple):
+    """A row of a file: its JSON and its position."""
+
     file: int  # its number
     number: int
     text: bytes
@@ -30,11 +32,12 @@ class JsonLine(NamedTuple):
 
     @property
     def key(self) -> Place:
+        """The file index and line number."""
         return self.file, self.number
 
 
 def chunks_of(source: DataFile) -> Iterator[bytes]:
-    """The whole text, cut anywhere."""
+    """Yield the whole text in chunks, cut anywhere."""
     with source.opened() as file:
         offset, encoding = 0, Utf8(source.name, source.raw)
         while chunk := file.read(CHUNK):
@@ -45,7 +48,7 @@ def chunks_of(source: DataFile) -> Iterator[bytes]:
 
 
 def rows_of(source: DataFile) -> Iterator[tuple[int, bytes]]:
-    """Its rows as JSON, with their numbers: of lines, elements or rows."""
+    """Yield the rows of a file as JSON, numbered by line, element or row."""
     if source.form == "parquet":
         with plain_file(source) as path:
             parquet.check(path, source.name)
@@ -61,7 +64,7 @@ def rows_of(source: DataFile) -> Iterator[tuple[int, bytes]]:
 
 
 def lines_of(file: BinaryIO, source: DataFile) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers."""
+    """Yield the lines that are not blank, with their numbers."""
     number, most = 0, -1 if source.is_plain else LONGEST
     while line := file.readline(most):  # which an iterator would hold beside the text
         number += 1
@@ -75,31 +78,34 @@ def lines_of(file: BinaryIO, source: DataFile) -> Iterator[tuple[int, bytes]]:
 
 @contextmanager
 def plain_file(source: DataFile) -> Iterator[Path]:
-    """One of its own bytes, or of what it is unpacked or in UTF-8, that can be read anywhere in it."""
+    """Provide a seekable file: the file itself, or a decompressed UTF-8 copy of it."""
     with source.path.open("rb") as file:
         wide = source.form == "text" and file.read(2) in WIDE
     if not source.packed and not wide:
         yield source.path
         return
-    path = passing_file()
+    path = create_temp_file()
     try:
         with path.open("wb") as made, source.opened() as stream:
             while chunk := stream.read(CHUNK):
                 made.write(chunk)
         yield path
     finally:
-        removed(path)
+        remove_path(path)
 
 
 def boundary(text: bytes | mmap.mmap, at: int) -> int:
-    """The next beginning of a UTF-8 character."""
+    """Return the next offset at which a UTF-8 character begins."""
     while at < len(text) and text[at] & 0xC0 == 0x80:
         at += 1
     return at
 
 
 def samples_after(source: DataFile, pattern: str, include: bool, longest: int | None) -> Iterator[bytes]:
-    """What follows each place of the pattern, up to the next one; or on into the next ones, up to a longest length in bytes."""
+    """Yield the text after each match of a pattern, up to the next match.
+
+    With `longest`, a sample runs on beyond the next match, up to that many bytes.
+    """
     with plain_file(source) as path:
         yield from samples_in(path, source, to_bytes(pattern), include, longest)
 
@@ -107,8 +113,9 @@ def samples_after(source: DataFile, pattern: str, include: bool, longest: int | 
 def samples_in(
     path: Path, source: DataFile, mark: bytes, include: bool, longest: int | None
 ) -> Iterator[bytes]:
+    """Yield the samples of a seekable file."""
     text = map_file(path, "a text")
-    with unchanged([text]):
+    with verify_unchanged([text]):
         name = source.name
         encoding, read, at = Utf8(name, source.raw), 0, text.find(mark)
         if at < 0:

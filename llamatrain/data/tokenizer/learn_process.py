@@ -22,8 +22,8 @@ from llamatrain.data.tokenizer import new_vocab
 from llamatrain.data.tokenizer.tokenizer import to_bytes
 from llamatrain.distributed.launcher import unlaunched
 from llamatrain.errors import DataError
-from llamatrain.platform.terminal import is_shown, shown
-from llamatrain.platform.threads import launch
+from llamatrain.platform.terminal import is_verbose, show_log
+from llamatrain.platform.threads import start_thread
 
 LENGTH = struct.Struct("<q")
 END = LENGTH.pack(-1)
@@ -38,7 +38,7 @@ def merges(texts: Iterable[str | bytes], size: int) -> list[tuple[str, str]]:
         return new_vocab.merges(texts, size)
     with ended(child):
         with suppress(BrokenPipeError):  # what it has to say of that is read below
-            send(child, json.dumps({"size": size, "shown": is_shown()}).encode() + b"\n")
+            send(child, json.dumps({"size": size, "shown": is_verbose()}).encode() + b"\n")
             for text in map(to_bytes, texts):
                 send(child, LENGTH.pack(len(text)) + text)
             send(child, END)
@@ -99,7 +99,7 @@ def received(stream: BinaryIO) -> Iterator[bytes]:
     """The texts up to the end that is said; without one the parent is gone."""
     while (length := LENGTH.unpack(whole(stream, LENGTH.size))[0]) >= 0:
         yield whole(stream, length)
-    launch(
+    start_thread(
         threading.Thread(target=whole, args=[stream, 1], daemon=True)
     )  # nothing more comes: ends with the parent
 
@@ -115,7 +115,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     source = sys.stdin.buffer
     options: dict[str, Any] = json.loads(source.readline())
-    with shown() if options["shown"] else nullcontext():
+    with show_log() if options["shown"] else nullcontext():
         try:
             found = new_vocab.merges(received(source), options["size"])
             answer: dict[str, Any] = {"merges": found, "compiled": code.said}

@@ -14,8 +14,8 @@ from llamatrain.data.tokenizer.vocabulary import KEY, WITHOUT_TEXT
 from llamatrain.errors import DataError, UsageError
 from llamatrain.gguf.constants import TokenType
 from llamatrain.gguf.values import Kind, Value, boolean, numbers, string, strings, u32
-from llamatrain.platform.memory import give_back
-from llamatrain.platform.terminal import bar
+from llamatrain.platform.memory import trim_heap
+from llamatrain.platform.terminal import progress_bar
 
 if TYPE_CHECKING:
     from llamatrain.data.tokenizer.bpe_train import BpeTrainer
@@ -53,13 +53,13 @@ def merges(texts: Iterable[str | bytes], size: int) -> list[tuple[str, str]]:
     del counter  # its tables
     found = merged(learner)
     del learner
-    give_back()
+    trim_heap()
     return found
 
 
 def merged(learner: "BpeTrainer") -> list[tuple[str, str]]:
     made = dict[tuple[int, int], None]()
-    with bar("learning a vocabulary", total=learner.most - len(ALPHABET), unit=" tokens") as told:
+    with progress_bar("learning a vocabulary", total=learner.most - len(ALPHABET), unit=" tokens") as told:
         for pairs in learner:
             for left, right in pairs.tolist():
                 made.pop((left, right), None)  # of one that is merged again the last time counts

@@ -15,7 +15,7 @@ from llamatrain.data.tokenizer.vocabulary import SPACE, UNDEFINED, Vocabulary, b
 from llamatrain.distributed.cores import cores
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.constants import TokenType
-from llamatrain.platform.memory import LARGE, give_back
+from llamatrain.platform.memory import HUGE_PAGE, trim_heap
 from llamatrain.platform.terminal import say
 
 VERSION = 1  # of what text becomes: a change makes older fingerprints strangers
@@ -122,8 +122,8 @@ class Tokenizer:
                 else:
                     enough = min(2 * len(rest), HELD)
                 parts, size = [rest], len(rest)
-        if size > LARGE:
-            give_back()  # what was looked at to find a place
+        if size > HUGE_PAGE:
+            trim_heap()  # what was looked at to find a place
         if size:
             yield start, b"".join(parts)
 

@@ -35,7 +35,7 @@ NEAR = 1 << 20  # bytes of b that are gone through for some rows of C before the
 def mode_of(precision: str) -> int:
     """The mode for "f32" or "bf16"; "avx512bf16", "amx" and "float32" (bf16 without either) ask for that unit."""
     if precision == "bf16":
-        precision = next((unit for unit in ("amx", "avx512bf16") if unit in cpu.units()), "float32")
+        precision = next((unit for unit in ("amx", "avx512bf16") if unit in cpu.enabled_units()), "float32")
     return {"f32": FLOAT32, "float32": ROUNDED, "avx512bf16": PAIRS, "amx": TILES}[precision]
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from llamatrain.errors import UsageError
-from llamatrain.io.madvise import release
+from llamatrain.io.madvise import release_pages
 from llamatrain.optim.line_search import PATIENCE, SEARCHES, Line, search
 from llamatrain.optim.optimizer import Evaluate, Minimizer, Values
 
@@ -256,7 +256,7 @@ def _copy(target: np.ndarray, source: np.ndarray) -> None:
     flat, given = target.reshape(-1), source.reshape(-1)
     for start in range(0, flat.size, PIECE):
         flat[start : start + PIECE] = given[start : start + PIECE]
-        release(given[start : start + PIECE])
+        release_pages(given[start : start + PIECE])
 
 
 def newest_first(held: int, end: int, places: int) -> list[int]:
@@ -276,7 +276,7 @@ def _dots(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         parts = [vector[start : start + PIECE] for vector in (a, b)]
         found += _dot(*parts), _dot(parts[0], parts[0]), _dot(parts[1], parts[1])
         for part in parts:
-            release(part)
+            release_pages(part)
     return found
 
 

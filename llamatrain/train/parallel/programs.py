@@ -12,7 +12,7 @@ from llamatrain.data.batches import Batch
 from llamatrain.distributed.comm import Comm
 from llamatrain.engine.profiler import phase
 from llamatrain.graph.tensor import Tensor
-from llamatrain.io.madvise import release
+from llamatrain.io.madvise import release_pages
 from llamatrain.preference.batch import PreferenceTotals
 from llamatrain.train.graphs import StepGraph, StepGraphs
 from llamatrain.train.parallel.accumulate import GroupStep, turns_of
@@ -93,7 +93,7 @@ class ShardedPrograms(TrainPrograms):
                     pieces[cut.name].reshape(-1)[start : start + held[cut.key].size].reshape(cut.shape)
                 )
         for piece in pieces.values():
-            release(piece)
+            release_pages(piece)
 
     def overwrites(self, number: int) -> bool:
         """Return True if this micro-batch starts a sum in vector 0."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from llamatrain.distributed.comm import Comm
 from llamatrain.kernels.reference.registry import from_bf16, to_bf16
-from llamatrain.platform.threads import launch
+from llamatrain.platform.threads import start_thread
 from llamatrain.train.parallel.accumulate import AccumulationPlan
 from llamatrain.train.parallel.partition import Partition, TreeNode, joined
 
@@ -51,7 +51,7 @@ class TreeReduce:
         """Start the thread for the last group of a step."""
         self._final, self._failed = set(), None
         self._thread = threading.Thread(target=self._exchange, name="llamatrain-exchange", daemon=True)
-        launch(self._thread)
+        start_thread(self._thread)
 
     def ready(self, bucket: int) -> None:
         """Mark a bucket as final, if the last group is running."""

@@ -31,7 +31,7 @@ from llamatrain.data.tokenizer import Tokenizer, load, new_vocab
 from llamatrain.errors import DataError
 from llamatrain.gguf.reader import Metadata
 from llamatrain.platform import terminal
-from llamatrain.platform.cache_dir import wanted
+from llamatrain.platform.cache_dir import default_cache_dir
 from tests.data.chat.test_encode import HOSTILE, LLAMA3, THINKING, talk
 from tests.data.tokenizer.test_tokenizer import scored
 from tests.helpers.byte_tokenizer import ByteTokenizer
@@ -40,7 +40,7 @@ from tests.helpers.tiny_gguf import bytes_vocabulary, llama_metadata, llama_tens
 COUNTED = "{{ messages | length }}" + CHATML  # each prefix differs from its start
 SWITCHED = "{{ 'on' if add_generation_prompt else 'off' }}" + CHATML
 HANGS = "{% if messages[0].content == 'hang' %}" + HOSTILE["endless"] + "{% endif %}" + LLAMA3
-CACHE = wanted("")  # before each test gets its own
+CACHE = default_cache_dir("")  # before each test gets its own
 FAIR = {"messages": talk("hi", "hello")}
 
 
@@ -176,7 +176,7 @@ def test_a_chat_of_too_many_turns_is_skipped_by_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     began = time.process_time()
-    with terminal.shown():
+    with terminal.show_log():
         corpus = opened(tmp_path, [FAIR, {"messages": talk(*["ab"] * 20_000)}, FAIR])
     assert time.process_time() - began < 5
     assert (len(corpus), corpus.skipped, corpus.excessive) == (2, [], [f"{tmp_path}/c.jsonl:2"])
@@ -193,7 +193,7 @@ def test_the_first_few_are_named_and_the_others_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(chat, "RENDERED", 10)
-    with terminal.shown():
+    with terminal.show_log():
         corpus = opened(tmp_path, [FAIR, *[{"messages": talk(*"abcdefgh")}] * 9])
     told = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line]
     assert (

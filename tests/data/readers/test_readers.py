@@ -228,7 +228,7 @@ def test_files_named_for_it_are_never_trained_on(capsys: pytest.CaptureFixture[s
     found = find_data(["data"])
     assert [source.path.name[:11] for source in found.sources] == ["train-00001", "train-00000"]
     assert [source.path.name for source in found.offered] == ["validation.jsonl"]
-    with terminal.shown():
+    with terminal.show_log():
         corpus, validation = open_corpus(["data"], ByteTokenizer(), DataOptions(), 64, 0)
     assert (len(corpus), validation and len(validation)) == (2, 1)
     assert (
@@ -433,7 +433,7 @@ def test_rows_in_an_object_around_them(text: str) -> None:
 )
 def test_rows_under_another_key_are_left_out_and_named(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     warn_of_others.cache_clear()
-    with terminal.shown():
+    with terminal.show_log():
         for _ in range(2):  # it is said once, however often the file is read
             assert [json.loads(row) for _, row in elements_of(io.BytesIO(text.encode()), "d.json")] == [
                 {"text": "a"}

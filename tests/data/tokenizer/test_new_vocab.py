@@ -158,12 +158,12 @@ def test_its_memory_is_bounded_and_nothing_of_it_is_left() -> None:
     told = """
 import random
 from llamatrain.data.tokenizer import new_vocab
-from llamatrain.platform.memory import resident
+from llamatrain.platform.memory import resident_bytes
 from tests.data.tokenizer.test_tokenizer import highest
 new_vocab.learned(["a a a"], 300)
-before, top = resident(), highest()
+before, top = resident_bytes(), highest()
 new_vocab.learned(["".join(map(chr, random.Random(1).choices(range(0x4E00, 0xA000), k=120_000)))], 8000)
-print(highest() - top, resident() - before)
+print(highest() - top, resident_bytes() - before)
 """
     if sys.platform != "linux":
         pytest.skip("the peak is told by Linux")
@@ -196,7 +196,7 @@ def test_bars_show_how_far_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     bars = list[Bar]()
     for module in (files, new_vocab):
         monkeypatch.setattr(
-            module, "bar", lambda *title, **settings: bars.append(Bar(*title, **settings)) or bars[-1]
+            module, "progress_bar", lambda *title, **settings: bars.append(Bar(*title, **settings)) or bars[-1]
         )
     (tmp_path / "a.txt").write_text(words(250_000))
     lines = [

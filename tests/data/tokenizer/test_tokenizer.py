@@ -25,7 +25,7 @@ from llamatrain.data.tokenizer.regex import expression
 from llamatrain.data.tokenizer.unicode_classes import KINDS, kinds
 from llamatrain.errors import DataError, UsageError
 from llamatrain.gguf.reader import Metadata, open_gguf
-from llamatrain.platform.terminal import shown
+from llamatrain.platform.terminal import show_log
 from tests.helpers.mixed_text import CODE, Mixer
 from tests.helpers.test_data import material
 
@@ -325,7 +325,7 @@ def test_a_text_without_a_seam_is_cut_where_it_is_too_long(
         monkeypatch.setattr(encoder, "_said", False)
         for more in (0, 1, 7):
             raw = letters * 2000 + b"=" * more + b"<user>!" + letters * 3000
-            with shown():
+            with show_log():
                 pieces = list(encoder.encode_large(chunks(raw, 100), special=special))
             assert sum(size for size, _ in pieces) == len(raw) and max(size for size, _ in pieces) < 1024
             made = np.concatenate([tokens for _, tokens in pieces])

@@ -228,7 +228,7 @@ def vectors(rows: int, count: int, pairs: bool) -> Any:
     @intrinsic
     def call(context: Any, c: Any, ldc: Any, a: Any, b: Any, panel: Any, words: Any, accumulate: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            if not pairs or "avx512bf16" in cpu.units():
+            if not pairs or "avx512bf16" in cpu.enabled_units():
                 kernel.emit(builder, *values)
             return context.get_dummy_value()
 
@@ -246,7 +246,7 @@ def tiles(
     context: Any, c: Any, ldc: Any, a: Any, a_panel: Any, b: Any, b_panel: Any, words: Any, accumulate: Any
 ) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        if "amx" in cpu.units():
+        if "amx" in cpu.enabled_units():
             tile_kernel(builder, *values)
         return context.get_dummy_value()
 
@@ -257,7 +257,7 @@ def switch(emit: Callable[[Any], None]) -> Any:
     @intrinsic
     def call(context: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            if "amx" in cpu.units():
+            if "amx" in cpu.enabled_units():
                 emit(builder)
             return context.get_dummy_value()
 

@@ -37,7 +37,7 @@ def widen_row(builder: Any, to: Any, source: Any, second: Any) -> None:
 def both_rounded(builder: Any, first: Any, second: Any) -> Any:
     """16 float32 from each address as 32 bf16. The unit takes what is smaller than normal numbers as zero, as products do."""
     low, high = (load(builder, address, FLOATS, 4) for address in (first, second))
-    if "avx512bf16" in cpu.units():
+    if "avx512bf16" in cpu.enabled_units():
         return builder.bitcast(
             W.call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", PAIRS, high, low), HALVES
         )
