@@ -24,14 +24,22 @@ from llamatrain.commands.logit_diff import Comparison
 from llamatrain.commands.merge import ExportOptions, Merged
 from llamatrain.commands.plan import RunPlan, plan_of
 from llamatrain.commands.preview import PreviewOptions, PreviewRow, previewed
-from llamatrain.compiler.cache import code
+from llamatrain.compiler.cache import code_cache
 from llamatrain.config.flag_hints import answered
 from llamatrain.config.messages import cut, nearest, readable, worded
-from llamatrain.config.options import OptionError, Options, OptionSpec, build, declared, respelt
+from llamatrain.config.options import (
+    OptionError,
+    Options,
+    OptionSpec,
+    build,
+    declared,
+    respelt,
+    with_present_names,
+)
 from llamatrain.config.signatures import documented
 from llamatrain.data.options import DataOptions
 from llamatrain.data.tokenizer import to_bytes
-from llamatrain.distributed.comm import is_told_here
+from llamatrain.distributed.comm import is_printing_rank
 from llamatrain.errors import FileError, LlamatrainError, UsageError, words_of
 from llamatrain.platform.escape import make_printable
 from llamatrain.platform.terminal import show_log
@@ -334,6 +342,7 @@ def path_of(place: Any) -> Path:
 def values_of(options: Mapping[str, Any], *classes: type[Options]) -> dict[str, Any]:
     """What was said by keyword, each checked as it is declared; None says nothing."""
     known = {name: each for cls in classes for name, each in declared(cls).items()}
+    options = with_present_names(options, *classes)
     if "temperature" in options and "temp" in known:
         if "temp" in options:
             raise UsageError("temp and temperature are the same; leave one of them out")
@@ -399,9 +408,9 @@ def figures(finished: RunResult) -> tuple[list[float], list[tuple[int, float]], 
 def door(show: bool = False) -> Iterator[None]:
     """Errors that a user may meet are of one family here, and speak of keywords."""
     try:
-        with show_log() if show and is_told_here() else nullcontext():
+        with show_log() if show and is_printing_rank() else nullcontext():
             yield
-            code.report()
+            code_cache.report()
     except LlamatrainError as error:
         error.args = (
             readable(in_keywords(error.words(keyword) if isinstance(error, OptionError) else str(error))),

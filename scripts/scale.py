@@ -20,7 +20,7 @@ import numpy as np
 from hosts import hosts, why_not
 from tuning import COMMAND, HERE, measured
 
-from llamatrain.distributed.cores import cores
+from llamatrain.distributed.cores import count_cores
 from llamatrain.planner.scaling_model import LinkModel, ShardedStep, TimedStep, predicted, tempo_of
 
 MPIEXEC = next(
@@ -55,7 +55,7 @@ class Timings:
     @property
     def crowding(self) -> float:
         """Threads for each processor, where that is more than one."""
-        return max(1.0, self.ranks * self.threads / cores())
+        return max(1.0, self.ranks * self.threads / count_cores())
 
     def figures(self, one: "Timings") -> str:
         low, high = np.quantile(self.seconds, [0.25, 0.75])
@@ -102,7 +102,7 @@ class Job:
         into.seconds += [line["seconds"] for line in steps]
         into.exposed += [line["seconds_exposed"] for line in steps if line.get("seconds_exposed") is not None]
         kept = tomllib.loads((out / "config.toml").read_text())
-        into.micro, into.groups = kept["grad-acc"], kept.get("shards", 1)
+        into.micro, into.groups = kept["grad-acc"], kept.get("grad-groups", 1)
 
 
 # ---- what is run -----------------------------------------------------------
@@ -188,7 +188,7 @@ def bench_ranks(job: Job, args: argparse.Namespace) -> None:
     in_turns(job, runs, args)
     heading(
         job,
-        f"the same step on one machine of {cores()} processors, efficiency as a share of those that are used",
+        f"the same step on one machine of {count_cores()} processors, efficiency as a share of those that are used",
     )
     for each in runs:
         show(each, next(one for one in runs if one.batches == each.batches))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from llamatrain.config.options import Option, Options
+from llamatrain.config.options import Option, Options, excluded_by
 
 LARGEST = 1e6  # of scales: what lies beyond is a damaged file or a slip of the hand
 
@@ -14,7 +14,8 @@ class AdapterOptions(Options, panel="Adapters beside the model"):
     lora: Annotated[
         tuple[Path, ...],
         Option(
-            "An adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a folder of PEFT's; may be repeated."
+            "An adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a folder of PEFT's; may be repeated.",
+            when=(excluded_by("full"),),
         ),
     ] = ()
     lora_scaled: Annotated[
@@ -25,6 +26,8 @@ class AdapterOptions(Options, panel="Adapters beside the model"):
             least=-LARGEST,
             most=LARGEST,
             takes="a file and a number such as 0.5",
+            when=(excluded_by("full"),),
+            resumable=True,
         ),
     ] = ()
 

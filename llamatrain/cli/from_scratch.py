@@ -36,6 +36,6 @@ def trained(request: "RunRequest") -> None:
     with quiet(request.place.quiet):
         number = train(request, CommandInterrupts()).outcome.signal
         if request.place.quiet and (compiled := sys.modules.get("llamatrain.compiler.cache")):
-            compiled.code.report()  # to nobody, and not later
+            compiled.code_cache.report()  # to nobody, and not later
     if number:
         raise typer.Exit(128 + number)

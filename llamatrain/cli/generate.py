@@ -62,7 +62,7 @@ def generate(model: Annotated[Path, typer.Argument(metavar="MODEL", parser=a_pat
     prompt, opened = read_prompt(options), TextModel(model, loading, lora)
     if chat.verbose:
         first = prompt.decode("utf-8", "replace")
-        terminal.say(f"in llama.cpp: {line_for_llama(model, chat, lora, sampling, opened.ctx, first)}")
+        terminal.log_line(f"in llama.cpp: {line_for_llama(model, chat, lora, sampling, opened.ctx, first)}")
     if chat.chat:
         with closing(Conversation(opened, chat, sampling)) as talk:
             talked(talk, prompt.decode("utf-8", "replace"))
@@ -102,7 +102,7 @@ def typed_lines() -> Iterator[str]:
             say("\n")
             return
         except KeyboardInterrupt:
-            terminal.say("\nCtrl-D ends the talk")
+            terminal.log_line("\nCtrl-D ends the talk")
             continue
         if words.strip():
             yield words
@@ -119,7 +119,7 @@ def tell(notes: list[str]) -> None:
     """Each once."""
     while notes:
         note = notes.pop(0)
-        terminal.say(note if note.startswith("warning: ") else f"note: {note}")
+        terminal.log_line(note if note.startswith("warning: ") else f"note: {note}")
 
 
 def read_prompt(options: PromptOptions) -> bytes:

@@ -60,7 +60,7 @@ def inspect(file: Annotated[Path, typer.Argument(metavar="FILE", parser=a_path)]
 def facts(gguf: "Gguf") -> dict[str, Any]:
     return {
         "kind": gguf.kind,
-        "architecture": gguf.metadata.word("general.architecture"),
+        "architecture": gguf.metadata.get_text("general.architecture"),
         "metadata": {key: plain(value) for key, value in gguf.metadata.items()},
         "tensors": list(map(row_of, listed(gguf))),
     }
@@ -103,7 +103,7 @@ def plain(value: Any) -> Any:
 
 def draw(gguf: "Gguf") -> None:
     console = console_of()
-    model = f"{gguf.metadata.word('general.architecture')}."
+    model = f"{gguf.metadata.get_text('general.architecture')}."
     own = (model, "tokenizer.", *TRAINING)
     keys = {prefix: [key for key in gguf.metadata if key.startswith(prefix)] for prefix in own}
     general = [key for key in gguf.metadata if not key.startswith(own)]
@@ -121,16 +121,16 @@ def draw(gguf: "Gguf") -> None:
 
 def left_aside(gguf: "Gguf") -> Iterator[tuple[str, str]]:
     """What of a model file has no part in what is made of it; or why nothing is made of it."""
-    from llamatrain.model.hyperparameters import read, unread, unused
+    from llamatrain.model.hyperparameters import read_hyperparameters, unused_keys, unused_tensors
 
     if gguf.kind != "model":
         return
     try:
-        h = read(gguf)
+        h = read_hyperparameters(gguf)
     except LlamatrainError as error:
         yield "all of it", str(error).removeprefix(f"{gguf.path}: ")
         return
-    for what, names in (("keys", unread(gguf, h)), ("tensors", unused(gguf, h))):
+    for what, names in (("keys", unused_keys(gguf, h)), ("tensors", unused_tensors(gguf, h))):
         if names:
             more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
             yield what, ", ".join(names[:LISTED]) + more
@@ -170,7 +170,7 @@ def on_a_line(gguf: "Gguf", key: str) -> str:
 
     from llamatrain.gguf.values import Kind
 
-    value, kind = gguf.metadata[key], gguf.metadata.typed[key].kind
+    value, kind = gguf.metadata[key], gguf.metadata.raw_values[key].kind
     if kind is Kind.ARRAY:
         return f"{len(value):,} values"
     if kind is Kind.STRING and len(value) > LONGEST:

@@ -25,8 +25,8 @@ TRAINING = {
     "--use-flash": "--flash",
     "--use-checkpointing": "--remat block",
     "--no-checkpointing": "--remat none",
-    "--opt-past": "--past",
-    "--opt-delta": "--delta",
+    "--opt-past": "--stop-window",
+    "--opt-delta": "--stop-delta",
     "--opt-max-no-improvement": "--max-no-improvement",
     "--adam-alpha": "--lr",
     "--adam-decay": "--weight-decay",
@@ -34,23 +34,23 @@ TRAINING = {
     "--adam-beta1": "--beta1",
     "--adam-beta2": "--beta2",
     "--adam-gclip": "--clip",
-    "--adam-epsf": "--epsf",
+    "--adam-epsf": "--stop-rel",
     "-ngl": "",
     "--n-gpu-layers": "",
 }
 RANKS = {
-    "--rank-att-norm": "--rank attn_norm=",
-    "--rank-ffn-norm": "--rank ffn_norm=",
-    "--rank-out-norm": "--rank output_norm=",
-    "--rank-tok-embd": "--rank token_embd=",
-    "--rank-out": "--rank output=",
-    "--rank-wq": "--rank attn_q=",
-    "--rank-wk": "--rank attn_k=",
-    "--rank-wv": "--rank attn_v=",
-    "--rank-wo": "--rank attn_output=",
-    "--rank-ffn-gate": "--rank ffn_gate=",
-    "--rank-ffn-down": "--rank ffn_down=",
-    "--rank-ffn-up": "--rank ffn_up=",
+    "--rank-att-norm": "--lora-rank-of attn_norm=",
+    "--rank-ffn-norm": "--lora-rank-of ffn_norm=",
+    "--rank-out-norm": "--lora-rank-of output_norm=",
+    "--rank-tok-embd": "--lora-rank-of token_embd=",
+    "--rank-out": "--lora-rank-of output=",
+    "--rank-wq": "--lora-rank-of attn_q=",
+    "--rank-wk": "--lora-rank-of attn_k=",
+    "--rank-wv": "--lora-rank-of attn_v=",
+    "--rank-wo": "--lora-rank-of attn_output=",
+    "--rank-ffn-gate": "--lora-rank-of ffn_gate=",
+    "--rank-ffn-down": "--lora-rank-of ffn_down=",
+    "--rank-ffn-up": "--lora-rank-of ffn_up=",
 }
 EXPORT = {
     "-m": BASE,
@@ -104,7 +104,10 @@ SAME = (  # here as there, where they could be said with `_` for `-`
     *("--norm-rms-eps", "--rope-freq-base", "--rope-freq-scale", "--lora-alpha", "--lora-r", "--lora-scaled"),
 )
 OFF = {  # theirs were off below 0, too: what says so here
-    **{option: ["0"] for option in ("--save-every", "--past", "--max-no-improvement", "--delta", "--epsf")},
+    **{
+        option: ["0"]
+        for option in ("--save-every", "--stop-window", "--max-no-improvement", "--stop-delta", "--stop-rel")
+    },
     "--epochs": [],
 }
 

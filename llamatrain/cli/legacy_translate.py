@@ -72,7 +72,7 @@ def done(place: str | None) -> int:
     with suppress(OSError, LlamatrainError):
         for path in newest_first(Path(place)) if place and Path(place).is_dir() else [Path(place or "")]:
             with suppress(OSError, LlamatrainError):
-                return open_gguf(path).value("training.iteration_count", int, 0)
+                return open_gguf(path).get_value("training.iteration_count", int, 0)
     return 0
 
 
@@ -127,7 +127,11 @@ def lowest(line: LegacyCommandLine, command: str) -> None:
 
 def targets(line: LegacyCommandLine) -> None:
     """All of their weights had adapters, and a rank could be said of each."""
-    named = [now.removeprefix("--rank ") for now in line.named.values() if now.startswith("--rank ")]
+    named = [
+        now.removeprefix("--lora-rank-of ")
+        for now in line.named.values()
+        if now.startswith("--lora-rank-of ")
+    ]
     if more := [name for name in named if name not in LINEAR.split(",")]:
         linear = [] if "--target" in line.words else [LINEAR]
         line.words += ["--target", ",".join([*linear, *more])]

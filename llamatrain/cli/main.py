@@ -84,8 +84,8 @@ def main() -> None:
             code = typer.main.get_command(app).main(prog_name="llamatrain", standalone_mode=False)
             sys.stdout.flush()  # a reader that has left is met here, not while Python shuts down
             if compiled := sys.modules.get("llamatrain.compiler.cache"):
-                compiled.code.report()  # how long it took, if this was a first run
-            together.met()
+                compiled.code_cache.report()  # how long it took, if this was a first run
+            together.wait_for_all()
     except (typer.Abort, KeyboardInterrupt):
         code = ended(ExitStatus("", 130))  # as shells have it: 128 and the signal's number
     except BrokenPipeError:
@@ -94,25 +94,25 @@ def main() -> None:
     except (LlamatrainError, typer.TyperException, OSError, MemoryError, ImportError) as error:
         code = ended(ExitStatus(said(error), getattr(error, "exit_code", 1)), getattr(error, "shared", False))
     except Exception as error:
-        if together.launched() is None:
+        if together.get_launch_info() is None:
             raise
-        code = ended(together.fault(error))
+        code = ended(together.exit_status_for(error))
     together.close(code or 0)
     sys.exit(code or 0)  # commands return nothing
 
 
 def ended(failure: ExitStatus, shared: bool = False) -> int:
     """The exit code of a process that has failed, which says so unless another one does."""
-    told = together.told(failure, shared)
-    if told and told.words:
-        stderr.complain(told.words)
-    return told.code if told else failure.code
+    told = together.failure_to_print(failure, shared)
+    if told and told.message:
+        stderr.print_error(told.message)
+    return told.exit_code if told else failure.exit_code
 
 
 def aside() -> None:
     """Of several processes only the first prints; the others keep standard error for their last words."""
-    if not together.is_told_here():
-        stderr.keep(sys.stderr)
+    if not together.is_printing_rank():
+        stderr.set_stream(sys.stderr)
         sys.stdout, sys.stderr = nowhere(), nowhere()
 
 

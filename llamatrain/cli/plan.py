@@ -16,7 +16,7 @@ from llamatrain.config.common import JSON
 from llamatrain.config.options import Option, OptionError, Options, build
 from llamatrain.config.units import Bandwidth, Size
 from llamatrain.errors import MemoryPlanError, UsageError
-from llamatrain.platform.terminal import say
+from llamatrain.platform.terminal import log_line
 from llamatrain.report.format import duration, time_of_step
 from llamatrain.run.options import RunFolderOptions
 from llamatrain.run.request import NEW, TUNING, TUNING_DEFAULTS, new_model, tuning
@@ -142,7 +142,7 @@ def show(request: "RunRequest", options: PlanOptions) -> None:
     if told:
         print("\n".join(lines_of(told, options.network or NETWORK)))
     if excess:
-        say(f"warning: {excess}")
+        log_line(f"warning: {excess}")
 
 
 def in_json(found: "PlannedRun", time: "TimeForecast | str | None") -> dict[str, Any]:
@@ -173,7 +173,7 @@ def in_json(found: "PlannedRun", time: "TimeForecast | str | None") -> dict[str,
         "splits": way.splits,
         "precision": setting.precision,
         "threads": setting.threads,
-        "parameters": setting.h.parameters,
+        "parameters": setting.h.parameter_count,
         **seconds,
         "tried": ways,
     }
@@ -182,7 +182,7 @@ def in_json(found: "PlannedRun", time: "TimeForecast | str | None") -> dict[str,
 def in_words(found: "PlannedRun") -> Iterator[str]:
     way = found.fitted.way
     setting = way.setting
-    yield f"{setting.h.describe()}: {setting.h.parameters:,} parameters"
+    yield f"{setting.h.describe()}: {setting.h.parameter_count:,} parameters"
     parts = f" in {way.splits} parts each" if way.splits > 1 else ""
     rows = f"batches of {setting.batch * way.splits} rows{parts}"
     yield f"{setting.precision}, {setting.threads} threads, {rows}, recomputing: {way.policy}\n"
@@ -282,7 +282,7 @@ def lines_of(told: "ScalingForecast", network: Bandwidth) -> Iterator[str]:
 def print_graph(graphs: "StepGraphs", how: str) -> None:
     from llamatrain.graph.printing import as_dot, as_text
 
-    longest = graphs.longest
+    longest = graphs.largest
     if how == "memory":
         print(graphs.plan(longest).report())
     else:
@@ -295,6 +295,6 @@ def draw(graphs: "StepGraphs", file: Path, title: str) -> None:
     from llamatrain.report.memory_map import picture
     from llamatrain.report.output_file import put
 
-    if arena := MemoryLayout.of(graphs.plan(graphs.longest)):
+    if arena := MemoryLayout.of(graphs.plan(graphs.largest)):
         put(file, picture(arena, title))
-        say(f"{file}: the memory map")
+        log_line(f"{file}: the memory map")

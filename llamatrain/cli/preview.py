@@ -20,7 +20,7 @@ from llamatrain.config.common import JSON
 from llamatrain.config.options import Options, build
 from llamatrain.data.options import DataOptions
 from llamatrain.platform.escape import make_printable
-from llamatrain.platform.terminal import say
+from llamatrain.platform.terminal import log_line
 from llamatrain.preference.options import PreferenceDataOptions
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def preview(data: Annotated[list[str], typer.Argument(metavar="DATA")], **said: 
     with waiting_for_no_compiler(data, data_options):
         opened = open_rows(data, options, data_options, build(PreferenceDataOptions, said))
         for line in opened.warnings:
-            say(f"warning: {line}")
+            log_line(f"warning: {line}")
         if build(PrintRowsOptions, said).json:
             print_json(opened.rows, options)
         else:

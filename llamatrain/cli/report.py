@@ -8,7 +8,7 @@ import typer
 
 from llamatrain.cli.typer_app import Command, a_path, application, options_of
 from llamatrain.config.options import Option, Options, build
-from llamatrain.platform.terminal import say
+from llamatrain.platform.terminal import log_line
 
 command = application()
 
@@ -37,4 +37,4 @@ def report(
     from llamatrain.report.render import drawn
 
     file, count = drawn([a_path(run) for run in runs], build(ReportOptions, said).out)
-    say(f"{file}: {'the page of the run' if count == 1 else f'{count} runs in one page'}")
+    log_line(f"{file}: {'the page of the run' if count == 1 else f'{count} runs in one page'}")

@@ -1,7 +1,7 @@
 """What makes a typer application of declared options: signatures, commands and groups of them."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import MISSING
 from functools import wraps
@@ -15,7 +15,7 @@ from llamatrain.cli.legacy_translate import in_our_words
 from llamatrain.config.flag_hints import instead
 from llamatrain.config.messages import nearest, worded
 from llamatrain.config.options import Options, OptionSpec, declared, flag_of
-from llamatrain.distributed.comm import launched, world
+from llamatrain.distributed.comm import get_comm, get_launch_info
 from llamatrain.errors import UsageError
 from llamatrain.platform import terminal
 
@@ -70,19 +70,21 @@ class Command(TyperCommand):
         self.notes: list[str] = []
         if not ctx.resilient_parsing:
             args, self.notes = in_our_words(self.name or "", args, self.params)
+            args, renamed = replace_former_flags(args, getattr(self.callback, "former_flags", {}))
+            self.notes += renamed
         with told_better([*args], {name for each in self.params for name in each.opts}):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         if self.several:
-            world()
-        elif (started := launched()) and started.several:
+            get_comm()
+        elif (started := get_launch_info()) and started.is_multi_process:
             raise UsageError(
-                f"{ctx.command_path} is the work of one process, and {started.words}; start it alone"
+                f"{ctx.command_path} is the work of one process, and {started.description}; start it alone"
             )
         with terminal.show_log(), self.looking(ctx):
             for note in self.notes:
-                terminal.say(f"note: {note}")
+                terminal.log_line(f"note: {note}")
             return super().invoke(ctx)
 
     def looking(self, ctx: Any) -> AbstractContextManager[None]:
@@ -93,9 +95,9 @@ class ReadOnlyCommand(Command):
     """One that shows something, for which nobody waits until a compiler is done; but the speed of kernels is measured of them."""
 
     def looking(self, ctx: Any) -> AbstractContextManager[None]:
-        from llamatrain.compiler.cache import code
+        from llamatrain.compiler.cache import code_cache
 
-        return nullcontext() if ctx.params.get("ranks") else code.finding()
+        return nullcontext() if ctx.params.get("ranks") else code_cache.without_compiling()
 
 
 class MultiProcessCommand(Command):
@@ -244,11 +246,31 @@ def options_of(
             return command(**{each.name: values[each.name] for each in own}, **said)
 
         parameters = [*own, *(parameter(each, told[name]) for name, each in options.items())]
+        called.former_flags = former_flags(options.values())  # type: ignore[attr-defined]
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         called.__annotations__ = {each.name: each.annotation for each in parameters}
         return called
 
     return add
+
+
+def former_flags(specs: Iterable[OptionSpec]) -> dict[str, str]:
+    """Return the present flags of options by their former ones."""
+    return {flag_of(alias): flag_of(spec.name) for spec in specs for alias in spec.option.aliases}
+
+
+def replace_former_flags(args: Sequence[str], former: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Replace former names of options in a command line. Return the new one, and a note about each name."""
+    replaced, notes = list[str](), dict[str, None]()
+    for position, word in enumerate(args):
+        if word == "--":
+            return [*replaced, *args[position:]], [*notes]
+        flag, equals, value = word.partition("=")
+        if flag in former:
+            notes[f"{flag} is now called {former[flag]}"] = None
+            word = former[flag] + equals + value
+        replaced.append(word)
+    return replaced, [*notes]
 
 
 def parameter(each: OptionSpec, default: Any) -> inspect.Parameter:

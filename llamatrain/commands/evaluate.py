@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.config.common import BATCH, CTX, THREADS
-from llamatrain.config.options import Option, Options, altered, flag_of
+from llamatrain.config.options import Option, Options, altered, reject_unused, unused_options
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
-from llamatrain.preference.options import PreferenceOptions, check_evaluated, idle
-from llamatrain.run.options import refuse_idle
+from llamatrain.preference.options import PreferenceOptions, check_evaluation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,17 +23,6 @@ if TYPE_CHECKING:
     from llamatrain.train.graphs import StepSpec
     from llamatrain.train.programs import EvalPrograms
 
-MEANINGLESS = (
-    "val",
-    "val_split",
-    "shuffle",
-    "overlapping_samples",
-    "fill_with_next_samples",
-    "separate_with_eos",
-    "separate_with_bos",
-    "sample_random_offsets",
-    "force_reshuffle",
-)
 USUAL_CTX = 512  # at most, where it is not given
 
 
@@ -80,15 +68,16 @@ def evaluated(
     """Judge all the data, a row at a time; `given` are the options as they were given, by name."""
     from llamatrain.adapters.load_adapted import opened
     from llamatrain.data.dataset import open_corpus
-    from llamatrain.distributed.cores import cores
-    from llamatrain.distributed.once import made_here_once
+    from llamatrain.distributed.cores import count_cores
+    from llamatrain.distributed.once import run_once_per_host
     from llamatrain.gguf.reader import open_gguf
-    from llamatrain.preference.batches import rows_of
+    from llamatrain.preference.batches import batches_class
     from llamatrain.preference.dataset import KINDS
     from llamatrain.train.graphs import StepSpec
 
-    check_given(options, preference, lora, altered(given, DataOptions, PreferenceOptions))
-    gguf, threads = open_gguf(model), options.threads or cores()
+    changed = altered(given, DataOptions, PreferenceOptions)
+    check_given(options, preference, lora, data_options, changed)
+    gguf, threads = open_gguf(model), options.threads or count_cores()
     h, weights, arrays = opened(gguf, lora, threads)
     tokenizer = tokenizer_of(gguf, h.vocab)
     # each token is judged once
@@ -96,20 +85,20 @@ def evaluated(
         replace(data_options, shuffle=False, overlapping_samples=False),
         options.ctx or min(USUAL_CTX, h.ctx),
     )
-    corpus, _ = made_here_once(
-        lambda: open_corpus(data, tokenizer, once, ctx, 0, KINDS[preference.compare], "judge")
+    corpus, _ = run_once_per_host(
+        lambda: open_corpus(data, tokenizer, once, ctx, 0, KINDS[preference.data_kind], "judge")
     )
-    rows = rows_of(preference.compare)(corpus, data_options, 0, tokenizer.eos, tokenizer.bos)
+    rows = batches_class(preference.data_kind)(corpus, data_options, 0, tokenizer.eos, tokenizer.bos)
     setting = StepSpec(
         h=h,
         weights=weights,
-        trained={},
+        trainable={},
         batch=options.batch,
         positions=max(rows.lengths),
         precision=options.precision,
         threads=threads,
         sparse=rows.sparse,
-        objective=preference.made,
+        objective=preference.built,
         reference=replace(weights, deltas={}),
     )
     return score(runner_of(gguf, setting, arrays, rows), rows, tokenizer, options.batch, arrays.values())
@@ -125,15 +114,16 @@ def tokenizer_of(gguf: "Gguf", words: int) -> "Tokenizer":
 
 
 def check_given(
-    options: EvaluateOptions, preference: PreferenceOptions, lora: AdapterOptions, altered: Collection[str]
+    options: EvaluateOptions,
+    preference: PreferenceOptions,
+    lora: AdapterOptions,
+    data_options: DataOptions,
+    changed: Collection[str],
 ) -> None:
-    for name in MEANINGLESS:
-        if name in altered:
-            raise UsageError(
-                f"{flag_of(name)} means nothing here: all DATA is evaluated, each token once; leave it out"
-            )
-    check_evaluated(preference, options.batch, bool(lora.scaled))
-    refuse_idle(idle(preference), altered)
+    """Raise if an option has no effect here, or if the objective cannot be evaluated."""
+    values = {**vars(data_options), **vars(preference), "command": "evaluate"}
+    reject_unused(unused_options(values, DataOptions, PreferenceOptions), changed)
+    check_evaluation(preference, options.batch, bool(lora.scaled))
 
 
 def runner_of(
@@ -145,8 +135,10 @@ def runner_of(
     from llamatrain.train.programs import EvalPrograms
 
     graphs = StepGraphs(setting)
-    plans = [graphs.plan(graphs.loss(length)) for length in rows.lengths]
-    check_memory(gguf, max(plan.total - plan.bytes("state") for plan in plans), "a smaller --ctx or --batch")
+    plans = [graphs.plan(graphs.eval_graph(length)) for length in rows.lengths]
+    check_memory(
+        gguf, max(plan.total - plan.role_bytes("state") for plan in plans), "a smaller --ctx or --batch"
+    )
     return EvalPrograms(graphs, arrays, max(plan.arena for plan in plans))
 
 
@@ -160,38 +152,38 @@ def score(
     """`arrays` are those that the model's file may have. Ranks share the batches out among them."""
     import numpy as np
 
-    from llamatrain.distributed.comm import world
+    from llamatrain.distributed.comm import get_comm
     from llamatrain.io.mapped_file import mapped_files, verify_unchanged
     from llamatrain.platform.terminal import progress_bar
-    from llamatrain.train.evaluate import BatchLoss, LossMeter, judged, judged_by_all
+    from llamatrain.train.evaluate import BatchLoss, LossMeter, evaluate_batch, gather_batch_losses
 
-    texts, files, among = tokenizer.lengths, mapped_files(arrays), world()
+    texts, files, among = tokenizer.lengths, mapped_files(arrays), get_comm()
     scoring, text = LossMeter(), 0
 
     def judging() -> Iterator[BatchLoss]:
         nonlocal text
         for each in rows.once(batch, among.rank, among.size):
             with verify_unchanged(files):
-                one = judged(runner, each)
+                one = evaluate_batch(runner, each)
             text += int(np.sum(texts[each.targets[each.weights > 0]]))
             told.update(each.samples * among.size)
             yield one
 
     with progress_bar("evaluating", total=len(rows.corpus), unit=" samples") as told:
-        for one in judged_by_all(among, judging()):
+        for one in gather_batch_losses(among, judging()):
             scoring.add(one)
-    return evaluation_of(scoring, sum(among.gathered(text)))
+    return evaluation_of(scoring, sum(among.all_gather(text)))
 
 
 def evaluation_of(scoring: "LossMeter", text: int) -> Evaluation:
     """Of so many bytes."""
-    from llamatrain.platform.terminal import say
+    from llamatrain.platform.terminal import log_line
 
     score, notes = scoring.score, list[str]()
     loss, alone = score.loss, score.answers is None
     if not math.isfinite(loss):
         notes.append(f"the loss is {loss}: the model's weights are damaged, or too large")
-        say(f"warning: {notes[0]}")
+        log_line(f"warning: {notes[0]}")
     return Evaluation(
         loss=loss,
         perplexity=math.exp(min(loss, 700)) if alone else None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.commands.merge import NO_ADAPTER, ExportOptions, Merged, check_place, merged, opened
 from llamatrain.errors import FileError, UsageError
-from llamatrain.platform.terminal import say
+from llamatrain.platform.terminal import log_line
 
 if TYPE_CHECKING:
     from llamatrain.adapters.adapter import Adapter
@@ -100,10 +100,10 @@ def written(options: ExportOptions, adapter: "Adapter") -> Merged:
     out = options.out
     assert out
     gguf.write(out, adapter, "f16" if OF_ADAPTERS[options.type] == "f16" else "f32")
-    say(f"{out}: an adapter of {len(adapter.pairs)} weights")
+    log_line(f"{out}: an adapter of {len(adapter.pairs)} weights")
     notes = (gguf.left_out(adapter.norms),) if adapter.norms else ()
     for line in notes:
-        say(f"note: {line}")
+        log_line(f"note: {line}")
     size = out.stat().st_size
     return Merged(
         path=out, bytes=size, tensors=2 * len(adapter.pairs), merged=0, copied=0, check=None, notes=notes
@@ -115,8 +115,8 @@ def into_folder(folder: Path, adapter: "Adapter", base: Path, h: "Hyperparameter
 
     peft.write(folder, adapter, str(base), h)
     left = adapter.norms
-    say(f"{folder}: PEFT's adapter of {len(adapter.pairs) - len(left)} weights")
+    log_line(f"{folder}: PEFT's adapter of {len(adapter.pairs) - len(left)} weights")
     notes = [peft.left_out(folder, left)] if left else []
     for line in notes:
-        say(f"note: {line}")
+        log_line(f"note: {line}")
     return notes

@@ -43,12 +43,12 @@ class TextModel:
 
     def __init__(self, path: Path, options: LoadOptions, lora: AdapterOptions) -> None:
         from llamatrain.adapters.load_adapted import opened
-        from llamatrain.distributed.cores import cores
+        from llamatrain.distributed.cores import count_cores
         from llamatrain.gguf.reader import open_gguf
         from llamatrain.model.load import check_memory
         from llamatrain.sample.decoder import Decoder
 
-        self.gguf, self.threads = open_gguf(path), options.threads or cores()
+        self.gguf, self.threads = open_gguf(path), options.threads or count_cores()
         self.h, self.weights, self.arrays = opened(self.gguf, lora, self.threads)
         self.ctx = options.ctx or min(USUAL_CTX, self.h.ctx)
         cost = Decoder.plan(self.h, self.ctx, self.threads, weights=self.weights)

@@ -66,7 +66,7 @@ def before_export(
     if count > CHECKED:
         note(f"--check compares the first {CHECKED} of {count} tokens")
     weights, arrays = adapted(gguf, h, adapters, threads)
-    with verify_unchanged(gguf.files):
+    with verify_unchanged(gguf.mapped_files):
         return LogitsBefore(tokens, logits(gguf, h, weights, arrays, tokens, threads))
 
 

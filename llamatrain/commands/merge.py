@@ -14,7 +14,7 @@ from llamatrain.config.common import THREADS
 from llamatrain.config.options import Option, Options
 from llamatrain.config.units import Size
 from llamatrain.errors import FileError, MissingError, UsageError
-from llamatrain.platform.terminal import progress_bar, say
+from llamatrain.platform.terminal import log_line, progress_bar
 
 if TYPE_CHECKING:
     from llamatrain.adapters.adapter import Adapter
@@ -94,7 +94,7 @@ class MergePlan:
 
     def note(self, line: str) -> None:
         self.notes.append(line)
-        say(f"note: {line}")
+        log_line(f"note: {line}")
 
 
 def merged(base: Path, options: ExportOptions, lora: AdapterOptions) -> Merged:
@@ -121,10 +121,10 @@ def merged(base: Path, options: ExportOptions, lora: AdapterOptions) -> Merged:
 def opened(base: Path, lora: AdapterOptions) -> "tuple[Gguf, Hyperparameters, list[Adapter]]":
     """The base, and the adapters for it."""
     from llamatrain.gguf.reader import open_gguf
-    from llamatrain.model.hyperparameters import read
+    from llamatrain.model.hyperparameters import read_hyperparameters
 
     gguf = open_gguf(base)
-    h = read(gguf)
+    h = read_hyperparameters(gguf)
     if gguf.kind != "model":
         raise FileError(f"{base}: no model but a {gguf.kind}; a model is needed")
     return gguf, h, read_adapters(lora, h, base)
@@ -132,18 +132,18 @@ def opened(base: Path, lora: AdapterOptions) -> "tuple[Gguf, Hyperparameters, li
 
 def prepared(base: Path, out: Path, options: ExportOptions, lora: AdapterOptions) -> MergePlan:
     from llamatrain.adapters import merge
-    from llamatrain.distributed.cores import cores
-    from llamatrain.gguf.types import by_name
+    from llamatrain.distributed.cores import count_cores
+    from llamatrain.gguf.types import type_by_name
 
     if not lora.scaled and options.type == "keep":
         raise UsageError(f"{NO_ADAPTER}, or a type to convert {base} to with --type")
     gguf, h, adapters = opened(base, lora)
     check_place(options, [base, *(path for path, _ in lora.scaled)])
-    kind = None if options.type == "keep" else by_name(options.type.upper())
+    kind = None if options.type == "keep" else type_by_name(options.type.upper())
     made = merge.pieces(gguf, adapters, kind)
     check_room(out, size_of(made))
     return MergePlan(
-        gguf=gguf, h=h, adapters=adapters, made=made, kind=kind, threads=options.threads or cores()
+        gguf=gguf, h=h, adapters=adapters, made=made, kind=kind, threads=options.threads or count_cores()
     )
 
 
@@ -200,10 +200,10 @@ def check_room(out: Path, needed: int) -> None:
 
 
 def note_rest(merging: MergePlan) -> None:
-    from llamatrain.model.hyperparameters import spare, unused
+    from llamatrain.model.hyperparameters import describe_unused, unused_tensors
 
-    if names := unused(merging.gguf, merging.h):
-        merging.note(spare(names, "kept as they are"))
+    if names := unused_tensors(merging.gguf, merging.h):
+        merging.note(describe_unused(names, "kept as they are"))
     kind = merging.kind
     others = [
         piece.base for piece in merging.made if kind and piece.type is not kind and len(piece.base.shape) == 2
@@ -211,7 +211,7 @@ def note_rest(merging: MergePlan) -> None:
     if others and kind:
         more = f" and {len(others) - 1} more keep their" if len(others) > 1 else " keeps its"
         merging.note(
-            f"{others[0].name}{more} type: rows of {others[0].shape[1]} are no whole blocks of {kind.block}"
+            f"{others[0].name}{more} type: rows of {others[0].shape[1]} are no whole blocks of {kind.block_size}"
         )
 
 
@@ -236,7 +236,7 @@ def write(out: Path, merging: MergePlan) -> None:
         if merging.kind
         else []
     )
-    say(f"{out}: {Size(size).words}, {', '.join(counts)}, {copied} copied as they were")
+    log_line(f"{out}: {Size(size).words}, {', '.join(counts)}, {copied} copied as they were")
     note_rounding(roundings, merging)
 
 

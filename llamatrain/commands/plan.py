@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 
-from llamatrain.compiler.cache import code
+from llamatrain.compiler.cache import code_cache
 from llamatrain.run.request import RunRequest
 
 
@@ -38,7 +38,7 @@ def plan_of(request: RunRequest, measure: bool = False) -> RunPlan:
     from llamatrain.planner.time import expected
     from llamatrain.run.prepare import planned
 
-    with code.finding():
+    with code_cache.without_compiling():
         found = planned(request, graphs=False)
         way, time = found.fitted.way, expected(found.fitted.way, found.batches, found.steps, measure)
     known = None if isinstance(time, str) else time
@@ -46,7 +46,7 @@ def plan_of(request: RunRequest, measure: bool = False) -> RunPlan:
         total=way.total,
         needs={name: size for name, size in asdict(way.needs).items() if size},
         excess=found.fitted.excess,
-        parameters=way.setting.h.parameters,
+        parameters=way.setting.h.parameter_count,
         batch=way.setting.batch,
         splits=way.splits,
         remat=str(way.policy),

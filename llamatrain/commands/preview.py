@@ -11,7 +11,7 @@ from llamatrain.config.common import CTX as ROW
 from llamatrain.config.options import COUNT, Option, Options
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError
-from llamatrain.model.architectures import USUAL
+from llamatrain.model.architectures import DEFAULT
 from llamatrain.preference.options import PreferenceDataOptions
 
 if TYPE_CHECKING:
@@ -99,11 +99,11 @@ def runs_of(sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer") -> 
 @contextmanager
 def waiting_for_no_compiler(data: Sequence[str], options: DataOptions) -> Iterator[None]:
     """Where all is read in Python before a compiler would be done."""
-    from llamatrain.compiler.cache import code
+    from llamatrain.compiler.cache import code_cache
     from llamatrain.data.find_files import find_sources
 
-    size = sum(source.most for source in find_sources(data, options.mapping, raw=options.raw))
-    with code.finding() if size < SMALL else nullcontext():
+    size = sum(source.max_size for source in find_sources(data, options.mapping, raw=options.raw))
+    with code_cache.without_compiling() if size < SMALL else nullcontext():
         yield
 
 
@@ -113,16 +113,16 @@ def open_rows(
     """Tokenize the data as a run would."""
     from llamatrain.data.dataset import open_corpus
     from llamatrain.gguf.reader import open_gguf
-    from llamatrain.preference.batches import rows_of
+    from llamatrain.preference.batches import batches_class
     from llamatrain.preference.dataset import KINDS
 
     gguf = open_gguf(options.model)
     tokenizer = tokenizer_of(gguf)
     ctx = options.ctx or min(CTX, context_of(gguf))
     corpus, validation = open_corpus(
-        data, tokenizer, data_options, ctx, options.seed, kind=KINDS[compared.compare]
+        data, tokenizer, data_options, ctx, options.seed, kind=KINDS[compared.data_kind]
     )
-    rows = rows_of(compared.compare)(corpus, data_options, options.seed, tokenizer.eos, tokenizer.bos)
+    rows = batches_class(compared.data_kind)(corpus, data_options, options.seed, tokenizer.eos, tokenizer.bos)
     told = f"{gguf.path}: tokenizer.ggml.eos_token_id is no token, so answers are trained without an end where models stop"
     return PreviewRows(
         rows, tokenizer, corpus, validation, [told] if endless(corpus, tokenizer, gguf) else []
@@ -142,8 +142,8 @@ def tokenizer_of(gguf: "Gguf") -> "Tokenizer":
 
 
 def context_of(gguf: "Gguf") -> int:
-    key = f"{gguf.value('general.architecture', str, USUAL)}.context_length"
-    if (length := gguf.value(key, int, CTX)) < 1:
+    key = f"{gguf.get_value('general.architecture', str, DEFAULT)}.context_length"
+    if (length := gguf.get_value(key, int, CTX)) < 1:
         raise FileError(f"{gguf.path}: {key} is {length}, where 1 or more is needed")
     return length
 

@@ -1,16 +1,17 @@
-"""Options, each declared once and whole, as a field of a dataclass: for the command line, config files, checkpoints and Python.
+"""How an option is declared: once, as a typed field of a dataclass, for every place that reads or shows it.
 
-A field reads `batch: Annotated[int, Option("Rows that are run together.", least=1, unit="ROWS")] = 8` and is `--batch` on the
-command line; a name of one letter is `-n`. What its type says:
-    bool              --name; where that is the default, --no-name, too
+A field reads `batch: Annotated[int, Option("Rows per batch.", least=1, unit="ROWS")] = 8` and is `--batch` on the
+command line; a name of one letter is `-n`. The same declaration serves config files, checkpoints, the Python API and
+the documentation. The type of the field says which values are accepted:
+    bool              --name; if the default is True or None, also --no-name
     Literal[...]      one of these words
     T | None          T, or not given
-    tuple[T, ...]     may be repeated; with T = tuple[A, B] each time takes two values
+    tuple[T, ...]     may be repeated; with T = tuple[A, B] each use takes two values
     Size, Duration, Bandwidth    as config.units reads them
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, asdict, dataclass, fields
 from pathlib import Path
 from types import UnionType
@@ -26,14 +27,20 @@ COUNT = (1 << 31) - 1  # the most that a number of steps, rows and the like may 
 
 
 def flag_of(name: str) -> str:
+    """Return the flag of an option on the command line."""
     return f"-{name}" if len(name) == 1 else f"--{name.rstrip('_').replace('_', '-')}"
 
 
 FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
 
 
+def in_words(choices: Sequence[str]) -> str:
+    """Join alternatives: "a, b or c"."""
+    return " or ".join(filter(None, (", ".join(choices[:-1]), *choices[-1:])))
+
+
 def respelt(message: str, spelt: Spelling) -> str:
-    """With another spelling in the place of flags, but where a whole command is told."""
+    """Replace flags in a message by another spelling, except within a quoted command."""
     words, command, rest = message.partition("llamatrain ")
     return FLAG.sub(lambda flag: spelt(flag[1].replace("-", "_")), words) + command + rest
 
@@ -41,31 +48,66 @@ def respelt(message: str, spelt: Spelling) -> str:
 class OptionError(UsageError):
     """An option has an invalid value, or options contradict each other."""
 
-    def __init__(self, words: Callable[[Spelling], str], *, code: str = "invalid-option") -> None:
-        super().__init__(words(flag_of), code=code)
-        self.words = words
+    def __init__(self, message: Callable[[Spelling], str], *, code: str = "invalid-option") -> None:
+        super().__init__(message(flag_of), code=code)
+        self.words = message
+
+
+Values = Mapping[str, Any]  # the values of all options of a command, by name
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition on other options, under which an option has an effect.
+
+    `otherwise` completes the message "--option has no effect ..."; it may quote values: "with --schedule {schedule}".
+    """
+
+    holds: Callable[[Values], Any]
+    otherwise: str
+
+
+def needs(name: str) -> Condition:
+    """Return the condition that another option is set."""
+    return Condition(lambda values: values.get(name), f"without {flag_of(name)}")
+
+
+def excluded_by(name: str) -> Condition:
+    """Return the condition that another option is not set."""
+    return Condition(lambda values: not values.get(name), f"with {flag_of(name)}")
 
 
 @dataclass(frozen=True)
 class Option:
-    """What an option's name, type and default do not say. Of a repeated one, bounds are those of each value."""
+    """Describes an option, as far as its name, type and default do not.
+
+    Bounds apply to each value of a repeated option.
+    """
 
     sentence: str
     _: KW_ONLY
-    panel: str = ""  # of the help; else its class's
-    unit: str = ""  # what a value is called there
+    panel: str = ""  # of the help; default: the panel of the class
+    unit: str = ""  # placeholder for a value in the help
     least: float | None = None
     most: float | None = None
     above: float | None = None
     below: float | None = None
     example: str = ""
     accepts: Callable[[Any], bool] | None = None
-    takes: str = ""  # in words, where its bounds do not say it
-    excludes: tuple[tuple[str, str], ...] = ()  # another option, and why
-    short: str = ""  # another name of it, of one letter
-    hidden: bool = False  # from help and README: an old name, or of use to few
+    takes: str = ""  # what `accepts` accepts, in words
+    excludes: tuple[tuple[str, str], ...] = ()  # other options, and why both cannot be given
+    when: tuple[Condition, ...] = ()  # the option has an effect only if all of these hold
+    resumable: bool | Callable[[Values], bool] = False  # may change when a run is resumed
+    announced: bool = False  # such a change is printed
+    transient: bool = False  # holds for this process only, and is not stored with the run
+    resolved: bool = False  # is set in every checkpoint, even if the user left it open
+    new_model: bool = False  # describes a new model, and has no effect on one that is loaded
+    short: str = ""  # another name, of one letter
+    aliases: tuple[str, ...] = ()  # former names, which still work
+    hidden: bool = False  # not shown in the help
 
     def bounds(self, value: float) -> bool:
+        """Return True if a number lies within the bounds."""
         return (
             (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)
@@ -76,39 +118,45 @@ class Option:
 
 @dataclass(frozen=True)
 class OptionSpec:
-    """An option with what its field says."""
+    """An option together with the name, type and default of its field."""
 
     name: str
-    kind: Any  # of one of its values, where it is repeated
+    kind: Any  # the type of one value
     default: Any
     option: Option
     panel: str
     optional: bool
     repeated: bool
+    resumable: bool | Callable[[Values], bool]
+
+    def unused_reason(self, values: Values) -> str | None:
+        """Return why the option has no effect with these values, or None if it has one."""
+        failed = (condition for condition in self.option.when if not condition.holds(values))
+        return next((condition.otherwise.format_map(values) for condition in failed), None)
 
     @property
     def choices(self) -> tuple[str, ...]:
+        """The words that a Literal accepts."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """The types of the values that it takes each time."""
+        """The types of the values that one use takes."""
         return get_args(self.kind) if get_origin(self.kind) is tuple else (self.kind,)
 
     @property
     def unit(self) -> str:
+        """The placeholder for a value in the help."""
         return self.option.unit or "|".join(self.choices) or " ".join(UNITS[part] for part in self.parts)
 
     @property
     def named(self) -> str:
-        """What its type takes, in words."""
-        return (
-            self.option.takes or ", ".join(self.choices) or " and ".join(NAMES[part] for part in self.parts)
-        )
+        """The values that the type accepts, in words."""
+        return self.option.takes or in_words(self.choices) or " and ".join(NAMES[part] for part in self.parts)
 
     @property
     def takes(self) -> str:
-        """What its bounds let through, in words."""
+        """The values that type and bounds accept, in words."""
         o = self.option
         if o.takes or (o.least, o.above) == (None, None):
             return self.named
@@ -124,7 +172,7 @@ class OptionSpec:
     # ---- its values --------------------------------------------------------
 
     def checked(self, value: Any) -> Any:
-        """A value of any origin, as the field has it."""
+        """Return a value from any source in the type of the field; raise OptionError if it is invalid."""
         if value is None and self.optional:
             return None
         if not self.repeated:
@@ -134,6 +182,7 @@ class OptionSpec:
         return tuple(map(self.one, value))
 
     def one(self, value: Any) -> Any:
+        """Check one value of the option."""
         try:
             value = typed(value, self.kind)
         except UsageError as error:  # in words of its own
@@ -148,23 +197,21 @@ class OptionSpec:
         return value
 
     def read(self, text: Any) -> Any:
-        """What the command line gives: a text, a bool, or a sequence of either."""
+        """Convert what the command line gives: a text, a bool, or a sequence of either."""
         try:
             return tuple(read(each, self.kind) for each in text) if self.repeated else read(text, self.kind)
         except ValueError:
             raise self.refusal(text, self.named) from None
 
     def refusal(self, value: Any, takes: str) -> OptionError:
-        return self.error(
-            f" {worded(value)} cannot be; it takes {takes}{plainer(value, self.kind, self.choices)}"
-        )
+        return self.error(f" must be {takes} (got {worded(value)}){plainer(value, self.kind, self.choices)}")
 
-    def error(self, told: str) -> OptionError:
-        return OptionError(lambda spelt: spelt(self.name) + told)
+    def error(self, problem: str) -> OptionError:
+        return OptionError(lambda spelt: spelt(self.name) + problem)
 
 
 def declared(cls: type) -> dict[str, OptionSpec]:
-    """The options of a class, by name."""
+    """Return the options of a class by name."""
     if cls not in _DECLARED:
         _DECLARED[cls] = _declared(cls)
     return _DECLARED[cls]
@@ -190,51 +237,90 @@ def _declared(cls: type) -> dict[str, OptionSpec]:
             panel=option.panel or cls.PANEL,  # type: ignore[attr-defined]
             optional=optional,
             repeated=repeated,
+            resumable=option.resumable or cls.RESUMABLE,  # type: ignore[attr-defined]
         )
     return found
 
 
 class Options:
-    """Options, none of which has a value that cannot be, whoever gives it."""
+    """Base class of option dataclasses. Every instance is valid: values are checked when it is made."""
 
-    PANEL: ClassVar[str]
+    PANEL: ClassVar[str]  # of the help
+    RESUMABLE: ClassVar[bool]  # all options of the class may change when a run is resumed
 
-    def __init_subclass__(cls, panel: str = "Options") -> None:
-        cls.PANEL = panel
+    def __init_subclass__(cls, panel: str = "Options", resumable: bool = False) -> None:
+        cls.PANEL, cls.RESUMABLE = panel, resumable
 
     def __post_init__(self) -> None:
         options = declared(type(self))
         for name, each in options.items():
             object.__setattr__(self, name, each.checked(getattr(self, name)))
         off = {name for name, each in options.items() if each.optional and getattr(self, name) is False}
-        said = [
+        chosen = [
             name for name, each in options.items() if getattr(self, name) != each.default and name not in off
         ]
-        for name in said:
+        for name in chosen:
             for other, why in options[name].option.excludes:
-                if other in said:
+                if other in chosen:
                     raise exclusion(name, other, why)
         self.agree()
 
     def agree(self) -> None:
-        """Refuses what several options cannot be together."""
+        """Raise OptionError if options contradict each other."""
 
 
 def exclusion(name: str, other: str, why: str) -> OptionError:
-    return OptionError(lambda spelt: f"{spelt(name)} and {spelt(other)} exclude each other: {why}")
+    """Return the error for two options that exclude each other."""
+    return OptionError(
+        lambda spelt: f"{spelt(name)} and {spelt(other)} exclude each other: {why}",
+        code="conflicting-options",
+    )
+
+
+def present_name(name: str, *classes: type) -> str:
+    """Return the present name of an option that may be given by a former one."""
+    for cls in classes:
+        for present, spec in declared(cls).items():
+            if name in spec.option.aliases:
+                return present
+    return name
+
+
+def with_present_names(values: Values, *classes: type) -> dict[str, Any]:
+    """Return values by the present names of their options."""
+    return {present_name(name, *classes): value for name, value in values.items()}
+
+
+# ---- options without an effect ---------------------------------------------
+
+
+def unused_options(values: Values, *classes: type) -> dict[str, str]:
+    """Return the options of these classes that have no effect with these values, and why."""
+    reasons = ((name, spec.unused_reason(values)) for cls in classes for name, spec in declared(cls).items())
+    return {name: reason for name, reason in reasons if reason is not None}
+
+
+def reject_unused(unused: Mapping[str, str], changed: Collection[str]) -> None:
+    """Raise if an option that differs from its default has no effect."""
+    for name, reason in unused.items():
+        if name in changed:
+            raise UsageError(f"{flag_of(name)} has no effect {reason}; leave it out", code="unused-option")
+
+
+# ---- making options --------------------------------------------------------
 
 
 def build(cls: type[T], values: Mapping[str, Any]) -> T:
-    """Options of values by name, which may hold those of other classes, too."""
-    options = declared(cls)
+    """Make options of values by name; names of other classes are ignored, and former names are accepted."""
+    options, values = declared(cls), with_present_names(values, cls)
     for name, each in options.items():
         if each.default is MISSING and name not in values:
-            raise OptionError(lambda spelt, name=name: f"{spelt(name)} is missing")  # type: ignore[misc]
+            raise OptionError(lambda spelt, name=name: f"{spelt(name)} is missing", code="missing-option")  # type: ignore[misc]
     return cls(**{name: value for name, value in values.items() if name in options})
 
 
 def altered(values: Mapping[str, Any], *classes: type, **defaults: Any) -> set[str]:
-    """Return the names of the options that are not at their defaults; a command may have some `defaults` of its own."""
+    """Return the names of the options that differ from their defaults; `defaults` are those of the command."""
     known = {name: each for cls in classes for name, each in declared(cls).items()}
     usual = {name: each.default for name, each in known.items()} | defaults
     return {
@@ -246,7 +332,7 @@ def altered(values: Mapping[str, Any], *classes: type, **defaults: Any) -> set[s
 
 
 def plain(options: Any) -> dict[str, Any]:
-    """The fields of a dataclass as JSON and TOML have them."""
+    """Return the fields of a dataclass as JSON and TOML store them."""
     return {name: _plain(value) for name, value in asdict(options).items()}
 
 
@@ -257,10 +343,10 @@ def _plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[T], values: Mapping[str, Any], source: object) -> T:
-    """The options again; what is missing has its default. The file that they come from may be broken."""
+    """Make options of stored values; missing ones get their defaults. The file may be damaged."""
     try:
         return build(cls, values)
     except OptionError as error:
-        raise UsageError(f"{source}: {error.words(str)}") from None
+        raise UsageError(f"{source}: {error.words(str)}", code=error.code) from None
     except UsageError as error:
-        raise UsageError(f"{source}: {error}") from None
+        raise UsageError(f"{source}: {error}", code=error.code) from None

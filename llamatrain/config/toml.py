@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from llamatrain.config.flag_hints import answered
 from llamatrain.config.messages import cut, nearest, worded
-from llamatrain.config.options import Option, OptionError, Options, declared, plain
+from llamatrain.config.options import Option, OptionError, Options, declared, plain, present_name
 from llamatrain.config.read_limited import contents
 from llamatrain.errors import UsageError
 
@@ -40,7 +40,7 @@ def read_config(path: Path, *classes: type[Options]) -> dict[str, Any]:
     options = {name: each for cls in classes for name, each in declared(cls).items()}
     values = {}
     for key, value in found.items():
-        name = key.replace("-", "_")
+        name = present_name(key.replace("-", "_"), *classes)
         name = name if name in options else f"{name}_"  # of a word that Python keeps for itself
         if isinstance(value, dict):
             raise UsageError(

@@ -1,4 +1,4 @@
-"""The options that say how files become rows."""
+"""The options that control how files become rows."""
 
 import re
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
-from llamatrain.config.options import Option, OptionError, Options
+from llamatrain.config.options import Condition, Option, OptionError, Options
 from llamatrain.data.chat.builtin import NAMED, layout_of
-from llamatrain.data.column_names import mapping_of
+from llamatrain.data.column_names import parse_mapping
 from llamatrain.errors import DataError, MissingError, UsageError
 
 TEMPLATE = Option(
@@ -18,12 +18,21 @@ TEMPLATE = Option(
 )
 
 
+NO_OBJECTIVE = Condition(lambda values: not values.get("objective"), "with --objective {objective}")
+TRAINING = Condition(
+    lambda values: values.get("command") != "evaluate", "for evaluate, which reads all data, each token once"
+)
+
+
 @dataclass(frozen=True)
 class DataOptions(Options, panel="Data"):
+    """The options of training data."""
+
     train_on: Annotated[
         Literal["completion", "last", "all"],
         Option(
-            "Train on the answers of prompts and chats, on the last of a chat alone, or on all tokens; text is always all."
+            "Train on the answers of prompts and chats, on the last of a chat alone, or on all tokens; text is always all.",
+            when=(NO_OBJECTIVE,),
         ),
     ] = "completion"
     thinking: Annotated[
@@ -66,7 +75,8 @@ class DataOptions(Options, panel="Data"):
     parse_special: Annotated[
         bool,
         Option(
-            "Read marks of chats and other control tokens in text as such, as in chats that were rendered already."
+            "Read marks of chats and other control tokens in text as such, as in chats that were rendered already.",
+            when=(NO_OBJECTIVE,),
         ),
     ] = False
     pack: Annotated[
@@ -76,13 +86,15 @@ class DataOptions(Options, panel="Data"):
             excludes=(("fill_with_next_samples", "both say what fills a row"),),
         ),
     ] = None
-    shuffle: Annotated[bool, Option("Shuffle the samples anew in each epoch.")] = True
+    shuffle: Annotated[bool, Option("Shuffle the samples anew in each epoch.", when=(TRAINING,))] = True
     val: Annotated[
         tuple[str, ...],
         Option(
             "A file, folder or glob of validation data; may be repeated.",
             unit="DATA",
             excludes=(("val_split", "validation comes from files of its own, or from the data"),),
+            when=(TRAINING,),
+            resumable=True,
         ),
     ] = ()
     val_split: Annotated[
@@ -93,35 +105,64 @@ class DataOptions(Options, panel="Data"):
             least=0,
             below=1,
             example="0.05",
+            when=(TRAINING,),
         ),
     ] = 0.0
     sample_start: Annotated[
         str,
         Option(
-            "Text samples begin after this pattern; empty: wherever the one before ended.", unit="PATTERN"
+            "Text samples begin after this pattern; empty: wherever the one before ended.",
+            unit="PATTERN",
+            when=(NO_OBJECTIVE,),
         ),
     ] = ""
-    include_sample_start: Annotated[bool, Option("Include the pattern in the samples.")] = False
+    include_sample_start: Annotated[
+        bool, Option("Include the pattern in the samples.", when=(NO_OBJECTIVE,))
+    ] = False
     escape: Annotated[
         bool,
-        Option("Read \\n, \\r, \\t, \\', \\\" and \\\\ in the pattern as the characters they stand for."),
+        Option(
+            "Read \\n, \\r, \\t, \\', \\\" and \\\\ in the pattern as the characters they stand for.",
+            when=(NO_OBJECTIVE,),
+        ),
     ] = False
     overlapping_samples: Annotated[
-        bool, Option("Samples run on into the next; without a pattern, one begins at every token of a text.")
+        bool,
+        Option(
+            "Samples run on into the next; without a pattern, one begins at every token of a text.",
+            when=(TRAINING, NO_OBJECTIVE),
+        ),
     ] = False
     fill_with_next_samples: Annotated[
-        bool, Option("Fill the rows of short samples with those that follow in shuffled order.")
+        bool,
+        Option(
+            "Fill the rows of short samples with those that follow in shuffled order.",
+            when=(TRAINING, NO_OBJECTIVE),
+        ),
     ] = False
-    separate_with_eos: Annotated[bool, Option("When filling, put an end token between samples.")] = False
-    separate_with_bos: Annotated[bool, Option("When filling, put a begin token between samples.")] = True
-    sample_random_offsets: Annotated[bool, Option("Begin text samples at a random token of theirs.")] = False
+    separate_with_eos: Annotated[
+        bool, Option("When filling, put an end token between samples.", when=(TRAINING, NO_OBJECTIVE))
+    ] = False
+    separate_with_bos: Annotated[
+        bool, Option("When filling, put a begin token between samples.", when=(TRAINING, NO_OBJECTIVE))
+    ] = True
+    sample_random_offsets: Annotated[
+        bool, Option("Begin text samples at a random token of theirs.", when=(TRAINING, NO_OBJECTIVE))
+    ] = False
     force_reshuffle: Annotated[
-        bool, Option("On resuming, begin a new shuffle instead of going on in the old one.")
+        bool,
+        Option(
+            "On resuming, begin a new shuffle instead of going on in the old one.",
+            when=(TRAINING,),
+            resumable=True,
+            transient=True,
+        ),
     ] = False
 
     def agree(self) -> None:
+        """Raise OptionError if the options contradict each other."""
         try:
-            mapping_of(self.columns)
+            parse_mapping(self.columns)
         except UsageError as error:
             words = str(error)
             raise OptionError(lambda spelt: f"{spelt('columns')}: {words}") from None
@@ -138,22 +179,23 @@ class DataOptions(Options, panel="Data"):
 
     @property
     def raw(self) -> bool:
+        """True if all data is read as plain text."""
         return self.as_ == "text"
 
     @cached_property
     def mapping(self) -> dict[str, str]:
-        """Keys of rows, and what the data calls them."""
-        return mapping_of(self.columns)
+        """The keys of rows, with the column names that the data has for them."""
+        return parse_mapping(self.columns)
 
     @property
     def names_template(self) -> bool:
-        """Whether it is known, and no file."""
+        """True if --chat-template names a built-in template, not a file."""
         path = self.chat_template
         return path is not None and layout_of(str(path)) is not None and not path.is_file()
 
     @cached_property
     def template(self) -> str | None:
-        """What the file of --chat-template says, or the template of that name."""
+        """The source of the --chat-template file, or of the built-in template of that name."""
         if self.chat_template is None or self.names_template:
             return layout_of(str(self.chat_template))
         try:
@@ -168,15 +210,17 @@ class DataOptions(Options, panel="Data"):
             raise DataError(f"{self.chat_template}: no UTF-8 text, as a Jinja template is") from None
 
     def packs(self, plain: bool) -> bool:
-        """Whether rows hold several samples, where all of the data is plain text or not."""
+        """Return True if rows hold several samples; `plain` means that all data is plain text."""
         return not plain and not self.fill_with_next_samples if self.pack is None else self.pack
 
     @property
     def pattern(self) -> str:
+        """The pattern at which text samples begin."""
         return unescape(self.sample_start) if self.escape else self.sample_start
 
 
 def is_date(text: str) -> bool:
+    """Return True if a text is a date such as 2026-11-23."""
     try:
         return date.fromisoformat(text).isoformat() == text
     except ValueError:
@@ -184,6 +228,6 @@ def is_date(text: str) -> bool:
 
 
 def unescape(text: str) -> str:
-    """The six escapes of the ancestors; any other backslash stays as it is."""
+    """Replace the six escapes that llama.cpp's trainer knew; other backslashes stay."""
     meaning = {"n": "\n", "r": "\r", "t": "\t"}
     return re.sub(r"\\([nrt'\"\\])", lambda found: meaning.get(found[1], found[1]), text)

@@ -26,7 +26,7 @@ def by_kind() -> dict[str, type["Optimizer"]]:
     return {each.kept_as: each for each in map(named, names())}
 
 
-def idle(name: str) -> Iterator[str]:
+def unused_options(name: str) -> Iterator[str]:
     """The options that only other optimizers take."""
     others = (option for other in names() for option in named(other).takes())
     yield from dict.fromkeys(option for option in others if option not in named(name).takes())

@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
-from llamatrain.compiler.thread_pool import foreseeing
-from llamatrain.distributed.comm import world
+from llamatrain.compiler.thread_pool import compile_together_with
+from llamatrain.distributed.comm import get_comm
 from llamatrain.engine.profiler import phase
 from llamatrain.report.report import Report
 from llamatrain.run.checkpointer import filled
@@ -21,7 +21,7 @@ from llamatrain.train.config import StopReason
 from llamatrain.train.loop import Loop
 from llamatrain.train.parallel.batch_shard import BatchShard
 from llamatrain.train.parallel.programs import ShardedPrograms
-from llamatrain.train.prefetch import ReadAhead, ready
+from llamatrain.train.prefetch import Prefetcher, prefetch_count
 from llamatrain.train.programs import TrainPrograms
 from llamatrain.train.protocols import Batches, SkippableLoader
 
@@ -34,8 +34,8 @@ def trained_in(
     begun: Callable[[], None] = lambda: None,
 ) -> StopReason:
     """From its first save to its last."""
-    with reading(loop, rows) as loop.rows, foreseeing(foresee):
-        loop.saved = keeper.begin(loop.state)
+    with reading(loop, rows) as loop.loader, compile_together_with(foresee):
+        loop.last_checkpoint = keeper.begin(loop.state)
         begun()
         return loop.train()
 
@@ -54,7 +54,7 @@ def programs_of(prepared: PreparedRun) -> TrainPrograms:
         if way.setting.groups > 1:
             batches = prepared.resolved.course(way.splits).grad_acc
             programs: TrainPrograms = ShardedPrograms(
-                way.graphs, way.arena, frozen, world=world(), batches=batches
+                way.graphs, way.arena, frozen, comm=get_comm(), batches=batches
             )
         else:
             programs = TrainPrograms(way.graphs, way.arena, frozen)
@@ -62,7 +62,9 @@ def programs_of(prepared: PreparedRun) -> TrainPrograms:
             filled(resumed.checkpoint, programs.weights.parts)
         else:
             target.begin(programs.weights.parts)
-    world().compared({"first weights": zlib.crc32(programs.weights.vector.data) if world().size > 1 else 0})
+    get_comm().assert_equal_on_all(
+        {"first weights": zlib.crc32(programs.weights.vector.data) if get_comm().size > 1 else 0}
+    )
     return programs
 
 
@@ -75,21 +77,21 @@ def loop_of(
     sources, arrays = prepared.sources, prepared.fitted.leaves.frozen.values()
     return Loop(
         programs=programs,
-        rows=data.rows,
+        loader=data.rows,
         validation=data.validation,
-        course=course,
+        config=course,
         listener=watched(listener),
         save=lambda state, last: "",
-        keep=lambda state: None,
-        show=lambda step: None,
+        save_best=lambda state: None,
+        sample=lambda step: None,
         state=state_of(prepared, programs, descent, course, listener),
         signals=interrupts,
-        beside=InputWatcher(
+        input_guard=InputWatcher(
             inputs=sources.inputs, warn=listener.warn, frozen=arrays, is_same=sources.is_same_base
         ),
-        descent=descent,
-        samples=data.samples,
-        world=world(),
+        minimizer=descent,
+        epoch_samples=data.samples,
+        comm=get_comm(),
     )
 
 
@@ -101,9 +103,9 @@ def taught(prepared: PreparedRun) -> dict[str, np.ndarray]:
 
 def reading(loop: Loop, rows: SkippableLoader) -> AbstractContextManager[Batches]:
     """Its rows, read ahead, but for those that are the same in every step; of each step those of this rank."""
-    course, steps = loop.course, loop.course.iters - loop.state.counters.step
-    own = loop.programs.share(course.grad_acc)
+    course, steps = loop.config, loop.config.iters - loop.state.counters.step
+    own = loop.programs.local_microbatches(course.grad_acc)
     dealt: Batches = rows if len(own) == course.grad_acc else BatchShard(rows, course.grad_acc, own)
-    if loop.descent and not course.fresh:
+    if loop.minimizer and not course.iters_per_rows:
         return nullcontext(dealt)
-    return ReadAhead(dealt, loop.programs.setting.batch, ready(len(own)), max(0, steps) * len(own))
+    return Prefetcher(dealt, loop.programs.spec.batch, prefetch_count(len(own)), max(0, steps) * len(own))

@@ -12,7 +12,7 @@ from llamatrain.checkpoints.checkpoint import GRADIENTS, MADE_BY, Checkpoint
 from llamatrain.checkpoints.filenames import BEST, best_of
 from llamatrain.checkpoints.run_folder import RunFolder
 from llamatrain.config.options import flag_of
-from llamatrain.engine.backend import kind_of
+from llamatrain.engine.backend import kernel_class
 from llamatrain.engine.profiler import phase
 from llamatrain.errors import FileError
 from llamatrain.gguf.values import Value
@@ -187,14 +187,14 @@ class Checkpointer:
             file.write(self.config)
 
     def checkpoint(self, state: RunState) -> Checkpoint:
-        optimizer, parts = self.programs.setting.optimizer, self.programs.weights.parts
+        optimizer, parts = self.programs.spec.optimizer, self.programs.weights.parts
         assert optimizer
         kept: dict[str, Any] = self.descent.kept() if self.descent else {}
         numbers = {
             optimizer.key(name): value for name, value in kept.items() if not isinstance(value, np.ndarray)
         }
         vectors = {
-            optimizer.key(name): self.programs.whole_of(kind) for kind, name in optimizer.states.items()
+            optimizer.key(name): self.programs.full_state(kind) for kind, name in optimizer.states.items()
         }
         vectors |= {
             optimizer.key(name): value for name, value in kept.items() if isinstance(value, np.ndarray)
@@ -211,7 +211,7 @@ class Checkpointer:
             order=list(parts),
             vectors=vectors,
             numbers=numbers,
-            extra={**self.target.extra(), **self.extra, MADE_BY: kind_of(self.programs.setting.kernels)},
+            extra={**self.target.extra(), **self.extra, MADE_BY: kernel_class(self.programs.spec.kernels)},
         )
 
 
@@ -243,16 +243,16 @@ def restored(
     grad_acc: int,
 ) -> tuple[RunState, list[str]]:
     """Vectors and rows put back where a checkpoint was, and its state; and what could not be."""
-    optimizer, state, warnings = programs.setting.optimizer, checkpoint.state, list[str]()
+    optimizer, state, warnings = programs.spec.optimizer, checkpoint.state, list[str]()
     assert optimizer
     if checkpoint.optimizer != optimizer.kept_as:
         warnings.append(f"the checkpoint's optimizer is {checkpoint.optimizer}: this one begins anew")
     else:
         for kind, name in optimizer.states.items():
             held = [
-                each for each, shape in programs.setting.shapes.items() if optimizer.holds(kind, each, shape)
+                each for each, shape in programs.spec.shapes.items() if optimizer.holds(kind, each, shape)
             ]
-            programs.put_back(kind, checkpoint.pieces(optimizer.key(name), held))
+            programs.load_state(kind, checkpoint.pieces(optimizer.key(name), held))
         if descent:
             descent.restore(checkpoint.kept_for(list(programs.weights.parts)))
     partial = None
@@ -261,10 +261,10 @@ def restored(
     elif (
         state.partial
         and programs.grads
-        and programs.setting.groups == 1
+        and programs.spec.groups == 1
         and len(state.partial.losses) < grad_acc
     ):
-        programs.grads.put(checkpoint.pieces(GRADIENTS))
+        programs.grads.load(checkpoint.pieces(GRADIENTS))
         partial = replace(state.partial, losses=[*state.partial.losses])
     mine: dict[str, Any] = {
         "counters": replace(state.counters),

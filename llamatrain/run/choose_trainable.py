@@ -7,7 +7,7 @@ from typing import Any
 
 from llamatrain.adapters import peft as peft_files
 from llamatrain.adapters.options import LARGEST
-from llamatrain.distributed.cores import cores
+from llamatrain.distributed.cores import count_cores
 from llamatrain.errors import FileError
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.run.config import RunConfig
@@ -20,7 +20,7 @@ from llamatrain.run.trainable import FullModel, LoraAdapter, Trainable
 
 
 def target_of(asked: RunConfig, model: RunModel, sources: RunInputs, peft: Path | None) -> Trainable:
-    threads = asked.run.threads or cores()
+    threads = asked.run.threads or count_cores()
     if asked.command == "from-scratch" or asked.tune.full:
         made = partial(LowRankModel, rank=asked.model.lora_r) if asked.model.lora_r else FullModel
         return made(
@@ -74,7 +74,7 @@ def kept_numbers(kept: Mapping[str, Any], h: Hyperparameters, path: Path) -> Num
             pass
         case _:
             raise FileError(f"{path}: what it says of its adapter is damaged")
-    if not all(name in h.shapes and h.kind(name).role != "bias" for name in ranks):
+    if not all(name in h.shapes and h.weight_kind(name).role != "bias" for name in ranks):
         raise FileError(f"{path}: its adapter is for another base")
     if not all(type(rank) is int and 1 <= rank <= 1 << 24 for rank in ranks.values()):
         raise FileError(f"{path}: the ranks of its adapter are damaged")

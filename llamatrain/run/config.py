@@ -2,25 +2,22 @@
 
 import glob
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from llamatrain.adapters.options import AdapterOptions
-from llamatrain.config.options import from_plain, plain
+from llamatrain.config.options import OptionSpec, declared, from_plain, plain, unused_options
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.model.options import ModelOptions
 from llamatrain.optim import registry
-from llamatrain.preference import options as preference
 from llamatrain.preference.options import PreferenceOptions
-from llamatrain.run import extra_output_options as outs
-from llamatrain.run import lora_options
 from llamatrain.run.extra_output_options import ExtraOutputOptions
 from llamatrain.run.lora_options import LoraOptions
-from llamatrain.run.options import PASSING, RunOptions, TrainOptions
+from llamatrain.run.options import RunOptions, TrainOptions
 
 PARTS = {
     "model": ModelOptions,
@@ -35,7 +32,6 @@ PARTS = {
 TUNED = ("data", "train", "run", "tune", "preference", "lora", "outs")
 # by the command, those that it has
 OF = {"from-scratch": ("model", "data", "train", "run", "outs"), "finetune": TUNED}
-DECIDED = ("iters", "warmup", "decay_steps", "lr_min")  # of a run that has begun none of these is open
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +56,17 @@ class RunConfig:
         return {name: getattr(self, name) for name in OF[self.command]}
 
     @property
-    def idle(self) -> dict[str, str]:
-        """The options that have no effect beside the others, and beside which."""
-        found = idle_in(self.train, self.run) | outs.idle(self.command, self.tune.full)
-        if not (self.data.val or self.data.val_split):
-            found["patience"] = "without --val or --val-split"
-        return (
-            found
-            if self.command == "from-scratch"
-            else found | lora_options.idle(self.tune) | preference.idle(self.preference)
-        )
+    def values(self) -> dict[str, Any]:
+        """The values of all options by name, with the command and the base."""
+        values = {name: value for part in self.parts.values() for name, value in vars(part).items()}
+        return values | {"command": self.command, "base": self.base}
+
+    @property
+    def unused(self) -> dict[str, str]:
+        """The options that have no effect with the others, and why."""
+        optimizer = self.train.optimizer
+        unused = dict.fromkeys(registry.unused_options(optimizer), f"with --optimizer {optimizer}")
+        return unused | unused_options(self.values, *map(type, self.parts.values()))
 
     @property
     def adapters(self) -> list[Path]:
@@ -114,8 +111,8 @@ class RunConfig:
     def plain(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         parts = {name: plain(part) for name, part in self.parts.items()}
-        parts["data"]["force_reshuffle"] = False  # once is enough
-        parts["run"] |= PASSING
+        for part, name, default in transient_options():
+            parts[part][name] = default
         return {"command": self.command, "base": self.base, "files": list(self.files), **parts}
 
     @classmethod
@@ -125,35 +122,33 @@ class RunConfig:
         parts = {name: kept.get(name, {}) for name in PARTS}
         sound = isinstance(files, list) and all(isinstance(text, str) for text in (*files, command, base))
         if not sound or command not in OF or not all(isinstance(part, dict) for part in parts.values()):
-            raise FileError(f"{source}: its options are damaged")
-        if unset := [name for name in DECIDED if parts["train"].get(name) is None]:
-            raise FileError(f"{source}: its options are damaged: {unset[0]} is not decided")
+            raise FileError(f"{source}: the stored options are damaged", code="damaged-options")
+        for part, spec in all_options():
+            if spec.option.resolved and parts[part].get(spec.name) is None:
+                raise FileError(
+                    f"{source}: the stored options are damaged: {spec.name} is not set",
+                    code="damaged-options",
+                )
         try:
-            made: dict[str, Any] = {
+            options: dict[str, Any] = {
                 name: from_plain(kind, parts[name], source) for name, kind in PARTS.items()
             }
         except UsageError as error:
-            raise FileError(str(error)) from None
-        made["run"] = replace(made["run"], **PASSING)
-        return cls(files=tuple(files), **made, command=str(command), base=base)
+            raise FileError(str(error), code=error.code) from None
+        for part, name, default in transient_options():
+            if part != "data":
+                options[part] = replace(options[part], **{name: default})
+        return cls(files=tuple(files), **options, command=str(command), base=base)
 
 
-def idle_in(options: TrainOptions, run: RunOptions) -> dict[str, str]:
-    """The options that have no effect beside the others, and beside which."""
-    found = dict.fromkeys(registry.idle(options.optimizer), f"to --optimizer {options.optimizer}")
-    if options.schedule == "constant":
-        found |= dict.fromkeys(("decay_steps", "restart_growth"), "to --schedule constant")
-    if options.teacher is None:
-        found["teacher_weight"] = "without --teacher"
-    if not options.past:
-        found["delta"] = "without --past"
-    if not {*run.log} - {"csv"}:
-        found["name"] = "without --log to tensorboard, wandb or trackio"
-    if not run.eval_every:
-        found["patience"] = "to --eval-every 0"
-    if not run.sample_every:
-        found["sample_prompt"] = "without --sample-every"
-    return found
+def all_options() -> Iterator[tuple[str, OptionSpec]]:
+    """Yield every option of a run, with the part it belongs to."""
+    return ((part, spec) for part, cls in PARTS.items() for spec in declared(cls).values())
+
+
+def transient_options() -> Iterator[tuple[str, str, Any]]:
+    """Yield part, name and default of the options that are not stored with a run."""
+    return ((part, spec.name, spec.default) for part, spec in all_options() if spec.option.transient)
 
 
 def absolute(files: Sequence[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from llamatrain.data.batches import CursorState, PackingStats
 from llamatrain.data.options import DataOptions
 from llamatrain.data.sine import Sine
-from llamatrain.distributed.once import made_here_once
+from llamatrain.distributed.once import run_once_per_host
 from llamatrain.errors import DataError, UsageError
 from llamatrain.run.model import RunModel
 from llamatrain.train.protocols import SkippableLoader
@@ -65,17 +65,17 @@ def data_of(
             rows=sine, validation=None, described=f"the built-in sine wave in {sine.levels - 1} levels"
         )
     from llamatrain.data.dataset import named, open_corpus
-    from llamatrain.data.find_files import passed_over
-    from llamatrain.preference.batches import rows_of
+    from llamatrain.data.find_files import skipped_files
+    from llamatrain.preference.batches import batches_class
     from llamatrain.preference.dataset import KINDS
 
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise UsageError("the model's tokens stand for no text, so it cannot be trained on any")
-    corpus, kept = made_here_once(
+    corpus, kept = run_once_per_host(
         lambda: open_corpus(files, tokenizer, data, model.row, seed, kind=KINDS[compare])
     )
-    made = rows_of(compare)
+    made = batches_class(compare)
     if compare and data.as_ != "rest":
         check_left(corpus, model.row)
     rows = made(corpus, data, seed, tokenizer.eos, tokenizer.bos)
@@ -90,7 +90,7 @@ def data_of(
         "skipped, which cannot be used": corpus.refused,
     }
     told += [f"{len(places):,} {fate} ({named(places)})" for fate, places in fates.items() if places]
-    told += [f"{others} passed over"] if (others := passed_over([*files, *data.val])) else []
+    told += [f"{others} passed over"] if (others := skipped_files([*files, *data.val])) else []
     return TrainingData(
         rows=rows, validation=validation, described="; ".join(told), samples=len(corpus), packed=rows.packs
     )
@@ -101,21 +101,20 @@ def check_begin(files: Sequence[str], data: DataOptions, compare: "Compare | Non
     from llamatrain.data.find_files import find_sources
     from llamatrain.data.json_values import RecordTooLarge
     from llamatrain.data.preference_records import check_lines, judged_in
-    from llamatrain.data.readers.text import rows_of
     from llamatrain.data.records import parse_line
 
     sources = find_sources(files, data.mapping, raw=data.raw)
     if compare:
         check_lines(sources, compare)
     for source in sources:
-        for number, line in islice(rows_of(source), FIRST) if source.kind == "lines" else ():
+        for number, line in islice(source.rows(), FIRST) if source.kind == "lines" else ():
             with suppress(
                 RecordTooLarge, *([DataError] if data.skip_bad_rows else [])
             ):  # said where it is skipped as a row
                 if compare:
-                    judged_in(line, source.place(number), compare, source.columns)
+                    judged_in(line, source.locate(number), compare, source.columns)
                 else:
-                    parse_line(line, source.place(number), source.columns)
+                    parse_line(line, source.locate(number), source.columns)
 
 
 def check_left(corpus: "Dataset", row: int) -> None:

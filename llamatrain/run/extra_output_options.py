@@ -7,24 +7,36 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from llamatrain.config.options import COUNT, Option, OptionError, Options
+from llamatrain.config.options import COUNT, Condition, Option, OptionError, Options, excluded_by
 
 NAMES = "; in its name ITERATION becomes the step, and LATEST in another one."
+FINETUNE = Condition(lambda values: values["command"] == "finetune", "for a new model")
+WHOLE_MODEL = Condition(lambda values: values["command"] != "finetune" or values["full"], "for an adapter")
 FILES = ("checkpoint_out", "model_out", "lora_out")
 
 
 @dataclass(frozen=True)
-class ExtraOutputOptions(Options, panel="The run"):
+class ExtraOutputOptions(Options, panel="The run", resumable=True):
     """They may change when a run goes on, and stay with it."""
 
     checkpoint_out: Annotated[str, Option(f"Write each checkpoint to this file, too{NAMES}", unit="FILE")] = (
         ""
     )
     model_out: Annotated[
-        str, Option("Write the model of each save to this file, too, named likewise.", unit="FILE")
+        str,
+        Option(
+            "Also write the model of each save to this file, named likewise.",
+            unit="FILE",
+            when=(WHOLE_MODEL,),
+        ),
     ] = ""
     lora_out: Annotated[
-        str, Option("Write the adapter of each save to this file, too, named likewise.", unit="FILE")
+        str,
+        Option(
+            "Also write the adapter of each save to this file, named likewise.",
+            unit="FILE",
+            when=(FINETUNE, excluded_by("full")),
+        ),
     ] = ""
     pattern_fn_it: Annotated[
         str, Option("What becomes the step.", unit="WORD", accepts=bool, takes="a word", hidden=True)
@@ -53,8 +65,8 @@ class ExtraOutputOptions(Options, panel="The run"):
         """Refuse words that would lead to another folder."""
         for name, word in (("pattern_fn_it", self.pattern_fn_it), ("fn_latest", self.fn_latest)):
             if {*word} & {"/", os.sep, "\0"}:
-                told = f"{word!r} cannot be; it takes a part of a file's name"
-                raise OptionError(lambda spelt, name=name, told=told: f"{spelt(name)} {told}")  # type: ignore[misc]
+                problem = f"{word!r} cannot be; it takes a part of a file's name"
+                raise OptionError(lambda spelt, name=name, told=problem: f"{spelt(name)} {told}")  # type: ignore[misc]
 
     @property
     def said(self) -> dict[str, str]:
@@ -78,10 +90,3 @@ class ExtraOutputOptions(Options, panel="The run"):
         """The names that its files may have."""
         parts = map(re.escape, Path(getattr(self, name)).name.split(self.pattern_fn_it))
         return re.compile(rf"(?:{re.escape(self.fn_latest)}|[0-9]+)".join(parts))
-
-
-def idle(command: str, full: bool) -> dict[str, str]:
-    """Of an adapter there is no model, of a model no adapter."""
-    if command == "finetune" and not full:
-        return {"model_out": "to an adapter"}
-    return {"lora_out": "to --full" if full else "to a new model"}

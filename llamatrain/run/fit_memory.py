@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llamatrain.config.units import Size
-from llamatrain.distributed.comm import world
+from llamatrain.distributed.comm import get_comm
 from llamatrain.errors import MemoryPlanError, UsageError
 from llamatrain.io.madvise import find_mapping
 from llamatrain.model.distill import Teacher
-from llamatrain.model.frozen_weights import copies_of
+from llamatrain.model.frozen_weights import bf16_copy_bytes
 from llamatrain.model.hyperparameters import Hyperparameters
-from llamatrain.model.limits import DEEP
+from llamatrain.model.limits import MANY_LAYERS
 from llamatrain.planner.extrapolate import PARTS, way_of_many
 from llamatrain.planner.limits import allowed
 from llamatrain.planner.memory import MemoryDemand, MemoryPlan, batches_of, excess, fixed, growth_of, way_with
@@ -52,7 +52,10 @@ class DataShape:
 def fitted(resolved: ResolvedConfig, target: Trainable, extent: DataShape, refuse: bool = True) -> FittedRun:
     """The usual way, or the fastest that fits the memory. At last one that does not fit: where that is to be refused, without
     planning it if so much is clear."""
-    held, most = max(world().gathered(resident_bytes())) + extent.to_come, agreed(resolved.asked.train.memory)
+    held, most = (
+        max(get_comm().all_gather(resident_bytes())) + extent.to_come,
+        agreed(resolved.asked.train.memory),
+    )
     offers = [
         offer_of(resolved, target, extent, held, cache) for cache in caches_of(resolved, target.h, most)
     ]
@@ -81,7 +84,7 @@ def fitted(resolved: ResolvedConfig, target: Trainable, extent: DataShape, refus
 
 def agreed(told: int | None) -> int | None:
     """What each rank may take: as the one has it that may take least."""
-    found = [most for most in world().gathered(allowed(told)) if most is not None]
+    found = [most for most in get_comm().all_gather(allowed(told)) if most is not None]
     return min(found, default=None)
 
 
@@ -93,7 +96,7 @@ def caches_of(resolved: ResolvedConfig, h: Hyperparameters, most: int | None) ->
         raise UsageError("--cache-base bf16 takes --precision bf16")
     if tune.cache_base != "auto" or tune.full or asked.command != "finetune":
         return (tune.cache_base,)
-    large = most is not None and 2 * copies_of(h) > most  # half of the memory is left to the run itself
+    large = most is not None and 2 * bf16_copy_bytes(h) > most  # half of the memory is left to the run itself
     return ("off",) if large or not half else ("bf16", "off")
 
 
@@ -125,10 +128,10 @@ def way_of(
 ) -> tuple[PlanSearch, PlanTrial, MemoryPlan]:
     train, last = resolved.asked.train, offers[-1]
     open_ = (
-        not extent.goes_on and resolved.asked.preference.compare != "answers"
+        not extent.goes_on and resolved.asked.preference.data_kind != "answers"
     )  # which are compared within a batch
     search = PlanSearch(remat=train.remat, most=most, parts=open_, planner=way_with)
-    if last.setting.h.layers <= DEEP or train.remat not in (AUTO, "none", "light", "block"):
+    if last.setting.h.layers <= MANY_LAYERS or train.remat not in (AUTO, "none", "light", "block"):
         return search, *search.fastest(offers)
     search = replace(search, planner=way_of_many, units=PARTS)
     if most is not None and least_of(last) > most and train.remat == AUTO:  # nothing that is tried fits
@@ -148,7 +151,7 @@ def setting_of(
     return StepSpec(
         h=h,
         weights=leaves.weights,
-        trained=leaves.trained,
+        trainable=leaves.trained,
         batch=train.batch,
         positions=max(extent.lengths),
         precision=resolved.precision,
@@ -162,12 +165,12 @@ def setting_of(
         drop_base=leaves.drops,
         sparse=extent.sparse,
         teacher=extent.teacher,
-        plus=resolved.asked.tune.lora_plus_ratio,
-        groups=train.shards or 1,
+        lora_plus=resolved.asked.tune.lora_plus_ratio,
+        groups=train.grad_groups or 1,
         ranks=resolved.ranks,
-        rank=world().rank,
-        half_wire=resolved.asked.run.wire == "bf16",
-        objective=resolved.asked.preference.made,
+        rank=get_comm().rank,
+        comm_bf16=resolved.asked.run.grad_comm_dtype == "bf16",
+        objective=resolved.asked.preference.built,
         reference=leaves.reference,
     )
 

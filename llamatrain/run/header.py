@@ -15,7 +15,7 @@ def facts(prepared: PreparedRun, folder: Path) -> list[tuple[str, str]]:
     some = f"; an adapter of {trained:,} is trained" if prepared.target.kind == "finetune_lora" else ""
     return [
         ("model", h.describe()),
-        ("parameters", f"{h.parameters:,}{some}"),
+        ("parameters", f"{h.parameter_count:,}{some}"),
         ("data", "; ".join(filter(None, (prepared.data.described, prepared.data.filled(train.batch))))),
         (
             "training",

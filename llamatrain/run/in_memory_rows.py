@@ -18,7 +18,7 @@ from llamatrain.checkpoints.new_run_dir import made_here, missing_above, next_fo
 from llamatrain.checkpoints.run_folder import RUNS
 from llamatrain.config.messages import worded
 from llamatrain.config.values import can_be_named
-from llamatrain.distributed.comm import launched
+from llamatrain.distributed.comm import get_launch_info
 from llamatrain.errors import UsageError
 from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.platform.temp_files import create_temp_folder, remove_path
@@ -91,9 +91,9 @@ def of_a_run(
     if not rows and not val_rows:
         yield paths, values
         return
-    if (started := launched()) and started.several:
+    if (started := get_launch_info()) and started.is_multi_process:
         raise UsageError(
-            f"rows in memory are those of one process, and {started.words}; write them to a file that all can read"
+            f"rows in memory are those of one process, and {started.description}; write them to a file that all can read"
         )
     folder, made = folder_for(command, values)
     files, before = list[Path](), saved_in(folder)

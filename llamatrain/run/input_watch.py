@@ -52,7 +52,7 @@ class InputWatcher:
     warn: Callable[[str], None]
     frozen: Iterable[np.ndarray]  # arrays that the steps read
     is_same: Callable[[], bool]  # whether the base is, though it was written to
-    blame: str = ""
+    possible_cause: str = ""
     told: set[Path] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -68,14 +68,14 @@ class InputWatcher:
                     f"{file.path}: {what}, and the run is saved; once it is what it was, --resume goes on"
                 )
             file.identity = now
-            self.blame = f"{file.path} was written to while it was being read, which may be why"
+            self.possible_cause = f"{file.path} was written to while it was being read, which may be why"
             if file.path not in self.told:
                 self.told.add(file.path)
                 self.warn(
                     f"{file.path}: was written to, and where it was looked at it is what it was: the run goes on"
                 )
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Before a save; of each file once."""
         for path, began in self.inputs.items():
             if path not in self.told and (what := happened(path, began.identity, self._read)):

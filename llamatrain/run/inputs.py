@@ -62,7 +62,7 @@ class RunInputs:
     @cached_property
     def print_of_base(self) -> str:
         assert self.base
-        with verify_unchanged(self.base.files):
+        with verify_unchanged(self.base.mapped_files):
             return fingerprint(self.base)
 
     def is_same_base(self) -> bool:
@@ -81,7 +81,7 @@ def opened(asked: RunConfig, resumed: ResumePoint | None) -> RunInputs:
     base, teacher = base_of(asked, resumed), teacher_of(asked, resumed)
     if not is_adapter(asked) or base is None:
         return RunInputs(base=base, resumed=resumed, taught_by=teacher, inputs=inputs)
-    h = hyperparameters.read(base)
+    h = hyperparameters.read_hyperparameters(base)
     mixed = tuple(read.read(path, h).scaled(scale) for path, scale in asked.lora.scaled)
     first = read.read(asked.tune.lora_init, h) if asked.tune.lora_init and not resumed else None
     factors = tuple(factors_of(adapter, h, base.path) for adapter in mixed)
@@ -127,7 +127,7 @@ def base_of(asked: RunConfig, resumed: ResumePoint | None) -> Gguf | None:
         moved = f"if it was moved, name it: llamatrain finetune BASE.gguf --resume {resumed.path}"
         raise FileError(f"{asked.base}: no such file, and the run in {resumed.path} is for it; {moved}")
     gguf = open_gguf(asked.base)
-    if gguf.kind == "checkpoint" and gguf.metadata.word("training.type") == "finetune_lora":
+    if gguf.kind == "checkpoint" and gguf.metadata.get_text("training.type") == "finetune_lora":
         raise UsageError(
             f"{asked.base}: a checkpoint of an adapter, no model; go on with `llamatrain finetune --resume {asked.base}`"
         )
@@ -197,7 +197,7 @@ def whole_print(base: Gguf) -> str:
     """Of all its tensors, each byte of them."""
     found = 0
     with (
-        verify_unchanged(base.files),
+        verify_unchanged(base.mapped_files),
         log_if_slow(f"reading {base.path}, to compare it with that of the other processes"),
     ):
         for tensor in base.tensors.values():
@@ -210,8 +210,8 @@ def whole_print(base: Gguf) -> str:
 
 def fingerprint(base: Gguf) -> str:
     """Of the base's numbers, its tensors' names and types, and some pieces of each: another model is told apart."""
-    h = hyperparameters.read(base)
-    found = zlib.crc32(f"{h!r}{h.own or ''}".encode())
+    h = hyperparameters.read_hyperparameters(base)
+    found = zlib.crc32(f"{h!r}{h.extra or ''}".encode())
     for tensor in base.tensors.values():
         raw = tensor.raw.reshape(-1)
         found = zlib.crc32(f"{tensor.name} {tensor.type.name} {tensor.shape}".encode(), found)
@@ -223,4 +223,4 @@ def fingerprint(base: Gguf) -> str:
 
 def identity_of(gguf: Gguf) -> Hashable:
     """Of its files, on all machines."""
-    return platform.node(), tuple((file.path, file.identity) for file in gguf.files)
+    return platform.node(), tuple((file.path, file.identity) for file in gguf.mapped_files)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from llamatrain.adapters.options import LARGEST
 from llamatrain.config.common import CTX
 from llamatrain.config.messages import cut
-from llamatrain.config.options import Option, Options
+from llamatrain.config.options import Option, Options, excluded_by
 from llamatrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 RANK, HIGHEST = 8, 1 << 16
 RANK_OF_NORMS = 1  # as much as a row can have
-FACTORS = (
-    1e-9,
-    LARGEST,
-)  # what alpha and rates may be: the scales of an adapter that is written must be such as are read
+FACTORS = (1e-9, LARGEST)  # bounds of alpha and ratios, so that the scales of a written adapter can be read
+NOT_FULL = excluded_by("full")
+NEW_ADAPTER = excluded_by("lora_init")
 
 
 def is_rank(text: str) -> bool:
@@ -34,7 +33,9 @@ class LoraOptions(Options, panel="An adapter"):
     full: Annotated[bool, Option("Train every weight of the model, in float32, instead of an adapter.")] = (
         False
     )
-    lora_r: Annotated[int, Option("Rank of the adapter.", unit="RANK", least=1, most=HIGHEST)] = RANK
+    lora_r: Annotated[
+        int, Option("Rank of the adapter.", unit="RANK", least=1, most=HIGHEST, when=(NOT_FULL, NEW_ADAPTER))
+    ] = RANK
     lora_alpha: Annotated[
         float | None,
         Option(
@@ -43,6 +44,7 @@ class LoraOptions(Options, panel="An adapter"):
             least=FACTORS[0],
             most=FACTORS[1],
             example="16",
+            when=(NOT_FULL, NEW_ADAPTER),
         ),
     ] = None
     target: Annotated[
@@ -50,15 +52,18 @@ class LoraOptions(Options, panel="An adapter"):
         Option(
             "Weights that get an adapter: attn_q, blk.0-3.ffn_down, blk.8-, output, token_embd, norms; else all linear ones.",
             unit="WEIGHTS",
+            when=(NOT_FULL, NEW_ADAPTER),
         ),
     ] = ()
-    rank: Annotated[
+    lora_rank_of: Annotated[
         tuple[str, ...],
         Option(
             "A rank of its own for a weight, such as attn_q=16 or blk.0.ffn_up=4; may be repeated. Norms have 1.",
             unit="WEIGHT=RANK",
             accepts=is_rank,
             takes="a weight and a rank, such as attn_q=16",
+            when=(NOT_FULL, NEW_ADAPTER),
+            aliases=("rank",),
         ),
     ] = ()
     lora_dropout: Annotated[
@@ -69,9 +74,12 @@ class LoraOptions(Options, panel="An adapter"):
             least=0,
             below=1,
             example="0.05",
+            when=(NOT_FULL,),
         ),
     ] = 0.0
-    rslora: Annotated[bool, Option("Scale by alpha / sqrt(rank) instead of alpha / rank.")] = False
+    rslora: Annotated[
+        bool, Option("Scale by alpha / sqrt(rank) instead of alpha / rank.", when=(NOT_FULL, NEW_ADAPTER))
+    ] = False
     lora_plus_ratio: Annotated[
         float,
         Option(
@@ -80,22 +88,43 @@ class LoraOptions(Options, panel="An adapter"):
             least=FACTORS[0],
             most=FACTORS[1],
             example="16",
+            when=(NOT_FULL,),
         ),
     ] = 1.0
     lora_init: Annotated[
-        Path | None, Option("Go on from this adapter, with its ranks: a GGUF file, a .bin, a PEFT folder.")
+        Path | None,
+        Option(
+            "Go on from this adapter, with its ranks: a GGUF file, a .bin, a PEFT folder.", when=(NOT_FULL,)
+        ),
     ] = None
     only_write_lora: Annotated[
-        bool, Option("Write the adapter of a checkpoint (--resume) and train nothing.")
+        bool,
+        Option(
+            "Write the adapter of a checkpoint (--resume) and train nothing.",
+            when=(NOT_FULL,),
+            resumable=True,
+        ),
     ] = False
-    adapter_type: Annotated[Literal["f32", "f16"], Option("Number type in adapter.gguf.")] = "f32"
+    adapter_type: Annotated[
+        Literal["f32", "f16"], Option("Number type in adapter.gguf.", when=(NOT_FULL,), resumable=True)
+    ] = "f32"
     peft: Annotated[
         Path | None,
-        Option("Write the adapter for Hugging Face's PEFT, too, into this folder.", unit="FOLDER"),
+        Option(
+            "Write the adapter for Hugging Face's PEFT, too, into this folder.",
+            unit="FOLDER",
+            when=(NOT_FULL,),
+            resumable=True,
+        ),
     ] = None
     cache_base: Annotated[
         Literal["auto", "off", "bf16"],
-        Option("A copy of the base's weights in bf16, for speed; auto: where the memory is there."),
+        Option(
+            "A copy of the base's weights in bf16, for speed; auto: where the memory is there.",
+            when=(NOT_FULL,),
+            resumable=True,
+            announced=True,
+        ),
     ] = "auto"
     rope_freq_base: Annotated[
         float | None,
@@ -118,34 +147,6 @@ class LoraOptions(Options, panel="An adapter"):
         return self.alpha / (math.sqrt(rank) if self.rslora else rank)
 
 
-# What has no effect beside --full, and beside --lora-init.
-OF_ADAPTERS = (
-    "lora_r",
-    "lora_alpha",
-    "target",
-    "rank",
-    "lora_dropout",
-    "rslora",
-    "lora_plus_ratio",
-    "lora_init",
-    "only_write_lora",
-    "adapter_type",
-    "peft",
-    "cache_base",
-    "lora",
-    "lora_scaled",
-)
-OF_INIT = ("lora_r", "lora_alpha", "target", "rank", "rslora")
-
-
-def idle(options: LoraOptions) -> dict[str, str]:
-    """The options that have no effect beside the others, and beside which."""
-    found = dict.fromkeys(OF_ADAPTERS, "to --full") if options.full else {}
-    if options.lora_init:
-        found |= dict.fromkeys(OF_INIT, "to --lora-init")
-    return found
-
-
 def rank_of(text: str) -> tuple[str, int]:
     name, _, number = text.partition("=")
     return name, int(number)
@@ -153,31 +154,31 @@ def rank_of(text: str) -> tuple[str, int]:
 
 def ranks_of(options: LoraOptions, h: "Hyperparameters") -> dict[str, int]:
     """The weights that get an adapter, in the file's order, and their ranks."""
-    from llamatrain.model.lora_targets import linear, norms
+    from llamatrain.model.lora_targets import block_matrices, norm_weights
 
     targets = [target for text in options.target for target in text.split(",")]
     chosen = {name for target in targets for name in named("--target", target, h)}
     own = dict[str, int]()
-    for text in options.rank:
+    for text in options.lora_rank_of:
         target, rank = rank_of(text)
-        for name in named("--rank", target, h):
+        for name in named("--lora-rank-of", target, h):
             if targets and name not in chosen:
                 raise UsageError(
-                    f"--rank {cut(text)}: {name} gets no adapter; --target {cut(target)} gives it one"
+                    f"--lora-rank-of {cut(text)}: {name} gets no adapter; --target {cut(target)} gives it one"
                 )
             own[name] = rank
     if not targets:
-        chosen = {*linear(h), *own}
-    rows = norms(h)
+        chosen = {*block_matrices(h), *own}
+    rows = norm_weights(h)
     usual = {name: RANK_OF_NORMS if name in rows else options.lora_r for name in h.shapes if name in chosen}
     return usual | own
 
 
 def named(option: str, target: str, h: "Hyperparameters") -> set[str]:
     """The weights that an option means."""
-    from llamatrain.model.lora_targets import matching
+    from llamatrain.model.lora_targets import match_target
 
     try:
-        return matching(target, h)
+        return match_target(target, h)
     except UsageError as error:
         raise UsageError(f"{option} {error}") from None

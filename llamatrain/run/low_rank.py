@@ -18,7 +18,7 @@ from llamatrain.run.trainable import Arrays, Cache, FullModel, TrainableWeights
 
 
 def of_low_rank(h: Hyperparameters) -> list[str]:
-    kinds = h.kinds()
+    kinds = h.weight_kinds()
     return [
         name for name, kind in kinds if kind.role == "output" or (kind.role == "matrix" and ".attn_" in name)
     ]
@@ -45,9 +45,11 @@ class LowRankModel(FullModel):
     def begin(self, parts: Arrays) -> None:
         """Both factors are random; their products are as large as the matrices of any new model."""
         low = of_low_rank(self.h)
-        init.fill(self.h, self.seed, {name: part for name, part in parts.items() if name in self.h.shapes})
+        init.init_weights(
+            self.h, self.seed, {name: part for name, part in parts.items() if name in self.h.shapes}
+        )
         for name in low:
-            size = (init.deviation(self.h, name) ** 2 / self.rank) ** 0.25
+            size = (init.standard_deviation(self.h, name) ** 2 / self.rank) ** 0.25
             for factor in (f"{name}.lora_a", f"{name}.lora_b"):
                 generator = np.random.default_rng([self.seed, zlib.crc32(factor.encode())])
                 generator.standard_normal(parts[factor].shape, np.float32, out=parts[factor])

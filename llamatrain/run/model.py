@@ -6,18 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
-from llamatrain.config.options import flag_of
+from llamatrain.config.options import declared, flag_of
 from llamatrain.data.options import DataOptions
 from llamatrain.data.tokenizer import Tokenizer, new_vocab
 from llamatrain.data.tokenizer import load as load_tokenizer
 from llamatrain.data.tokenizer.vocabulary import is_without_text
-from llamatrain.distributed.once import made_once
+from llamatrain.distributed.once import run_on_rank_zero
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.reader import Gguf, Metadata, open_gguf
 from llamatrain.gguf.values import Value, string, u32
 from llamatrain.model import hyperparameters, rope
-from llamatrain.model.hyperparameters import ALL_F32, Hyperparameters, vocabulary_of
-from llamatrain.model.options import BYTES, CTX, as_options
+from llamatrain.model.hyperparameters import ALL_F32, Hyperparameters, tokenizer_metadata
+from llamatrain.model.options import BYTES, CTX, ModelOptions, name_by_option
 from llamatrain.planner.limits import within
 from llamatrain.run.config import RunConfig
 from llamatrain.run.inputs import RunInputs
@@ -29,23 +29,7 @@ OF_A_FILE = (
     "optimizer.",
     "general.quantization_version",
 )  # keys that a new model file has not
-OWN_SIZE = (
-    "arch",
-    "head_size",
-    "size",
-    "embd",
-    "head",
-    "head_kv",
-    "layer",
-    "ff",
-    "vocab_size",
-    "vocab_from",
-    "rope_freq_base",
-    "rope_freq_scale",
-    "norm_rms_eps",
-    "tie_embeddings",
-    "lora_r",
-)
+NEW_MODEL = tuple(name for name, spec in declared(ModelOptions).items() if spec.option.new_model)
 TUNED_CTX = 512  # at most, where it is not given
 
 
@@ -110,16 +94,16 @@ def with_vocabulary(base: Gguf, path: Path | None) -> tuple[Gguf, dict[str, Valu
         raise UsageError(
             f"{base.path}: it has no vocabulary; {flag_of('vocab_from')} names a file that has one"
         )
-    vocabulary = vocabulary_of(open_gguf(path).metadata.typed)
-    return replace(base, metadata=Metadata(base.metadata.typed | vocabulary)), vocabulary
+    vocabulary = tokenizer_metadata(open_gguf(path).metadata.raw_values)
+    return replace(base, metadata=Metadata(base.metadata.raw_values | vocabulary)), vocabulary
 
 
 def check_taught(model: RunModel, teacher: Gguf) -> None:
     """Its distributions are of the same tokens."""
-    key, words = "tokenizer.ggml.tokens", hyperparameters.read(teacher).vocab
+    key, words = "tokenizer.ggml.tokens", hyperparameters.read_hyperparameters(teacher).vocab
     tokens = [
         metadata[key].raw if key in metadata else None
-        for metadata in (model.metadata, teacher.metadata.typed)
+        for metadata in (model.metadata, teacher.metadata.raw_values)
     ]
     if tokens[0] is None or tokens[0] != tokens[1] or words < model.h.vocab:
         told = f"{model.h.vocab:,} tokens to learn, {words:,} of the teacher"
@@ -129,7 +113,7 @@ def check_taught(model: RunModel, teacher: Gguf) -> None:
 
 
 def check_own(base: Gguf, altered: Collection[str]) -> None:
-    for name in OWN_SIZE:
+    for name in NEW_MODEL:
         if name in altered:
             raise UsageError(
                 f"{flag_of(name)} has no effect on the model in {base.path}, which is as it is; leave it out"
@@ -139,7 +123,7 @@ def check_own(base: Gguf, altered: Collection[str]) -> None:
 def overridden(h: Hyperparameters, options: LoraOptions) -> Hyperparameters:
     """Rope and epsilon, other than in the file."""
     turns = h.rope
-    with as_options():
+    with name_by_option():
         if options.rope_freq_base is not None:
             turns = replace(turns, base=options.rope_freq_base)
         if options.rope_freq_scale is not None:
@@ -167,8 +151,10 @@ def new_model(asked: RunConfig, read: bool) -> RunModel:
 
 def model_of(gguf: Gguf, ctx: int | None, usual: int) -> RunModel:
     """The one in a file; without `ctx` rows have the `usual` length, or the model's."""
-    h = hyperparameters.read(gguf)
-    metadata = {key: value for key, value in gguf.metadata.typed.items() if not key.startswith(OF_A_FILE)}
+    h = hyperparameters.read_hyperparameters(gguf)
+    metadata = {
+        key: value for key, value in gguf.metadata.raw_values.items() if not key.startswith(OF_A_FILE)
+    }
     metadata["general.file_type"] = u32(ALL_F32)
     tokenizer = None if is_without_text(gguf.metadata) else load_tokenizer(gguf.metadata, gguf.path)
     if tokenizer and len(tokenizer) > h.vocab:
@@ -185,7 +171,7 @@ def new_vocabulary_of(asked: RunConfig, read: bool) -> tuple[dict[str, Value], T
     if options.vocab_from:
         gguf = open_gguf(options.vocab_from)
         tokenizer = load_tokenizer(gguf.metadata, options.vocab_from)
-        return vocabulary_of(gguf.metadata.typed), tokenizer, len(tokenizer)
+        return tokenizer_metadata(gguf.metadata.raw_values), tokenizer, len(tokenizer)
     of_bytes = options.vocab_size == BYTES
     size = 0 if of_bytes else int(options.vocab_size)
     if not asked.files:
@@ -204,4 +190,4 @@ def learned(asked: RunConfig, size: int) -> dict[str, Value]:
         sources = find_sources(asked.files, asked.data.mapping, raw=asked.data.raw)
         return learn_process.merges(within(asked.train.memory, texts_of(sources)), size)
 
-    return new_vocab.byte_level(made_once(merges))
+    return new_vocab.byte_level(run_on_rank_zero(merges))

@@ -1,23 +1,21 @@
-"""The options of a training run. What is left open (None, auto) is resolved once, and kept with the run."""
+"""Options of a training run. Those left open (None, "auto") are resolved once, and stored with the run."""
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from llamatrain.config.common import BATCH, EVERY, SEED, THREADS
-from llamatrain.config.options import COUNT, Option, OptionError, Options, flag_of
+from llamatrain.config.options import COUNT, Condition, Option, OptionError, Options, Values, needs
 from llamatrain.config.units import Duration, Size
-from llamatrain.errors import UsageError
 from llamatrain.optim import registry
 
 AUTO = "auto"
 ITERS = 256
-WARMUP = 0.05  # of the steps
-LR_MIN = 0.1  # of the rate
-FALL = 0.2  # of the steps, at their end
+WARMUP = 0.05  # default of --warmup, as a share of the steps
+LR_MIN = 0.1  # default of --lr-min, as a share of --lr
+WSD_DECAY = 0.2  # default of --decay-steps with the wsd schedule, as a share of the steps
 TIMEOUT = Duration(120)
-LEAST = 1000  # bytes of memory: less was said without its unit
+LEAST_MEMORY = 1000  # bytes; a smaller --memory was given without its unit
 
 
 if TYPE_CHECKING:
@@ -25,40 +23,56 @@ if TYPE_CHECKING:
 else:
     OptimizerName = Literal[registry.names()]
 
-RATE, OPTIMIZER, END, MEANS = (
-    "Learning rate",
-    "Optimizer",
-    "When to stop",
-    "Speed and memory",
-)  # panels of the help
+# panels of the help
+RATE = "Learning rate"
+OPTIMIZER = "Optimizer"
+STOP = "When to stop"
+SPEED = "Speed and memory"
+
+NOT_CONSTANT = Condition(lambda values: values["schedule"] != "constant", "with --schedule constant")
 
 
-def is_recomputed(text: str) -> bool:
-    """Whether a word says what is computed again."""
+def is_remat(text: str) -> bool:
+    """Return True if a text is a recomputation policy."""
     from llamatrain.graph.remat_policy import is_policy
 
     return text == AUTO or is_policy(text)
 
 
+def logs_to_tracker(values: Values) -> bool:
+    """Return True if metrics go to a service that shows the name of a run."""
+    return bool({*values["log"]} - {"csv"})
+
+
+def has_validation(values: Values) -> bool:
+    """Return True if there is validation data."""
+    return bool(values.get("val") or values.get("val_split"))
+
+
 @dataclass(frozen=True)
 class TrainOptions(Options, panel="Training"):
+    """Options that decide what a model learns."""
+
     batch: Annotated[int, BATCH] = 8
     grad_acc: Annotated[
-        int, Option("Batches whose gradients make one step.", unit="BATCHES", least=1, most=COUNT)
+        int, Option("Batches per step; their gradients are added up.", unit="BATCHES", least=1, most=COUNT)
     ] = 1
     iters: Annotated[
         int | None,
         Option(
-            "Steps in all, those before a resume included; else 256, or by --epochs.",
+            "Steps in total, including those before a resume; default: 256, or as many as --epochs takes.",
             unit="STEPS",
             least=0,
             most=COUNT,
+            resumable=True,
+            announced=True,
+            resolved=True,
         ),
     ] = None
     epochs: Annotated[
         int | None,
         Option(
-            "End after so many times through the data, or by --iters if that is sooner.",
+            "Stop after this many passes over the data, or after --iters if that is sooner.",
             unit="TIMES",
             least=1,
             most=COUNT,
@@ -67,314 +81,353 @@ class TrainOptions(Options, panel="Training"):
     optimizer: Annotated[
         OptimizerName,
         Option(
-            "How weights are changed; Muon: of whole models, SGD: with momentum --beta1, L-BFGS: on the same rows in every step.",
+            "Optimizer. muon trains whole models, sgd has momentum --beta1, lbfgs uses the same rows in every step.",
             panel=OPTIMIZER,
         ),
     ] = "adamw"
     lr: Annotated[
-        float, Option("Learning rate, the highest of the schedule.", panel=RATE, unit="RATE", least=0)
+        float, Option("Learning rate, at the peak of the schedule.", panel=RATE, unit="RATE", least=0)
     ] = 1e-3
     lr_min: Annotated[
         float | None,
         Option(
-            "The lowest rate of the schedule, warm-up included; else a tenth of --lr.",
+            "Lowest learning rate of the schedule, also of the warm-up; default: a tenth of --lr.",
             panel=RATE,
             unit="RATE",
             least=0,
+            resolved=True,
         ),
     ] = None
     warmup: Annotated[
         int | None,
         Option(
-            "Steps in which the rate rises; else 5 % of all.", panel=RATE, unit="STEPS", least=0, most=COUNT
+            "Steps in which the learning rate rises; default: 5 % of all steps.",
+            panel=RATE,
+            unit="STEPS",
+            least=0,
+            most=COUNT,
+            resolved=True,
         ),
     ] = None
     schedule: Annotated[
         Literal["constant", "linear", "cosine", "wsd"],
         Option(
-            "How the rate falls after the warm-up; wsd: at the end alone, and later where more --iters follow.",
+            "How the learning rate falls after the warm-up; wsd falls at the end only, and later if --iters is raised.",
             panel=RATE,
         ),
     ] = "cosine"
     decay_steps: Annotated[
         int | None,
         Option(
-            "Steps in which it falls; else all that follow the warm-up, with wsd a fifth.",
+            "Steps in which the learning rate falls; default: all after the warm-up, with wsd a fifth.",
             panel=RATE,
             unit="STEPS",
             least=1,
             most=COUNT,
+            when=(NOT_CONSTANT,),
+            resumable=lambda values: values["schedule"] == "wsd",
+            resolved=True,
         ),
     ] = None
     restart_growth: Annotated[
         float,
         Option(
-            "Restart the cosine, each period this many times as long as the one before; 0: never.",
+            "Restart the cosine; each period is longer than the one before by this factor. 0: never.",
             panel=RATE,
             accepts=lambda growth: not growth or growth >= 1,
             takes="1 or more, or 0",
+            when=(NOT_CONSTANT,),
         ),
     ] = 0.0
     line_search: Annotated[
         Literal["armijo", "wolfe", "strong-wolfe"], Option("Line search of L-BFGS.", panel=OPTIMIZER)
     ] = "wolfe"
     lbfgs_history: Annotated[
-        int, Option("Moves that L-BFGS remembers.", panel=OPTIMIZER, unit="MOVES", least=1, most=COUNT)
-    ] = 6
-    lbfgs_fresh: Annotated[
         int,
         Option(
-            "New rows for L-BFGS, and no history, after so many steps; 0: never.",
+            "Updates that L-BFGS keeps in its history.", panel=OPTIMIZER, unit="UPDATES", least=1, most=COUNT
+        ),
+    ] = 6
+    lbfgs_refresh: Annotated[
+        int,
+        Option(
+            "Give L-BFGS new rows and an empty history after this many steps; 0: never.",
             panel=OPTIMIZER,
             unit="STEPS",
             least=0,
             most=COUNT,
+            aliases=("lbfgs_fresh",),
         ),
     ] = 0
     weight_decay: Annotated[float, Option("Decoupled weight decay.", panel=OPTIMIZER, least=0)] = 0.1
     decay_min_ndim: Annotated[
-        int, Option("Only tensors of so many dimensions decay.", panel=OPTIMIZER, least=0, most=COUNT)
+        int,
+        Option(
+            "Decay only tensors with at least this many dimensions.", panel=OPTIMIZER, least=0, most=COUNT
+        ),
     ] = 2
     clip: Annotated[
         float,
-        Option(
-            "The most that the norm of all gradients together may be; 0: no limit.",
-            panel=OPTIMIZER,
-            unit="NORM",
-            least=0,
-        ),
+        Option("Clip the global gradient norm to this; 0: off.", panel=OPTIMIZER, unit="NORM", least=0),
     ] = 1.0
     beta1: Annotated[
-        float, Option("AdamW's first beta, SGD's momentum.", panel=OPTIMIZER, least=0, below=1, example="0.9")
+        float, Option("Beta 1 of AdamW, momentum of SGD.", panel=OPTIMIZER, least=0, below=1, example="0.9")
     ] = 0.9
     beta2: Annotated[
-        float, Option("AdamW's second beta.", panel=OPTIMIZER, least=0, below=1, example="0.999")
+        float, Option("Beta 2 of AdamW.", panel=OPTIMIZER, least=0, below=1, example="0.999")
     ] = 0.999
-    eps: Annotated[float, Option("AdamW's epsilon.", panel=OPTIMIZER, above=0, example="1e-8")] = 1e-8
-    past: Annotated[
+    eps: Annotated[float, Option("Epsilon of AdamW.", panel=OPTIMIZER, above=0, example="1e-8")] = 1e-8
+    stop_window: Annotated[
         int,
         Option(
-            "Stop when the loss differs by less than --delta from the one so many steps ago; 0: never.",
-            panel=END,
+            "Stop if the loss changed by less than --stop-delta over this many steps; 0: never.",
+            panel=STOP,
             unit="STEPS",
             least=0,
             most=COUNT,
+            aliases=("past",),
         ),
     ] = 0
-    delta: Annotated[
-        float, Option("What --past compares with: a share of the loss.", panel=END, unit="SHARE", least=0)
+    stop_delta: Annotated[
+        float,
+        Option(
+            "Least change of the loss over --stop-window steps, as a share of the loss.",
+            panel=STOP,
+            unit="SHARE",
+            least=0,
+            when=(needs("stop_window"),),
+            aliases=("delta",),
+        ),
     ] = 1e-5
     max_no_improvement: Annotated[
         int,
         Option(
-            "Stop after so many steps in a row without a new lowest loss; 0: never.",
-            panel=END,
+            "Stop after this many consecutive steps without a new lowest training loss; 0: never.",
+            panel=STOP,
             unit="STEPS",
             least=0,
             most=COUNT,
         ),
     ] = 0
-    epsf: Annotated[
+    stop_rel: Annotated[
         float,
         Option(
-            "Stop when the loss differs by less than this share from the one before; 0: never.",
-            panel=END,
+            "Stop if the loss changed by less than this share from one step to the next; 0: never.",
+            panel=STOP,
             unit="SHARE",
             least=0,
+            aliases=("epsf",),
         ),
     ] = 0.0
     loss: Annotated[
         Literal["cross-entropy", "squared-error"],
-        Option("What is minimised; the squared error is for the sine wave only."),
+        Option("Loss function; squared-error is for the sine wave only."),
     ] = "cross-entropy"
     teacher: Annotated[
         Path | None,
-        Option("Learn the distributions of this model, too, which has the same vocabulary.", unit="MODEL"),
+        Option("Distill this model, which must have the same vocabulary.", unit="MODEL"),
     ] = None
     teacher_weight: Annotated[
         float,
-        Option("The teacher's share of the loss; the rest is the data's.", unit="SHARE", least=0, most=1),
+        Option(
+            "Share of the distillation loss; the data has the rest.",
+            unit="SHARE",
+            least=0,
+            most=1,
+            when=(needs("teacher"),),
+        ),
     ] = 0.5
-    shards: Annotated[
+    grad_groups: Annotated[
         int | None,
         Option(
-            "Groups of rows that ranks divide a step by, whose sum has the same bits for any number of them; else 8 with ranks.",
-            panel=MEANS,
+            "Groups of rows whose gradients are added in a fixed order, so that any number of ranks up to this one "
+            "gives the same bits; default: 8 with several ranks.",
+            panel=SPEED,
             unit="GROUPS",
             least=1,
             most=1 << 16,
             accepts=lambda groups: groups.bit_count() == 1,
             takes="a power of two",
+            resumable=True,
+            announced=True,
+            aliases=("shards",),
         ),
     ] = None
     seed: Annotated[
         int,
         replace(
             SEED,
-            sentence="What first weights, shuffling and samples follow from; -1: a random one, which is told.",
+            sentence="Seed of initial weights, shuffling and samples; -1: draw one, and print it.",
             least=-1,
         ),
     ] = 0
     precision: Annotated[
         Literal["auto", "f32", "bf16"],
-        Option("Of matrix products; auto: bf16 where the processor has it, but for L-BFGS.", panel=MEANS),
+        Option(
+            "Number type of matrix products; auto: bf16 if the processor supports it, f32 for L-BFGS.",
+            panel=SPEED,
+            resumable=True,
+            announced=True,
+        ),
     ] = "auto"
-    flash: Annotated[bool, Option("Attention that never holds all its scores.", panel=MEANS)] = True
+    flash: Annotated[bool, Option("Compute attention without storing all scores.", panel=SPEED)] = True
     remat: Annotated[
         str,
         Option(
-            "Made again, not kept: none, light, block, optimal, so many blocks, block:3,wide:2; auto: light, or what fits best.",
-            panel=MEANS,
-            unit="WHAT",
-            accepts=is_recomputed,
-            takes=f"none, light, block, optimal, {AUTO}, a number of blocks, or such as block:3,wide:2",
+            "Activations to recompute in the backward pass: none, light, block, optimal, a number of blocks, or a list "
+            "such as block:3,wide:2; auto: light, or whatever fits the memory best.",
+            panel=SPEED,
+            unit="POLICY",
+            accepts=is_remat,
+            takes=f"none, light, block, optimal, {AUTO}, a number of blocks, or a list such as block:3,wide:2",
         ),
     ] = "auto"
     memory: Annotated[
         Size | None,
         Option(
-            "The most that the run may take, such as 6GB; else what is free.",
-            panel=MEANS,
-            accepts=lambda size: size >= LEAST,
+            "Memory limit of the run, such as 6GB; default: all that is free.",
+            panel=SPEED,
+            accepts=lambda size: size >= LEAST_MEMORY,
             takes="a size, such as 6GB",
+            resumable=True,
         ),
     ] = None
     kernels: Annotated[
         Literal["cpu", "reference"],
-        Option("Compiled kernels, or the plain numpy ones that define them.", panel=MEANS),
+        Option("Compiled kernels, or the numpy ones that define them.", panel=SPEED),
     ] = "cpu"
 
     def agree(self) -> None:
+        """Raise OptionError if options contradict each other."""
         low, high = self.lr_min, self.lr
         if low is not None and low > high:
             raise OptionError(
-                lambda spelt: f"{spelt('lr_min')} {low:g} must not be more than {spelt('lr')} {high:g}"
+                lambda spelt: f"{spelt('lr_min')} must not exceed {spelt('lr')} {high:g} (got {low:g})",
+                code="lr-min-above-lr",
             )
         if self.restart_growth and self.schedule != "cosine":
-            told = f"{self.restart_growth:g} takes the cosine schedule, not {self.schedule}"
-            raise OptionError(lambda spelt: f"{spelt('restart_growth')} {told}")
+            raise OptionError(
+                lambda spelt: (
+                    f"{spelt('restart_growth')} needs {spelt('schedule')} cosine (got {self.schedule})"
+                ),
+                code="conflicting-options",
+            )
         if self.loss == "squared-error" and not self.flash:
             raise OptionError(
-                lambda spelt: f"{spelt('no_flash')} and {spelt('loss')} squared-error exclude each other"
+                lambda spelt: f"{spelt('no_flash')} and {spelt('loss')} squared-error exclude each other",
+                code="conflicting-options",
             )
 
 
 @dataclass(frozen=True)
-class RunOptions(Options, panel="The run"):
-    """What may change when a run is resumed: it decides nothing that is learned."""
+class RunOptions(Options, panel="The run", resumable=True):
+    """Options that decide nothing that is learned. They may change when a run is resumed."""
 
-    threads: Annotated[int | None, THREADS] = None
+    threads: Annotated[int | None, replace(THREADS, announced=True)] = None
     save_every: Annotated[
         int,
-        replace(EVERY, sentence="Save a checkpoint and the model every so many steps; 0: at the end only."),
+        replace(EVERY, sentence="Save a checkpoint and the model every N steps; 0: at the end only."),
     ] = 100
     keep: Annotated[
-        int, Option("Checkpoints that stay; older ones are removed.", unit="CHECKPOINTS", least=1, most=COUNT)
+        int, Option("Checkpoints to keep; older ones are deleted.", unit="CHECKPOINTS", least=1, most=COUNT)
     ] = 2
     eval_every: Annotated[
-        int, replace(EVERY, sentence="Validate every so many steps and at the end; 0: never.")
+        int, replace(EVERY, sentence="Validate every N steps and at the end; 0: never.")
     ] = 100
     patience: Annotated[
         int,
         Option(
-            "Stop after so many validations in a row without a new lowest loss; 0: never.",
-            panel=END,
+            "Stop after this many consecutive validations without a new lowest loss; 0: never.",
+            panel=STOP,
             unit="TIMES",
             least=0,
             most=COUNT,
+            when=(
+                Condition(has_validation, "without --val or --val-split"),
+                Condition(lambda values: values["eval_every"], "with --eval-every 0"),
+            ),
         ),
     ] = 0
     sample_every: Annotated[
-        int, replace(EVERY, sentence="Show what the model writes every so many steps; 0: never.")
+        int, replace(EVERY, sentence="Print a text that the model writes every N steps; 0: never.")
     ] = 0
-    sample_prompt: Annotated[str, Option("What those samples begin with.")] = ""
+    sample_prompt: Annotated[str, Option("Prompt of these samples.", when=(needs("sample_every"),))] = ""
     report_every: Annotated[
-        int, replace(EVERY, sentence="Print a line every so many steps; 0: as often as reads well.")
+        int, replace(EVERY, sentence="Print a line every N steps; 0: at a readable rate.")
     ] = 0
     max_time: Annotated[
-        Duration | None, Option("Validate, save and stop after this time, such as 90m or 2h.")
+        Duration | None, Option("Validate, save and stop after this time, such as 90m or 2h.", transient=True)
     ] = None
-    wire: Annotated[
+    grad_comm_dtype: Annotated[
         Literal["f32", "bf16"],
         Option(
-            "Of gradients between ranks; bf16 is half as much, and bits depend on how many they are.",
-            panel=MEANS,
+            "Number type of gradients between ranks; bf16 halves the traffic, and bits then depend on the number of ranks.",
+            panel=SPEED,
+            aliases=("wire",),
         ),
     ] = "f32"
     timeout: Annotated[
-        Duration, Option("End with code 75 where one of several processes falls silent for so long.", least=2)
+        Duration, Option("Exit with code 75 if one of several processes is silent for this long.", least=2)
     ] = TIMEOUT
     log: Annotated[
         tuple[Literal["tensorboard", "wandb", "trackio", "csv"], ...],
-        Option("Write the figures there, too; may be repeated.", unit="WHERE"),
+        Option("Also send metrics there; may be repeated.", unit="WHERE"),
     ] = ()
     name: Annotated[
         str,
         Option(
-            "What the run is called there; else as its folder.",
+            "Name of the run there; default: the name of its folder.",
             unit="NAME",
             accepts=lambda name: name == name.strip() and name.isprintable() and len(name) <= 120,
             takes="a name of at most 120 letters",
+            when=(Condition(logs_to_tracker, "without --log to tensorboard, wandb or trackio"),),
         ),
     ] = ""
-    note: Annotated[str, Option("Some words on the run, which are kept with it.")] = ""
+    note: Annotated[str, Option("A note that is stored with the run.")] = ""
     profile: Annotated[
-        bool, Option("Say where the time went, and write trace.json for Chrome and Perfetto.")
+        bool,
+        Option("Print where the time went, and write trace.json for Chrome and Perfetto.", transient=True),
     ] = False
 
 
-PASSING: dict[str, Any] = {
-    "max_time": None,
-    "profile": False,
-}  # of these, what is for the process alone that it is given to
-
-
 @dataclass(frozen=True)
-class RunFolderOptions(Options, panel="Where it lives"):
-    """Where a run lives, and what it goes on from. These are not kept with it."""
+class RunFolderOptions(Options, panel="Where it is stored"):
+    """Options that say where a run is stored and where it starts. They are not stored with the run."""
 
     out: Annotated[
         Path | None,
-        Option("The folder of the run; else a new one, runs/<command>-<n>.", unit="FOLDER", short="o"),
+        Option("Folder of the run; default: a new one, runs/<command>-<n>.", unit="FOLDER", short="o"),
     ] = None
-    overwrite: Annotated[bool, Option("Replace the run that is in the folder --out.")] = False
+    overwrite: Annotated[bool, Option("Replace the run in the folder --out.")] = False
     resume: Annotated[
         Path | None,
         Option(
-            "Go on with the run in this folder, or from this checkpoint of one.",
+            "Resume the run in this folder, or from this checkpoint.",
             unit="RUN",
             excludes=(
-                ("checkpoint_in", "both say what to go on from"),
-                ("config", "a run that goes on keeps its options"),
-                ("overwrite", "go on with a run, or replace it"),
+                ("checkpoint_in", "both name a checkpoint to start from"),
+                ("config", "a resumed run keeps its options"),
+                ("overwrite", "a run is either resumed or replaced"),
             ),
         ),
     ] = None
     checkpoint_in: Annotated[
         Path | None,
-        Option("Start from this GGUF file: a model's weights, or a checkpoint with all that goes with them."),
+        Option("Start from this GGUF file: the weights of a model, or the full state of a checkpoint."),
     ] = None
     trust: Annotated[
-        bool, Option("Read the files that a checkpoint from elsewhere names, without naming them again.")
+        bool, Option("Read the files that someone else's checkpoint names, without naming them again.")
     ] = False
-    only_write_model: Annotated[bool, Option("Write the model of a checkpoint, and train nothing.")] = False
-    config: Annotated[Path | None, Option("Read options from this TOML file; those given here win.")] = None
-    quiet: Annotated[bool, Option("Say nothing but what went wrong.", short="q")] = False
+    only_write_model: Annotated[bool, Option("Write the model of a checkpoint, without training.")] = False
+    config: Annotated[
+        Path | None, Option("Read options from this TOML file; the command line overrides them.")
+    ] = None
+    quiet: Annotated[bool, Option("Print errors only.", short="q")] = False
     verbose: Annotated[
         bool,
         Option(
-            "Say each step, and each option as it was resolved.",
+            "Print every step, and every option as it was resolved.",
             short="v",
-            excludes=(("quiet", "say more, or less"),),
+            excludes=(("quiet", "one prints more, the other less"),),
         ),
     ] = False
-
-
-# ---- options that would do nothing -----------------------------------------
-
-
-def refuse_idle(idle: Mapping[str, str], altered: Collection[str]) -> None:
-    """Refuse an option that would do nothing; one that is given with its default asks for nothing."""
-    for name, why in idle.items():
-        if name in altered:
-            raise UsageError(f"{flag_of(name)} means nothing {why}; leave it out")

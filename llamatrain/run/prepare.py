@@ -15,7 +15,7 @@ from llamatrain.config.units import Size
 from llamatrain.data.batches import lengths_of
 from llamatrain.data.find_files import find_data
 from llamatrain.data.sine import Sine
-from llamatrain.distributed.comm import world
+from llamatrain.distributed.comm import get_comm
 from llamatrain.engine.profiler import phase
 from llamatrain.errors import FileError, MemoryPlanError, UsageError
 from llamatrain.model import hyperparameters
@@ -25,13 +25,12 @@ from llamatrain.platform.escape import make_printable
 from llamatrain.report.loggers import check as check_loggers
 from llamatrain.run.checkpointer import check_trained
 from llamatrain.run.choose_trainable import target_of
-from llamatrain.run.config import RunConfig
+from llamatrain.run.config import RunConfig, transient_options
 from llamatrain.run.dataset import TrainingData, check_begin, data_of, sine_of
 from llamatrain.run.extra_outputs import may_write
 from llamatrain.run.fit_memory import DataShape, FittedRun, fitted
 from llamatrain.run.inputs import RunInputs, opened
-from llamatrain.run.model import OWN_SIZE, RunModel, check_taught, model_for
-from llamatrain.run.options import PASSING
+from llamatrain.run.model import NEW_MODEL, RunModel, check_taught, model_for
 from llamatrain.run.request import RunRequest
 from llamatrain.run.resolve import ResolvedConfig, precision_of, resolve
 from llamatrain.run.resume import ResumePoint, check_inputs, gone_on_with, resumed_of
@@ -61,7 +60,7 @@ class PreparedRun:
 
     def foresee_validation(self, programs: TrainPrograms) -> None:
         if self.data.validation:
-            programs.judging(self.resolved.row)
+            programs.eval_program(self.resolved.row)
 
 
 def begun(request: RunRequest) -> tuple[RunConfig, RunInputs, list[str]]:
@@ -76,7 +75,9 @@ def begun(request: RunRequest) -> tuple[RunConfig, RunInputs, list[str]]:
         if resumed.kept:
             check_inputs(asked, named, resumed, place)
     if asked.train.seed < 0:
-        asked = replace(asked, train=replace(asked.train, seed=world().from_first(secrets.randbelow(COUNT))))
+        asked = replace(
+            asked, train=replace(asked.train, seed=get_comm().broadcast(secrets.randbelow(COUNT)))
+        )
         notes.append(f"--seed -1: {asked.train.seed} is drawn")
     asked = asked.settled("" if resumed or not place.checkpoint_in else str(place.checkpoint_in))
     return asked, opened(asked, resumed), notes
@@ -85,7 +86,7 @@ def begun(request: RunRequest) -> tuple[RunConfig, RunInputs, list[str]]:
 def prepare(
     asked: RunConfig, sources: RunInputs, peft: Path | None, notes: list[str], altered: Collection[str]
 ) -> PreparedRun:
-    with world().agreed():
+    with get_comm().raise_on_all():
         check(asked)
     with phase("tokenizer"):
         model = model_for(asked, sources, altered)
@@ -95,7 +96,7 @@ def prepare(
     )  # what adapters are not as they should be is told before the data is read
     check_held(asked.train.memory)
     with phase("data"):
-        data = data_of(asked.files, model, asked.data, asked.train.seed, asked.preference.compare)
+        data = data_of(asked.files, model, asked.data, asked.train.seed, asked.preference.data_kind)
     if data.packed:  # whatever would be without a word another time
         asked = replace(asked, data=replace(asked.data, pack=True))
     resolved = resolve(asked, model.row, data.rows.count)
@@ -133,7 +134,7 @@ def check(asked: RunConfig) -> None:
     check_held(asked.train.memory)
     check_loggers(asked.run.log)
     if asked.files:
-        check_begin(asked.files, asked.data, asked.preference.compare)
+        check_begin(asked.files, asked.data, asked.preference.data_kind)
 
 
 def teacher_for(asked: RunConfig, model: RunModel, sources: RunInputs) -> Teacher | None:
@@ -141,7 +142,7 @@ def teacher_for(asked: RunConfig, model: RunModel, sources: RunInputs) -> Teache
         return None
     check_taught(model, sources.taught_by)
     half = precision_of(asked.train) == "bf16"
-    return Teacher(hyperparameters.read(sources.taught_by), asked.train.teacher_weight, half)
+    return Teacher(hyperparameters.read_hyperparameters(sources.taught_by), asked.train.teacher_weight, half)
 
 
 def shown(resolved: ResolvedConfig, model: RunModel, sine: Sine | None) -> Sampler:
@@ -170,10 +171,10 @@ def remarks(
     if (
         resolved.parts > 1
         and asked.train.batch * model.row < FEW
-        and resolved.ranks < (groups := asked.train.shards or 1)
+        and resolved.ranks < (groups := asked.train.grad_groups or 1)
     ):
         few = 1 << (resolved.ranks - 1).bit_length()
-        yield f"a batch is run in {resolved.parts} parts, for {groups} groups; --shards {few} is faster, with bits of its own"
+        yield f"a batch is run in {resolved.parts} parts, for {groups} groups; --grad-groups {few} is faster, with bits of its own"
     if model.row > model.h.ctx:
         yield f"rows have {model.row} tokens, and the model was made for {model.h.ctx}"
     if found.cache == "off" and found.way.needs.packed_copies:
@@ -225,13 +226,13 @@ def foreseen(request: RunRequest, graphs: bool, ranks: int) -> PlannedRun:
     sine = None if asked.files else sine_of(model, 0)
     resolved = resolve(asked, model.row, lambda epochs: epochs, ranks)
     extent = DataShape(
-        lengths=lengths_of(model.row, asked.data, whole, plain, asked.preference.compare),
+        lengths=lengths_of(model.row, asked.data, whole, plain, asked.preference.data_kind),
         sparse=not whole,
-        validating=bool(asked.data.val or asked.data.val_split or (files and files.offered)),
+        validating=bool(asked.data.val or asked.data.val_split or (files and files.validation)),
         decoding=shown(resolved, model, sine).positions,
         goes_on=sources.goes_on,
         teacher=teacher_for(asked, model, sources),
-        to_come=unread_of(model, sources) + (JOINED if ranks > 1 and world().size == 1 else 0),
+        to_come=unread_of(model, sources) + (JOINED if ranks > 1 and get_comm().size == 1 else 0),
         rough=not graphs,
     )
     refuse = asked.train.memory is not None  # else it is told what would be needed
@@ -255,13 +256,17 @@ def read_by(asked: RunConfig, sources: RunInputs, config: Path | None) -> Iterat
         yield from adapter.iterdir() if adapter.is_dir() else (adapter,)
     for names in (asked.files, asked.data.val):
         found = find_data(names, raw=asked.data.raw) if names else None
-        yield from (source.path for source in ((*found.sources, *found.offered) if found else ()))
+        yield from (source.path for source in ((*found.sources, *found.validation) if found else ()))
 
 
 def config_of(kept: RunConfig) -> str:
     """A file that says the same run again."""
     new = kept.command == "from-scratch"
-    unsaid = {*kept.idle, *(OWN_SIZE if new and kept.base else ()), *PASSING}
+    unsaid = {
+        *kept.unused,
+        *(NEW_MODEL if new and kept.base else ()),
+        *(name for _, name, _ in transient_options()),
+    }
     first = f" --checkpoint-in {shlex.quote(kept.base)}" if new and kept.base else ""
     head = f"llamatrain {kept.command}{first} --config FILE"
     return config_text(

@@ -7,10 +7,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from llamatrain.checkpoints.run_folder import RunFolder
-from llamatrain.engine.profiler import Recorder, current, recording
+from llamatrain.engine.profiler import Recorder, current_recorder, record
 from llamatrain.errors import FileError
 from llamatrain.io.atomic_write import AtomicFile
-from llamatrain.platform.terminal import say
+from llamatrain.platform.terminal import log_line
 from llamatrain.report.records import StepLine
 from llamatrain.run.signals import Interrupts
 from llamatrain.train.protocols import Listener
@@ -35,7 +35,7 @@ def profiled(asked: bool, interrupts: Interrupts) -> Iterator[None]:
     recorder = Recorder(age() if interrupts.alone else 0.0)
     interrupts.last_words = lambda: tell(recorder)
     try:
-        with recording(recorder):
+        with record(recorder):
             yield
     finally:
         if recorder.steps or recorder.trace:
@@ -46,14 +46,14 @@ def tell(recorder: Recorder) -> None:
     from llamatrain.report.profile import held, table
 
     for line in table(recorder):
-        say(line)
+        log_line(line)
     if recorder.trace:
-        say(f"the trace: {recorder.trace}, {held(recorder)}")
+        log_line(f"the trace: {recorder.trace}, {held(recorder)}")
 
 
 def keep_trace(command: str, folder: RunFolder, warn: Callable[[str], None]) -> None:
     """Beside the run's other files, where it is profiled."""
-    if not (recorder := current()):
+    if not (recorder := current_recorder()):
         return
     from llamatrain.report.profile import trace
 
@@ -68,7 +68,7 @@ def keep_trace(command: str, folder: RunFolder, warn: Callable[[str], None]) -> 
 
 def watched(listener: Listener) -> Listener:
     """The same, but that a profile is told, too."""
-    recorder = current()
+    recorder = current_recorder()
     return ProfiledRun(listener, recorder) if recorder else listener
 
 
@@ -77,10 +77,14 @@ class ProfiledRun:
 
     def __init__(self, listener: Listener, recorder: Recorder) -> None:
         self.listener, self.recorder = listener, recorder
-        self.say, self.evaluating, self.validation = listener.say, listener.evaluating, listener.validation
-        self.saved, self.unsaved = listener.saved, listener.unsaved
+        self.log, self.show_activity, self.on_validation = (
+            listener.log,
+            listener.show_activity,
+            listener.on_validation,
+        )
+        self.on_save, self.on_save_error = listener.on_save, listener.on_save_error
 
-    def step(self, line: StepLine) -> None:
-        self.recorder.step(line.step, line.seconds_waited or 0.0)
-        self.listener.step(line)
-        self.recorder.go_on()
+    def on_step(self, line: StepLine) -> None:
+        self.recorder.end_step(line.step, line.seconds_waited or 0.0)
+        self.listener.on_step(line)
+        self.recorder.discard_step()

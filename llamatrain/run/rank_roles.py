@@ -50,10 +50,10 @@ class RankZeroCheckpointer:
         try:
             path = save()
         except FileError as error:
-            self.world.from_first(("", "", str(error)))
+            self.world.broadcast(("", "", str(error)))
             error.shared = True
             raise
-        self.world.from_first(("", path, ""))
+        self.world.broadcast(("", path, ""))
         return path
 
 
@@ -78,31 +78,31 @@ class FollowerCheckpointer:
     def _served(self) -> str:
         """Until it is done there: the checkpoint's name."""
         while True:
-            kind, path, fault = self.world.from_first(("", "", ""))
+            kind, path, fault = self.world.broadcast(("", "", ""))
             if fault:
                 error = FileError(fault)
                 error.shared = True
                 raise error
             if not kind:
                 return path
-            self.programs.serve(kind)
+            self.programs.send_state(kind)
 
 
 class NullListener:
     """A listener where another rank tells."""
 
-    def step(self, line: StepLine) -> None: ...
+    def on_step(self, line: StepLine) -> None: ...
 
-    def say(self, line: str) -> None: ...
+    def log(self, line: str) -> None: ...
 
     def warn(self, line: str) -> None: ...
 
-    def evaluating(self) -> None: ...
+    def show_activity(self) -> None: ...
 
     def resumed(self, step: int) -> None: ...
 
-    def validation(self, step: int, score: Score, best: bool = False) -> None: ...
+    def on_validation(self, step: int, score: Score, best: bool = False) -> None: ...
 
-    def saved(self, step: int, path: str) -> None: ...
+    def on_save(self, step: int, path: str) -> None: ...
 
-    def unsaved(self, step: int, why: str) -> None: ...
+    def on_save_error(self, step: int, why: str) -> None: ...

@@ -11,18 +11,28 @@ from typing import Any
 
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.config.not_found import missing_model
-from llamatrain.config.options import OptionError, Options, altered, build, declared, flag_of, respelt
+from llamatrain.config.options import (
+    OptionError,
+    Options,
+    altered,
+    build,
+    declared,
+    flag_of,
+    reject_unused,
+    respelt,
+    with_present_names,
+)
 from llamatrain.config.toml import BaseArgument, DataArgument, read_config, told_there
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
-from llamatrain.gguf.wrong_file import folder_told
+from llamatrain.gguf.wrong_file import describe_folder
 from llamatrain.model.options import BYTES, ModelOptions
 from llamatrain.optim import registry
-from llamatrain.preference.options import PreferenceOptions, check_fits
+from llamatrain.preference.options import PreferenceOptions, check_compatible
 from llamatrain.run.config import OF, PARTS, RunConfig
 from llamatrain.run.extra_output_options import ExtraOutputOptions
-from llamatrain.run.lora_options import OF_ADAPTERS, LoraOptions
-from llamatrain.run.options import RunFolderOptions, RunOptions, TrainOptions, refuse_idle
+from llamatrain.run.lora_options import NOT_FULL, LoraOptions
+from llamatrain.run.options import RunFolderOptions, RunOptions, TrainOptions
 from llamatrain.run.sine_demo import SINE
 
 WAVE = 3, 1024  # tokens of the sine wave: one to begin with, and levels
@@ -77,7 +87,10 @@ def told_of(config: Path | None, given: Collection[str], said: Collection[str]) 
 def given_options(said: Said, *classes: type[Options]) -> dict[str, Any]:
     """What the config file says under what was said beside it."""
     place = build(RunFolderOptions, said)
-    return {**(read_config(place.config, *classes) if place.config else {}), **said}
+    return {
+        **(read_config(place.config, *classes) if place.config else {}),
+        **with_present_names(said, *classes),
+    }
 
 
 def gone_on_from(said: Said, values: Said) -> tuple[RunFolderOptions, tuple[str, ...]]:
@@ -99,7 +112,7 @@ def asked_of(
     """What has no effect beside the options of a run that goes on is seen where they are known."""
     parts: dict[str, Any] = {name: build(PARTS[name], values) for name in OF[command]}
     options = RunConfig(files=files, command=command, base=base, **parts)
-    refuse_idle({} if goes_on else options.idle, altered)
+    reject_unused({} if goes_on else options.unused, altered)
     return options
 
 
@@ -214,7 +227,7 @@ def named(
     if options.train.loss != "cross-entropy":
         raise UsageError("--loss squared-error is for the sine wave only")
     train = options.train
-    check_fits(options.preference, train.optimizer, options.tune.full, train.batch, options.data.pack)
+    check_compatible(options.preference, train.optimizer, options.tune.full, train.batch, options.data.pack)
     if registry.named(train.optimizer).whole and not options.tune.full:
         told = f"{train.optimizer} is for whole matrices: --full trains those, an adapter takes adamw"
         raise OptionError(lambda spelt: f"{spelt('optimizer')} {told}")
@@ -231,7 +244,7 @@ def check_model(base: str | None, data: Sequence[str], command: str = "finetune"
             f"{base} is no model, and {model} is one, which comes first: llamatrain {command} {shlex.quote(model)} {rest}"
         )
     if Path(base).is_dir():
-        raise FileError(folder_told(Path(base)))
+        raise FileError(describe_folder(Path(base)))
     if not Path(base).exists():
         raise missing_model(Path(base))
 
@@ -242,7 +255,8 @@ def check_whole(base: str | None, altered: set[str], place: RunFolderOptions) ->
         raise UsageError(
             f"--checkpoint-in {place.checkpoint_in} is a model, as {base} is; leave one of them out"
         )
-    if lora := sorted(altered & {*OF_ADAPTERS}):
+    specs = declared(LoraOptions) | declared(AdapterOptions)
+    if lora := sorted(name for name in altered if name in specs and NOT_FULL in specs[name].option.when):
         raise UsageError(
             f"--checkpoint-in trains all of a model, and {flag_of(lora[0])} is for an adapter: name the model first"
         )

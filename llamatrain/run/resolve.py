@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from llamatrain.config.options import COUNT, OptionError
-from llamatrain.distributed.comm import launched, world
-from llamatrain.distributed.cores import cores
+from llamatrain.distributed.comm import get_comm, get_launch_info
+from llamatrain.distributed.cores import count_cores
 from llamatrain.engine.backend import is_compiled
 from llamatrain.errors import UsageError
 from llamatrain.optim.early_stop import StopRules
@@ -16,7 +16,7 @@ from llamatrain.optim.registry import named
 from llamatrain.optim.schedule import Schedule
 from llamatrain.platform.cpu import enabled_units
 from llamatrain.run.config import RunConfig
-from llamatrain.run.options import FALL, ITERS, LR_MIN, WARMUP, TrainOptions
+from llamatrain.run.options import ITERS, LR_MIN, WARMUP, WSD_DECAY, TrainOptions
 from llamatrain.train.config import LoopConfig
 from llamatrain.train.graphs import Gradients
 
@@ -63,18 +63,18 @@ class ResolvedConfig:
             grad_acc=train.grad_acc * splits,
             seed=train.seed,
             schedule=self.schedule,
-            rules=StopRules(
-                past=train.past,
-                delta=train.delta,
+            stop_rules=StopRules(
+                past=train.stop_window,
+                delta=train.stop_delta,
                 max_no_improvement=train.max_no_improvement,
-                epsf=train.epsf,
+                epsf=train.stop_rel,
             ),
             eval_every=run.eval_every,
             sample_every=run.sample_every,
             save_every=run.save_every,
             patience=run.patience,
             max_time=run.max_time,
-            fresh=train.lbfgs_fresh,
+            iters_per_rows=train.lbfgs_refresh,
         )
 
     def kept(self, policy: str, splits: int, cache: Literal["auto", "bf16", "off"]) -> RunConfig:
@@ -98,14 +98,14 @@ class ResolvedConfig:
                 batch=train.batch // splits,
                 grad_acc=batches,
             ),
-            preference=asked.preference.decided,
+            preference=asked.preference.with_defaults,
             tune=replace(asked.tune, ctx=self.row, lora_alpha=self.alpha, cache_base=cache),
         )
 
 
 def resolve(asked: RunConfig, row: int, rows_of: Callable[[int], int], ranks: int = 0) -> ResolvedConfig:
     """`rows_of` counts those of so many epochs; `ranks` are to come, where they are not here."""
-    before, asked = asked.train, divided(asked, ranks or world().size, ranks > 1)
+    before, asked = asked.train, divided(asked, ranks or get_comm().size, ranks > 1)
     train, tune = asked.train, asked.tune
     iters = train.iters if train.iters is not None else ITERS
     if train.epochs is not None:
@@ -125,11 +125,11 @@ def resolve(asked: RunConfig, row: int, rows_of: Callable[[int], int], ranks: in
         decay_steps=train.decay_steps or decay_steps_of(train.schedule, iters, warmup),
         lr_min=train.lr_min if train.lr_min is not None else LR_MIN * train.lr,
         row=row,
-        threads=asked.run.threads or cores(),
+        threads=asked.run.threads or count_cores(),
         precision=precision_of(train),
         optimizer=optimizer,
-        ranks=ranks or world().size,
-        parts=before.batch // asked.train.batch if before.shards is None else 1,
+        ranks=ranks or get_comm().size,
+        parts=before.batch // asked.train.batch if before.grad_groups is None else 1,
         gradients=gradients_of(train, optimizer, reads_base=asked.command == "finetune" and not tune.full),
         alpha=tune.lora_alpha if tune.full or tune.lora_init else tune.alpha,
     )
@@ -137,21 +137,21 @@ def resolve(asked: RunConfig, row: int, rows_of: Callable[[int], int], ranks: in
 
 def decay_steps_of(kind: str, iters: int, warmup: int) -> int:
     """Return how many steps the rate falls for. The fall starts at the peak, which without a warm-up is step 1."""
-    return max(1, round(FALL * iters) if kind == "wsd" else iters - max(warmup, 1))
+    return max(1, round(WSD_DECAY * iters) if kind == "wsd" else iters - max(warmup, 1))
 
 
 def divided(asked: RunConfig, ranks: int, planned: bool = False) -> RunConfig:
-    """With --shards decided, and with batches in as many parts as that takes; `planned`: the ranks are to come."""
+    """With --grad-groups decided, and with batches in as many parts as that takes; `planned`: the ranks are to come."""
     train = asked.train
-    splits = asked.preference.compare != "answers"  # which are compared within a batch
+    splits = asked.preference.data_kind != "answers"  # which are compared within a batch
     rows = train.grad_acc * (train.batch if splits else 1)
-    groups = train.shards or groups_of(rows, ranks, planned or launched() is not None)
+    groups = train.grad_groups or groups_of(rows, ranks, planned or get_launch_info() is not None)
     if groups > rows:
         told = f" {groups} cannot be: a step has {rows} {'rows' if splits else 'batches, which are compared as wholes'}"
-        raise OptionError(lambda spelt: spelt("shards") + told)
-    if ranks > groups and train.shards:
+        raise OptionError(lambda spelt: spelt("grad_groups") + told)
+    if ranks > groups and train.grad_groups:
         told = f" {groups} are divided among so many ranks at most, and there are {ranks}"
-        raise OptionError(lambda spelt: spelt("shards") + told)
+        raise OptionError(lambda spelt: spelt("grad_groups") + told)
     if ranks > groups:
         raise UsageError(
             f"a step of {rows} rows cannot be divided among {ranks} ranks: --batch and --grad-acc make it larger"
@@ -160,7 +160,7 @@ def divided(asked: RunConfig, ranks: int, planned: bool = False) -> RunConfig:
         return asked
     parts = min(parts for parts in divisors(train.batch) if train.grad_acc * parts >= groups)
     batch, batches = train.batch // parts, train.grad_acc * parts
-    return replace(asked, train=replace(train, shards=groups, batch=batch, grad_acc=batches))
+    return replace(asked, train=replace(train, grad_groups=groups, batch=batch, grad_acc=batches))
 
 
 def divisors(number: int) -> Iterator[int]:
@@ -187,6 +187,6 @@ def precision_of(options: TrainOptions) -> Precision:
 
 def gradients_of(train: TrainOptions, optimizer: Optimizer, reads_base: bool) -> Gradients:
     """Those that a base was read for are not used before it was seen to be what it was."""
-    if not isinstance(optimizer, ElementwiseRule) or train.grad_acc > 1 or train.shards not in (None, 1):
+    if not isinstance(optimizer, ElementwiseRule) or train.grad_acc > 1 or train.grad_groups not in (None, 1):
         return "flat"
     return "arena" if train.clip > 0 or reads_base else "streamed"

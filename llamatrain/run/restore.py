@@ -36,7 +36,9 @@ def state_of(
     """Where it begins: at nothing, or where a checkpoint was, whose vectors and rows are put back."""
     resumed, rows = prepared.sources.resumed, prepared.data.rows
     if not resumed:  # the base's own loss is line 0
-        return RunState(data=rows.state, owed=prepared.kept.command == "finetune" and course.eval_every > 0)
+        return RunState(
+            data=rows.state, validation_due=prepared.kept.command == "finetune" and course.eval_every > 0
+        )
     with telling(resumed), verify_unchanged(resumed.checkpoint.files):
         state, warnings = restored(resumed.checkpoint, programs, descent, rows, course.grad_acc)
     for line in warnings:
@@ -45,11 +47,11 @@ def state_of(
     if course.iters > (
         kept_of(resumed, "train", "iters") or 0
     ):  # more steps are taken after a stop rule or --epochs ended it
-        state.ended = None
+        state.stop_reason = None
         if rows.end:  # a step that was left half way had fewer rows, perhaps
             rows.end, state.partial = 0, None
             state.data = rows.state
-        state.best.idle = 0 if state.best.out_of_patience(course.patience) else state.best.idle
+        state.best.stale = 0 if state.best.stop_reason(course.patience) else state.best.stale
     if tuple(kept_of(resumed, "data", "val") or ()) != prepared.kept.data.val:
         if state.best.step is not None:
             report.warn("the validation data is another: which validation is the best begins anew")

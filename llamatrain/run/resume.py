@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +11,22 @@ from llamatrain.checkpoints.run_folder import RunFolder
 from llamatrain.checkpoints.signature import SIGNATURE, is_own
 from llamatrain.config.messages import LINE, cut
 from llamatrain.config.not_found import missing
-from llamatrain.config.options import flag_of
-from llamatrain.data.find_files import check_kept
-from llamatrain.distributed.comm import launched, world
-from llamatrain.engine.backend import kind_of
+from llamatrain.config.options import declared, flag_of, reject_unused
+from llamatrain.data.find_files import check_saved_names
+from llamatrain.distributed.comm import get_comm, get_launch_info
+from llamatrain.engine.backend import kernel_class
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.reader import open_gguf
-from llamatrain.platform.terminal import say
+from llamatrain.platform.terminal import log_line
 from llamatrain.run.config import OF, PARTS, RunConfig
-from llamatrain.run.extra_output_options import ExtraOutputOptions
 from llamatrain.run.in_memory_rows import found_again
-from llamatrain.run.lora_options import OF_INIT
-from llamatrain.run.options import AUTO, RunFolderOptions, RunOptions, TrainOptions, refuse_idle
+from llamatrain.run.lora_options import NEW_ADAPTER, LoraOptions
+from llamatrain.run.options import AUTO, RunFolderOptions, TrainOptions
 
-# beside all of RunOptions and OutOptions: what may change when a run goes on, and the part that it is of
-FREE = {
-    "iters": "train",
-    "memory": "train",
-    "shards": "train",
-    "precision": "train",
-    "val": "data",
-    "force_reshuffle": "data",
-    "adapter_type": "tune",
-    "peft": "tune",
-    "only_write_lora": "tune",
-    "cache_base": "tune",
-    "lora_scaled": "lora",
-}
 COMMANDS = {"train_model": "from-scratch", "finetune_lora": "finetune"}  # where no options are kept
 ALONE = "a checkpoint of llama.cpp's finetune, which names neither its model nor its data"
 MOST = 1 << 62  # of steps, samples, tokens
 LISTED, PATH = 4, 120  # files of a checkpoint from elsewhere in one message, and the characters of each
-SAID = ("iters", "threads", "shards", "precision", "cache_base")  # of those, what is said of it
 
 
 @dataclass(frozen=True)
@@ -82,7 +66,7 @@ def resumed_of(place: RunFolderOptions, command: str) -> ResumePoint | None:
     counted = vars(checkpoint.state.counters).values()
     if max(counted) >= MOST:
         raise FileError(f"{found}: its counters are damaged: {max(counted)} cannot be")
-    own = world().from_first(is_own(checkpoint.options, checkpoint.extra.get(SIGNATURE)))
+    own = get_comm().broadcast(is_own(checkpoint.options, checkpoint.extra.get(SIGNATURE)))
     return ResumePoint(checkpoint, found, own, tuple(notes))
 
 
@@ -92,7 +76,7 @@ def gone_on_with(
     """Return a run's own options, with those changed that may be; and what is to be said of it."""
     if not resumed.kept:
         check_begun_anew(asked, resumed, altered)
-        refuse_idle(asked.idle, altered)
+        reject_unused(asked.unused, altered)
         return asked, []
     kept, asked = RunConfig.from_plain(resumed.checkpoint.options, resumed.path), asked.settled()
     home = resumed.path.parent
@@ -110,7 +94,7 @@ def gone_on_with(
     ):
         changed["tune"]["cache_base"] = "off"
         said.append("--cache-base is off from now on: copies in bf16 are for products in bf16")
-    changed["train"].setdefault("shards", shards_of(kept.train))
+    changed["train"].setdefault("grad_groups", shards_of(kept.train))
     if not resumed.own and "log" not in given and (sent := sorted({*kept.run.log} - {"csv", "tensorboard"})):
         changed["run"]["log"] = tuple(each for each in kept.run.log if each not in sent)
         said.append(
@@ -121,18 +105,18 @@ def gone_on_with(
     made = replace(
         made, data=replace(made.data, date=kept.data.date or asked.data.date)
     )  # old checkpoints know no day
-    refuse_idle(made.idle, altered)
-    if "iters" in changed["train"] and kept.train.schedule != "constant" and "schedule" not in made.idle:
+    reject_unused(made.unused, altered)
+    if "iters" in changed["train"] and kept.train.schedule != "constant" and "schedule" not in made.unused:
         said.append(told_of_rate(kept.train, made.train, resumed.step))
-    made_by, here = resumed.checkpoint.extra.get(MADE_BY), kind_of(made.train.kernels)
+    made_by, here = resumed.checkpoint.extra.get(MADE_BY), kernel_class(made.train.kernels)
     if made_by not in (None, here):
         said.append(f"the kernels are those for {here} from now on, and were for {made_by!s:.40}")
-    regrouped = (made.train.shards is None and launched() is not None) or (made.train.shards or 1) != (
-        kept.train.shards or 1
-    )
-    if regrouped and "shards" not in given:
+    regrouped = (made.train.grad_groups is None and get_launch_info() is not None) or (
+        made.train.grad_groups or 1
+    ) != (kept.train.grad_groups or 1)
+    if regrouped and "grad_groups" not in given:
         said.append(
-            f"a step has more groups from now on, for {world().size} ranks, and had {kept.train.shards or 1}"
+            f"a step has more groups from now on, for {get_comm().size} ranks, and had {kept.train.grad_groups or 1}"
         )
     if (
         "precision" in changed["train"]
@@ -146,8 +130,8 @@ def gone_on_with(
 
 def shards_of(kept: TrainOptions) -> int | None:
     """Its own, but where there are more ranks: then it is decided anew."""
-    held = kept.shards or 1
-    return None if world().size > held else held if launched() else kept.shards
+    held = kept.grad_groups or 1
+    return None if get_comm().size > held else held if get_launch_info() else kept.grad_groups
 
 
 def told_of_rate(kept: TrainOptions, made: TrainOptions, step: int) -> str:
@@ -167,9 +151,11 @@ def check_begun_anew(asked: RunConfig, resumed: ResumePoint, altered: Collection
         raise UsageError(
             f"{resumed.path}: {ALONE}: llamatrain finetune BASE.gguf DATA --checkpoint-in {resumed.path}"
         )
-    if idle := [name for name in ("full", "lora_init", *OF_INIT) if name in altered]:
+    new = (name for name, spec in declared(LoraOptions).items() if NEW_ADAPTER in spec.option.when)
+    if unused := [name for name in ("full", "lora_init", *new) if name in altered]:
         raise UsageError(
-            f"{flag_of(idle[0])} has no effect on the adapter in {resumed.path}, which is as it is; leave it out"
+            f"{flag_of(unused[0])} has no effect on the adapter in {resumed.path}; leave it out",
+            code="unused-option",
         )
 
 
@@ -180,7 +166,7 @@ def check_files(kept: RunConfig, asked: RunConfig) -> None:
     if asked.base and asked.base != kept.base and kept.tune.full:
         raise UsageError(f"a run of --full goes on from its checkpoint, not from {asked.base}; leave it out")
     named = {*(asked.files), *asked.data.val}  # by a person
-    check_kept([name for name in (*kept.files, *kept.data.val) if name not in named])
+    check_saved_names([name for name in (*kept.files, *kept.data.val) if name not in named])
     if "-" in kept.files and sys.stdin.isatty():
         raise UsageError("the run's data came from standard input: give it there again")
 
@@ -192,10 +178,10 @@ def check_inputs(asked: RunConfig, named: RunConfig, resumed: ResumePoint, place
     if not found:
         return
     if resumed.own:
-        say(f"note: reading {cut(', '.join(found), LINE)}, as the checkpoint says")
+        log_line(f"note: reading {cut(', '.join(found), LINE)}, as the checkpoint says")
     elif place.trust:
         for each in found:
-            say(f"note: reading {each}, as the checkpoint from elsewhere says")
+            log_line(f"note: reading {each}, as the checkpoint from elsewhere says")
     else:
         listed = ", ".join(cut(each, PATH) for each in found[:LISTED]) + (
             f" and {len(found) - LISTED} more" if found[LISTED:] else ""
@@ -210,38 +196,35 @@ def check_inputs(asked: RunConfig, named: RunConfig, resumed: ResumePoint, place
 def changes(
     kept: RunConfig, asked: RunConfig, given: Collection[str]
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """By part, what is given anew; and what is to be said of it."""
-    given = {"lora_scaled" if name == "lora" else name for name in given}  # as they are settled
+    """Return the options that a resumed run is given anew, by part, and notes about them.
+
+    Raise UsageError if one of them may not change.
+    """
+    given = {"lora_scaled" if name == "lora" else name for name in given}  # --lora is stored as --lora-scaled
     changed: dict[str, dict[str, Any]] = {name: {} for name in PARTS}
-    said = list[str]()
-    free: dict[str, str] = FREE | ({"decay_steps": "train"} if kept.train.schedule == "wsd" else {})
-    free |= {each.name: "run" for each in fields(RunOptions)} | {
-        each.name: "outs" for each in fields(ExtraOutputOptions)
-    }
-    for part in asked.parts:
-        for name in (each.name for each in fields(getattr(asked, part))):
-            wanted, before = getattr(getattr(asked, part), name), getattr(getattr(kept, part), name)
-            if name not in given or wanted in (before, AUTO):  # what was open is decided already
+    notes = list[str]()
+    for part, options in asked.parts.items():
+        for name, spec in declared(type(options)).items():
+            wanted, before = getattr(options, name), getattr(getattr(kept, part), name)
+            if name not in given or wanted in (before, AUTO):  # what was left open is resolved already
                 continue
-            if name not in free:
+            if not (spec.resumable(kept.values) if callable(spec.resumable) else spec.resumable):
                 raise UsageError(
-                    f"{flag_of(name)} may not change when a run goes on: it has {worded(before)}; leave it out"
+                    f"{flag_of(name)} must stay as it was when a run is resumed (it is {format_value(before)}); leave it out",
+                    code="fixed-option",
                 )
-            changed[free[name]][name] = wanted
-            if name in SAID:
-                said.append(
-                    f"{flag_of(name)} is {wanted} from now on"
-                    + (f", and was {before}" if before is not None else "")
+            changed[part][name] = wanted
+            if spec.option.announced:
+                notes.append(
+                    f"{flag_of(name)} is now {wanted}" + (f" (it was {before})" if before is not None else "")
                 )
-    return changed, said
+    return changed, notes
 
 
-def worded(value: Any) -> str:
-    """An option's value, as it is given."""
+def format_value(value: Any) -> str:
+    """Return the value of an option as it is written on the command line."""
     if isinstance(value, tuple):
-        return cut(" ".join(map(worded, value)), LINE) or "none"
-    return (
-        {None: "none", True: "it on", False: "it off"}[value]
-        if value is None or isinstance(value, bool)
-        else cut(str(value))
-    )
+        return cut(" ".join(map(format_value, value)), LINE) or "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value is None else cut(str(value))

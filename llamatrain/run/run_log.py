@@ -13,7 +13,7 @@ from llamatrain.run.prepare import PreparedRun
 def metrics_of(prepared: PreparedRun, folder: RunFolder) -> Metrics:
     """New, or those of the run so far; in a new folder its first part is told, too."""
     name, sources, run = "metrics.jsonl", prepared.sources, prepared.kept.run
-    owed = sources.checkpoint is not None and sources.checkpoint.state.owed
+    owed = sources.checkpoint is not None and sources.checkpoint.state.validation_due
     metrics = Metrics(folder.result(name), sources.home and sources.home / name, sources.step, owed)
     if run.log:
         told = LoggerContext(
@@ -42,6 +42,6 @@ def page_of(prepared: PreparedRun, folder: RunFolder, metrics: Metrics) -> RunPa
     name, sources, graphs = "samples.jsonl", prepared.sources, prepared.fitted.way.graphs
     again = bool(prepared.kept.run.sample_every) and shows_first(sources.checkpoint)
     samples = Metrics(folder.result(name), sources.home and sources.home / name, sources.step - again)
-    arena = MemoryLayout.of(graphs.plan(graphs.longest))
+    arena = MemoryLayout.of(graphs.plan(graphs.largest))
     told = {"facts": facts(prepared, folder.path), "memory": arena.plain() if arena else None}
     return RunPage(metrics, samples, told, metrics.tell)

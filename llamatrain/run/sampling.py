@@ -130,7 +130,7 @@ class SineSampler:
         report.wave(target.tolist(), model.tolist())
         with np.errstate(invalid="ignore"):  # a model that stays on one level has no correlation
             correlation = float(np.nan_to_num(np.corrcoef(target, model)[0, 1]))
-        report.say(f"{TOKENS} steps generated greedily: their correlation with the sine is {correlation:.3f}")
+        report.log(f"{TOKENS} steps generated greedily: their correlation with the sine is {correlation:.3f}")
 
 
 def samples_of(

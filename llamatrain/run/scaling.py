@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from llamatrain.config.options import COUNT
-from llamatrain.graph.remat_policy import NAMED
+from llamatrain.graph.remat_policy import POLICY_NAMES
 from llamatrain.planner.extrapolate import alike, shallow
 from llamatrain.planner.memory import MemoryPlan
 from llamatrain.planner.scaling_model import FLOAT, LinkModel, ShardedStep, StepTimeBreakdown, seconds_of
@@ -70,7 +70,7 @@ class StepShape:
     def shared(self, ranks: int) -> tuple[ShardedStep, int]:
         """The same step on so many ranks, and the rows of its micro-batches; one row for each where it has fewer than that."""
         train = self.asked.train
-        whole = self.asked.preference.compare == "answers"  # which are compared within a batch
+        whole = self.asked.preference.data_kind == "answers"  # which are compared within a batch
         if ranks > (train.grad_acc if whole else self.rows):
             train = replace(train, batch=train.batch if whole else 1, grad_acc=ranks)
         return self._divided(train, ranks)
@@ -80,14 +80,14 @@ class StepShape:
         return self._divided(replace(self.asked.train, grad_acc=ranks * self.asked.train.grad_acc), ranks)
 
     def _divided(self, train: TrainOptions, ranks: int) -> tuple[ShardedStep, int]:
-        if train.shards and (ranks > train.shards or ranks == 1):
-            train = replace(train, shards=None)
+        if train.grad_groups and (ranks > train.grad_groups or ranks == 1):
+            train = replace(train, grad_groups=None)
         train = divided(replace(self.asked, train=train), ranks, planned=ranks > 1).train
         rows, micro = train.batch, train.grad_acc
         while rows > self.most and rows % 2 == 0:
             rows, micro = rows // 2, micro * 2
         return ShardedStep(
-            ranks=ranks, micro=micro, groups=train.shards or 1, trained=self.trained, wire=self.wire
+            ranks=ranks, micro=micro, groups=train.grad_groups or 1, trained=self.trained, wire=self.wire
         ), rows
 
 
@@ -109,7 +109,7 @@ class StepTime:
 
 def effort_of(setting: StepSpec, policy: Policy, speeds: OpSpeeds) -> StepTime:
     """All grows evenly with rows and with layers, so that few of either will do."""
-    if setting.h.layers > 2 and str(policy) in NAMED and alike(setting):
+    if setting.h.layers > 2 and str(policy) in POLICY_NAMES and alike(setting):
         one, two = (vars(_effort_of(shallow(setting, layers), policy, speeds)) for layers in (1, 2))
         more = setting.h.layers - 1
         return StepTime(**{name: value + more * (two[name] - value) for name, value in one.items()})
@@ -117,22 +117,22 @@ def effort_of(setting: StepSpec, policy: Policy, speeds: OpSpeeds) -> StepTime:
 
 
 def _effort_of(setting: StepSpec, policy: Policy, speeds: OpSpeeds) -> StepTime:
-    length, trained = setting.positions, sum(4 * tensor.size for tensor in setting.trained.values())
+    length, trained = setting.positions, sum(4 * tensor.size for tensor in setting.trainable.values())
     small, large = (StepGraphs(replace(setting, batch=batch), policy) for batch in (1, 2))
     if setting.gradients == "streamed":
-        one, two = (speeds.of_graph(graphs.streamed(length)) for graphs in (small, large))
+        one, two = (speeds.of_graph(graphs.streamed_graph(length)) for graphs in (small, large))
         return StepTime(row=two - one, beside=2 * one - two, adding=0.0, update=0.0)
-    one, two = (speeds.of_graph(graphs.gradients(length, True)) for graphs in (small, large))
-    update = speeds.of_graph(small.update(length)) if setting.rule else speeds.of_bytes(4 * trained)
+    one, two = (speeds.of_graph(graphs.grad_graph(length, True)) for graphs in (small, large))
+    update = speeds.of_graph(small.update_graph(length)) if setting.rule else speeds.of_bytes(4 * trained)
     return StepTime(row=two - one, beside=2 * one - two, adding=speeds.of_bytes(3 * trained), update=update)
 
 
 def foretold(way: MemoryPlan, asked: RunConfig, bits: float, anew: bool = False) -> ScalingForecast:
     """Of a way to run it on several ranks, over links of so many bits a second."""
     setting, ranks = way.setting, way.setting.ranks
-    trained = sum(tensor.size for tensor in setting.trained.values())
+    trained = sum(tensor.size for tensor in setting.trainable.values())
     most = setting.batch if way.splits > 1 else asked.train.batch
-    step = StepShape(asked=asked, trained=trained, wire=2 if setting.half_wire else FLOAT, most=most)
+    step = StepShape(asked=asked, trained=trained, wire=2 if setting.comm_bf16 else FLOAT, most=most)
     speeds = speeds_for(setting, anew)
     assert speeds  # here all may be compiled
     shared, optimizer = replace(setting, groups=1, ranks=1), setting.optimizer

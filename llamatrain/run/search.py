@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from llamatrain.engine.remat_budget import cheapest
+from llamatrain.engine.remat_budget import find_cheapest
 from llamatrain.graph.remat_policy import Policy
 from llamatrain.planner.cost import StepCost, step_of
 from llamatrain.planner.extrapolate import uncollected
@@ -103,7 +103,7 @@ class PlanSearch:
         road = road_of(parting.prices, self.units).below(limit)
         if len(road.policies) > 1 and self.plan(parting, "light").total > NEAR * self.most:
             road = road.after(2)
-        cheapest(lambda policy: self._alone(parting, policy), road.policies, road.marks, self.most)
+        find_cheapest(lambda policy: self._alone(parting, policy), road.policies, road.marks, self.most)
 
     def _alone(self, parting: MicrobatchSplit, policy: Policy) -> PlanTrial:
         """What plans before it were made of would lie beside the run."""

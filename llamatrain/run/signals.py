@@ -42,7 +42,7 @@ class Interrupts:
     alone = False  # the process is there for the run alone
 
     def __init__(self) -> None:
-        self.asked, self.saving = 0, False
+        self.pending, self.can_save = 0, False
         self.leaving: Callable[[], None] = lambda: None  # called where the process is ended at once
         self.last_words: Callable[[], None] = lambda: None  # and after that
         self.home: Path | None = None  # the folder of what was saved
@@ -92,10 +92,10 @@ class CommandInterrupts(Interrupts):
         if number not in self._before:
             return
         without_terminal()
-        if self.saving and not self.asked:
-            self.asked, self._first = number, time.monotonic()
+        if self.can_save and not self.pending:
+            self.pending, self._first = number, time.monotonic()
             return
-        if self.asked and time.monotonic() - self._first < ONE:
+        if self.pending and time.monotonic() - self._first < ONE:
             return
         for tell in (self.leaving, self.last_words):
             with suppress(Exception):
@@ -118,10 +118,10 @@ class CallerInterrupts(Interrupts):
     ) -> None:
         if callable(self._before):
             signal.signal(signal.SIGINT, self._before)
-        if self.asked and error is None:
+        if self.pending and error is None:
             raise KeyboardInterrupt(f"the run is saved; resume={str(self.home)!r} goes on with it")
 
     def _note(self, number: int, frame: object) -> None:
-        if self.asked or not self.saving:
+        if self.pending or not self.can_save:
             raise KeyboardInterrupt
-        self.asked = number
+        self.pending = number

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llamatrain.checkpoints.filenames import BEST, best_of
 from llamatrain.checkpoints.run_folder import RunFolder
-from llamatrain.platform.terminal import say
+from llamatrain.platform.terminal import log_line
 from llamatrain.report.format import amount
 from llamatrain.train.config import DONE, StopReason
 from llamatrain.train.state import RunState
@@ -14,11 +14,13 @@ from llamatrain.train.state import RunState
 
 def tell_end(made: str, files: Sequence[Path], outcome: StopReason, to_go_on: str = "") -> None:
     if not outcome.finished:
-        say(f"{outcome.reason}; to go on: {to_go_on}")
+        log_line(f"{outcome.reason}; to go on: {to_go_on}")
         return
     if outcome.reason != DONE:
-        say(f"stopped: {outcome.reason}")
-    say(f"the {made}: {'; beside it '.join(map(str, files[:2]))}{''.join(f', {file}' for file in files[2:])}")
+        log_line(f"stopped: {outcome.reason}")
+    log_line(
+        f"the {made}: {'; beside it '.join(map(str, files[:2]))}{''.join(f', {file}' for file in files[2:])}"
+    )
 
 
 def tell_best(state: RunState, folder: RunFolder, base: str) -> Path | None:
@@ -28,13 +30,13 @@ def tell_best(state: RunState, folder: RunFolder, base: str) -> Path | None:
         return None
     told = f"the best validation: loss {amount(best.loss)} at step {best.step}"
     if not (folder.path / best_of(best.step)).exists():
-        say(f"{told}, of which there is no file")
+        log_line(f"{told}, of which there is no file")
         return None
     file = shlex.quote(str(path))
     if best.step == state.counters.step:
-        say(f"{told}, the last: {path} is the same")
+        log_line(f"{told}, the last: {path} is the same")
     elif not base:
-        say(f"{told}: {path}; `llamatrain generate {file}` runs it")
+        log_line(f"{told}: {path}; `llamatrain generate {file}` runs it")
     else:
-        say(f"{told}: {path}; `llamatrain generate {shlex.quote(base)} --lora {file}` runs it")
+        log_line(f"{told}: {path}; `llamatrain generate {shlex.quote(base)} --lora {file}` runs it")
     return path

@@ -15,13 +15,13 @@ from llamatrain.checkpoints.run_folder import RunFolder
 from llamatrain.checkpoints.signature import SIGNATURE, sign
 from llamatrain.config.options import flag_of
 from llamatrain.data.options import DataOptions
-from llamatrain.distributed.comm import world
-from llamatrain.distributed.once import made_once_of_each
-from llamatrain.engine.backend import kind_of
+from llamatrain.distributed.comm import get_comm
+from llamatrain.distributed.once import run_once_per_value
+from llamatrain.engine.backend import kernel_class
 from llamatrain.engine.profiler import phase
 from llamatrain.errors import UsageError
 from llamatrain.io.mapped_file import verify_unchanged
-from llamatrain.platform.terminal import is_verbose, say
+from llamatrain.platform.terminal import is_verbose, log_line
 from llamatrain.report.console import nobody
 from llamatrain.report.report import Report
 from llamatrain.run.build import loop_of, programs_of, trained_in
@@ -64,13 +64,13 @@ def train(request: RunRequest, interrupts: Interrupts) -> RunResult:
 
 
 def trained(request: RunRequest, interrupts: Interrupts) -> RunResult:
-    world().compared({"options": request.asked.plain()})
+    get_comm().assert_equal_on_all({"options": request.asked.plain()})
     with phase("files"):
         asked, sources, notes = begun(request)
     place = request.place
     if asked.tune.only_write_lora or place.only_write_model:
         return written(asked, sources, request, interrupts)
-    if world().rank:
+    if get_comm().rank:
         return followed(asked, sources, notes, request, interrupts)
     with folder_of(asked.command, place, sources) as folder:
         interrupts.leaving = folder.discard
@@ -81,7 +81,7 @@ def trained(request: RunRequest, interrupts: Interrupts) -> RunResult:
                 if outs.said:
                     check(outs, folder.path, read_by(asked, sources, place.config), sources.resumed, place)
                 asked, more = replace(asked, outs=kept), [*more, *named]
-                world().from_first(RunFolderInfo(asked.tune.peft, peft, folder.path))
+                get_comm().broadcast(RunFolderInfo(asked.tune.peft, peft, folder.path))
                 prepared = prepare(asked, sources, peft, [*notes, *more], request.altered)
                 compare(prepared)
                 settle(prepared, folder, place.config)
@@ -104,17 +104,17 @@ def followed(
 ) -> RunResult:
     """The same run on another rank than the first, which has its folder."""
     with interrupts:
-        led = world().from_first(RunFolderInfo(None, None, Path()))
+        led = get_comm().broadcast(RunFolderInfo(None, None, Path()))
         asked = replace(asked, tune=replace(asked.tune, peft=led.kept))
         prepared = prepare(asked, sources, led.peft, notes, request.altered)
         compare(prepared)
         listener, programs = NullListener(), programs_of(prepared)
         loop, keeper = (
             loop_of(prepared, programs, listener, interrupts),
-            FollowerCheckpointer(programs, world()),
+            FollowerCheckpointer(programs, get_comm()),
         )
-        loop.save, loop.keep = keeper.save, keeper.keep_best
-        with world().watch(prepared.kept.run.timeout, lambda: to_go_on(prepared, led.folder)):
+        loop.save, loop.save_best = keeper.save, keeper.keep_best
+        with get_comm().watch(prepared.kept.run.timeout, lambda: to_go_on(prepared, led.folder)):
             outcome = trained_in(
                 loop, prepared.data.rows, keeper, lambda: prepared.foresee_validation(programs)
             )
@@ -125,30 +125,32 @@ def followed(
 
 def compare(prepared: PreparedRun) -> None:
     """With what the other ranks are about to do."""
-    if world().size == 1:
+    if get_comm().size == 1:
         return
     sources, data, kept = prepared.sources, prepared.data, prepared.kept
     base, taught_by = sources.base, sources.taught_by
     facts = {
-        "kernels": kind_of(kept.train.kernels),
-        "base": made_once_of_each(identity_of(base), lambda: whole_print(base)) if base else None,
-        "teacher": made_once_of_each(identity_of(taught_by), lambda: whole_print(taught_by))
+        "kernels": kernel_class(kept.train.kernels),
+        "base": run_once_per_value(identity_of(base), lambda: whole_print(base)) if base else None,
+        "teacher": run_once_per_value(identity_of(taught_by), lambda: whole_print(taught_by))
         if taught_by
         else None,
         "adapters": print_of_adapters(sources.factors),
         "checkpoint": told_sum(sources.resumed.path) if sources.resumed else None,
         "data": data.rows.state.fingerprint,
         "validation": data.validation.state.fingerprint if data.validation else None,
-        "way": {name: getattr(kept.train, name) for name in ("batch", "grad_acc", "shards", "remat")},
+        "way": {name: getattr(kept.train, name) for name in ("batch", "grad_acc", "grad_groups", "remat")},
     }
-    world().compared(facts)
+    get_comm().assert_equal_on_all(facts)
 
 
 def written(asked: RunConfig, sources: RunInputs, request: RunRequest, interrupts: Interrupts) -> RunResult:
     """What comes of a checkpoint, and nothing else."""
     place, (resumed, made) = request.place, written_of(sources, request.place)
-    if world().size > 1:
-        raise UsageError(f"--only-write-{made} is the work of one process, and {world().size} were started")
+    if get_comm().size > 1:
+        raise UsageError(
+            f"--only-write-{made} is the work of one process, and {get_comm().size} were started"
+        )
     if request.asked.run.profile:
         raise UsageError(
             f"--profile is of a training, and --only-write-{made} trains nothing; leave one of them out"
@@ -170,7 +172,7 @@ def written(asked: RunConfig, sources: RunInputs, request: RunRequest, interrupt
                 target = target_of(asked, model, sources, peft)
                 notes += [*more, *target.notes()]
                 for line in notes:
-                    say(f"note: {line}")
+                    log_line(f"note: {line}")
                 if named.said:
                     reads = read_by(replace(asked, files=(), data=DataOptions()), sources, place.config)
                     check(named, folder.path, reads, resumed, place)
@@ -267,21 +269,23 @@ def run(
         options = [("options", in_a_line(config_of(prepared.kept)))] if verbose else []
         report.header([*facts(prepared, folder.path), *options], prepared.fitted.way.needs.total)
         for line in prepared.notes:
-            report.say(f"note: {line}")
+            report.log(f"note: {line}")
         programs = programs_of(prepared)
         loop = loop_of(prepared, programs, report, interrupts)
         saver = saver_of(prepared, loop, folder, report, outs)
-        keeper: CheckpointSink = RankZeroCheckpointer(saver, world()) if world().size > 1 else saver
-        loop.save, loop.keep = keeper.save, keeper.keep_best
-        loop.show = partial(prepared.samples.show, leaves=leaves, parts=programs.weights.parts, report=report)
+        keeper: CheckpointSink = RankZeroCheckpointer(saver, get_comm()) if get_comm().size > 1 else saver
+        loop.save, loop.save_best = keeper.save, keeper.keep_best
+        loop.sample = partial(
+            prepared.samples.show, leaves=leaves, parts=programs.weights.parts, report=report
+        )
 
         def begun() -> None:
             interrupts.home, interrupts.leaving = (
                 folder.path,
-                lambda: say(f"interrupted; to go on: {command()}"),
+                lambda: log_line(f"interrupted; to go on: {command()}"),
             )
 
-        with world().watch(prepared.kept.run.timeout, command):
+        with get_comm().watch(prepared.kept.run.timeout, command):
             outcome = trained_in(loop, prepared.data.rows, keeper, lambda: prepared.foresee(programs), begun)
             interrupts.home = folder.path
             prepared.samples.end(leaves, programs.weights.parts, report)
@@ -293,7 +297,7 @@ def run(
     tell_end(result.stem, [result, *saver.outs.newest], outcome, command())
     best = tell_best(loop.state, folder, prepared.kept.base if target.kind == "finetune_lora" else "")
     for line in (told := list(target.notes())):
-        say(f"note: {line}")
+        log_line(f"note: {line}")
     notes = (*prepared.notes, *report.warnings, *told)
     return RunResult(outcome=outcome, folder=folder.path, result=result, steps=steps, best=best, notes=notes)
 
@@ -317,12 +321,12 @@ def saver_of(
         target=prepared.target,
         metadata=prepared.model.metadata,
         programs=loop.programs,
-        descent=loop.descent,
+        descent=loop.minimizer,
         folder=folder,
         metrics=report.metrics,
         config=config_of(kept).encode("utf-8", "replace"),
         warn=report.warn,
         extra={**extra, SIGNATURE: sign(options)},
         home=prepared.sources.home,
-        tell=loop.beside.tell,
+        tell=loop.input_guard.report,
     )

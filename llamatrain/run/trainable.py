@@ -16,10 +16,10 @@ from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.values import Value
 from llamatrain.graph.tensor import Tensor, parameter
 from llamatrain.model import init, load
-from llamatrain.model.frozen_weights import copies, frozen, with_pairs
-from llamatrain.model.hyperparameters import Hyperparameters, spare, unused
+from llamatrain.model.frozen_weights import add_frozen_adapters, copy_weights, load_frozen
+from llamatrain.model.hyperparameters import Hyperparameters, describe_unused, unused_tensors
 from llamatrain.model.lora import Delta, Weights
-from llamatrain.model.transformer import parameters
+from llamatrain.model.transformer import trainable_weights
 from llamatrain.run.inputs import RunInputs
 
 Arrays = Mapping[str, np.ndarray]
@@ -96,16 +96,16 @@ class FullModel:
     result: str = "model.gguf"
 
     def leaves(self, cache: Cache) -> TrainableWeights:
-        weights = parameters(self.h)
+        weights = trainable_weights(self.h)
         return TrainableWeights(weights=weights, trained=weights.tensors)
 
     def load(self, leaves: TrainableWeights) -> None: ...
 
     def begin(self, parts: Arrays) -> None:
         if self.base:
-            load.fill_from(self.base, parts, self.threads)
+            load.load_weights(self.base, parts, self.threads)
         else:
-            init.fill(self.h, self.seed, dict(parts))
+            init.init_weights(self.h, self.seed, dict(parts))
 
     def saved(self, parts: Arrays) -> dict[str, np.ndarray]:
         return self.result_of(parts)
@@ -123,8 +123,8 @@ class FullModel:
         return {}
 
     def notes(self) -> Iterator[str]:
-        if self.base and (names := unused(self.base, self.h)):
-            yield spare(names, f"left out of {self.result}")
+        if self.base and (names := unused_tensors(self.base, self.h)):
+            yield describe_unused(names, f"left out of {self.result}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,9 +148,9 @@ class LoraAdapter:
 
     def leaves(self, cache: Cache) -> TrainableWeights:
         all_copied = cache == "bf16"
-        weights, arrays = frozen(self.base, self.h, self.threads, all_copied, self.half)
+        weights, arrays = load_frozen(self.base, self.h, self.threads, all_copied, self.half)
         copied = [leaf for name, leaf in weights.tensors.items() if name not in arrays]
-        reference, arrays = with_pairs(weights, arrays, self.sources.factors)
+        reference, arrays = add_frozen_adapters(weights, arrays, self.sources.factors)
         weights, trained = adapted(reference, self.h, self.ranks, self.scales, self.dropout)
         drops = not all_copied
         return TrainableWeights(
@@ -158,7 +158,7 @@ class LoraAdapter:
         )
 
     def load(self, leaves: TrainableWeights) -> None:
-        leaves.frozen.update(copies(self.base, leaves.copied, self.threads))
+        leaves.frozen.update(copy_weights(self.base, leaves.copied, self.threads))
 
     def begin(self, parts: Arrays) -> None:
         """What is added begins at nothing: one factor is random, the other zero."""
@@ -168,7 +168,7 @@ class LoraAdapter:
                 pair = self.sources.first.pairs[name]
                 a[...], b[...] = pair.a, pair.b
                 continue
-            turned = self.h.kind(name).turned
+            turned = self.h.weight_kind(name).has_transposed_lora
             random, zero = (b, a) if turned else (a, b)
             bound = np.float32(1.0 / np.sqrt(rank if turned else a.shape[1]))
             generator = np.random.default_rng([self.seed, zlib.crc32(name.encode())])
@@ -226,8 +226,8 @@ def adapted(
     trained: dict[str, Tensor] = {}
     deltas = {}
     for number, (name, rank) in enumerate(ranks.items()):
-        *rows, into = h.kind(name).shape(h)
-        out, turned = rows[0] if rows else 1, h.kind(name).turned
+        *rows, into = h.weight_kind(name).shape(h)
+        out, turned = rows[0] if rows else 1, h.weight_kind(name).has_transposed_lora
         a = parameter(f"{name}.lora_a", (out, rank) if turned else (rank, into))
         b = parameter(f"{name}.lora_b", (into if turned else out, rank))
         trained |= {a.name: a, b.name: b}

@@ -111,13 +111,15 @@ def cleaned() -> Told:
 
 
 def broken(folder: Path) -> list[Path]:
-    from llamatrain.compiler.cache import facts_of
-    from llamatrain.compiler.inventory import declared
-    from llamatrain.compiler.store import ObjectStore, name_of
+    from llamatrain.compiler.cache import describe_code
+    from llamatrain.compiler.inventory import list_compilables
+    from llamatrain.compiler.store import ObjectStore, object_name
 
     shelf = ObjectStore(folder)
-    for each in declared():
-        shelf.take(name_of(each.where.replace(":", "."), facts_of(each)), facts_of(each))
+    for each in list_compilables():
+        shelf.load(
+            object_name(each.qualified_name.replace(":", "."), describe_code(each)), describe_code(each)
+        )
     return [folder / name for name in sorted(shelf.damaged)]
 
 

@@ -92,50 +92,50 @@ def named() -> str:
 
 def kernels() -> Told:
     from llamatrain.compiler import prebuilt
-    from llamatrain.compiler.cache import HELP, compiles
+    from llamatrain.compiler.cache import INSTALL_HINT, has_compiler
 
-    library, trouble = prebuilt.library()
-    compiler, error = compiler_of() if compiles() else ("", "")
-    from llamatrain.compiler.inventory import declared
+    library, trouble = prebuilt.open_library()
+    compiler, error = compiler_of() if has_compiler() else ("", "")
+    from llamatrain.compiler.inventory import list_compilables
 
-    wanted = declared()
+    wanted = list_compilables()
     missing = [each for each in wanted if not library(each.symbol)]
     yield fact("needed", len(wanted), f"{len(wanted)} functions")
     yield fact("from the package", len(wanted) - len(missing))
     if trouble:
         yield Problem(trouble, "install llamatrain anew")
-    if compiles():
+    if has_compiler():
         yield from kept(missing)
     yield fact("compiler", compiler or None)
     if error:
-        yield Problem(f"the compiler that is installed does not work ({error})", f"{HELP} that does")
+        yield Problem(f"the compiler that is installed does not work ({error})", f"{INSTALL_HINT} that does")
     if missing and not compiler:
         yield Problem(
-            "no compiled kernels for this processor: numpy does their work, many times slower", HELP
+            "no compiled kernels for this processor: numpy does their work, many times slower", INSTALL_HINT
         )
 
 
 def compiler_of() -> tuple[str, str]:
     """What it is, or why it is none."""
-    from llamatrain.compiler.cache import COMPILERS, version_of
+    from llamatrain.compiler.cache import COMPILERS, package_version
 
     try:
         from llamatrain.compiler import emit  # noqa: F401
     except Exception as error:
         return "", (str(error).splitlines() or [type(error).__name__])[0]
-    return ", ".join(f"{name} {version_of(name)}" for name in COMPILERS), ""
+    return ", ".join(f"{name} {package_version(name)}" for name in COMPILERS), ""
 
 
 def kept(missing: list[Any]) -> Told:
     """Those that were compiled before; the others are compiled when they are first used."""
-    from llamatrain.compiler.cache import cache_key, facts_of
-    from llamatrain.compiler.store import ObjectStore, name_of
+    from llamatrain.compiler.cache import cache_key, describe_code
+    from llamatrain.compiler.store import ObjectStore, object_name
     from llamatrain.platform.cache_dir import default_cache_dir
 
     shelf, there = ObjectStore(default_cache_dir(cache_key())), 0
     for each in missing:
-        facts = facts_of(each)
-        there += shelf.take(name_of(each.where.replace(":", "."), facts), facts) is not None
+        facts = describe_code(each)
+        there += shelf.load(object_name(each.qualified_name.replace(":", "."), facts), facts) is not None
     yield fact("from the cache", there)
     yield fact("not compiled yet", len(missing) - there)
     if shelf.damaged:
@@ -146,13 +146,13 @@ def kept(missing: list[Any]) -> Told:
 
 
 def threads() -> Told:
-    from llamatrain.distributed.cores import cores
+    from llamatrain.distributed.cores import count_cores
     from llamatrain.platform import cpu
 
-    here, used = os.cpu_count() or 1, cores()
+    here, used = os.cpu_count() or 1, count_cores()
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else here
     limits = [f"affinity: {allowed}"] if allowed < here else []
-    limits += [f"control group: {cpu.processors()}"] if cpu.processors() < allowed else []
+    limits += [f"control group: {cpu.count_cpus()}"] if cpu.count_cpus() < allowed else []
     yield fact("used", used, f"{used}, unless --threads says otherwise")
     yield fact("processors", here)
     yield fact("limited by", limits, ", ".join(limits) or "nothing")

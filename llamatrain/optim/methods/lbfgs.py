@@ -24,7 +24,7 @@ ROUNDED = 1e-3  # of the product of their norms: how far theirs may be from one 
 @dataclass(frozen=True, kw_only=True)
 class LBFGS(Minimizer):
     kept_as = "lbfgs"
-    heeds = ("lbfgs_fresh",)
+    heeds = ("lbfgs_refresh",)
     options: ClassVar = {"history": "lbfgs_history", "tolerance": None}
 
     history: int = 6
