@@ -38,9 +38,9 @@ import useful
 from kernel_bench import bench_kernels
 from timing import Timed, header, in_turns, one_of, torch_if_any
 
-from llamatrain.distributed.cores import cores
-from llamatrain.engine.profiler import Recorder, recording
-from llamatrain.graph.remat_policy import NAMED
+from llamatrain.distributed.cores import count_cores
+from llamatrain.engine.profiler import Recorder, record
+from llamatrain.graph.remat_policy import POLICY_NAMES
 from llamatrain.report.profile import sums_of
 from tests.helpers.llama_step import CLIP, LlamaStep
 from tests.helpers.random_models import TINY, M, S, Size
@@ -104,13 +104,13 @@ def bench_step(args: argparse.Namespace) -> int:
 
 def print_dearest(make: Callable[[], LlamaStep], most: int = 12, steps: int = 5) -> None:
     """The ops that take most of a step, each run by itself."""
-    with recording(recorder := Recorder()):
+    with record(recorder := Recorder()):
         step = make()
         step()
-        recorder.go_on()
+        recorder.discard_step()
         for number in range(steps):
             step()
-            recorder.step(number, 0.0)
+            recorder.end_step(number, 0.0)
     for (op, part), each in list(sums_of(recorder).items())[:most]:
         print(f"{'':16} {each.seconds / steps * 1e3:9.3f}  {op} ({part}) {each.rate}")
 
@@ -314,7 +314,7 @@ def parsed() -> argparse.Namespace:
         command.set_defaults(run=run)
         if name == "remat":
             command.add_argument(
-                "policies", nargs="*", default=["none", "block"], help=f"of {', '.join(NAMED)}"
+                "policies", nargs="*", default=["none", "block"], help=f"of {', '.join(POLICY_NAMES)}"
             )
             command.add_argument("--layers", type=int)
         elif name == "finetune":
@@ -333,7 +333,7 @@ def parsed() -> argparse.Namespace:
         else:
             known = str if name == "kernels" else one_of(SIZES)
             command.add_argument("names", nargs="*", type=known, default=[], help="only these")
-        command.add_argument("--threads", type=int, default=cores())
+        command.add_argument("--threads", type=int, default=count_cores())
         command.add_argument("--seconds", type=float, default=seconds, help=f"for each line ({seconds:g})")
         command.add_argument("--kernels", choices=["cpu", "reference"], default="cpu")
         command.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from llamatrain.compiler import prebuilt
 from llamatrain.compiler.cache import COMPILERS
-from llamatrain.compiler.inventory import declared
-from llamatrain.distributed.cores import cores
+from llamatrain.compiler.inventory import list_compilables
+from llamatrain.distributed.cores import count_cores
 from llamatrain.platform import cpu
 
 
@@ -27,12 +27,12 @@ def built() -> bytes:
     """The library of the class of this process."""
     from tqdm import tqdm
 
-    from llamatrain.compiler.emit import object_of
-    from llamatrain.compiler.link import linked
+    from llamatrain.compiler.emit import emit_object
+    from llamatrain.compiler.link import link_objects
 
     name = cpu.processor().name
-    return linked(
-        [object_of(each) for each in tqdm(declared(), desc=name, disable=None, unit="kernel")], name
+    return link_objects(
+        [emit_object(each) for each in tqdm(list_compilables(), desc=name, disable=None, unit="kernel")], name
     )
 
 
@@ -49,21 +49,21 @@ def build_all(names: list[str]) -> None:
     prebuilt.FOLDER.mkdir(exist_ok=True)
     for old in Path(prebuilt.FOLDER).iterdir():
         old.unlink()
-    with ThreadPoolExecutor(cores()) as pool:
+    with ThreadPoolExecutor(count_cores()) as pool:
         list(pool.map(build, names))
     write_manifest(names)
 
 
 def write_manifest(names: list[str]) -> None:
     libraries = {
-        name: hashlib.sha256((prebuilt.FOLDER / prebuilt.file_of(name)).read_bytes()).hexdigest()
+        name: hashlib.sha256((prebuilt.FOLDER / prebuilt.library_filename(name)).read_bytes()).hexdigest()
         for name in names
     }
     compiler = {name: version(name) for name in COMPILERS}
     manifest = {
-        "sources": prebuilt.sources(),
+        "sources": prebuilt.hash_sources(),
         "compiler": compiler,
-        "kernels": [each.where for each in declared()],
+        "kernels": [each.qualified_name for each in list_compilables()],
     }
     text = json.dumps({**manifest, "libraries": libraries}, indent=1)
     (prebuilt.FOLDER / prebuilt.MANIFEST).write_text(text + "\n")
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--here", metavar="CLASS", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.here:
-        (prebuilt.FOLDER / prebuilt.file_of(asked.here)).write_bytes(built())
+        (prebuilt.FOLDER / prebuilt.library_filename(asked.here)).write_bytes(built())
         return
     names = sorted(asked.names or known)
     if unknown := {*names} - known:
@@ -86,7 +86,7 @@ def main() -> None:
     build_all(names)
     for name in names:
         print(
-            f"{name}: {(prebuilt.FOLDER / prebuilt.file_of(name)).stat().st_size:,} bytes, {len(declared())} kernels"
+            f"{name}: {(prebuilt.FOLDER / prebuilt.library_filename(name)).stat().st_size:,} bytes, {len(list_compilables())} kernels"
         )
 
 

@@ -30,12 +30,14 @@ def is_built() -> bool:
     """Whether there is a library of each class, of these sources, as its hash says."""
     try:
         manifest = json.loads((prebuilt.FOLDER / prebuilt.MANIFEST).read_text())
-        files = {name: (prebuilt.FOLDER / prebuilt.file_of(name)).read_bytes() for name in cpu.CLASSES}
+        files = {
+            name: (prebuilt.FOLDER / prebuilt.library_filename(name)).read_bytes() for name in cpu.CLASSES
+        }
         made_of, expected = manifest["sources"], manifest["libraries"].items()
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return False
     hashes = {name: hashlib.sha256(file).hexdigest() for name, file in files.items()}
-    return bool(made_of == prebuilt.sources() and hashes.items() <= expected)
+    return bool(made_of == prebuilt.hash_sources() and hashes.items() <= expected)
 
 
 def build(folder: Path) -> Path:

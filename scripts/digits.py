@@ -75,9 +75,9 @@ class Classifier:
             for weight in self.memory
             for state in OPTIMIZER.beside(weight)
         }
-        self.step = Program.of(outputs, self.memory | states)
+        self.step = Program.build(outputs, self.memory | states)
         self.step.write(shares, 1 / BATCH)
-        self.asked, self.steps = Program.of([self.scores], self.memory), 0
+        self.asked, self.steps = Program.build([self.scores], self.memory), 0
 
     def learn(self, images: np.ndarray, digits: np.ndarray) -> float:
         """The loss before the step."""

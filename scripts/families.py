@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from timing import header, in_turns, one_of
 
-from llamatrain.graph.op_cost import work_of
-from llamatrain.model.architectures import USUAL, supported
+from llamatrain.graph.op_cost import estimate_cost
+from llamatrain.model.architectures import DEFAULT, supported_names
 from tests.helpers.llama_step import LlamaStep
 from tests.helpers.random_models import M, S
 
@@ -14,12 +14,12 @@ SIZES = {"S": S, "M": M}
 
 
 def arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("names", nargs="*", type=one_of(supported()), default=[], help="only these")
+    command.add_argument("names", nargs="*", type=one_of(supported_names()), default=[], help="only these")
     command.add_argument("--size", choices=SIZES, default="M")
 
 
 def flops_of(step: LlamaStep) -> float:
-    return sum(work_of(node).flops for program in step.programs for node in program.plan.nodes)
+    return sum(estimate_cost(node).flops for program in step.programs for node in program.plan.nodes)
 
 
 def bench_families(args: argparse.Namespace) -> int:
@@ -29,10 +29,10 @@ def bench_families(args: argparse.Namespace) -> int:
         f"\n{'architecture':12} {'precision':9} {'ms':>9} {'quartiles':>15} {'GFLOP/s':>9} {'llama':>9} {'x llama':>8}"
     )
     size = SIZES[args.size]
-    for name in args.names or [each for each in supported() if each != USUAL]:
+    for name in args.names or [each for each in supported_names() if each != DEFAULT]:
         for precision in args.precision:
             how = {"precision": precision, "threads": args.threads, "kept": True}
-            steps = [LlamaStep(replace(size, arch=each), **how) for each in (name, USUAL)]
+            steps = [LlamaStep(replace(size, arch=each), **how) for each in (name, DEFAULT)]
             ours, usual = in_turns(*steps, seconds=args.seconds)
             assert ours and usual
             (low, middle, high), other = ours.quartiles(), usual.quartiles()[1]

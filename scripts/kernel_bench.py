@@ -11,7 +11,7 @@ from kernel_cases import Case, cases
 from timing import COPIED, copy_bandwidth, header, in_turns, time_once, torch_if_any
 
 from llamatrain.engine.program import Program
-from llamatrain.graph.tensor import BF16, Tensor, nodes_of
+from llamatrain.graph.tensor import BF16, Tensor, collect_nodes
 from llamatrain.kernels import cpu
 from llamatrain.kernels.reference.registry import from_bf16
 from llamatrain.platform.memory import allocate
@@ -20,7 +20,7 @@ from llamatrain.platform.memory import allocate
 def bound(case: Case, kernels: str, workers: int) -> tuple[Program, list[Tensor]]:
     """The case over arrays of its own."""
     own = [output for output in case.outputs if output.node and output.index not in output.node.aliases]
-    program = Program.of(
+    program = Program.build(
         case.outputs, {each: allocate(each.nbytes) for each in own}, kernels=kernels, threads=workers
     )
     for tensor, array in case.arrays.items():
@@ -94,7 +94,7 @@ def bench_kernels(args: argparse.Namespace) -> int:
     )
     wrong, run = [], set[str]()
     for name, case in cases(args.names):
-        run |= {node.op.name for node in nodes_of(case.outputs)}
+        run |= {node.op.name for node in collect_nodes(case.outputs)}
         if not kernel_row(name, case, copied, torch, args):
             wrong.append(name)
     if missing := sorted(cpu.BINDINGS.keys() - run) if not args.names else []:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from llamatrain.gguf.quants import encode
-from llamatrain.gguf.types import by_name
+from llamatrain.gguf.types import type_by_name
 from llamatrain.graph import ops as O
-from llamatrain.graph.op_cost import work_of
+from llamatrain.graph.op_cost import estimate_cost
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import (
     BF16,
@@ -18,10 +18,10 @@ from llamatrain.graph.tensor import (
     I32,
     DType,
     Tensor,
-    nodes_of,
+    collect_nodes,
     parameter,
     placeholder,
-    quantised,
+    quantized,
     state,
 )
 from llamatrain.kernels.reference.registry import to_bf16
@@ -47,12 +47,14 @@ class Case:
 
     @property
     def flops(self) -> int:
-        return sum(work_of(node).flops for node in nodes_of(self.outputs))
+        return sum(estimate_cost(node).flops for node in collect_nodes(self.outputs))
 
     @property
     def moved(self) -> int:
         """Bytes that must move, where that is the limit."""
-        return 0 if self.flops else sum(work_of(node).moved for node in nodes_of(self.outputs))
+        return (
+            0 if self.flops else sum(estimate_cost(node).bytes_moved for node in collect_nodes(self.outputs))
+        )
 
     def x(self, *shape: int, dtype: DType = F32, make: Callable[..., Tensor] = placeholder) -> Tensor:
         values = self.random.standard_normal(shape, np.float32)
@@ -60,9 +62,9 @@ class Case:
 
     def weight(self, rows: int, columns: int, kind: str) -> Tensor:
         """A frozen one."""
-        tensor = state(f"x{len(self.arrays)}", (rows, columns), quantised(kind))
+        tensor = state(f"x{len(self.arrays)}", (rows, columns), quantized(kind))
         self.arrays[tensor] = encode(
-            self.random.standard_normal((rows, columns), np.float32) * columns**-0.5, by_name(kind)
+            self.random.standard_normal((rows, columns), np.float32) * columns**-0.5, type_by_name(kind)
         )
         return tensor
 

@@ -22,18 +22,18 @@ from shapes import SHAPES
 from llamatrain.adapters.merge import file_type
 from llamatrain.data.tokenizer import new_vocab
 from llamatrain.data.tokenizer.vocabulary import KEY
-from llamatrain.distributed.cores import cores
+from llamatrain.distributed.cores import count_cores
 from llamatrain.errors import LlamatrainError, UsageError
 from llamatrain.gguf import quants
 from llamatrain.gguf.constants import TokenType
 from llamatrain.gguf.reader import open_gguf
-from llamatrain.gguf.types import GgmlType, TensorInfo, by_name
+from llamatrain.gguf.types import GgmlType, TensorInfo, type_by_name
 from llamatrain.gguf.values import Kind, Value, numbers, strings, u32
-from llamatrain.gguf.writer import new_gguf
-from llamatrain.model.architectures import USUAL, find
-from llamatrain.model.hyperparameters import Hyperparameters, vocabulary_of
-from llamatrain.model.init import deviation
-from llamatrain.model.limits import LARGEST
+from llamatrain.gguf.writer import create_gguf
+from llamatrain.model.architectures import DEFAULT, find_architecture
+from llamatrain.model.hyperparameters import Hyperparameters, tokenizer_metadata
+from llamatrain.model.init import standard_deviation
+from llamatrain.model.limits import MAX_SIZE
 from llamatrain.model.rope import Rope
 
 NAMES = ("embd", "layer", "head", "head_kv", "ff", "vocab", "ctx")
@@ -62,22 +62,22 @@ def pieces(
     for lo in range(0, rows, step):
         values = random.standard_normal((min(step, rows - lo), columns), np.float32)
         values *= np.float32(scale)
-        yield quants.encode(values, kind, threads=cores(), name=info.name)
+        yield quants.encode(values, kind, threads=count_cores(), name=info.name)
 
 
 def write(path: Path, h: Hyperparameters, words: dict[str, Value], kind: GgmlType, seed: int) -> None:
     infos = [
-        TensorInfo(name, kind if len(shape) == 2 else by_name("F32"), shape)
+        TensorInfo(name, kind if len(shape) == 2 else type_by_name("F32"), shape)
         for name, shape in h.shapes.items()
     ]
     random = np.random.default_rng(seed)
     keys = h.metadata(f"random {kind.name}") | words | {"general.file_type": u32(file_type(kind))}
-    with new_gguf(path, keys, infos) as out:
+    with create_gguf(path, keys, infos) as out:
         for info in infos:
             if len(info.shape) == 1:
                 out.write(info.name, np.ones(info.shape, np.float32))
             else:
-                out.write(info.name, pieces(info, kind, deviation(h, info.name), random))
+                out.write(info.name, pieces(info, kind, standard_deviation(h, info.name), random))
 
 
 def main() -> None:
@@ -91,7 +91,7 @@ def main() -> None:
     for name in NAMES:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     parser.add_argument("--tied", action="store_true", help="the embeddings serve as output, too")
-    parser.add_argument("--type", choices=[name.lower() for name in quants.ENCODED], default="q4_0")
+    parser.add_argument("--type", choices=[name.lower() for name in quants.WRITABLE_TYPES], default="q4_0")
     parser.add_argument("--vocab-from", type=Path, help="a GGUF file with a vocabulary; it decides the size")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
@@ -106,24 +106,24 @@ def make(given: argparse.Namespace) -> None:
     sizes = dict(zip(NAMES, SHAPES[given.shape], strict=True))
     sizes |= {name: value for name in NAMES if (value := getattr(given, name)) is not None}
     for name, value in (*sizes.items(), ("seed", given.seed)):
-        if not (name != "seed") <= value <= LARGEST:
+        if not (name != "seed") <= value <= MAX_SIZE:
             raise UsageError(f"--{name.replace('_', '-')} {value} cannot be")
     words = (
-        vocabulary_of(open_gguf(given.vocab_from).metadata.typed)
+        tokenizer_metadata(open_gguf(given.vocab_from).metadata.raw_values)
         if given.vocab_from
         else vocabulary(sizes["vocab"])
     )
     embd, layers, heads, kv_heads, ff, _, ctx = sizes.values()
     if embd % heads:
         raise UsageError(f"--embd {embd} does not divide among {heads} heads (--head)")
-    kind = by_name(given.type.upper())
-    if embd % kind.block or ff % kind.block:
+    kind = type_by_name(given.type.upper())
+    if embd % kind.block_size or ff % kind.block_size:
         raise UsageError(
-            f"rows of --embd {embd} and --ff {ff} are no whole {kind.name} blocks of {kind.block}"
+            f"rows of --embd {embd} and --ff {ff} are no whole {kind.name} blocks of {kind.block_size}"
         )
     size, vocab = embd // heads, len(words[f"{KEY}tokens"].decode())
     h = Hyperparameters(
-        architecture=find(USUAL),
+        architecture=find_architecture(DEFAULT),
         vocab=vocab,
         embd=embd,
         layers=layers,
@@ -137,7 +137,7 @@ def make(given: argparse.Namespace) -> None:
     )
     write(given.out, h, words, kind, given.seed)
     nbytes = given.out.stat().st_size
-    print(f"{given.out}: {h.describe()}; {h.parameters:,} weights in {math.ceil(nbytes / 1e6):,} MB")
+    print(f"{given.out}: {h.describe()}; {h.parameter_count:,} weights in {math.ceil(nbytes / 1e6):,} MB")
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ import numpy as np
 from llamatrain.adapters.options import LARGEST
 from llamatrain.errors import FileError
 from llamatrain.gguf import quants
-from llamatrain.gguf.parser import quoted
+from llamatrain.gguf.parser import quote
 from llamatrain.gguf.types import GgmlType
 from llamatrain.model.architecture import Architecture
-from llamatrain.model.architectures import USUAL, find
+from llamatrain.model.architectures import DEFAULT, find_architecture
 from llamatrain.model.hyperparameters import Hyperparameters
 
 Half = Literal["a", "b"]
@@ -44,7 +44,7 @@ class Adapter:
     alpha: float  # a pair of rank r that says nothing else has the scale alpha / r; 0: the scale 1
     pairs: dict[str, LoraPair]  # by the weight's name, in float32
     name: str = ""
-    architecture: Architecture[Any, Any] = field(default_factory=lambda: find(USUAL))
+    architecture: Architecture[Any, Any] = field(default_factory=lambda: find_architecture(DEFAULT))
 
     def scaled(self, by: float) -> Self:
         """The same, so many times as strong."""
@@ -72,12 +72,12 @@ class Adapter:
 
 
 def turned(architecture: Architecture[Any, Any], name: str) -> bool:
-    kind = architecture.kind(name)
-    return kind is not None and kind.turned
+    kind = architecture.weight_kind(name)
+    return kind is not None and kind.has_transposed_lora
 
 
 def norms_of(architecture: Architecture[Any, Any], names: Iterable[str]) -> list[str]:
-    kinds = {name: architecture.kind(name) for name in names}
+    kinds = {name: architecture.weight_kind(name) for name in names}
     return [name for name, kind in kinds.items() if kind and kind.role == "norm"]
 
 
@@ -91,7 +91,7 @@ def usual_scale(alpha: float, rank: int) -> float:
 def floats(source: Path, name: str, raw: np.ndarray, kind: GgmlType) -> np.ndarray:
     """A factor as a float32 matrix, copied from the file; `raw` has a row's bytes as its last axis."""
     if raw.ndim > 2:
-        raise FileError(f"{source}: {quoted(name)} has {raw.ndim} dimensions; a factor has two")
+        raise FileError(f"{source}: {quote(name)} has {raw.ndim} dimensions; a factor has two")
     rows = np.atleast_2d(raw)
     return np.array(rows.view("<f4"), np.float32) if kind.name == "F32" else quants.decode(rows, kind)
 
@@ -101,10 +101,10 @@ def half_of(found: Halves, source: Path, name: str, suffixes: Mapping[str, Half]
     for suffix, half in suffixes.items():
         if name.endswith(suffix) and (weight := name.removesuffix(suffix)):
             if half in found.setdefault(weight, {}):
-                raise FileError(f"{source}: {quoted(name)} is there twice")
+                raise FileError(f"{source}: {quote(name)} is there twice")
             return weight, half
     raise FileError(
-        f"{source}: {quoted(name)} is no part of an adapter; their names end with {' or '.join(suffixes)}"
+        f"{source}: {quote(name)} is no part of an adapter; their names end with {' or '.join(suffixes)}"
     )
 
 
@@ -115,11 +115,11 @@ def check_halves(source: Path, found: Halves, architecture: Architecture[Any, An
     for name, halves in found.items():
         if len(halves) < 2:
             there, missing = ("a", "b") if "a" in halves else ("b", "a")
-            raise FileError(f"{source}: {quoted(name)} has a factor {there}, and {missing} is missing")
+            raise FileError(f"{source}: {quote(name)} has a factor {there}, and {missing} is missing")
         a, b = halves["a"], halves["b"]
         if a.shape[turned(architecture, name)] != b.shape[1]:
             raise FileError(
-                f"{source}: {quoted(name)}: factors a {list(a.shape)} and b {list(b.shape)} share no rank"
+                f"{source}: {quote(name)}: factors a {list(a.shape)} and b {list(b.shape)} share no rank"
             )
 
 
@@ -135,7 +135,7 @@ def check(adapter: Adapter, h: Hyperparameters, base: object) -> None:
         )
     shapes = h.shapes
     for name in adapter.pairs:
-        kind = ours.kind(name)
+        kind = ours.weight_kind(name)
         if h.tied and kind and kind.role in ("embedding", "output"):
             raise FileError(
                 f"{adapter.source}: has a pair for {name}, but the embeddings of {base} are tied: "
@@ -143,7 +143,7 @@ def check(adapter: Adapter, h: Hyperparameters, base: object) -> None:
             )
         if name not in shapes:
             raise FileError(
-                f"{adapter.source}: has a pair for {quoted(name)}, and {base} has no such weight: it is for another base"
+                f"{adapter.source}: has a pair for {quote(name)}, and {base} has no such weight: it is for another base"
             )
         if kind and kind.role == "bias":
             raise FileError(f"{adapter.source}: has a pair for the bias {name}: biases take no adapter")

@@ -19,14 +19,14 @@ from llamatrain.adapters.adapter import (
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf import quants
 from llamatrain.gguf.constants import LlamaFileType
-from llamatrain.gguf.parser import quoted
+from llamatrain.gguf.parser import quote
 from llamatrain.gguf.reader import Gguf, open_gguf
-from llamatrain.gguf.types import TensorInfo, by_name
+from llamatrain.gguf.types import TensorInfo, type_by_name
 from llamatrain.gguf.values import Value, f32, string, u32
-from llamatrain.gguf.writer import new_gguf
+from llamatrain.gguf.writer import create_gguf
 from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.model.architecture import Architecture
-from llamatrain.model.architectures import USUAL, find
+from llamatrain.model.architectures import DEFAULT, find_architecture
 
 SUFFIXES: dict[str, Half] = {".lora_a": "a", ".lora_b": "b"}
 READABLE = (
@@ -47,27 +47,27 @@ def adapter_in(gguf: Gguf) -> Adapter:
     if gguf.kind != "adapter":
         what = "neither an adapter nor a model" if gguf.kind == "other" else f"no adapter but a {gguf.kind}"
         raise FileError(f"{path}: {what}; an adapter is needed")
-    if (kind := gguf.value("adapter.type", str)) != "lora":
-        raise FileError(f"{path}: an adapter of the type {quoted(kind)}; lora is supported")
+    if (kind := gguf.get_value("adapter.type", str)) != "lora":
+        raise FileError(f"{path}: an adapter of the type {quote(kind)}; lora is supported")
     if "adapter.alora.invocation_tokens" in gguf.metadata:
         raise FileError(
             f"{path}: an adapter that works only behind certain tokens (aLoRA), which is not supported"
         )
     try:
-        architecture = find(gguf.value("general.architecture", str, USUAL))
+        architecture = find_architecture(gguf.get_value("general.architecture", str, DEFAULT))
     except UsageError as error:
         raise FileError(f"{path}: {error}") from None
-    with verify_unchanged(gguf.files):
+    with verify_unchanged(gguf.mapped_files):
         return read_pairs(gguf, architecture)
 
 
 def read_pairs(gguf: Gguf, architecture: Architecture[Any, Any]) -> Adapter:
-    path, alpha, found = gguf.path, gguf.value("adapter.lora.alpha", float, 0.0), Halves()
+    path, alpha, found = gguf.path, gguf.get_value("adapter.lora.alpha", float, 0.0), Halves()
     for tensor in gguf.tensors.values():
         name, half = half_of(found, path, tensor.name, SUFFIXES)
         if tensor.type.name not in READABLE:
             raise FileError(
-                f"{path}: {quoted(tensor.name)} is {tensor.type.name}; adapters are {', '.join(READABLE)}"
+                f"{path}: {quote(tensor.name)} is {tensor.type.name}; adapters are {', '.join(READABLE)}"
             )
         found[name][half] = floats(path, tensor.name, tensor.raw, tensor.type)
     check_halves(path, found, architecture)
@@ -75,7 +75,7 @@ def read_pairs(gguf: Gguf, architecture: Architecture[Any, Any]) -> Adapter:
         name: LoraPair(each["a"], each["b"], usual_scale(alpha, each["b"].shape[1]))
         for name, each in found.items()
     }
-    name = gguf.value("general.name", str, "")
+    name = gguf.get_value("general.name", str, "")
     return Adapter(source=path, alpha=alpha, pairs=pairs, name=name, architecture=architecture)
 
 
@@ -103,11 +103,11 @@ def write(
         for name, pair in adapter.pairs.items()
         for suffix, factor in ((".lora_a", pair.a), (".lora_b", folded(adapter.alpha, pair)))
     }
-    written = by_name(kind.upper())
+    written = type_by_name(kind.upper())
     infos = [TensorInfo(name, written, factor.shape) for name, factor in tensors.items()]
-    with new_gguf(path, own | dict(metadata or {}) | own, infos, open_gguf) as out:
+    with create_gguf(path, own | dict(metadata or {}) | own, infos, open_gguf) as out:
         for name, factor in tensors.items():
-            out.write(name, quants.encoded(factor, written, name=name))
+            out.write(name, quants.encode_chunks(factor, written, name=name))
 
 
 def left_out(norms: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from llamatrain.gguf.legacy_tensors import MappedCursor, read_record
 from llamatrain.gguf.parser import Cursor
 from llamatrain.gguf.reader import FileTensor
 from llamatrain.io.mapped_file import map_file, verify_unchanged
-from llamatrain.model.architectures import find
+from llamatrain.model.architectures import find_architecture
 
 MAGIC = b"algg"
 SUFFIXES: dict[str, Half] = {".loraA": "a", ".loraB": "b"}
@@ -38,21 +38,21 @@ def listed(path: Path) -> tuple[dict[str, int], list[FileTensor]]:
 
 def read_head(cursor: Cursor) -> tuple[int, int]:
     """Rank and alpha."""
-    cursor.take(len(MAGIC))
-    version, rank, alpha = cursor.u32(), cursor.u32(), cursor.u32()
+    cursor.advance(len(MAGIC))
+    version, rank, alpha = cursor.read_u32(), cursor.read_u32(), cursor.read_u32()
     if version != 1 or not rank:
-        raise cursor.fail(f"version {version}, rank {rank}; version 1 and a rank of 1 or more can be")
+        raise cursor.error(f"version {version}, rank {rank}; version 1 and a rank of 1 or more can be")
     return rank, alpha
 
 
 def read_tensors(cursor: Cursor) -> Iterator[FileTensor]:
-    while cursor.at < cursor.size:
+    while cursor.offset < cursor.size:
         yield read_record(cursor)
 
 
 def read_adapter(cursor: Cursor) -> Adapter:
     path, (rank, alpha) = cursor.path, read_head(cursor)
-    found, architecture = Halves(), find(ARCHITECTURE)
+    found, architecture = Halves(), find_architecture(ARCHITECTURE)
     for tensor in read_tensors(cursor):
         weight, half = half_of(found, path, tensor.name, SUFFIXES)
         found[weight][half] = floats(path, tensor.name, tensor.raw, tensor.type)

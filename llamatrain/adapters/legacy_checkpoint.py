@@ -10,11 +10,11 @@ from llamatrain.adapters.adapter import Adapter, Halves, LoraPair, check_halves,
 from llamatrain.adapters.gguf import SUFFIXES
 from llamatrain.adapters.legacy_bin import ARCHITECTURE, turn
 from llamatrain.errors import FileError
-from llamatrain.gguf.parser import quoted
+from llamatrain.gguf.parser import quote
 from llamatrain.gguf.reader import Gguf
 from llamatrain.io.mapped_file import verify_unchanged
-from llamatrain.model.architecture import pattern_of
-from llamatrain.model.architectures import find
+from llamatrain.model.architecture import split_block_number
+from llamatrain.model.architectures import find_architecture
 
 RUN = ("training.", "optimizer.")  # keys and tensors of the run
 VERSIONS = (0, 1)  # of training.file_version
@@ -22,23 +22,23 @@ RANK = "training.lora.rank."
 
 
 def is_one(gguf: Gguf) -> bool:
-    told = gguf.kind == "checkpoint" and gguf.metadata.word("training.type") == "finetune_lora"
-    return told and gguf.value("training.file_version", int) in VERSIONS
+    told = gguf.kind == "checkpoint" and gguf.metadata.get_text("training.type") == "finetune_lora"
+    return told and gguf.get_value("training.file_version", int) in VERSIONS
 
 
 def read(gguf: Gguf) -> Adapter:
-    with verify_unchanged(gguf.files):
+    with verify_unchanged(gguf.mapped_files):
         return adapter_of(gguf)
 
 
 def adapter_of(gguf: Gguf) -> Adapter:
-    path, found, architecture = gguf.path, Halves(), find(ARCHITECTURE)
+    path, found, architecture = gguf.path, Halves(), find_architecture(ARCHITECTURE)
     for tensor in gguf.tensors.values():
         if tensor.name.startswith(RUN):
             continue
         weight, half = half_of(found, path, tensor.name, SUFFIXES)
         if tensor.type.name != "F32":
-            raise FileError(f"{path}: {quoted(tensor.name)} is {tensor.type.name}, where F32 is needed")
+            raise FileError(f"{path}: {quote(tensor.name)} is {tensor.type.name}, where F32 is needed")
         found[weight][half] = floats(path, tensor.name, tensor.raw, tensor.type)
     for name, halves in found.items():
         turn(halves, turned(architecture, name))
@@ -52,8 +52,8 @@ def adapter_of(gguf: Gguf) -> Adapter:
 def check_ranks(gguf: Gguf, pairs: Mapping[str, LoraPair]) -> None:
     """It says them by kinds of weights."""
     for name, pair in pairs.items():
-        key = RANK + pattern_of(name)[0].removesuffix(".weight").removeprefix("blk.{}.")
-        if (said := gguf.value(key, int, pair.rank)) != pair.rank:
+        key = RANK + split_block_number(name)[0].removesuffix(".weight").removeprefix("blk.{}.")
+        if (said := gguf.get_value(key, int, pair.rank)) != pair.rank:
             raise FileError(
-                f"{gguf.path}: {key} is {said}, and the factors of {quoted(name)} have a rank of {pair.rank}"
+                f"{gguf.path}: {key} is {said}, and the factors of {quote(name)} have a rank of {pair.rank}"
             )

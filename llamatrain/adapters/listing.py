@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from llamatrain.adapters import legacy_bin, peft
 from llamatrain.adapters.read import NEEDED
 from llamatrain.errors import FileError
-from llamatrain.gguf.wrong_file import folder_told
+from llamatrain.gguf.wrong_file import describe_folder
 from llamatrain.io.mapped_file import map_file
 
 
@@ -31,7 +31,7 @@ def listing(path: Path) -> Listing | None:
         folder = path if path.is_dir() else path.parent
         if not (folder / peft.CONFIG).exists():
             if any(folder.glob("*.gguf")):
-                raise FileError(folder_told(folder))
+                raise FileError(describe_folder(folder))
             raise FileError(
                 f"{folder}: this is a folder, without {peft.CONFIG}; a GGUF file or {NEEDED} can be inspected"
             )

@@ -19,9 +19,9 @@ def opened(
 ) -> "tuple[Hyperparameters, Weights, dict[str, np.ndarray]]":
     """Its numbers, its weights with what adapters add, and their arrays by name."""
     from llamatrain.adapters import read as reading
-    from llamatrain.model.hyperparameters import read
+    from llamatrain.model.hyperparameters import read_hyperparameters
 
-    h = read(gguf)
+    h = read_hyperparameters(gguf)
     adapters = [reading.read(path, h).scaled(scale) for path, scale in options.scaled]
     return h, *adapted(gguf, h, adapters, threads)
 
@@ -30,12 +30,12 @@ def adapted(
     gguf: "Gguf", h: "Hyperparameters", adapters: "Iterable[Adapter]", threads: int
 ) -> "tuple[Weights, dict[str, np.ndarray]]":
     from llamatrain.adapters.adapter import factors_of
-    from llamatrain.model.frozen_weights import copies, frozen, with_pairs
+    from llamatrain.model.frozen_weights import add_frozen_adapters, copy_weights, load_frozen
     from llamatrain.model.load import check_memory
 
     factors = [factors_of(adapter, h, gguf.path) for adapter in adapters]
-    weights, arrays = frozen(gguf, h, threads)
+    weights, arrays = load_frozen(gguf, h, threads)
     copied = [leaf for name, leaf in weights.tensors.items() if name not in arrays]
     check_memory(gguf, sum(leaf.nbytes for leaf in copied))
-    arrays |= copies(gguf, copied, threads)
-    return with_pairs(weights, arrays, factors)
+    arrays |= copy_weights(gguf, copied, threads)
+    return add_frozen_adapters(weights, arrays, factors)

@@ -16,11 +16,11 @@ from llamatrain.adapters.adapter import Adapter
 from llamatrain.config.options import flag_of
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf import quants
-from llamatrain.gguf.constants import QUANTISATION, LlamaFileType
+from llamatrain.gguf.constants import QUANT_VERSION, LlamaFileType
 from llamatrain.gguf.reader import FileTensor, Gguf
 from llamatrain.gguf.types import GgmlType, TensorInfo
 from llamatrain.gguf.values import Value, u32
-from llamatrain.gguf.writer import new_gguf
+from llamatrain.gguf.writer import create_gguf
 from llamatrain.io.madvise import release_pages
 from llamatrain.io.mapped_file import verify_unchanged
 
@@ -77,12 +77,14 @@ def pieces(base: Gguf, adapters: Sequence[Adapter], kind: GgmlType | None = None
     for name, tensor in base.tensors.items():
         touching = tuple(each for each in adapters if name in each.pairs and each.pairs[name].scale)
         wanted = (
-            kind if kind and len(tensor.shape) == 2 and tensor.shape[1] % kind.block == 0 else tensor.type
+            kind
+            if kind and len(tensor.shape) == 2 and tensor.shape[1] % kind.block_size == 0
+            else tensor.type
         )
         made.append(MergedTensor(tensor, wanted, touching))
     if kind and not any(piece.type is kind for piece in made):
         raise UsageError(
-            f"{flag_of('type')} {kind.name.lower()}: no matrix of {base.path} has rows of whole blocks of {kind.block}"
+            f"{flag_of('type')} {kind.name.lower()}: no matrix of {base.path} has rows of whole blocks of {kind.block_size}"
         )
     for piece in made:
         check(piece, base.path)
@@ -93,13 +95,13 @@ def check(piece: MergedTensor, path: Path) -> None:
     """What will have to be decoded and encoded can be."""
     if piece.copied:
         return
-    if piece.type.name not in quants.ENCODED:
+    if piece.type.name not in quants.WRITABLE_TYPES:
         raise FileError(
             f"{path}: {piece.base.name} is {piece.type.name}, which can be read but not written: "
             f"{flag_of('type')} names another one, such as q8_0, or f16 if its rows fit no other"
         )
     try:
-        quants.decode(np.zeros((1, piece.base.type.size), np.uint8), piece.base.type)
+        quants.decode(np.zeros((1, piece.base.type.block_bytes), np.uint8), piece.base.type)
     except quants.QuantError as error:
         raise FileError(f"{path}: {piece.base.name}: {error}") from None
 
@@ -120,8 +122,8 @@ def write(
     roundings = {piece.base.name: Rounding() for piece in made if piece.rounds}
     place = os.path.realpath(path)  # where a link leads that somebody named for it
     with (
-        new_gguf(place, metadata(base, made, kind), [piece.info for piece in made]) as out,
-        verify_unchanged(base.files),
+        create_gguf(place, metadata(base, made, kind), [piece.info for piece in made]) as out,
+        verify_unchanged(base.mapped_files),
     ):
         for piece in made:
             out.write(piece.base.name, told(chunks(piece, threads, roundings.get(piece.base.name)), progress))
@@ -130,11 +132,11 @@ def write(
 
 def metadata(base: Gguf, made: Iterable[MergedTensor], kind: GgmlType | None) -> dict[str, Value]:
     """The base's, but for what tells of types, and of a split that is no more."""
-    kept = {key: value for key, value in base.metadata.typed.items() if not key.startswith("split.")}
+    kept = {key: value for key, value in base.metadata.raw_values.items() if not key.startswith("split.")}
     if kind:
         kept["general.file_type"] = u32(file_type(kind))
-    if any(piece.type.block > 1 for piece in made):
-        kept.setdefault("general.quantization_version", u32(QUANTISATION))
+    if any(piece.type.block_size > 1 for piece in made):
+        kept.setdefault("general.quantization_version", u32(QUANT_VERSION))
     return kept
 
 

@@ -34,7 +34,7 @@ from llamatrain.adapters.safetensors import (
     write_safetensors,
 )
 from llamatrain.errors import FileError
-from llamatrain.gguf.parser import quoted
+from llamatrain.gguf.parser import quote
 from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.io.mapped_file import MappedFile, map_file, mapped_files, verify_unchanged
 from llamatrain.io.partial_files import remove_partials
@@ -111,17 +111,17 @@ def read(folder: Path, h: Hyperparameters) -> Adapter:
 def factor(source: Path, name: str, entry: StoredTensor) -> np.ndarray:
     if entry.kind is None or len(entry.shape) != 2 or 0 in entry.shape:
         raise FileError(
-            f"{source}: {quoted(name)} is {quoted(entry.dtype)} {list(entry.shape)}; a factor is a matrix in {', '.join(KINDS)}"
+            f"{source}: {quote(name)} is {quote(entry.dtype)} {list(entry.shape)}; a factor is a matrix in {', '.join(KINDS)}"
         )
     return floats(source, name, entry.raw.reshape(entry.shape[0], -1), entry.kind)
 
 
 def weight_of(source: Path, module: str, h: Hyperparameters) -> str:
     """The weight's name in GGUF."""
-    name = h.architecture.weight_of(module.replace(LANGUAGE, ""))
+    name = h.architecture.weight_for_module(module.replace(LANGUAGE, ""))
     if name is None:
         raise FileError(
-            f"{source}: {quoted(module)} is no module of a {h.architecture.name} that may have an adapter"
+            f"{source}: {quote(module)} is no module of a {h.architecture.name} that may have an adapter"
         )
     return name
 
@@ -130,13 +130,13 @@ def put_right(
     source: Path, module: str, halves: dict[Half, np.ndarray], h: Hyperparameters
 ) -> dict[Half, np.ndarray]:
     """A pair's factors as GGUF has them."""
-    made, kind = dict(halves), h.kind(weight_of(source, module, h))
-    if kind.turned and "a" in made:
+    made, kind = dict(halves), h.weight_kind(weight_of(source, module, h))
+    if kind.has_transposed_lora and "a" in made:
         made["a"] = np.ascontiguousarray(made["a"].T)
     if (count := heads_of(kind, h)) and "b" in made:
         if len(made["b"]) % (2 * count):
             raise FileError(
-                f"{source}: {quoted(module)} gives {len(made['b'])}, which {count} heads do not share in pairs"
+                f"{source}: {quote(module)} gives {len(made['b'])}, which {count} heads do not share in pairs"
             )
         made["b"] = interleaved(made["b"], count)
     return made
@@ -144,7 +144,7 @@ def put_right(
 
 def heads_of(kind: WeightKind[Hyperparameters], h: Hyperparameters) -> int | None:
     """How many heads' rows Hugging Face has in another order."""
-    return kind.rotated(h) if kind.rotated and h.architecture.rotation == "pairs" else None
+    return kind.rotary_heads(h) if kind.rotary_heads and h.architecture.rotation == "pairs" else None
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -205,7 +205,7 @@ def check_size(path: Path, file: MappedFile) -> None:
 
 
 def said(value: Any) -> str:
-    return quoted(json.dumps(value))
+    return quote(json.dumps(value))
 
 
 def number(path: Path, key: str, value: Any, smallest: int) -> float:
@@ -218,7 +218,7 @@ def matcher(path: Path, key: str, pattern: str) -> re.Pattern[str]:
     """What PEFT makes of a pattern: any regular expression, some of which take forever. Here only plain names can be."""
     if not re.fullmatch(r"\^?(\w|\\?\.)+\$?", pattern):
         raise FileError(
-            f"{path}: {key} has the pattern {quoted(pattern)}; only plain names of modules are supported"
+            f"{path}: {key} has the pattern {quote(pattern)}; only plain names of modules are supported"
         )
     return re.compile(rf"(.*\.)?({pattern})$")
 
@@ -229,7 +229,7 @@ def of_module(patterns: dict[re.Pattern[str], float], module: str, default: floa
 
 def scale(path: Path, config: dict[str, Any], module: str, rank: int) -> float:
     if (expected := of_module(config["rank_pattern"], module, config["r"])) != rank:
-        raise FileError(f"{path}: says that the rank of {quoted(module)} is {expected}, and it is {rank}")
+        raise FileError(f"{path}: says that the rank of {quote(module)} is {expected}, and it is {rank}")
     alpha = of_module(config["alpha_pattern"], module, config["lora_alpha"])
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
@@ -273,15 +273,15 @@ def parts_of(
     folder: Path, adapter: Adapter, alpha: float, h: Hyperparameters
 ) -> Iterator[tuple[str, np.ndarray]]:
     for name, pair in adapter.pairs.items():
-        a, b, kind = pair.a, folded(alpha, pair), h.kind(name)
+        a, b, kind = pair.a, folded(alpha, pair), h.weight_kind(name)
         if count := heads_of(kind, h):
             b = halved(b, count)
         suffixes = (
             (".lora_embedding_A", ".lora_embedding_B")
-            if kind.turned
+            if kind.has_transposed_lora
             else (".lora_A.weight", ".lora_B.weight")
         )
-        for suffix, part in zip(suffixes, (a.T if kind.turned else a, b), strict=True):
+        for suffix, part in zip(suffixes, (a.T if kind.has_transposed_lora else a, b), strict=True):
             yield f"{PREFIX}{module_of(folder, name, h)}{suffix}", part
 
 
@@ -316,9 +316,9 @@ def remove_begun(folder: Path) -> None:
 
 def module_of(folder: Path, name: str, h: Hyperparameters) -> str:
     """Hugging Face's name of the module whose weight it is."""
-    module = h.architecture.module_of(name)
+    module = h.architecture.module_for_weight(name)
     if module is None:
-        raise FileError(f"{folder}: cannot be written: PEFT has no adapters of {quoted(name)}")
+        raise FileError(f"{folder}: cannot be written: PEFT has no adapters of {quote(name)}")
     return module
 
 
@@ -326,5 +326,7 @@ def targets(adapter: Adapter, folder: Path, h: Hyperparameters) -> list[str]:
     """Kinds of modules where an adapter has them in each layer; else each module by its name."""
     modules = {name: module_of(folder, name, h) for name in adapter.pairs}
     kinds = Counter(module.rpartition(".")[2] for module in modules.values())
-    inner = {module.rpartition(".")[2] for name, module in modules.items() if h.kind(name).role == "matrix"}
+    inner = {
+        module.rpartition(".")[2] for name, module in modules.items() if h.weight_kind(name).role == "matrix"
+    }
     return sorted(kinds) if all(kinds[kind] == h.layers for kind in inner) else list(modules.values())

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from llamatrain.errors import FileError
-from llamatrain.gguf.parser import quoted
-from llamatrain.gguf.types import GgmlType, by_name
+from llamatrain.gguf.parser import quote
+from llamatrain.gguf.types import GgmlType, type_by_name
 from llamatrain.gguf.values import LENGTH
 from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.io.mapped_file import MappedFile, map_file, verify_unchanged
 
 LONGEST = 1 << 22  # bytes of JSON: an adapter of the largest models has a tenth of it
-KINDS = {"F32": by_name("F32"), "F16": by_name("F16"), "BF16": by_name("BF16")}
+KINDS = {"F32": type_by_name("F32"), "F16": type_by_name("F16"), "BF16": type_by_name("BF16")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
     end = 0
     for lo, hi, name in sorted(places):
         if lo < end:
-            raise FileError(f"{path}: {quoted(name)} begins at byte {lo} of the data, inside another tensor")
+            raise FileError(f"{path}: {quote(name)} begins at byte {lo} of the data, inside another tensor")
         end = hi
     return entries
 
@@ -79,7 +79,7 @@ def read_json(path: Path, raw: bytes) -> dict[str, Any]:
     try:
         found = json.loads(raw.decode(), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}: its JSON cannot be read: {quoted(str(error))}") from None
+        raise FileError(f"{path}: its JSON cannot be read: {quote(str(error))}") from None
     if not isinstance(found, dict):
         raise FileError(f"{path}: its JSON is no object")
     return found
@@ -89,15 +89,13 @@ def read_entry(path: Path, name: str, said: Any, held: np.ndarray) -> tuple[Stor
     said = said if isinstance(said, dict) else {}
     dtype, shape, place = said.get("dtype"), said.get("shape"), said.get("data_offsets")
     if not (isinstance(dtype, str) and counts(shape) and counts(place) and len(place) == 2):
-        raise FileError(
-            f"{path}: {quoted(name)} lacks a dtype, a shape of whole numbers, or two data_offsets"
-        )
+        raise FileError(f"{path}: {quote(name)} lacks a dtype, a shape of whole numbers, or two data_offsets")
     lo, hi = place
     if not lo <= hi <= len(held):
-        raise FileError(f"{path}: {quoted(name)} lies from byte {lo} to {hi} of {len(held)} bytes of data")
+        raise FileError(f"{path}: {quote(name)} lies from byte {lo} to {hi} of {len(held)} bytes of data")
     kind = KINDS.get(dtype)
-    if kind and hi - lo != prod(shape) * kind.size:
-        raise FileError(f"{path}: {quoted(name)}, {dtype} {shape}, cannot be {hi - lo} bytes")
+    if kind and hi - lo != prod(shape) * kind.block_bytes:
+        raise FileError(f"{path}: {quote(name)}, {dtype} {shape}, cannot be {hi - lo} bytes")
     return StoredTensor(dtype, tuple(shape), held[lo:hi]), lo, hi
 
 

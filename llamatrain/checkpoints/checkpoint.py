@@ -26,9 +26,9 @@ import numpy as np
 from llamatrain.checkpoints.legacy import OWN
 from llamatrain.gguf.constants import ALIGNMENT
 from llamatrain.gguf.reader import open_gguf
-from llamatrain.gguf.types import TensorInfo, by_name
+from llamatrain.gguf.types import TensorInfo, type_by_name
 from llamatrain.gguf.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
-from llamatrain.gguf.writer import head, new_gguf
+from llamatrain.gguf.writer import create_gguf, encode_head
 from llamatrain.io.madvise import release_pages
 from llamatrain.io.mapped_file import MappedFile, mapped_files
 from llamatrain.train.state import Best, RunState
@@ -41,7 +41,7 @@ MADE_BY = "kernels"  # of training.extra: the class of processors that they were
 PIECE = 1 << 20  # bytes of a file that are looked at together
 LONGEST_COUNT = 2**32 - 1  # the ancestors counted iterations in 32 bits here, and in 64 above
 
-TYPES = {np.dtype(np.float32): by_name("F32"), np.dtype(np.float64): by_name("F64")}
+TYPES = {np.dtype(np.float32): type_by_name("F32"), np.dtype(np.float64): type_by_name("F64")}
 KINDS = {bool: Kind.BOOL, int: Kind.INT64, np.uint32: Kind.UINT32, np.int32: Kind.INT32}  # else a float64
 
 
@@ -107,12 +107,12 @@ def write(path: str | Path, checkpoint: Checkpoint, check: Callable[[Path], obje
             arrays[f"optimizer.{checkpoint.optimizer}.past_loss_values"] = ring
         metadata = {CHECKSUM: u32(0), **_metadata(checkpoint)}
     infos = tensor_infos(arrays)
-    found = CheckSum(head(metadata, infos, ALIGNMENT))
-    with new_gguf(path, metadata, infos, check) as out:
+    found = CheckSum(encode_head(metadata, infos, ALIGNMENT))
+    with create_gguf(path, metadata, infos, check) as out:
         for name, array in arrays.items():
             with closing(found.seen([array] if isinstance(array, np.ndarray) else array)) as parts:
                 out.write(name, parts)
-        out.put(SUM_START, found.crc.to_bytes(4, "little"))
+        out.overwrite(SUM_START, found.crc.to_bytes(4, "little"))
 
 
 class StreamedVector(Protocol):
@@ -131,7 +131,9 @@ def tensor_infos(arrays: Mapping[str, np.ndarray | StreamedVector]) -> list[Tens
 # ---- the checksum ----------------------------------------------------------
 
 
-SUM_END = len(head({CHECKSUM: u32(0)}, [], ALIGNMENT))  # it is the first value, so that its place is known
+SUM_END = len(
+    encode_head({CHECKSUM: u32(0)}, [], ALIGNMENT)
+)  # it is the first value, so that its place is known
 SUM_START = SUM_END - 4
 
 
@@ -213,7 +215,16 @@ def _training(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
     yield "training.options", string(json.dumps(checkpoint.options))
     yield (
         "training.extra",
-        string(json.dumps({OWED: state.owed, ENDED: state.ended, **_best(state.best), **checkpoint.extra})),
+        string(
+            json.dumps(
+                {
+                    OWED: state.validation_due,
+                    ENDED: state.stop_reason,
+                    **_best(state.best),
+                    **checkpoint.extra,
+                }
+            )
+        ),
     )
 
 
@@ -221,9 +232,9 @@ def _best(best: Best) -> dict[str, Any]:
     """Once there was a validation."""
     if best == Best():
         return {}
-    told = {"loss": best.loss if best.step is not None else None, "step": best.step, "idle": best.idle}
-    if best.due != best.loss:
-        told["due"] = best.due if math.isfinite(best.due) else None
+    told = {"loss": best.loss if best.step is not None else None, "step": best.step, "idle": best.stale}
+    if best.scheduled_loss != best.loss:
+        told["due"] = best.scheduled_loss if math.isfinite(best.scheduled_loss) else None
     return {BEST: told}
 
 
@@ -256,6 +267,8 @@ def _exactly(value: float) -> Value:
 
 def write_model(path: Path, metadata: Mapping[str, Value], weights: Mapping[str, np.ndarray]) -> None:
     """A model's file in float32, for llama.cpp."""
-    with new_gguf(path, {**metadata, "general.file_type": u32(0)}, tensor_infos(weights), open_gguf) as out:
+    with create_gguf(
+        path, {**metadata, "general.file_type": u32(0)}, tensor_infos(weights), open_gguf
+    ) as out:
         for name, array in weights.items():
             out.write(name, array)

@@ -59,7 +59,7 @@ def newest_first(folder: Path) -> list[Path]:
     if not latest.exists() or any(same(latest, file) for _, file in found):
         return [file for _, file in found]
     try:
-        step = open_gguf(latest).value("training.iteration_count", int)
+        step = open_gguf(latest).get_value("training.iteration_count", int)
     except FileError:
         step = -1
     return [file for _, file in sorted([*found, (step, latest)], key=lambda each: -each[0])]

@@ -17,11 +17,11 @@ from llamatrain.adapters.adapter import turned
 from llamatrain.adapters.legacy_bin import ARCHITECTURE
 from llamatrain.checkpoints.legacy_order import Order, of_squares, of_values, orders, pieces
 from llamatrain.errors import FileError
-from llamatrain.gguf.parser import quoted
+from llamatrain.gguf.parser import quote
 from llamatrain.gguf.reader import FileTensor, Gguf, Metadata
-from llamatrain.gguf.types import by_name
+from llamatrain.gguf.types import type_by_name
 from llamatrain.gguf.values import Kind, Value, number, numbers, string, strings, u32, u64
-from llamatrain.model.architectures import find
+from llamatrain.model.architectures import find_architecture
 from llamatrain.optim.methods.lbfgs import newest_first
 
 OWN = legacy_checkpoint.RUN  # all other keys and tensors are the model's, or the adapter's
@@ -34,14 +34,17 @@ Tensors = dict[str, FileTensor]
 
 def upgraded(gguf: Gguf) -> tuple[Gguf, list[str]]:
     """The same run in the present form, and what of it is lost."""
-    kind, optimizer = gguf.value("training.type", str, "train_model"), gguf.value("optimizer.type", str)
+    kind, optimizer = (
+        gguf.get_value("training.type", str, "train_model"),
+        gguf.get_value("optimizer.type", str),
+    )
     if kind not in PROGRAMS:
         raise FileError(
-            f"{gguf.path}: a run of llama.cpp's, of type {quoted(kind)}; known are {', '.join(PROGRAMS)}"
+            f"{gguf.path}: a run of llama.cpp's, of type {quote(kind)}; known are {', '.join(PROGRAMS)}"
         )
     if optimizer not in ("adam", "lbfgs"):
         raise FileError(
-            f"{gguf.path}: the optimizer {quoted(optimizer)} is unknown; llama.cpp had adam and lbfgs"
+            f"{gguf.path}: the optimizer {quote(optimizer)} is unknown; llama.cpp had adam and lbfgs"
         )
     weights = {name: tensor for name, tensor in gguf.tensors.items() if not name.startswith(OWN)}
     order = order_of(gguf, weights, optimizer, kind == "finetune_lora")
@@ -52,7 +55,7 @@ def upgraded(gguf: Gguf) -> tuple[Gguf, list[str]]:
     metadata = {
         **{
             key: value
-            for key, value in gguf.metadata.typed.items()
+            for key, value in gguf.metadata.raw_values.items()
             if not key.startswith(OWN) and not _no_token(key, value)
         },
         "training.type": string(kind),
@@ -75,9 +78,9 @@ def upgraded(gguf: Gguf) -> tuple[Gguf, list[str]]:
 
 def unsaid(gguf: Gguf) -> Iterator[str]:
     """Of a file from before GGUF."""
-    if what := gguf.value("training.unsaid", str, ""):
+    if what := gguf.get_value("training.unsaid", str, ""):
         yield f"it is from before GGUF and does not say: {what}"
-    if options := gguf.value("training.said", str, ""):
+    if options := gguf.get_value("training.said", str, ""):
         yield f"it was trained with {options}, which is not kept: say it again where that is to go on"
 
 
@@ -89,7 +92,7 @@ def _counters(gguf: Gguf) -> dict[str, Value]:
     """As they are: version 0 had them in 32 bits, and no epochs."""
     training = [f"training.{name}_count" for name in ("iteration", "sample", "token", "epoch")]
     kept = {
-        key: gguf.metadata.typed[key]
+        key: gguf.metadata.raw_values[key]
         for key in (*training, "optimizer.parameter_count")
         if key in gguf.metadata
     }
@@ -97,12 +100,12 @@ def _counters(gguf: Gguf) -> dict[str, Value]:
 
 
 def _stop(gguf: Gguf, prefix: str) -> dict[str, Value]:
-    fresh = gguf.value("optimizer.just_initialized", bool, False)
-    best = math.inf if fresh else gguf.value(f"{prefix}.best_loss", float)
+    fresh = gguf.get_value("optimizer.just_initialized", bool, False)
+    best = math.inf if fresh else gguf.get_value(f"{prefix}.best_loss", float)
     previous = (
-        math.nan if fresh else gguf.value(f"{prefix}.previous_loss", float, math.nan)
+        math.nan if fresh else gguf.get_value(f"{prefix}.previous_loss", float, math.nan)
     )  # L-BFGS has none
-    count = 0 if fresh else gguf.value(f"{prefix}.no_improvement_count", int, 0)
+    count = 0 if fresh else gguf.get_value(f"{prefix}.no_improvement_count", int, 0)
     return {
         "training.best_loss": number(Kind.FLOAT64, best),
         "training.previous_loss": number(Kind.FLOAT64, previous),
@@ -115,7 +118,7 @@ def _past_losses(gguf: Gguf, name: str) -> list[float]:
     """Oldest first, out of a ring in which the loss of iteration i is at i modulo its length."""
     if name not in gguf.tensors or gguf.tensors[name].type.name != "F32":
         return []
-    ring, step = gguf.tensors[name].raw.view("<f4").ravel(), gguf.value("training.iteration_count", int)
+    ring, step = gguf.tensors[name].raw.view("<f4").ravel(), gguf.get_value("training.iteration_count", int)
     return [float(ring[i % ring.size]) for i in range(max(0, step - ring.size), step)]
 
 
@@ -128,7 +131,7 @@ def floats(gguf: Gguf, name: str, shape: Sequence[int] | None = None) -> np.ndar
         raise FileError(f"{gguf.path}: the tensor {name} is missing")
     tensor = gguf.tensors[name]
     if tensor.type.name != "F32":
-        raise FileError(f"{gguf.path}: {quoted(name)} is {tensor.type.name}, where F32 is needed")
+        raise FileError(f"{gguf.path}: {quote(name)} is {tensor.type.name}, where F32 is needed")
     if shape is not None and tensor.elements != math.prod(shape):
         raise FileError(
             f"{gguf.path}: the tensor {name} has the shape {list(tensor.shape)}, where {list(shape)} is needed"
@@ -140,7 +143,7 @@ def floats(gguf: Gguf, name: str, shape: Sequence[int] | None = None) -> np.ndar
 def held(name: str, array: np.ndarray) -> FileTensor:
     """A tensor that lies in no file."""
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return FileTensor(name, by_name("F64" if array.dtype == np.float64 else "F32"), array.shape, 0, raw)
+    return FileTensor(name, type_by_name("F64" if array.dtype == np.float64 else "F32"), array.shape, 0, raw)
 
 
 Held = tuple[Tensors, dict[str, Value], list[str]]  # vectors, numbers, and what is to be said
@@ -155,9 +158,10 @@ def history(gguf: Gguf, order: Order, weights: Tensors) -> Held:
     """Its moves, as many as are sound from the newest on; `end` is where the next one goes, `k` counts them from 1."""
     prefix, size = "optimizer.lbfgs.", sum(weights[name].elements for name in order)
     most, k, end = (
-        gguf.value(prefix + key, int) for key in ("approx_hessian_count", "line_search_k", "line_search_end")
+        gguf.get_value(prefix + key, int)
+        for key in ("approx_hessian_count", "line_search_k", "line_search_end")
     )
-    fresh = gguf.value("optimizer.just_initialized", bool, False)
+    fresh = gguf.get_value("optimizer.just_initialized", bool, False)
     if not 0 <= end < most or size * most > sum(tensor.elements for tensor in gguf.tensors.values()):
         raise FileError(
             f"{gguf.path}: a history of {most} moves whose next one goes to place {end} cannot be"
@@ -179,7 +183,7 @@ def history(gguf: Gguf, order: Order, weights: Tensors) -> Held:
 
 
 def order_of(gguf: Gguf, weights: Tensors, optimizer: str, adapter: bool) -> Order:
-    layers, parts = gguf.value("llama.block_count", int), "pairs of factors" if adapter else "weights"
+    layers, parts = gguf.get_value("llama.block_count", int), "pairs of factors" if adapter else "weights"
     count = len(weights) // 2 if adapter else len(weights)
     if count != layers * 9 + 3 or len(weights) != count * (1 + adapter):
         raise FileError(f"{gguf.path}: {count} {parts} are not those of a llama of {layers} layers")
@@ -227,7 +231,7 @@ def turned_round(
 def present(name: str) -> tuple[str, bool]:
     """A factor's name today, and whether it was turned."""
     weight, half = name.removesuffix(name[-1]), name[-1]
-    if turned(find(ARCHITECTURE), weight.removesuffix(".lora_")):
+    if turned(find_architecture(ARCHITECTURE), weight.removesuffix(".lora_")):
         return weight + OTHER[half], False
     return name, half == "a"
 

@@ -21,7 +21,7 @@ from llamatrain.checkpoints.checkpoint import (
 from llamatrain.checkpoints.legacy import OWN, upgraded
 from llamatrain.data.batches import CursorState
 from llamatrain.errors import FileError
-from llamatrain.gguf.parser import quoted
+from llamatrain.gguf.parser import quote
 from llamatrain.gguf.reader import FileTensor, Gguf, open_gguf
 from llamatrain.gguf.values import Value
 from llamatrain.io.madvise import release_pages
@@ -40,7 +40,7 @@ DERIVED = ("best_loss", "previous_loss", "no_improvement_count")  # from those o
 def read(path: str | Path) -> Checkpoint:
     """Arrays are views of the file as it is mapped into memory: the file stays open until they are gone."""
     gguf = open_gguf(path)
-    with verify_unchanged(gguf.files):
+    with verify_unchanged(gguf.mapped_files):
         return checkpoint_in(gguf)
 
 
@@ -48,7 +48,7 @@ def checkpoint_in(gguf: Gguf) -> Checkpoint:
     path = gguf.path
     if gguf.kind != "checkpoint":
         raise FileError(f"{path}: no checkpoint of a training run, but a file of kind {gguf.kind}")
-    version, notes = gguf.value("training.file_version", int), list[str]()
+    version, notes = gguf.get_value("training.file_version", int), list[str]()
     _verify(gguf, needed=version == VERSION)
     if version in (0, 1):
         gguf, notes = upgraded(gguf)
@@ -56,13 +56,13 @@ def checkpoint_in(gguf: Gguf) -> Checkpoint:
         raise FileError(
             f"{path}: checkpoint version {version}; 0 to {VERSION} can be read: a newer llamatrain wrote it"
         )
-    optimizer, extra = gguf.value("optimizer.type", str), _json(gguf, "training.extra")
+    optimizer, extra = gguf.get_value("optimizer.type", str), _json(gguf, "training.extra")
     checkpoint = Checkpoint(
-        kind=gguf.value("training.type", str),
+        kind=gguf.get_value("training.type", str),
         # copied, as a run keeps them, and would keep the whole head with them
         metadata={
             key: Value(v.kind, bytes(v.raw))
-            for key, v in gguf.metadata.typed.items()
+            for key, v in gguf.metadata.raw_values.items()
             if not key.startswith(OWN)
         },
         weights={
@@ -81,7 +81,7 @@ def checkpoint_in(gguf: Gguf) -> Checkpoint:
         extra={key: value for key, value in extra.items() if key not in (OWED, ENDED, BEST)},
         notes=notes,
     )
-    if wrong := fault(checkpoint, gguf.value("optimizer.parameter_count", int)):
+    if wrong := fault(checkpoint, gguf.get_value("optimizer.parameter_count", int)):
         raise FileError(f"{path}: {wrong}")
     return checkpoint
 
@@ -96,7 +96,7 @@ def _verify(gguf: Gguf, needed: bool) -> None:
     if not gguf.tensors:
         raise FileError(f"{gguf.path}: there are no tensors in it")
     file = next(iter(gguf.tensors.values())).file
-    said, found = gguf.value(CHECKSUM, int), sum_of_file(file)
+    said, found = gguf.get_value(CHECKSUM, int), sum_of_file(file)
     if said != found:
         raise FileError(
             f"{gguf.path}: the file is damaged: its checksum is {found:08x}, where {said:08x} was written"
@@ -107,13 +107,13 @@ def _array(gguf: Gguf, tensor: FileTensor) -> np.ndarray:
     wanted = {"F32": "<f4"} if not tensor.name.startswith("optimizer.") else {"F32": "<f4", "F64": "<f8"}
     if tensor.type.name not in wanted:
         raise FileError(
-            f"{gguf.path}: {quoted(tensor.name)} is {tensor.type.name}, where {' or '.join(wanted)} is needed"
+            f"{gguf.path}: {quote(tensor.name)} is {tensor.type.name}, where {' or '.join(wanted)} is needed"
         )
     return tensor.raw.view(wanted[tensor.type.name])
 
 
 def _count(gguf: Gguf, key: str) -> int:
-    value = gguf.value(key, int)
+    value = gguf.get_value(key, int)
     if value < 0:
         raise FileError(f"{gguf.path}: {key} is {value}, less than nothing")
     return value
@@ -121,7 +121,7 @@ def _count(gguf: Gguf, key: str) -> int:
 
 def _json(gguf: Gguf, key: str) -> dict[str, Any]:
     try:
-        value = json.loads(gguf.value(key, str))
+        value = json.loads(gguf.get_value(key, str))
         # Halves of a pair in UTF-16 are no text. Others stand for bytes of paths that are not UTF-8.
         json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
@@ -136,7 +136,7 @@ def _json(gguf: Gguf, key: str) -> dict[str, Any]:
 
 
 def _names(gguf: Gguf, key: str) -> list[str]:
-    names = gguf.value(key, list)
+    names = gguf.get_value(key, list)
     if not names or not all(isinstance(name, str) for name in names):
         raise FileError(f"{gguf.path}: {key} is no list of names")
     return names
@@ -153,8 +153,8 @@ def _state(gguf: Gguf, extra: dict[str, Any]) -> RunState:
         stop=_stop(gguf),
         best=_best(gguf, extra.get(BEST), counters.step),
         partial=_partial(gguf),
-        owed=owed,
-        ended=ended,
+        validation_due=owed,
+        stop_reason=ended,
     )
 
 
@@ -163,14 +163,14 @@ def _best(gguf: Gguf, told: Any, done: int) -> Best:
         case None:
             return Best()
         case {"loss": None, "step": None, "idle": int(idle)} if 0 < idle <= done + 1:
-            return Best(idle=idle)
+            return Best(stale=idle)
         case {"loss": float() as loss, "step": int(step), "idle": int(idle), "due": float() | None as due}:
             due = math.inf if due is None else due
             if math.isfinite(loss) and loss < due and 0 <= step <= done and 0 <= idle <= done + 1:
-                return Best(loss=loss, step=step, due=due, idle=idle)
+                return Best(loss=loss, step=step, scheduled_loss=due, stale=idle)
         case {"loss": float() as loss, "step": int(step), "idle": int(idle)}:
             if math.isfinite(loss) and 0 <= step <= done and 0 <= idle <= done - step:
-                return Best(loss=loss, step=step, due=loss, idle=idle)
+                return Best(loss=loss, step=step, scheduled_loss=loss, stale=idle)
     raise FileError(f"{gguf.path}: training.extra does not say which validation was the best")
 
 
@@ -178,7 +178,7 @@ def _counters(gguf: Gguf) -> Counters:
     step, samples, tokens, epoch = (
         _count(gguf, f"training.{name}_count") for name in ("iteration", "sample", "token", "epoch")
     )
-    seconds = gguf.value("training.seconds", float)
+    seconds = gguf.get_value("training.seconds", float)
     if not 0 <= seconds < LONGEST:
         raise FileError(f"{gguf.path}: training.seconds is {seconds}")
     return Counters(step=step, samples=samples, tokens=tokens, epoch=epoch, seconds=seconds)
@@ -191,16 +191,16 @@ def _data(gguf: Gguf) -> CursorState | None:
         _count(gguf, f"training.shuffle.{key}") for key in ("epoch", "next_sample", "next_row")
     )
     seed, fingerprint = (
-        gguf.value("training.shuffle.seed", int),
-        gguf.value("training.shuffle.fingerprint", str),
+        gguf.get_value("training.shuffle.seed", int),
+        gguf.get_value("training.shuffle.fingerprint", str),
     )
     end = _count(gguf, "training.shuffle.end_epoch") if "training.shuffle.end_epoch" in gguf.metadata else 0
     return CursorState(seed=seed, epoch=epoch, position=position, row=row, fingerprint=fingerprint, end=end)
 
 
 def _stop(gguf: Gguf) -> StopState:
-    best, previous = (gguf.value(f"training.{key}", float) for key in ("best_loss", "previous_loss"))
-    past = gguf.value("training.past_loss_values", np.ndarray)
+    best, previous = (gguf.get_value(f"training.{key}", float) for key in ("best_loss", "previous_loss"))
+    past = gguf.get_value("training.past_loss_values", np.ndarray)
     if math.isnan(best) or past.dtype.kind != "f" or not np.isfinite(past).all():
         raise FileError(
             f"{gguf.path}: training.best_loss is {best}, and of the past losses not all are numbers"
@@ -243,7 +243,7 @@ def _numbers(gguf: Gguf, prefix: str) -> dict[str, float | int | bool]:
     ]
     found = {key: gguf.metadata[key] for key in keys}
     if wrong := [key for key, value in found.items() if not isinstance(value, int | float)]:
-        raise FileError(f"{gguf.path}: {quoted(wrong[0])} is no number")
+        raise FileError(f"{gguf.path}: {quote(wrong[0])} is no number")
     return found
 
 
@@ -254,12 +254,12 @@ def fault(checkpoint: Checkpoint, parameters: int) -> str | None:
     """Why a run cannot go on from this, if it cannot."""
     order, weights, known = checkpoint.order, checkpoint.weights, registry.by_kind()
     if checkpoint.kind not in KINDS_OF_RUNS:
-        return f"a run of type {quoted(checkpoint.kind)}; known are {', '.join(KINDS_OF_RUNS)}"
+        return f"a run of type {quote(checkpoint.kind)}; known are {', '.join(KINDS_OF_RUNS)}"
     if checkpoint.optimizer not in known:
-        return f"the optimizer {quoted(checkpoint.optimizer)} is unknown; known are {', '.join(known)}"
+        return f"the optimizer {quote(checkpoint.optimizer)} is unknown; known are {', '.join(known)}"
     optimizer = known[checkpoint.optimizer]
     if strange := [name for name in order if name not in weights]:
-        return f"the parameter {quoted(strange[0])} has no weights"
+        return f"the parameter {quote(strange[0])} has no weights"
     if len(set(order)) != len(order) or sum(weights[name].size for name in order) != parameters:
         return f"its {len(order)} parameters do not have the {parameters} elements together that are said"
     if bool(checkpoint.state.partial) != (GRADIENTS in checkpoint.vectors):
@@ -282,7 +282,9 @@ def _unfit_vector(checkpoint: Checkpoint, optimizer: type[Optimizer], parameters
     for name, vector in checkpoint.vectors.items():
         wanted = needed.get(name, (parameters,))
         if vector.shape != wanted:
-            return f"the tensor {quoted(name)} has the shape {list(vector.shape)}, where {list(wanted)} is needed"
+            return (
+                f"the tensor {quote(name)} has the shape {list(vector.shape)}, where {list(wanted)} is needed"
+            )
     return None
 
 
@@ -291,7 +293,7 @@ def _unfit_value(checkpoint: Checkpoint, squares: list[str]) -> str | None:
     for name, array in {**checkpoint.weights, **checkpoint.vectors}.items():
         least, greatest = _ends(array)
         if not (math.isfinite(least) and math.isfinite(greatest)):
-            return f"the tensor {quoted(name)} has values that are not finite"
+            return f"the tensor {quote(name)} has values that are not finite"
         if least < 0 and name in squares:
             return f"the tensor {name} has values below 0, and is one of squares"
     return None

@@ -13,7 +13,7 @@ ENTRY = ir.FunctionType(VOID, [WORD, WORD, WORD, WORD.as_pointer()])
 
 
 @intrinsic
-def enter(typing_context: Any, address: Any, lo: Any, hi: Any, thread: Any, args: Any) -> Any:
+def call_entry(typing_context: Any, address: Any, lo: Any, hi: Any, thread: Any, args: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         words = builder.inttoptr(values[4], WORD.as_pointer())
         builder.call(builder.inttoptr(values[0], ENTRY.as_pointer()), [*values[1:4], words])
@@ -48,7 +48,7 @@ def store(typing_context: Any, address: Any, value: Any) -> Any:
 
 
 @intrinsic
-def give_way(typing_context: Any) -> Any:
+def yield_processor(typing_context: Any) -> Any:
     """Let another thread have the processor: there may be fewer of them than threads."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -65,7 +65,7 @@ def give_way(typing_context: Any) -> Any:
 
 
 @intrinsic
-def pause(typing_context: Any) -> Any:
+def pause_spinning(typing_context: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         if "x86" in builder.module.triple:
             spin = cgutils.get_or_insert_function(

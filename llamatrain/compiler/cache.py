@@ -11,34 +11,34 @@ from pathlib import Path
 
 from llamatrain.compiler import prebuilt
 from llamatrain.compiler.declare import Compilable, KernelEntry, SharedKernel
-from llamatrain.compiler.loader import is_library, loaded
-from llamatrain.compiler.store import ObjectStore, name_of, sealed
+from llamatrain.compiler.loader import is_library, load_code
+from llamatrain.compiler.store import ObjectStore, object_name, seal
 from llamatrain.errors import LlamatrainError
 from llamatrain.platform.cache_dir import CACHE_VARIABLE, default_cache_dir, fallback_cache_dir
 from llamatrain.platform.cache_prune import mark_used, prune
 from llamatrain.platform.cpu import processor
-from llamatrain.platform.terminal import say
+from llamatrain.platform.terminal import log_line
 
 COMPILERS = ("numba", "llvmlite")
-HELP = "pip install 'llamatrain[compile]' brings a compiler"
+INSTALL_HINT = "pip install 'llamatrain[compile]' brings a compiler"
 
 
 @cache
 def cache_key() -> str:
     """Of all that decides machine code: the sources, the class of the processor, the compiler."""
-    made = [version_of(name) for name in COMPILERS] if compiles() else []
+    versions = [package_version(name) for name in COMPILERS] if has_compiler() else []
     return hashlib.sha256(
-        repr((prebuilt.sources(), processor()[:3], sys.platform, made)).encode()
+        repr((prebuilt.hash_sources(), processor()[:3], sys.platform, versions)).encode()
     ).hexdigest()[:16]
 
 
 @cache
-def compiles() -> bool:
+def has_compiler() -> bool:
     """Whether there is a compiler, and not just a folder of its name."""
     return all((spec := find_spec(name)) and spec.origin for name in COMPILERS)
 
 
-def version_of(name: str) -> str:
+def package_version(name: str) -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -47,17 +47,17 @@ def version_of(name: str) -> str:
         return "unknown"
 
 
-def facts_of(declared: Compilable) -> str:
+def describe_code(declared: Compilable) -> str:
     """All that decides the code of a function, in a line."""
     body, own = declared.body, ""
-    if not declared.where.startswith("llamatrain."):
+    if not declared.qualified_name.startswith("llamatrain."):
         closure = [repr(cell.cell_contents) for cell in body.__closure__ or ()]
-        own = repr((_stamp(body.__code__.co_filename), body.__code__.co_firstlineno, closure))
-    return repr((cache_key(), declared.where, own))
+        own = repr((_hash_file(body.__code__.co_filename), body.__code__.co_firstlineno, closure))
+    return repr((cache_key(), declared.qualified_name, own))
 
 
 @cache
-def _stamp(source: str) -> str:
+def _hash_file(source: str) -> str:
     return hashlib.sha256(Path(source).read_bytes()).hexdigest()
 
 
@@ -71,174 +71,180 @@ class CodeCache:
     def __init__(self) -> None:
         self.seconds = 0.0
         self.compiled = 0
-        self.said = self.noted = self.relinked = False
-        self.trouble = ""  # with the library that should have come with the package
-        self.say: Callable[[str], None] = say
-        self.there: dict[Compilable, int] = {}
-        self.idle = False
-        self.passed: list[Compilable] = []  # that would have been compiled
+        self.announced = self.use_marked = self.relinking_announced = False
+        self.problem = ""  # with the library that should have come with the package
+        self.log: Callable[[str], None] = log_line
+        self.addresses: dict[Compilable, int] = {}
+        self.lookup_only = False
+        self.skipped: list[Compilable] = []  # that would have been compiled
 
     @cached_property
-    def shelf(self) -> ObjectStore:
+    def store(self) -> ObjectStore:
         return ObjectStore(default_cache_dir(cache_key()), fallback_cache_dir(cache_key()))
 
     @cached_property
     def library(self) -> Callable[[str], int]:
-        found, self.trouble = prebuilt.library()
-        if self.trouble and compiles():
-            self.say(f"{self.trouble}; kernels are compiled")
-        return found
+        find, self.problem = prebuilt.open_library()
+        if self.problem and has_compiler():
+            self.log(f"{self.problem}; kernels are compiled")
+        return find
 
-    def able(self) -> bool:
+    def is_available(self) -> bool:
         """Whether there are compiled kernels at all; where there are none, it is said once what would help."""
-        if self.library is not prebuilt.nothing or compiles():
+        if self.library is not prebuilt.find_nothing or has_compiler():
             return True
-        if not self.said:
-            self.said = True
-            why = self.trouble or f"no compiled kernels for {processor().name}"
-            self.say(f"{why}: numpy does their work, many times slower; {HELP}")
+        if not self.announced:
+            self.announced = True
+            reason = self.problem or f"no compiled kernels for {processor().name}"
+            self.log(f"{reason}: numpy does their work, many times slower; {INSTALL_HINT}")
         return False
 
-    def address(self, declared: Compilable) -> int:
-        if self.idle and not self.found(declared):
-            self.passed.append(declared)
+    def get_address(self, declared: Compilable) -> int:
+        if self.lookup_only and not self.find(declared):
+            self.skipped.append(declared)
             return 0
-        return self.able() and (self.found(declared) or (compiles() and self.made(declared)))
+        return self.is_available() and (self.find(declared) or (has_compiler() and self.compile(declared)))
 
     @contextmanager
-    def finding(self) -> Iterator[None]:
+    def without_compiling(self) -> Iterator[None]:
         """Meanwhile nothing is compiled: what is not there is done in Python."""
-        before, self.idle = self.idle, True
+        before, self.lookup_only = self.lookup_only, True
         try:
             yield
         finally:
-            self.idle = before
-            while self.passed:
-                self.passed.pop().__dict__.pop(
+            self.lookup_only = before
+            while self.skipped:
+                self.skipped.pop().__dict__.pop(
                     "address", None
                 )  # it may be compiled when it is asked for again
 
-    def found(self, declared: Compilable) -> int:
+    def find(self, declared: Compilable) -> int:
         """The address of what need not be compiled; 0 if it must be. An entry is loaded with the bricks that it may call."""
-        if declared not in self.there:
+        if declared not in self.addresses:
             address = self.library(declared.symbol)
             if (
                 not address
-                and compiles()
-                and (not isinstance(declared, KernelEntry) or all(map(self.found, SharedKernel.made)))
+                and has_compiler()
+                and (not isinstance(declared, KernelEntry) or all(map(self.find, SharedKernel.instances)))
             ):
-                address = self._kept(declared)
+                address = self._load_stored(declared)
             if address:
-                self.there[declared] = address
-        return self.there.get(declared, 0)
+                self.addresses[declared] = address
+        return self.addresses.get(declared, 0)
 
-    def _kept(self, declared: Compilable) -> int:
-        facts = facts_of(declared)
-        name = name_of(declared.where.replace(":", "."), facts)
-        if kept := self.shelf.take(name, facts):
-            self.note_use()
+    def _load_stored(self, declared: Compilable) -> int:
+        facts = describe_code(declared)
+        name = object_name(declared.qualified_name.replace(":", "."), facts)
+        if stored := self.store.load(name, facts):
+            self.mark_used()
             try:
-                return _loaded(declared, self.linked(name, facts, kept))
+                return _load(declared, self.link(name, facts, stored))
             except OSError:  # it is what was written, and yet of no use here
-                self.shelf.drop(name)
+                self.store.discard(name)
         return 0
 
-    def linked(self, name: str, facts: str, code: bytes | memoryview) -> bytes | memoryview:
+    def link(self, name: str, facts: str, code: bytes | memoryview) -> bytes | memoryview:
         """Link an object file that was kept because its linker failed: what loads it otherwise is LLVM, which takes 48 MB."""
         if is_library(code):
             return code
-        from llamatrain.compiler.link import loadable
+        from llamatrain.compiler.link import link_if_possible
 
-        if not is_library(made := loadable(bytes(code))):
+        if not is_library(library := link_if_possible(bytes(code))):
             return code
-        if not self.relinked:
-            self.relinked = True
-            self.say(
-                f"linking kernels that could not be linked when they were compiled (kept in {self.shelf.folder})"
+        if not self.relinking_announced:
+            self.relinking_announced = True
+            self.log(
+                f"linking kernels that could not be linked when they were compiled (kept in {self.store.folder})"
             )
-        self.keep(name, sealed(facts, made))
-        return made
+        self.save(name, seal(facts, library))
+        return library
 
-    def note_use(self) -> None:
-        if not self.noted and self.shelf.folder:
-            self.noted = True
-            mark_used(self.shelf.folder)
+    def mark_used(self) -> None:
+        if not self.use_marked and self.store.folder:
+            self.use_marked = True
+            mark_used(self.store.folder)
 
     # ---- compiling --------------------------------------------
 
-    def made(self, declared: Compilable) -> int:
+    def compile(self, declared: Compilable) -> int:
         """Compiled here and now."""
-        for brick in SharedKernel.made if isinstance(declared, KernelEntry) else ():
-            self.address(brick)
+        for kernel in SharedKernel.instances if isinstance(declared, KernelEntry) else ():
+            self.get_address(kernel)
         self.announce()
         start = time.perf_counter()
-        name, facts, code = compiled(declared)
-        self.keep(name, sealed(facts, code))
-        self.count(1, time.perf_counter() - start)
-        self.there[declared] = _loaded(declared, code)
-        return self.there[declared]
+        name, facts, code = compile_function(declared)
+        self.save(name, seal(facts, code))
+        self.add_to_report(1, time.perf_counter() - start)
+        self.addresses[declared] = _load(declared, code)
+        return self.addresses[declared]
 
-    def keep(self, name: str, file: bytes) -> None:
-        before = self.shelf.trouble
-        self.shelf.put(name, file)
-        if self.shelf.trouble != before:
-            self.say(
-                f"kernels are kept for this run alone: {self.shelf.trouble}; {CACHE_VARIABLE} names another folder"
+    def save(self, name: str, file: bytes) -> None:
+        before = self.store.problem
+        self.store.save(name, file)
+        if self.store.problem != before:
+            self.log(
+                f"kernels are kept for this run alone: {self.store.problem}; {CACHE_VARIABLE} names another folder"
             )
 
     def announce(self) -> None:
-        if self.said:
+        if self.announced:
             return
-        self.said = True
-        self.shelf.check()
-        if self.shelf.folder and not self.shelf.trouble:
-            prune(self.shelf.folder.parent, self.shelf.folder.name)
-        if self.shelf.trouble:
-            self.say(
-                f"compiling kernels for this run alone: {self.shelf.trouble}; {CACHE_VARIABLE} names another folder"
+        self.announced = True
+        self.store.check_writable()
+        if self.store.folder and not self.store.problem:
+            prune(self.store.folder.parent, self.store.folder.name)
+        if self.store.problem:
+            self.log(
+                f"compiling kernels for this run alone: {self.store.problem}; {CACHE_VARIABLE} names another folder"
             )
-        elif self.shelf.damaged:
-            self.say(f"compiling kernels again that were damaged in {self.shelf.folder}")
-        elif self.shelf.instead:
-            why = f"since {self.shelf.instead}; {CACHE_VARIABLE} names another folder"
-            self.say(f"compiling kernels for this machine, once (kept in {self.shelf.folder}, {why})")
+        elif self.store.damaged:
+            self.log(f"compiling kernels again that were damaged in {self.store.folder}")
+        elif self.store.fallback_reason:
+            reason = f"since {self.store.fallback_reason}; {CACHE_VARIABLE} names another folder"
+            self.log(f"compiling kernels for this machine, once (kept in {self.store.folder}, {reason})")
         else:
-            self.say(f"compiling kernels for this machine, once (kept in {self.shelf.folder})")
+            self.log(f"compiling kernels for this machine, once (kept in {self.store.folder})")
 
-    def count(self, kernels: int, seconds: float) -> None:
+    def add_to_report(self, kernels: int, seconds: float) -> None:
         self.compiled, self.seconds = self.compiled + kernels, self.seconds + seconds
 
     def report(self) -> None:
         """Say how long it took, if anything was compiled since the last report."""
         if self.compiled:
-            self.say(f"compiled {self.compiled} kernel{'s' * (self.compiled > 1)} in {self.seconds:.1f} s")
+            self.log(f"compiled {self.compiled} kernel{'s' * (self.compiled > 1)} in {self.seconds:.1f} s")
         self.compiled, self.seconds = 0, 0.0
 
 
-def _loaded(declared: Compilable, code: bytes | memoryview) -> int:
-    return loaded(code, declared.symbol if isinstance(declared, SharedKernel) else "")(declared.symbol)
+def _load(declared: Compilable, code: bytes | memoryview) -> int:
+    return load_code(code, declared.symbol if isinstance(declared, SharedKernel) else "")(declared.symbol)
 
 
-def compiled(declared: Compilable) -> tuple[str, str, bytes]:
+def compile_function(declared: Compilable) -> tuple[str, str, bytes]:
     """The code of a function, made now, with its name and all that decides it."""
     try:
-        from llamatrain.compiler.emit import object_of
-        from llamatrain.compiler.link import loadable
+        from llamatrain.compiler.emit import emit_object
+        from llamatrain.compiler.link import link_if_possible
     except Exception as error:  # it is installed, and is not for what else is
         raise CompilerError(
-            f"the compiler that is installed does not work ({error}); {HELP} that does"
+            f"the compiler that is installed does not work ({error}); {INSTALL_HINT} that does"
         ) from error
 
-    facts = facts_of(declared)
-    return name_of(declared.where.replace(":", "."), facts), facts, loadable(object_of(declared))
+    facts = describe_code(declared)
+    return (
+        object_name(declared.qualified_name.replace(":", "."), facts),
+        facts,
+        link_if_possible(emit_object(declared)),
+    )
 
 
-def missing(needed: Iterable[Compilable]) -> list[Compilable]:
+def find_missing(needed: Iterable[Compilable]) -> list[Compilable]:
     """What must be compiled, each once, with the bricks that entries call."""
     wanted = dict.fromkeys(needed)
-    if any(isinstance(each, KernelEntry) and not code.library(each.symbol) for each in wanted):
-        wanted = dict.fromkeys([*SharedKernel.made, *wanted])
-    return [each for each in wanted if not code.found(each)]
+    if any(
+        isinstance(function, KernelEntry) and not code_cache.library(function.symbol) for function in wanted
+    ):
+        wanted = dict.fromkeys([*SharedKernel.instances, *wanted])
+    return [function for function in wanted if not code_cache.find(function)]
 
 
-code = CodeCache()
+code_cache = CodeCache()

@@ -19,8 +19,8 @@ from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin
 
 import numpy as np
 
-FINDER = "llamatrain.compiler.parallel"  # of what is declared
-KNOWN = "llamatrain.compiler.numba_types"  # what bodies name, as the compiler knows it
+LOOKUP_MODULE = "llamatrain.compiler.parallel"  # of what is declared
+TYPES_MODULE = "llamatrain.compiler.numba_types"  # what bodies name, as the compiler knows it
 
 # Sums may be regrouped and products contracted, so that loops vectorise; infinities and NaN keep their meaning.
 FAST = frozenset({"reassoc", "contract", "arcp", "nsz"})
@@ -32,12 +32,12 @@ FAST = frozenset({"reassoc", "contract", "arcp", "nsz"})
 class LazyCompiled:
     """Something that bodies name and the compiler knows, made when it is first asked for."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self.make = make
+    def __init__(self, build: Callable[[], Any]) -> None:
+        self.build = build
 
     @cached_property
-    def made(self) -> Any:
-        return self.make()
+    def value(self) -> Any:
+        return self.build()
 
     def __call__(self, *args: Any) -> Any:
         raise TypeError("this is for compiled code alone")
@@ -46,11 +46,11 @@ class LazyCompiled:
 class LazyModule(ModuleType):
     """A module that is imported when something of it is first asked for, or anything compiled."""
 
-    made: ClassVar[list["LazyModule"]] = []
+    instances: ClassVar[list["LazyModule"]] = []
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.made.append(self)
+        self.instances.append(self)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(import_module(self.__name__), name)
@@ -59,9 +59,11 @@ class LazyModule(ModuleType):
 class Helper:
     """A helper that entries call: compiled into them. To Python it is a function like others."""
 
-    def __init__(self, body: Callable[..., Any], fast: frozenset[str] = FAST, woven: bool = False) -> None:
+    def __init__(
+        self, body: Callable[..., Any], fast: frozenset[str] = FAST, inline_source: bool = False
+    ) -> None:
         self.py_func, self.fast = body, fast
-        self.targetoptions = {"inline": "always"} if woven else {}  # as Numba asks for it
+        self.targetoptions = {"inline": "always"} if inline_source else {}  # as Numba asks for it
         self.__doc__ = body.__doc__
 
     def __call__(self, *args: Any) -> Any:
@@ -71,7 +73,7 @@ class Helper:
 inline = Helper
 
 # A part of one entry, under a name of its own: woven into it before anything is compiled, and so not compiled twice.
-woven = partial(Helper, woven=True)
+inline_source = partial(Helper, inline_source=True)
 
 # A helper whose arithmetic is as written, whatever its caller's is.
 exact = partial(Helper, fast=frozenset())
@@ -84,7 +86,7 @@ class Pointer(LazyCompiled):
     """Words that are addresses of such elements; in a body, a function that makes a pointer of a word."""
 
     def __init__(self, element: str) -> None:
-        super().__init__(lambda: import_module(KNOWN).pointer_to(element))
+        super().__init__(lambda: import_module(TYPES_MODULE).make_pointer_cast(element))
         self.element = element
 
 
@@ -92,7 +94,7 @@ class Float64Arg(LazyCompiled):
     """Words that are the bits of a float64; in a body, a function that makes one of a word."""
 
     def __init__(self) -> None:
-        super().__init__(lambda: import_module(KNOWN).real_of)
+        super().__init__(lambda: import_module(TYPES_MODULE).bits_to_float64)
 
 
 class ArrayArg:
@@ -121,7 +123,7 @@ I64Rows = Annotated[Any, ArrayArg("int64", 2)]
 Int = Annotated[Any, None]  # what functions give
 
 
-def kind_of(annotation: Any) -> Any:
+def argument_kind(annotation: Any) -> Any:
     """What is said of an argument's words; None where a word stands for itself."""
     return getattr(annotation, "__metadata__", (None,))[0]
 
@@ -130,15 +132,15 @@ def is_named_tuple(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, tuple)
 
 
-def fields_of(annotation: Any) -> list[Any]:
+def tuple_fields(annotation: Any) -> list[Any]:
     """The arguments that a named tuple is."""
     return list(annotation.__annotations__.values())
 
 
-def kinds_of(annotation: Any) -> list[Any]:
+def argument_kinds(annotation: Any) -> list[Any]:
     if is_named_tuple(annotation):
-        return [kind for each in fields_of(annotation) for kind in kinds_of(each)]
-    return [kind_of(annotation)]
+        return [kind for field in tuple_fields(annotation) for kind in argument_kinds(field)]
+    return [argument_kind(annotation)]
 
 
 # ---- what is compiled ------------------------------------
@@ -149,30 +151,32 @@ class Compilable:
 
     def __init__(self, body: Callable[..., Any]) -> None:
         self.body, self.name = body, body.__name__
-        self.arguments = inspect.Signature(list(inspect.signature(body).parameters.values())[self.own :])
+        self.arguments = inspect.Signature(
+            list(inspect.signature(body).parameters.values())[self.leading_arguments :]
+        )
 
-    own = 0  # arguments before those that are words
+    leading_arguments = 0  # arguments before those that are words
 
     @property
-    def where(self) -> str:
+    def qualified_name(self) -> str:
         return f"{self.body.__module__}:{self.name}"
 
     @property
     def symbol(self) -> str:
-        return self.where.replace(":", ".").replace("__main__", "main").replace(".", "_")
+        return self.qualified_name.replace(":", ".").replace("__main__", "main").replace(".", "_")
 
     @cached_property
     def address(self) -> int:
         """Where it is; 0 where there is none, and nothing to compile it with."""
-        found: int = import_module(FINDER).address_of(self)
-        return found
+        address: int = import_module(LOOKUP_MODULE).find_or_compile(self)
+        return address
 
 
 class Routine(Compilable):
     """A function of integers, giving none."""
 
     @cached_property
-    def entered(self) -> Callable[..., None]:
+    def native(self) -> Callable[..., None]:
         return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(self.arguments.parameters))(self.address)
 
 
@@ -182,15 +186,15 @@ class SharedKernel(Routine):
     `brick.call` is that call for compiled code; it takes all the integers as one tuple.
     """
 
-    made: ClassVar[list["SharedKernel"]] = []
+    instances: ClassVar[list["SharedKernel"]] = []
 
     def __init__(self, body: Callable[..., None]) -> None:
         super().__init__(body)
-        self.made.append(self)
+        self.instances.append(self)
 
     @cached_property
     def call(self) -> LazyCompiled:
-        return LazyCompiled(lambda: import_module(KNOWN).call_by_name(self.symbol))
+        return LazyCompiled(lambda: import_module(TYPES_MODULE).make_call_by_name(self.symbol))
 
 
 class Function(Compilable):
@@ -198,10 +202,10 @@ class Function(Compilable):
 
     @cached_property
     def kinds(self) -> list[list[Any]]:
-        return [kinds_of(each.annotation) for each in self.arguments.parameters.values()]
+        return [argument_kinds(each.annotation) for each in self.arguments.parameters.values()]
 
     @cached_property
-    def gives(self) -> int:
+    def result_count(self) -> int:
         """How many integers; -1: none at all."""
         annotation = inspect.signature(self.body).return_annotation
         return (
@@ -209,28 +213,34 @@ class Function(Compilable):
         )
 
     @cached_property
-    def entered(self) -> Callable[..., None]:
+    def native(self) -> Callable[..., None]:
         return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
 
     def __call__(self, *args: Any) -> Any:
         if not self.address:
             with np.errstate(over="ignore"):
                 return self.body(
-                    *(value.arrays if isinstance(value, HeldFunction) else value for value in args)
+                    *(value.arrays if isinstance(value, BoundArrays) else value for value in args)
                 )
         words: list[int] = []
         for value, kinds in zip(args, self.kinds, strict=True):
-            words += value.words if isinstance(value, HeldFunction) else _words_of(value, kinds)
+            words += value.words if isinstance(value, BoundArrays) else _to_words(value, kinds)
         block = (ctypes.c_int64 * max(2, len(words)))(*words)
-        self.entered(block)
-        return None if self.gives < 0 else block[0] if self.gives == 1 else tuple(block[: self.gives])
+        self.native(block)
+        return (
+            None
+            if self.result_count < 0
+            else block[0]
+            if self.result_count == 1
+            else tuple(block[: self.result_count])
+        )
 
 
-class HeldFunction:
+class BoundArrays:
     """Arrays that are given to functions again and again: one, or a named tuple of them. Their words are made once."""
 
     def __init__(self, arrays: Any, annotation: Any) -> None:
-        self.arrays, self.words = arrays, _words_of(arrays, kinds_of(annotation))
+        self.arrays, self.words = arrays, _to_words(arrays, argument_kinds(annotation))
 
 
 class KernelEntry(Compilable):
@@ -238,22 +248,28 @@ class KernelEntry(Compilable):
     annotation makes of it: a pointer (F32 and its like) or a number (Real). A named tuple is some words with names of their
     own; `*rest` are the words that are left."""
 
-    own = 3
+    leading_arguments = 3
 
     @cached_property
     def kinds(self) -> list[Any]:
-        return [kind for each in self.arguments.parameters.values() for kind in kinds_of(each.annotation)]
+        return [
+            kind for each in self.arguments.parameters.values() for kind in argument_kinds(each.annotation)
+        ]
 
     def call(self, *args: Any, items: int, block: int, **named: Any) -> "Call":
         """One row of a program: this entry over `items`, `block` at a time, with these arrays and numbers."""
         try:
-            given = self.arguments.bind(*args, **named).args
+            bound = self.arguments.bind(*args, **named).args
         except TypeError as error:
             raise TypeError(f"{self.name}: {error}") from None
-        values = [part for value in given for part in (value if isinstance(value, tuple) else (value,))]
-        words = [_word(value, kind, self.name) for value, kind in zip_longest(values, self.kinds)]
+        values = [part for value in bound for part in (value if isinstance(value, tuple) else (value,))]
+        words = [_to_word(value, kind, self.name) for value, kind in zip_longest(values, self.kinds)]
         return Call(
-            entry=self, words=np.array(words or [0], np.int64), items=items, block=max(1, block), kept=given
+            entry=self,
+            words=np.array(words or [0], np.int64),
+            items=items,
+            block=max(1, block),
+            keep_alive=bound,
         )
 
 
@@ -264,10 +280,10 @@ class Call(NamedTuple):
     words: np.ndarray
     items: int
     block: int
-    kept: tuple[Any, ...]
+    keep_alive: tuple[Any, ...]
 
 
-def _word(value: Any, kind: Any, name: str) -> int:
+def _to_word(value: Any, kind: Any, name: str) -> int:
     if isinstance(value, np.ndarray) and kind is not real:
         if not value.flags.c_contiguous:
             raise ValueError(f"{name} was given an array with strides {value.strides}")
@@ -279,7 +295,7 @@ def _word(value: Any, kind: Any, name: str) -> int:
     return int(value)
 
 
-def _words_of(value: Any, kinds: list[Any]) -> list[int]:
+def _to_words(value: Any, kinds: list[Any]) -> list[int]:
     words: list[int] = []
     for part, kind in zip(value if isinstance(value, tuple) else (value,), kinds, strict=True):
         if not isinstance(kind, ArrayArg):

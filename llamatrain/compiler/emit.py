@@ -12,76 +12,99 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import FastMathOptions
 
 from llamatrain.compiler.declare import FAST, Compilable, Function, LazyModule, Routine
-from llamatrain.compiler.numba_types import WORDS, ArgReader, type_of
+from llamatrain.compiler.numba_types import WORDS, ArgReader, numba_type
 from llamatrain.compiler.simd import vec16  # noqa: F401  what pointers can do
-from llamatrain.compiler.target import context, typing
+from llamatrain.compiler.target import numba_context, typing_context
 
 LONG = ir.IntType(64)
 
 
 @global_compiler_lock
-def object_of(declared: Compilable) -> bytes:
-    for each in LazyModule.made:  # Numba does not see what an import brings in the midst of its work
-        import_module(each.__name__)
-    made = compile_extra(typing(), context(), declared.body, arguments(declared), None, flags(declared), {})
-    library = context().codegen().create_library(declared.symbol)
+def emit_object(declared: Compilable) -> bytes:
+    for (
+        lazy_module
+    ) in LazyModule.instances:  # Numba does not see what an import brings in the midst of its work
+        import_module(lazy_module.__name__)
+    result = compile_extra(
+        typing_context(),
+        numba_context(),
+        declared.body,
+        argument_types(declared),
+        None,
+        compile_flags(declared),
+        {},
+    )
+    library = numba_context().codegen().create_library(declared.symbol)
     module = library.create_ir_module(declared.symbol)
-    surround(module, declared, made)
-    library.add_linking_library(made.library)
+    add_wrapper(module, declared, result)
+    library.add_linking_library(result.library)
     library.add_ir_module(module)
     library.finalize()
-    whole = library._final_module
-    keep_inside(whole, declared.symbol)
-    context().codegen().optimise(whole)
-    return context().codegen().object_of(whole)
+    final = library._final_module
+    hide_symbols(final, declared.symbol)
+    numba_context().codegen().optimize(final)
+    return numba_context().codegen().emit_object(final)
 
 
-def flags(declared: Compilable) -> Flags:
-    made = Flags()
-    made.nrt, made.error_model = False, "numpy"
-    made.no_cpython_wrapper = made.no_cfunc_wrapper = made.no_compile = True
-    made.fastmath = FastMathOptions(False if isinstance(declared, Function) else set(FAST))
-    return made
+def compile_flags(declared: Compilable) -> Flags:
+    flags = Flags()
+    flags.nrt, flags.error_model = False, "numpy"
+    flags.no_cpython_wrapper = flags.no_cfunc_wrapper = flags.no_compile = True
+    flags.fastmath = FastMathOptions(False if isinstance(declared, Function) else set(FAST))
+    return flags
 
 
-def arguments(declared: Compilable) -> tuple[Any, ...]:
+def argument_types(declared: Compilable) -> tuple[Any, ...]:
     """The body's, in Numba's types; those that are left over come as a pointer to their words."""
-    own = [types.int64] * declared.own
+    leading = [types.int64] * declared.leading_arguments
     given = declared.arguments.parameters.values()
-    return *own, *(WORDS if each.kind is each.VAR_POSITIONAL else type_of(each.annotation) for each in given)
+    return *leading, *(
+        WORDS if parameter.kind is parameter.VAR_POSITIONAL else numba_type(parameter.annotation)
+        for parameter in given
+    )
 
 
-def surround(module: Any, declared: Compilable, made: Any) -> None:
+def add_wrapper(module: Any, declared: Compilable, made: Any) -> None:
     """`void (lo, hi, thread, words)` of an entry, of a brick its integers, `void (words)` of what Python calls, results first."""
     kinds, word_block = made.signature.args, LONG.as_pointer()
     by_words = not isinstance(declared, Routine)
-    taken = [LONG] * (declared.own if by_words else len(kinds)) + [word_block] * by_words
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), taken), declared.symbol)
+    parameter_types = [LONG] * (declared.leading_arguments if by_words else len(kinds)) + [
+        word_block
+    ] * by_words
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), parameter_types), declared.symbol)
     builder = ir.IRBuilder(function.append_basic_block())
     values = list(function.args)
     if by_words:
         words = values.pop()
-        reader = ArgReader(context(), builder, words)
+        reader = ArgReader(numba_context(), builder, words)
         parameters = list(declared.arguments.parameters.values())
-        for each, kind in zip(parameters, kinds[declared.own :], strict=True):
-            values.append(reader.rest() if each.kind is each.VAR_POSITIONAL else reader.value(kind))
+        for parameter, kind in zip(parameters, kinds[declared.leading_arguments :], strict=True):
+            values.append(
+                reader.rest_address()
+                if parameter.kind is parameter.VAR_POSITIONAL
+                else reader.read_value(kind)
+            )
     body = ir.Function(
-        module, context().call_conv.get_function_type(made.fndesc.restype, kinds), made.fndesc.llvm_func_name
+        module,
+        numba_context().call_conv.get_function_type(made.fndesc.restype, kinds),
+        made.fndesc.llvm_func_name,
     )
-    _, result = context().call_conv.call_function(builder, body, made.signature.return_type, kinds, values)
+    _, result = numba_context().call_conv.call_function(
+        builder, body, made.signature.return_type, kinds, values
+    )
     if made.signature.return_type != types.none:
         parts = (
             cgutils.unpack_tuple(builder, result)
             if isinstance(made.signature.return_type, types.UniTuple)
             else [result]
         )
-        for place, part in enumerate(parts):
-            builder.store(part, builder.gep(words, [LONG(place)]))
+        for index, part in enumerate(parts):
+            builder.store(part, builder.gep(words, [LONG(index)]))
     builder.ret_void()
 
 
-def keep_inside(module: Any, symbol: str) -> None:
+def hide_symbols(module: Any, symbol: str) -> None:
     """Nothing but this is seen from outside."""
-    for each in (*module.functions, *module.global_variables):
-        if not each.is_declaration and each.name != symbol:
-            each.linkage = llvm.Linkage.internal
+    for value in (*module.functions, *module.global_variables):
+        if not value.is_declaration and value.name != symbol:
+            value.linkage = llvm.Linkage.internal

@@ -14,19 +14,19 @@ class LinkError(Exception):
 
 
 @cache
-def linker() -> str | None:
+def find_linker() -> str | None:
     """Of the system, if it is one whose libraries are loaded from memory."""
     return shutil.which("ld") or shutil.which("ld.lld") if sys.platform == "linux" else None
 
 
-def linked(objects: Sequence[bytes], name: str = "kernels") -> bytes:
+def link_objects(objects: Sequence[bytes], name: str = "kernels") -> bytes:
     """One library; the same bytes for the same objects in the same order."""
     with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder, f"{at}.o") for at in range(len(objects))]
+        files = [Path(folder, f"{index}.o") for index in range(len(objects))]
         for file, code in zip(files, objects, strict=True):
             file.write_bytes(code)
         out = Path(folder, f"{name}.so")
-        how = [
+        options = [
             "-shared",
             "-Bsymbolic",
             "--build-id=none",
@@ -38,16 +38,16 @@ def linked(objects: Sequence[bytes], name: str = "kernels") -> bytes:
             "-o",
             out.name,
         ]
-        words = [str(linker()), *how, *(file.name for file in files)]
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise LinkError(f"{linker()} ended with {done.returncode}: {done.stderr.strip()[:500]}")
+        command = [str(find_linker()), *options, *(file.name for file in files)]
+        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if result.returncode:
+            raise LinkError(f"{find_linker()} ended with {result.returncode}: {result.stderr.strip()[:500]}")
         return out.read_bytes()
 
 
-def loadable(code: bytes) -> bytes:
+def link_if_possible(code: bytes) -> bytes:
     """An object as it is kept: linked, where that can be done."""
     try:
-        return linked([code]) if linker() else code
+        return link_objects([code]) if find_linker() else code
     except (OSError, LinkError):  # there is no room for files, or the linker is of another kind
         return code

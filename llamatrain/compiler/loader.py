@@ -17,14 +17,14 @@ ELF, SHARED, TYPE_AT = (
 )  # of an ELF file: how it begins, the type of a shared library, where it stands
 
 Find = Callable[[str], int]  # the address of a symbol; 0 if there is none
-numbers = count()
+load_counter = count()
 
 
-def loaded(code: bytes | memoryview, shown: str = "") -> Find:
+def load_code(code: bytes | memoryview, exported: str = "") -> Find:
     """What finds the symbols of this code; `shown` is one that code which is loaded later names."""
     if is_library(code):
-        return _by_system(code, ctypes.RTLD_GLOBAL if shown else ctypes.RTLD_LOCAL)
-    return _by_llvm(bytes(code), shown)
+        return _load_library(code, ctypes.RTLD_GLOBAL if exported else ctypes.RTLD_LOCAL)
+    return _load_object(bytes(code), exported)
 
 
 def is_library(code: bytes | memoryview) -> bool:
@@ -32,11 +32,11 @@ def is_library(code: bytes | memoryview) -> bool:
     return bytes(code[:4]) == ELF and code[TYPE_AT] == SHARED
 
 
-def _by_system(code: bytes | memoryview, mode: int) -> Find:
+def _load_library(code: bytes | memoryview, mode: int) -> Find:
     """These very bytes, whatever becomes of the file that they came from."""
-    _mathematics()
+    _preload_libm()
     try:
-        library = _from_memory(code, mode)
+        library = _open_from_memory(code, mode)
     except OSError:  # there is no /proc, or nothing in memory may be run
         file = create_temp_file()
         file.write_bytes(code)
@@ -55,31 +55,31 @@ def _by_system(code: bytes | memoryview, mode: int) -> Find:
 
 
 @cache
-def _mathematics() -> None:
+def _preload_libm() -> None:
     """Libraries name logarithms, and not who has them: a Python that is linked otherwise may not have brought that for all."""
     with suppress(OSError):  # it is no part of its own here
         ctypes.CDLL("libm.so.6", mode=ctypes.RTLD_GLOBAL)
 
 
-def _from_memory(code: bytes | memoryview, mode: int) -> ctypes.CDLL:
+def _open_from_memory(code: bytes | memoryview, mode: int) -> ctypes.CDLL:
     file = os.memfd_create("llamatrain-kernels")
     try:
         with os.fdopen(file, "wb", closefd=False) as stream:
             stream.write(code)
         # The loader takes what it opened by the same path for the same library: each has a path of its own.
-        return ctypes.CDLL(f"/proc/self/fd/{'/' * next(numbers)}{file}", mode=mode)
+        return ctypes.CDLL(f"/proc/self/fd/{'/' * next(load_counter)}{file}", mode=mode)
     finally:
         os.close(file)
 
 
-def _by_llvm(code: bytes, shown: str) -> Find:
+def _load_object(code: bytes, exported: str) -> Find:
     import llvmlite.binding as llvm
 
     engine = _engine()
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    if shown:
-        llvm.add_symbol(shown, engine.get_function_address(shown))
+    if exported:
+        llvm.add_symbol(exported, engine.get_function_address(exported))
     return lambda symbol: int(engine.get_function_address(symbol))
 
 

@@ -17,15 +17,15 @@ from llamatrain.compiler.declare import (
     Helper,
     LazyCompiled,
     Pointer,
-    fields_of,
+    argument_kind,
     is_named_tuple,
-    kind_of,
+    tuple_fields,
 )
 
 WORDS = types.CPointer(types.int64)
 
 
-def resolved(value: Any) -> Any:
+def resolve_type(value: Any) -> Any:
     """The type of what may have been made just now."""
     cpu_target.typing_context.refresh()
     cpu_target.target_context.refresh()
@@ -44,26 +44,26 @@ class HelperCode(CPUDispatcher):
 
 
 @cache
-def dispatcher_of(helper: Helper) -> Dispatcher:
-    how = {"fastmath": set(helper.fast) or False, "error_model": "numpy", "nopython": True, "_nrt": False}
-    how |= {"boundscheck": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return HelperCode(helper.py_func, targetoptions=how)
+def make_dispatcher(helper: Helper) -> Dispatcher:
+    options = {"fastmath": set(helper.fast) or False, "error_model": "numpy", "nopython": True, "_nrt": False}
+    options |= {"boundscheck": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return HelperCode(helper.py_func, targetoptions=options)
 
 
 @typeof_impl.register(Helper)
-def _helper(value: Helper, context: Any) -> Any:
-    return types.Dispatcher(dispatcher_of(value))
+def _type_helper(value: Helper, context: Any) -> Any:
+    return types.Dispatcher(make_dispatcher(value))
 
 
 @typeof_impl.register(LazyCompiled)
-def _later(value: LazyCompiled, context: Any) -> Any:
-    return resolved(value.made)
+def _type_lazy(value: LazyCompiled, context: Any) -> Any:
+    return resolve_type(value.value)
 
 
 # ---- words to what they stand for ------------------------------------------
 
 
-def pointer_to(element: str) -> Any:
+def make_pointer_cast(element: str) -> Any:
     @intrinsic
     def pointer(typing_context: Any, word: Any) -> Any:
         kind = types.CPointer(getattr(types, element))
@@ -77,14 +77,14 @@ def pointer_to(element: str) -> Any:
 
 
 @intrinsic
-def real_of(typing_context: Any, word: Any) -> Any:
+def bits_to_float64(typing_context: Any, word: Any) -> Any:
     """The float64 whose bits are `word`."""
     return types.float64(types.int64), lambda context, builder, signature, args: builder.bitcast(
         args[0], ir.DoubleType()
     )
 
 
-def call_by_name(symbol: str) -> Any:
+def make_call_by_name(symbol: str) -> Any:
     """A call of a brick, wherever it is; all its integers come as one tuple."""
 
     @intrinsic
@@ -106,11 +106,11 @@ def call_by_name(symbol: str) -> Any:
 # ---- arguments -------------------------------------------------------------
 
 
-def type_of(annotation: Any) -> Any:
+def numba_type(annotation: Any) -> Any:
     """Of an argument, in Numba's types."""
     if is_named_tuple(annotation):
-        return types.NamedTuple(tuple(map(type_of, fields_of(annotation))), annotation)
-    match kind_of(annotation):
+        return types.NamedTuple(tuple(map(numba_type, tuple_fields(annotation))), annotation)
+    match argument_kind(annotation):
         case Pointer(element=element):
             return types.CPointer(getattr(types, element))
         case Float64Arg():
@@ -124,41 +124,41 @@ class ArgReader:
     """Takes words one after the other, and makes values of them."""
 
     def __init__(self, context: Any, builder: Any, words: Any) -> None:
-        self.context, self.builder, self.words, self.at = context, builder, words, 0
+        self.context, self.builder, self.words, self.index = context, builder, words, 0
 
-    def rest(self) -> Any:
+    def rest_address(self) -> Any:
         """The address of those that are left."""
-        return self.builder.gep(self.words, [ir.Constant(ir.IntType(64), self.at)])
+        return self.builder.gep(self.words, [ir.Constant(ir.IntType(64), self.index)])
 
-    def word(self) -> Any:
-        found = self.builder.load(self.rest())
-        self.at += 1
-        return found
+    def read_word(self) -> Any:
+        word = self.builder.load(self.rest_address())
+        self.index += 1
+        return word
 
-    def value(self, kind: Any) -> Any:
+    def read_value(self, kind: Any) -> Any:
         if isinstance(kind, types.NamedTuple | types.NamedUniTuple):
-            return self.context.make_tuple(self.builder, kind, [self.value(each) for each in kind])
+            return self.context.make_tuple(self.builder, kind, [self.read_value(field) for field in kind])
         if isinstance(kind, types.Array):
-            return self.array(kind)
-        word = self.word()
+            return self.read_array(kind)
+        word = self.read_word()
         if isinstance(kind, types.CPointer):
             return self.builder.inttoptr(word, self.context.get_value_type(kind))
         return self.builder.bitcast(word, ir.DoubleType()) if kind == types.float64 else word
 
-    def array(self, kind: Any) -> Any:
-        made = self.context.make_array(kind)(self.context, self.builder)
+    def read_array(self, kind: Any) -> Any:
+        array = self.context.make_array(kind)(self.context, self.builder)
         size = self.context.get_abi_sizeof(self.context.get_data_type(kind.dtype))
-        data = self.builder.inttoptr(self.word(), made.data.type)
-        shape = [self.word() for _ in range(kind.ndim)]
+        data = self.builder.inttoptr(self.read_word(), array.data.type)
+        shape = [self.read_word() for _ in range(kind.ndim)]
         strides = [ir.Constant(ir.IntType(64), size)]
         for length in shape[:0:-1]:
             strides.insert(0, self.builder.mul(length, strides[0]))
-        whole = {
+        fields = {
             "shape": cgutils.pack_array(self.builder, shape),
             "strides": cgutils.pack_array(self.builder, strides),
         }
-        for name, value in whole.items():
-            setattr(made, name, value)
-        made.data, made.itemsize = data, ir.Constant(ir.IntType(64), size)
-        made.nitems = shape[0] if kind.ndim == 1 else self.builder.mul(*shape)
-        return made._getvalue()
+        for name, value in fields.items():
+            setattr(array, name, value)
+        array.data, array.itemsize = data, ir.Constant(ir.IntType(64), size)
+        array.nitems = shape[0] if kind.ndim == 1 else self.builder.mul(*shape)
+        return array._getvalue()

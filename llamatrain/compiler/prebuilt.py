@@ -13,15 +13,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llamatrain.compiler.loader import loaded
+from llamatrain.compiler.loader import load_code
 from llamatrain.platform.cpu import processor
 from llamatrain.platform.open_file import read_regular
 
 PACKAGE = Path(__file__).resolve().parent.parent
-SWITCH = "LLAMATRAIN_LIBRARIES"  # names another folder of libraries, or one without
-FOLDER = Path(os.environ.get(SWITCH) or PACKAGE / "compiler" / "libraries")
-MANIFEST, LARGEST = "manifest.json", 1 << 26
-COMPILED_HERE = (
+LIBRARIES_VARIABLE = "LLAMATRAIN_LIBRARIES"  # names another folder of libraries, or one without
+FOLDER = Path(os.environ.get(LIBRARIES_VARIABLE) or PACKAGE / "compiler" / "libraries")
+MANIFEST, MAX_BYTES = "manifest.json", 1 << 26
+HASHED_FOLDERS = (
     "compiler",
     "platform",
     "kernels",
@@ -31,32 +31,32 @@ COMPILED_HERE = (
 
 
 @cache
-def sources() -> str:
+def hash_sources() -> str:
     """A hash of all sources that end up in machine code."""
     key = hashlib.sha256()
-    for source in sorted(path for folder in COMPILED_HERE for path in (PACKAGE / folder).rglob("*.py")):
+    for source in sorted(path for folder in HASHED_FOLDERS for path in (PACKAGE / folder).rglob("*.py")):
         key.update(source.relative_to(PACKAGE).as_posix().encode() + b"\0" + source.read_bytes() + b"\0")
     return key.hexdigest()
 
 
-def file_of(name: str) -> str:
+def library_filename(name: str) -> str:
     return f"{name}.so"
 
 
-def nothing(symbol: str) -> int:
+def find_nothing(symbol: str) -> int:
     return 0
 
 
-def library() -> tuple[Callable[[str], int], str]:
+def open_library() -> tuple[Callable[[str], int], str]:
     """What finds the kernels of this machine's class, and why there are none if there should be."""
     name, manifest = processor().name, FOLDER / MANIFEST
     try:
-        said = json.loads(read_regular(manifest, LARGEST)[0])
-        made_of, expected = said["sources"], said["libraries"].get(name)
+        contents = json.loads(read_regular(manifest, MAX_BYTES)[0])
+        built_from, expected = contents["sources"], contents["libraries"].get(name)
     except (FileNotFoundError, NotADirectoryError):  # none came with it
-        return nothing, ""
+        return find_nothing, ""
     except OSError as error:
-        return nothing, f"{manifest} cannot be read ({error.strerror or error})"
+        return find_nothing, f"{manifest} cannot be read ({error.strerror or error})"
     except (
         ValueError,
         TypeError,
@@ -64,33 +64,35 @@ def library() -> tuple[Callable[[str], int], str]:
         AttributeError,
         RecursionError,
     ):  # it is anything but a manifest
-        return nothing, f"{manifest} is damaged"
+        return find_nothing, f"{manifest} is damaged"
     if expected is None:
-        return nothing, ""
-    if made_of != sources():
-        return nothing, "the kernels that came with the package are of other sources than these"
-    return _of(FOLDER / file_of(name), expected)
+        return find_nothing, ""
+    if built_from != hash_sources():
+        return find_nothing, "the kernels that came with the package are of other sources than these"
+    return _load_verified(FOLDER / library_filename(name), expected)
 
 
-def _of(path: Path, expected: Any) -> tuple[Callable[[str], int], str]:
-    if writer := next(filter(None, map(open_to, _ways(FOLDER / MANIFEST, path))), ""):
-        return nothing, f"the kernels that came with the package are passed over: {writer}"
+def _load_verified(path: Path, expected: Any) -> tuple[Callable[[str], int], str]:
+    if problem := next(
+        filter(None, map(find_untrusted_writer, _paths_and_parents(FOLDER / MANIFEST, path))), ""
+    ):
+        return find_nothing, f"the kernels that came with the package are passed over: {problem}"
     try:
-        code = read_regular(path, LARGEST)[0]
+        code = read_regular(path, MAX_BYTES)[0]
         if hashlib.sha256(code).hexdigest() != expected:
-            return nothing, f"{path} is not what came with the package"
-        return loaded(code, shown=path.stem), ""
+            return find_nothing, f"{path} is not what came with the package"
+        return load_code(code, exported=path.stem), ""
     except OSError as error:
-        return nothing, f"{path} cannot be loaded ({error.strerror or error})"
+        return find_nothing, f"{path} cannot be loaded ({error.strerror or error})"
 
 
-def _ways(*files: Path) -> dict[Path, None]:
+def _paths_and_parents(*files: Path) -> dict[Path, None]:
     """The files and two folders above each, wherever links lead."""
     real = [Path(os.path.realpath(file)) for file in files]
     return dict.fromkeys(place for file in real for place in (file, *file.parents[:2]))
 
 
-def open_to(path: Path) -> str:
+def find_untrusted_writer(path: Path) -> str:
     """Who but the user and root can write there, if anybody can."""
     if not hasattr(os, "geteuid"):
         return ""
@@ -100,12 +102,14 @@ def open_to(path: Path) -> str:
         return f"{path} cannot be read ({error.strerror or error})"
     if status.st_uid not in (0, os.geteuid()):
         return f"{path} belongs to another user"
-    if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_alone_in(status.st_gid)):
+    if status.st_mode & stat.S_IWOTH or (
+        status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid)
+    ):
         return f"others can write to {path}"
     return ""
 
 
-def _is_alone_in(group: int) -> bool:
+def _is_private_group(group: int) -> bool:
     """A group of the user's own, as many systems give to each, or root's."""
     if group == 0:
         return True
@@ -114,7 +118,7 @@ def _is_alone_in(group: int) -> bool:
 
     try:
         user = pwd.getpwuid(os.geteuid())
-        found = grp.getgrgid(group)
+        entry = grp.getgrgid(group)
     except KeyError:
         return False
-    return group == user.pw_gid and found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}
+    return group == user.pw_gid and entry.gr_name == user.pw_name and set(entry.gr_mem) <= {user.pw_name}

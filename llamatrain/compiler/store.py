@@ -20,23 +20,23 @@ from llamatrain.platform.open_file import read_regular
 from llamatrain.platform.temp_files import NEW_PREFIX, delete_at_exit, remove_leftovers, remove_path
 
 MAGIC = b"llamatrain's machine code 1\n"
-OTHERS = (
+WRITABLE_BY_OTHERS = (
     stat.S_IWGRP | stat.S_IWOTH if os.name == "posix" else 0
 )  # rights to write, which change the code that is run
-LARGEST = 1 << 26  # bytes of a function's file
+MAX_BYTES = 1 << 26  # bytes of a function's file
 ATTEMPTS = 30  # to write a file: others may remove the folder meanwhile, or what is there and not held yet
 
 
-def name_of(function: str, facts: str) -> str:
+def object_name(function: str, facts: str) -> str:
     """A file's name: for people to read, and no other function's."""
     return f"{function}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
 
-def sealed(facts: str, code: bytes) -> bytes:
-    return MAGIC + _seal(facts, code) + code
+def seal(facts: str, code: bytes) -> bytes:
+    return MAGIC + _digest(facts, code) + code
 
 
-def _seal(facts: str, code: bytes | memoryview) -> bytes:
+def _digest(facts: str, code: bytes | memoryview) -> bytes:
     made = hashlib.sha256(facts.encode() + b"\n")
     made.update(code)
     return made.digest()
@@ -47,78 +47,80 @@ class ObjectStore:
     none, it stays in memory, for this run alone."""
 
     def __init__(self, folder: Path | None, spare: Path | None = None) -> None:
-        self.folder, self._spare, self._places = folder, spare, [folder] if folder else list[Path]()
-        self.instead = ""  # why files are written to the spare folder
-        self.loose: dict[str, bytes] = {}
+        self.folder, self._spare, self._folders = folder, spare, [folder] if folder else list[Path]()
+        self.fallback_reason = ""  # why files are written to the spare folder
+        self.in_memory: dict[str, bytes] = {}
         self.damaged = set[str]()
-        self.trouble = ""  # why nothing is written, or no more
+        self.problem = ""  # why nothing is written, or no more
         if folder is None:
-            self.trouble = "there is no home"
-        elif _foreign(folder):
-            self.trouble = f"{folder} belongs to another user"
-            self.folder, self._places = None, []
+            self.problem = "there is no home"
+        elif _is_foreign(folder):
+            self.problem = f"{folder} belongs to another user"
+            self.folder, self._folders = None, []
         if spare and is_private(spare.parent):
-            self._places.append(spare)
+            self._folders.append(spare)
 
-    def take(self, name: str, facts: str) -> memoryview | None:
+    def load(self, name: str, facts: str) -> memoryview | None:
         """The code, if it is there and whole."""
-        found = (
-            [self.loose[name]] if name in self.loose else (self._read(place, name) for place in self._places)
+        candidates = (
+            [self.in_memory[name]]
+            if name in self.in_memory
+            else (self._read(folder, name) for folder in self._folders)
         )
-        for file in found:
-            at = len(MAGIC) + hashlib.sha256().digest_size
-            code = memoryview(file or b"")[at:]
-            if file is not None and file[:at] == MAGIC + _seal(facts, code):
+        for file in candidates:
+            start = len(MAGIC) + hashlib.sha256().digest_size
+            code = memoryview(file or b"")[start:]
+            if file is not None and file[:start] == MAGIC + _digest(facts, code):
                 return code
             if file is not None:
-                self.drop(name)
+                self.discard(name)
         return None
 
-    def drop(self, name: str) -> None:
+    def discard(self, name: str) -> None:
         """What is there under a name is no good."""
-        self.loose.pop(name, None)
+        self.in_memory.pop(name, None)
         self.damaged.add(name)
 
-    def put(self, name: str, file: bytes) -> None:
+    def save(self, name: str, file: bytes) -> None:
         """Keep what was sealed."""
-        if not self.trouble:
+        if not self.problem:
             try:
                 self._write(name, file)
                 return
             except OSError as error:
-                self._turn(f"{self.folder} cannot be written ({error.strerror or error})")
-            if self.instead:
-                self.put(name, file)
+                self._use_fallback(f"{self.folder} cannot be written ({error.strerror or error})")
+            if self.fallback_reason:
+                self.save(name, file)
                 return
-        self.loose[name] = file
+        self.in_memory[name] = file
 
-    def check(self) -> None:
+    def check_writable(self) -> None:
         """Find out whether anything can be kept, before much is made."""
-        if trouble := self.trouble or (find_write_problem(self.folder) if self.folder else ""):
-            self._turn(trouble)
-        if self.folder and not self.trouble:
+        if problem := self.problem or (find_write_problem(self.folder) if self.folder else ""):
+            self._use_fallback(problem)
+        if self.folder and not self.problem:
             remove_leftovers(self.folder, NEW_PREFIX)
 
-    def _turn(self, trouble: str) -> None:
+    def _use_fallback(self, problem: str) -> None:
         """Write to the spare folder from now on, if that can be done, since there is trouble with the other."""
-        place, self._spare, self.trouble = self._spare, None, trouble
-        if not place:
+        folder, self._spare, self.problem = self._spare, None, problem
+        if not folder:
             return
         with suppress(OSError):
-            place.parent.mkdir(mode=0o700, exist_ok=True)
-        if is_private(place.parent) and not find_write_problem(place):
-            self.folder, self.trouble, self.instead = place, "", trouble
-            self._places = list(dict.fromkeys([*self._places, place]))
+            folder.parent.mkdir(mode=0o700, exist_ok=True)
+        if is_private(folder.parent) and not find_write_problem(folder):
+            self.folder, self.problem, self.fallback_reason = folder, "", problem
+            self._folders = list(dict.fromkeys([*self._folders, folder]))
 
     def _read(self, folder: Path, name: str) -> bytes | None:
         try:
-            file, status = read_regular(folder / name, LARGEST)
+            file, status = read_regular(folder / name, MAX_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError:
-            self.drop(name)
+            self.discard(name)
             return None
-        return file if _is_trusted(status) and not status.st_mode & OTHERS else b""
+        return file if _is_trusted(status) and not status.st_mode & WRITABLE_BY_OTHERS else b""
 
     def _write(self, name: str, file: bytes) -> None:
         assert self.folder is not None
@@ -132,19 +134,19 @@ class ObjectStore:
                     raise
 
 
-def _replace(place: Path, file: bytes) -> None:
-    new = place.with_name(f"{NEW_PREFIX}{place.name}-{secrets.token_hex(4)}")
+def _replace(target: Path, file: bytes) -> None:
+    new = target.with_name(f"{NEW_PREFIX}{target.name}-{secrets.token_hex(4)}")
     try:
         new.touch(0o644, exist_ok=False)
         delete_at_exit(new).write_bytes(file)
-        if place.is_dir() and not place.is_symlink():
-            remove_path(place)
-        new.replace(place)
+        if target.is_dir() and not target.is_symlink():
+            remove_path(target)
+        new.replace(target)
     finally:
         remove_path(new)
 
 
-def _foreign(folder: Path) -> bool:
+def _is_foreign(folder: Path) -> bool:
     try:
         return not _is_trusted(folder.stat())
     except OSError:  # not there yet, or out of reach

@@ -31,9 +31,9 @@ class Codegen(codegen.AOTCPUCodegen):
     def set_env(self, name: str, environment: Any) -> None:
         """What Numba's own functions would find their globals by."""
 
-    def optimise(self, module: Any) -> None:
+    def optimize(self, module: Any) -> None:
         """The passes of Numba's, over all that has become one module."""
-        for how in (
+        for options in (
             {
                 "loop_vectorize": self._loopvect,
                 "slp_vectorize": False,
@@ -42,24 +42,24 @@ class Codegen(codegen.AOTCPUCodegen):
             },
             {},
         ):
-            passes, builder = self._module_pass_manager(**how)
+            passes, builder = self._module_pass_manager(**options)
             passes.run(module, builder)
 
-    def object_of(self, module: Any) -> bytes:
+    def emit_object(self, module: Any) -> bytes:
         return bytes(self._tm.emit_object(module))
 
 
 @cache
-def context() -> Any:
+def numba_context() -> Any:
     """Numba's context, which from here on makes code for the class of this process."""
-    made = cpu_target.target_context
+    context = cpu_target.target_context
     # Addresses are integers here. Sinking one into a loop, LLVM may take the wrong summand for its pointer, find that it is 0
     # for the caller (whose code it sees later), and drop the code as undefined: seen in a decoder. So it shall not do that.
     llvm.set_option("", "-addr-sink-using-gep=false")
     config.LLVM_REFPRUNE_PASS = 0  # nothing is counted
-    made._internal_codegen = Codegen("llamatrain", cpu.processor().cpu)
-    return made
+    context._internal_codegen = Codegen("llamatrain", cpu.processor().cpu)
+    return context
 
 
-def typing() -> Any:
+def typing_context() -> Any:
     return cpu_target.typing_context

@@ -11,19 +11,21 @@ LANES = vector_width()
 VECTORS = "llamatrain.compiler.simd"
 
 
-def named(module: str, *names: str) -> list[Any]:
+def lazy_names(module: str, *names: str) -> list[Any]:
     """What a module has by these names, when they are asked for."""
-    return [LazyCompiled(partial(_found, module, name)) for name in names]
+    return [LazyCompiled(partial(_import_name, module, name)) for name in names]
 
 
-def _found(module: str, name: str) -> Any:
+def _import_name(module: str, name: str) -> Any:
     return getattr(import_module(f"{VECTORS}.{module}"), name)
 
 
-load, store, load_to, store_to = named("memory", "load", "store", "load_to", "store_to")
-splat, total, largest, larger = named("vector", "splat", "total", "largest", "larger")
-exp, tanh, sqrt = named("vector", "exp", "tanh", "sqrt")
-otherwise, within, between = named("vector", "otherwise", "within", "between")
-evens, odds, swapped, alternate = named("vector", "evens", "odds", "swapped", "alternate")
-to_bf16, from_bf16 = named("vector", "to_bf16", "from_bf16")
-sixteen = LazyModule(f"{VECTORS}.vec16")
+load, store, load_until, store_until = lazy_names("memory", "load", "store", "load_until", "store_until")
+splat, reduce_sum, reduce_max, maximum = lazy_names("vector", "splat", "reduce_sum", "reduce_max", "maximum")
+exp, tanh, sqrt = lazy_names("vector", "exp", "tanh", "sqrt")
+where_nonzero, mask_range, where_between = lazy_names("vector", "where_nonzero", "mask_range", "where_between")
+duplicate_even, duplicate_odd, swap_pairs, negate_even = lazy_names(
+    "vector", "duplicate_even", "duplicate_odd", "swap_pairs", "negate_even"
+)
+to_bf16, from_bf16 = lazy_names("vector", "to_bf16", "from_bf16")
+vec16 = LazyModule(f"{VECTORS}.vec16")

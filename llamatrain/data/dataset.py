@@ -1,4 +1,4 @@
-"""All samples of some files under one number each: where they begin, how long they are, what of them is trained."""
+"""Numbers the samples of all files, with their positions, lengths and trained tokens."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,13 @@ from llamatrain.config.options import flag_of
 from llamatrain.data.chat.prompt import TokenizerLike
 from llamatrain.data.encode import REFUSED, TOO_MUCH, Encoder
 from llamatrain.data.files import DataFile
-from llamatrain.data.find_files import Use, check_apart, find_data, find_sources, naming
+from llamatrain.data.find_files import Use, check_disjoint, describe_files, find_data, find_sources
 from llamatrain.data.options import DataOptions
 from llamatrain.data.preference_records import Compare
 from llamatrain.data.shuffle import Permutation
 from llamatrain.data.token_cache import TokenStore
 from llamatrain.errors import DataError
-from llamatrain.platform.terminal import say
+from llamatrain.platform.terminal import log_line
 
 NAMED = 3  # places that a summary names before it says how many more there are
 GROUP = 64 * 10**6  # bytes of small files that share an entry of the cache
@@ -28,7 +28,10 @@ GROUP = 64 * 10**6  # bytes of small files that share an entry of the cache
 
 @dataclass(frozen=True)
 class Shard:
-    """Documents of some files. A row takes `ctx` targets of them; `lead` is 1 where a begin token stands before each row."""
+    """The documents of some files.
+
+    A row takes `ctx` targets of a document; `lead` is 1 if a begin token precedes each row.
+    """
 
     sources: list[DataFile]
     store: TokenStore
@@ -39,16 +42,17 @@ class Shard:
 
     @property
     def only_text(self) -> bool:
-        """Whether all rows are full but the last of each document."""
+        """True if all rows are full except the last of each document."""
         return self.sources[0].kind == "text" and not self.documents["single"].any()
 
     @cached_property
     def counts(self) -> np.ndarray:
+        """The number of samples in each document, as the dataset numbers them."""
         return self.within
 
     @cached_property
     def within(self) -> np.ndarray:
-        """How many samples each document makes; none where there is nothing to train in reach."""
+        """The number of samples in each document; 0 if no trained token is within reach."""
         size, first = self.documents["size"], self.documents["first"]
         targets = size - 1 + self.lead
         windows = np.maximum(size - self.ctx, 1) if self.overlapping else -(-targets // self.ctx)
@@ -57,6 +61,7 @@ class Shard:
 
     @cached_property
     def ends(self) -> np.ndarray:
+        """The number of samples up to and including each document."""
         return np.cumsum(self.counts)
 
     def __len__(self) -> int:
@@ -64,7 +69,7 @@ class Shard:
 
     @property
     def sizes(self) -> np.ndarray:
-        """How many tokens each sample has."""
+        """The number of tokens in each sample."""
         documents, counts = np.repeat(self.documents, self.counts), self.counts
         first = (np.arange(len(self)) - np.repeat(self.ends - counts, counts)) * (
             1 if self.overlapping else self.ctx
@@ -73,7 +78,7 @@ class Shard:
         return np.where(documents["single"], documents["size"], windows)
 
     def span(self, number: int) -> tuple[int, int, bool]:
-        """Begin and end in the store's tokens of a sample, and whether it is text that may begin anywhere."""
+        """Return the begin and end of a sample in the store, and whether it is text that may begin anywhere."""
         place = int(np.searchsorted(self.ends, number, side="right"))
         document = self.documents[place]
         begin, size = int(document["begin"]), int(document["size"])
@@ -83,11 +88,12 @@ class Shard:
         return begin + first, begin + min(size, first + self.ctx + 1 - self.lead), True
 
     def whole(self, place: int) -> "Sample":
-        """All of a document."""
+        """Read all tokens of a document as one sample."""
         begin, size = (int(self.documents[name][place]) for name in ("begin", "size"))
         return self.sample(begin, begin + size, False)
 
     def sample(self, begin: int, end: int, text: bool) -> "Sample":
+        """Read the tokens and weights of a range."""
         tokens, marks = self.store.tokens.read(begin, end), self.store.marks
         weights = (
             np.ones(len(tokens), np.float32) if marks is None else marks.read(begin, end).astype(np.float32)
@@ -95,10 +101,14 @@ class Shard:
         return Sample(tokens, weights, text)
 
     def take(self, chosen: np.ndarray) -> "Shard":
+        """Return a shard of only the selected documents."""
         return replace(self, documents=self.documents[chosen])
 
     def dealt(self) -> "Shard":
-        """What a split deals out: text as documents of one row each, or of many where rows overlap."""
+        """Cut text into the units that a validation split distributes.
+
+        A unit is one row, or 16 where rows overlap. Other documents stay whole.
+        """
         if not self.only_text:
             return self
         span = self.ctx * (16 if self.overlapping else 1)
@@ -111,39 +121,46 @@ class Shard:
         return replace(self, documents=pieces)
 
     def places(self, chosen: np.ndarray) -> list[str]:
+        """Return `file:line` of the selected documents."""
         files, lines = (self.documents[name][chosen].tolist() for name in ("file", "line"))
         return [f"{self.sources[file].name}:{line}" for file, line in zip(files, lines, strict=True)]
 
     @property
     def long(self) -> np.ndarray:
-        """Documents that do not fit their one row and lose their end."""
+        """Marks documents that are longer than their one row and lose their end."""
         return self.documents["single"] & self.used & (self.documents["size"] > self.ctx + 1 - self.lead)
 
     @property
     def excessive(self) -> np.ndarray:
+        """Marks documents that were skipped because they take too much time or memory."""
         return self.documents["first"] == TOO_MUCH
 
     @property
     def refused(self) -> np.ndarray:
+        """Marks documents of no known form, or that the chat template refused."""
         return self.documents["first"] == REFUSED
 
     @property
     def used(self) -> np.ndarray:
+        """Marks documents that have samples."""
         return self.counts > 0
 
     @property
     def unused(self) -> np.ndarray:
+        """Marks documents that were read but have no trained token within a row."""
         return ~self.used & (self.documents["first"] > TOO_MUCH)
 
 
 class Sample(NamedTuple):
+    """The tokens of one sample, with the weight of each as a target."""
+
     tokens: np.ndarray
     weights: np.ndarray  # float32; of each token as a target
     text: bool  # may begin anywhere
 
 
 class Dataset:
-    """The samples of all parts, numbered through."""
+    """The samples of all shards under consecutive numbers."""
 
     def __init__(self, parts: Sequence[Shard], ctx: int, lead: int | None) -> None:
         self.parts, self.ctx, self.lead = list(parts), ctx, lead
@@ -158,11 +175,11 @@ class Dataset:
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """How many tokens each has."""
+        """The number of tokens in each sample."""
         return np.concatenate([part.sizes for part in self.parts])
 
     def answers(self, most: int) -> Iterator[Sample]:
-        """Some prompts and chats: the first of each part."""
+        """Yield the first `most` prompts and chats of each shard."""
         for part, end in zip(self.parts, self.ends.tolist(), strict=True):
             if part.sources[0].kind == "lines":
                 for place in np.flatnonzero(part.documents["single"] & (part.counts > 0))[:most]:
@@ -173,46 +190,48 @@ class Dataset:
         return part, *part.span(number)
 
     def part_of(self, number: int) -> tuple[Shard, int]:
-        """The part that a sample is of, and its number there."""
+        """Return the shard of a sample, and its number there."""
         place = int(np.searchsorted(self.ends, number, side="right"))
         return self.parts[place], number - (int(self.ends[place - 1]) if place else 0)
 
     @property
     def only_text(self) -> bool:
+        """True if all rows are full except the last of each document."""
         return all(part.only_text for part in self.parts)
 
     @property
     def plain(self) -> bool:
-        """Whether it all comes from plain text."""
+        """True if all data is plain text."""
         return all(part.sources[0].kind == "text" for part in self.parts)
 
     @property
     def tokens(self) -> int:
+        """The number of tokens in documents that are used."""
         return sum(int(part.documents["size"][part.used].sum()) for part in self.parts)
 
     @property
     def cut(self) -> list[str]:
-        """Where a document is longer than a row and loses its end."""
+        """The places of documents that are longer than a row and lose their end."""
         return [place for part in self.parts for place in part.places(part.long)]
 
     @property
     def skipped(self) -> list[str]:
-        """Where a document has no token that is trained, or none within a row."""
+        """The places of documents without a trained token within a row."""
         return [place for part in self.parts for place in part.places(part.unused)]
 
     @property
     def excessive(self) -> list[str]:
-        """Where a row was skipped because it takes too much time or memory."""
+        """The places of rows that were skipped because they take too much time or memory."""
         return [place for part in self.parts for place in part.places(part.excessive)]
 
     @property
     def refused(self) -> list[str]:
-        """Find the rows that are of no known form, or that the chat template refuses."""
+        """The places of rows of no known form, or that the chat template refused."""
         return [place for part in self.parts for place in part.places(part.refused)]
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the samples and their order: a shuffle goes on only in the data that it began in."""
+        """A hash of the samples and their order: a shuffle can only resume in the data that it began in."""
         made = hashlib.sha256(
             repr((self.ctx, self.lead, [part.store.identity for part in self.parts])).encode()
         )
@@ -222,7 +241,7 @@ class Dataset:
 
 
 class DatasetKind(NamedTuple):
-    """How documents become samples."""
+    """The classes that turn documents into samples."""
 
     part: type[Shard] = Shard
     corpus: type[Dataset] = Dataset
@@ -233,7 +252,7 @@ PLAIN = DatasetKind()
 
 
 def named(places: list[str]) -> str:
-    """`data.jsonl:3, 8, other.jsonl:1 and 5 more`, by paths from here where they are below."""
+    """List places for a message: `data.jsonl:3, 8, other.jsonl:1 and 5 more`."""
     more, told, before = len(places) - NAMED, list[str](), ""
     for place in places[:NAMED]:
         file, _, number = place.rpartition(":")
@@ -243,7 +262,7 @@ def named(places: list[str]) -> str:
 
 
 def from_here(path: str) -> str:
-    """A path as it is from the current folder, where it lies below that."""
+    """Return a path relative to the current folder if it is inside it."""
     with suppress(ValueError, OSError):
         return str(Path(path).relative_to(Path.cwd()))
     return path
@@ -261,18 +280,18 @@ def open_corpus(
     kind: DatasetKind = PLAIN,
     use: Use = "train",
 ) -> tuple[Dataset, Dataset | None]:
-    """The samples to train on, and those to validate with."""
+    """Open the training dataset and, if there is one, the validation dataset."""
     found = find_data(data, options.mapping, use, options.raw)
-    sources, others = found.sources, [] if options.val_split else found.offered
+    sources, others = found.sources, [] if options.val_split else found.validation
     if options.val:
         others = find_sources(options.val, options.mapping, "validate", options.raw)
-    for line in found.told:
-        say(
+    for line in found.messages:
+        log_line(
             line
-            if not found.offered or others is not found.offered
-            else f"{line}; validated with: {naming(others)}"
+            if not found.validation or others is not found.validation
+            else f"{line}; validated with: {describe_files(others)}"
         )
-    check_apart(sources, others)
+    check_disjoint(sources, others)
     encoder = Encoder(tokenizer, options, ctx, kind.compare)
     whole = partial(corpus_of, ctx=ctx, lead=encoder.lead, kind=kind)
     parts = open_parts(sources, encoder, kind)
@@ -287,7 +306,11 @@ def open_corpus(
 
 
 def open_parts(sources: list[DataFile], encoder: Encoder, kind: DatasetKind) -> list[Shard]:
-    """Files of a kind together, but no more than a large one at a time: a change makes only its own part anew."""
+    """Encode files into shards.
+
+    Small files of the same kind share a shard up to GROUP bytes, so that a changed file re-encodes only its
+    own shard.
+    """
     groups = list[list[DataFile]]()
     room = 0
     for source in sources:
@@ -313,7 +336,7 @@ def open_parts(sources: list[DataFile], encoder: Encoder, kind: DatasetKind) -> 
 
 
 def corpus_of(parts: list[Shard], ctx: int, lead: int | None, kind: DatasetKind) -> Dataset:
-    """One that has something to train on."""
+    """Build a dataset; raise DataError if it has nothing to train on."""
     corpus = kind.corpus(parts, ctx, lead)
     if not len(corpus):
         without = named(corpus.skipped + corpus.excessive + corpus.refused)
@@ -322,7 +345,7 @@ def corpus_of(parts: list[Shard], ctx: int, lead: int | None, kind: DatasetKind)
 
 
 def check_length(parts: list[Shard], ctx: int, lead: int | None) -> None:
-    """Text must fill a row."""
+    """Raise DataError if plain text is shorter than one row."""
     targets = sum(int(part.documents["size"].sum()) for part in parts) - (lead is None)
     if Dataset(parts, ctx, lead).only_text and targets < ctx:
         less = f"take {flag_of('ctx')} {max(targets, 1)} or less, or more text"
@@ -330,7 +353,8 @@ def check_length(parts: list[Shard], ctx: int, lead: int | None) -> None:
 
 
 def name_of(parts: list[Shard]) -> str:
-    return naming([source for part in parts for source in part.sources])
+    """Name the files of some shards for a message."""
+    return describe_files([source for part in parts for source in part.sources])
 
 
 # ---- validation split ------------------------------------------------------------
@@ -339,7 +363,7 @@ SPLIT = 0x5911  # makes the shuffle of the split differ from those of the epochs
 
 
 def split(parts: list[Shard], name: str, share: float, seed: int) -> tuple[list[Shard], list[Shard]]:
-    """Documents dealt to training and validation by the seed; those of one line stay together."""
+    """Split documents into training and validation by a seed; documents of one line stay together."""
     pieces = [part.dealt() for part in parts]
     units = [np.unique(part.documents[["file", "line"]], return_inverse=True)[1] for part in pieces]
     starts = np.cumsum([0, *(int(unit.max()) + 1 if len(unit) else 0 for unit in units)])

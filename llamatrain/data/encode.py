@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
 from itertools import accumulate, chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,18 +25,18 @@ from llamatrain.data.chat.messages import UNTRAINED
 from llamatrain.data.chat.prompt import LARGE, IncrementalTokenizer, PromptReader, TokenizerLike
 from llamatrain.data.chat.template import AHEAD, WANTED, Asked, ChatTemplate, TemplateError, TemplateStopped
 from llamatrain.data.files import DataFile
-from llamatrain.data.find_files import naming
+from llamatrain.data.find_files import describe_files
 from llamatrain.data.json_values import RecordTooLarge
 from llamatrain.data.options import DataOptions
 from llamatrain.data.parallel_map import grouped, in_order, progress
 from llamatrain.data.preference_records import Compare, PreferencePair, check_lines, judged_in
-from llamatrain.data.readers.text import JsonLine, Place, chunks_of, rows_of, samples_after
+from llamatrain.data.readers.text import read_chunks, read_samples
 from llamatrain.data.records import ChatRecord, Document, PromptRecord, TextRecord, parse_line, unthought
 from llamatrain.data.token_cache import StoreLimits, TokenStore, TokenStoreWriter, stored
 from llamatrain.data.warnings import lines, marks_in, plain_marks
 from llamatrain.errors import DataError
 from llamatrain.platform.memory import trim_heap
-from llamatrain.platform.terminal import say
+from llamatrain.platform.terminal import log_line
 
 VERSION = (
     3  # of what this file makes of a text: with a new one, old entries of the cache are not found any more
@@ -51,6 +52,23 @@ REFUSED = -3  # the same of one that is of no known form, or that the chat templ
 HOPELESS = 1000  # rows that are refused, before any is taken, are enough
 READS_DATE = ("strftime_now", "date_string", "datetime")
 PIECE = 64  # bytes that one token stands for at most, in the bound of an overlapping sample
+
+
+Place = tuple[int, int]  # the index of a file, and a line number
+
+
+class JsonLine(NamedTuple):
+    """A row of a file: its JSON and its position."""
+
+    file: int  # its index
+    number: int
+    text: bytes
+    place: str
+
+    @property
+    def key(self) -> Place:
+        """The file index and line number."""
+        return self.file, self.number
 
 
 Made = tuple[JsonLine, MarkedTokens | DataError]  # what becomes of a line: a sample, or nothing, and why
@@ -111,9 +129,10 @@ class Encoder:
                 {"as_chat"} if self.options.as_chat else set()
             )  # what was asked for is not said
             for line in lines(
-                {kind: told for kind, told in store.notes.items() if kind not in known}, naming(sources)
+                {kind: told for kind, told in store.notes.items() if kind not in known},
+                describe_files(sources),
             ):
-                say(line)
+                log_line(line)
             self.said |= store.notes.keys()
             store.identity = identity
             return store
@@ -125,7 +144,7 @@ class Encoder:
 
         A document is a file or some bytes of one.
         """
-        files, size = len(sources), sum(source.most for source in sources)
+        files, size = len(sources), sum(source.max_size for source in sources)
         return StoreLimits(ids=len(self.tokenizer), files=files, documents=files + size)
 
     def _identity(self, sources: list[DataFile]) -> str:
@@ -154,7 +173,11 @@ class Encoder:
         elif options.pattern:
             facts += [options.pattern, options.include_sample_start, options.fill_with_next_samples]
             facts += [(self.ctx, options.sample_random_offsets) if options.overlapping_samples else None]
-        facts += [[at, each.form, each.packed] for at, each in enumerate(sources) if not each.is_as_ever]
+        facts += [
+            [at, each.format.name, each.compression]
+            for at, each in enumerate(sources)
+            if not each.is_identified_by_content
+        ]
         for each in sources:
             with each.path.open("rb") as file:
                 facts.append(hashlib.file_digest(file, "sha256").hexdigest())
@@ -177,7 +200,7 @@ class Encoder:
         """Encode text files; each is one document."""
         with progress(sources) as told:
             for number, source in enumerate(sources):
-                for size, tokens in self.tokenizer.encode_large(chunks_of(source)):
+                for size, tokens in self.tokenizer.encode_large(read_chunks(source)):
                     writer.write(tokens)
                     told.update(size)
                 writer.write(self._end(self.tokenizer.add_eos))
@@ -193,7 +216,7 @@ class Encoder:
             (len(text), (number, count, text))
             for number, source in enumerate(sources)
             for count, text in enumerate(
-                samples_after(source, options.pattern, options.include_sample_start, longest), 1
+                read_samples(source, options.pattern, options.include_sample_start, longest), 1
             )
         )
         for group in in_order(self._texts, grouped(found), sources):
@@ -212,9 +235,9 @@ class Encoder:
     def _fill_lines(self, sources: list[DataFile], writer: TokenStoreWriter) -> None:
         """Encode rows, and report those that were skipped."""
         numbered = (
-            (len(text) + 1, JsonLine(number, count, text, source.place(count)))
+            (len(text) + 1, JsonLine(number, count, text, source.locate(count)))
             for number, source in enumerate(sources)
-            for count, text in rows_of(source)
+            for count, text in source.rows()
         )
         skipped, refused = SkipReasons(), RefusedRows()
         self.notes, self.forms, self.template.notes = {}, set(), set()
@@ -229,9 +252,9 @@ class Encoder:
             raise DataError(refused.told())
         writer.note(self._noted())
         for line in skipped.first:
-            say(line)
+            log_line(line)
         if skipped.count > SHOWN:
-            say(f"{naming(sources)}: {skipped.count - SHOWN:,} more rows were skipped, too")
+            log_line(f"{describe_files(sources)}: {skipped.count - SHOWN:,} more rows were skipped, too")
 
     def _noted(self) -> dict[str, str]:
         """Collect the notes on these rows, with those that hold for all chats."""

@@ -1,4 +1,4 @@
-"""JSON lines of answers that were judged: two to one prompt, of which one was chosen, or one, and whether it is good."""
+"""Parses preference data: pairs of a chosen and a rejected answer, or answers with a label."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from llamatrain.data.chat.messages import Message, has_media, kind_of, listed, messages_of, tools_of
-from llamatrain.data.column_names import ANSWERS, ASKS, MESSAGES, renamed
+from llamatrain.data.column_names import ANSWERS, MESSAGES, PROMPTS, rename_keys
 from llamatrain.data.files import DataFile
 from llamatrain.data.records import ChatRecord, PromptRecord, history_of, prompt_of, row_of
 from llamatrain.errors import DataError
-from llamatrain.gguf.parser import cut
+from llamatrain.gguf.parser import shorten
 
 Compare = Literal["pairs", "answers"]  # both of a pair, or each answer by itself
 PAIR = '{"prompt", "chosen", "rejected"}'
@@ -22,26 +22,30 @@ LEAVE = "leave the row out"
 
 @dataclass(frozen=True)
 class PreferencePair:
-    """Of a pair both; of an answer that was judged alone one of them."""
+    """A chosen and a rejected answer; one of them is None for a labelled answer."""
 
     chosen: PromptRecord | ChatRecord | None
     rejected: PromptRecord | ChatRecord | None
 
     @property
     def both(self) -> tuple[PromptRecord | ChatRecord | None, PromptRecord | ChatRecord | None]:
+        """The chosen and the rejected answer."""
         return self.chosen, self.rejected
 
     def changed(self, change: Callable[[PromptRecord | ChatRecord], Any]) -> "PreferencePair":
+        """Return the pair with each answer changed."""
         return PreferencePair(*(change(each) if each else None for each in self.both))
 
 
 def judged_in(
     line: bytes, place: str, compare: Compare, columns: Mapping[str, str] | None = None
 ) -> PreferencePair:
-    return judged_of(renamed(row_of(line, place), columns or {}, place), place, compare)
+    """Parse a JSON line into a preference pair."""
+    return judged_of(rename_keys(row_of(line, place), columns or {}, place), place, compare)
 
 
 def judged_of(row: dict[str, Any], place: str, compare: Compare) -> PreferencePair:
+    """Read a row as a preference pair."""
     row = unified(row, place)
     if "chosen" in row and "rejected" in row:
         chosen, rejected = (_answered(row, key, place) for key in ("chosen", "rejected"))
@@ -69,7 +73,7 @@ def judged_of(row: dict[str, Any], place: str, compare: Compare) -> PreferencePa
             raise DataError(f'{place}: "label" is {kind_of(row["label"])} where true or false is expected')
         answer = _answered(row, "completion", place)
         return PreferencePair(answer, None) if row["label"] else PreferencePair(None, answer)
-    keys = ", ".join(json.dumps(cut(key)) for key in list(row)[:8]) or "none"
+    keys = ", ".join(json.dumps(shorten(key)) for key in list(row)[:8]) or "none"
     forms = f"{PAIR} or {LABELLED}" if compare == "answers" else PAIR
     raise DataError(
         f"{place}: nothing to compare: found {keys}; --objective {OBJECTIVES[compare]} takes {forms}"
@@ -77,7 +81,10 @@ def judged_of(row: dict[str, Any], place: str, compare: Compare) -> PreferencePa
 
 
 def unified(row: dict[str, Any], place: str) -> dict[str, Any]:
-    """Give a row the keys of TRL: LLaMA-Factory and others have the prompt in messages, or as an instruction with its input."""
+    """Give a row the keys of TRL.
+
+    LLaMA-Factory and others keep the prompt in messages, or as an instruction with its input.
+    """
     row = {
         **row,
         **{key: [row[key]] for key in ("chosen", "rejected", "completion") if is_message(row.get(key))},
@@ -92,16 +99,18 @@ def unified(row: dict[str, Any], place: str) -> dict[str, Any]:
         row |= {"prompt": messages[:-1], "completion": messages[-1:]} if judges else {"prompt": messages}
     if judges and "completion" not in row and (answer := next((key for key in ANSWERS if key in row), None)):
         row["completion"] = row[answer]
-    if "prompt" not in row and (ask := next((key for key in ASKS if isinstance(row.get(key), str)), None)):
+    if "prompt" not in row and (ask := next((key for key in PROMPTS if isinstance(row.get(key), str)), None)):
         row["prompt"] = prompt_of(row, ask, place)
     return row
 
 
 def is_message(value: Any) -> bool:
+    """Return True if a value is a single message."""
     return isinstance(value, dict) and bool({"role", "from"} & value.keys())
 
 
 def check_lines(sources: Iterable[DataFile], compare: Compare) -> None:
+    """Raise DataError for plain text, which has nothing to compare."""
     for source in sources:
         if source.kind != "lines":
             known = f"--objective {OBJECTIVES[compare]} takes JSON lines of {PAIR}"
@@ -109,7 +118,10 @@ def check_lines(sources: Iterable[DataFile], compare: Compare) -> None:
 
 
 def _answered(row: dict[str, Any], key: str, place: str) -> PromptRecord | ChatRecord:
-    """A prompt with one of its answers. Either may be messages; an answer may be a whole conversation."""
+    """Read a prompt with one of its answers.
+
+    Either may be messages; an answer may be a whole conversation.
+    """
     prompt, answer = row.get("prompt"), row[key]
     if isinstance(answer, str):
         if not answer:
@@ -129,7 +141,7 @@ def _answered(row: dict[str, Any], key: str, place: str) -> PromptRecord | ChatR
         )
     said = _messages(row, answer, key, place)
     if said[-1]["role"] != ROLE:
-        last = json.dumps(cut(said[-1]["role"]))
+        last = json.dumps(shorten(said[-1]["role"]))
         raise DataError(
             f"{place}: {json.dumps(key)} ends with a message of {last}, where the assistant's is expected"
         )
@@ -140,7 +152,7 @@ def _answered(row: dict[str, Any], key: str, place: str) -> PromptRecord | ChatR
 
 
 def _before(row: dict[str, Any], prompt: Any, place: str) -> list[Message]:
-    """The messages that an answer is to, where it does not bring them."""
+    """Read the messages before an answer that does not bring them."""
     if isinstance(prompt, str):
         *earlier, _ = PromptRecord(prompt, "", history=history_of(row, place)).as_chat().messages
         return _messages(row, earlier, "prompt", place)

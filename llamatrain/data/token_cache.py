@@ -36,7 +36,7 @@ from llamatrain.platform.temp_files import (
     remove_leftovers,
     remove_path,
 )
-from llamatrain.platform.terminal import say
+from llamatrain.platform.terminal import log_line
 
 TOKEN, MARK = np.dtype(np.int32), np.dtype(np.uint8)
 DOCUMENT = np.dtype(
@@ -95,12 +95,12 @@ class DiskArray:
     def read(self, begin: int, end: int) -> np.ndarray:
         """Read the numbers from `begin` to `end`."""
         size = self.dtype.itemsize
-        found = os.pread(self.file, (end - begin) * size, begin * size)
-        if len(found) < min(end * size, self.size) - begin * size:
+        raw = os.pread(self.file, (end - begin) * size, begin * size)
+        if len(raw) < min(end * size, self.size) - begin * size:
             raise DataError(
                 f"{self.folder}: tokens there were cut short while they were read; the same command makes them again"
             )
-        return np.frombuffer(found, self.dtype)
+        return np.frombuffer(raw, self.dtype)
 
     def sum(self, below: int) -> list[int]:
         """Return the size and CRC-32, as the writer counts them.
@@ -252,7 +252,7 @@ def stored(key: str, fill: Callable[[TokenStoreWriter], None], bounds: StoreLimi
         mark_used(known / key)
         return store
     if known and os.path.lexists(known / key):
-        say(f"{known / key}: is not what was written there; the tokens are made again")
+        log_line(f"{known / key}: is not what was written there; the tokens are made again")
     place = cache_folder() / key
     return (_whole(place, bounds) if place.parent != known else None) or _made(place, fill, bounds)
 

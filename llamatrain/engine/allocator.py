@@ -17,11 +17,11 @@ import numpy as np
 
 from llamatrain.platform.memory import ALIGNMENT
 
-LIMITLESS = 1 << 62
+UNLIMITED = 1 << 62
 Bounds = list[int]  # of intervals in their order: where each begins and ends
 
 
-def aligned(size: int) -> int:
+def align(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -34,66 +34,69 @@ class Allocation:
     last: int
 
 
-def placed(blocks: Sequence[Allocation], most: int = LIMITLESS) -> tuple[list[int], list[int]]:
+def assign_offsets(blocks: Sequence[Allocation], max_arena: int = UNLIMITED) -> tuple[list[int], list[int]]:
     """An offset for each block, none over another that lives at the same time, and the sizes of the arenas.
 
     Those go first that are there when most is, the largest of them before others: what that moment takes is the least that can
     be, and nearly always enough. Where it is not, largest first is tried, too.
     """
-    loads = loads_of(blocks)
-    seen = [int(loads[block.first : block.last + 1].max()) for block in blocks]
-    full_first = sorted(
-        range(len(blocks)), key=lambda number: (-seen[number], -blocks[number].size, blocks[number].first)
+    loads = memory_profile(blocks)
+    peak_loads = [int(loads[block.first : block.last + 1].max()) for block in blocks]
+    by_load = sorted(
+        range(len(blocks)),
+        key=lambda number: (-peak_loads[number], -blocks[number].size, blocks[number].first),
     )
-    found = in_order(blocks, full_first, most)
-    if sum(found[1]) > max(seen, default=0):
-        large_first = sorted(full_first, key=lambda number: (-blocks[number].size, blocks[number].first))
-        found = min(found, in_order(blocks, large_first, most), key=lambda each: sum(each[1]))
-    return found
+    placement = place_in_order(blocks, by_load, max_arena)
+    if sum(placement[1]) > max(peak_loads, default=0):
+        by_size = sorted(by_load, key=lambda number: (-blocks[number].size, blocks[number].first))
+        placement = min(placement, place_in_order(blocks, by_size, max_arena), key=lambda each: sum(each[1]))
+    return placement
 
 
-def loads_of(blocks: Sequence[Allocation]) -> np.ndarray:
+def memory_profile(blocks: Sequence[Allocation]) -> np.ndarray:
     """How much is there, at each time."""
     changes = np.zeros(2 + max((block.last for block in blocks), default=0), np.int64)
     for block in blocks:
-        changes[block.first] += aligned(block.size)
-        changes[block.last + 1] -= aligned(block.size)
+        changes[block.first] += align(block.size)
+        changes[block.last + 1] -= align(block.size)
     return np.cumsum(changes)
 
 
-def in_order(blocks: Sequence[Allocation], order: Sequence[int], most: int) -> tuple[list[int], list[int]]:
+def place_in_order(
+    blocks: Sequence[Allocation], order: Sequence[int], max_arena: int
+) -> tuple[list[int], list[int]]:
     """Each into the smallest gap that holds it between those that are there in its life. None lies across a multiple of `most`,
     where one arena ends and the next begins; none is larger."""
     offsets, arenas = [0] * len(blocks), [0]
     taken = LiveIntervals(1 + max((block.last for block in blocks), default=0))
     for number in order:
-        block, size = blocks[number], aligned(blocks[number].size)
+        block, size = blocks[number], align(blocks[number].size)
         if not size:
             continue
-        offsets[number] = offset = best_fit(taken.during(block), size, most)
-        taken.take(block, offset, offset + size)
-        number, start = divmod(offset, most)
+        offsets[number] = offset = best_fit(taken.overlapping(block), size, max_arena)
+        taken.insert(block, offset, offset + size)
+        number, start = divmod(offset, max_arena)
         arenas += [0] * (number + 1 - len(arenas))
         arenas[number] = max(arenas[number], start + size)
     return offsets, arenas
 
 
-def best_fit(there: Sequence[tuple[int, int]], size: int, most: int = LIMITLESS) -> int:
+def best_fit(intervals: Sequence[tuple[int, int]], size: int, max_arena: int = UNLIMITED) -> int:
     """A place in the smallest gap that holds so much, the first of such; else behind all."""
-    best, found, top = 0, -1, 0
-    for start, end in there:
-        if size <= start - top and (found < 0 or start - top < best):
-            place = within_one(top, size, most)
-            if place + size <= start:
-                best, found = start - top, place
+    best_gap, best_offset, top = 0, -1, 0
+    for start, end in intervals:
+        if size <= start - top and (best_offset < 0 or start - top < best_gap):
+            offset = fit_in_arena(top, size, max_arena)
+            if offset + size <= start:
+                best_gap, best_offset = start - top, offset
         if end > top:
             top = end
-    return within_one(top, size, most) if found < 0 else found
+    return fit_in_arena(top, size, max_arena) if best_offset < 0 else best_offset
 
 
-def within_one(place: int, size: int, most: int) -> int:
+def fit_in_arena(offset: int, size: int, max_arena: int) -> int:
     """The place, or the begin of the next arena, where this one ends too soon."""
-    return place if place % most + size <= most else place - place % most + most
+    return offset if offset % max_arena + size <= max_arena else offset - offset % max_arena + max_arena
 
 
 class LiveIntervals:
@@ -101,30 +104,34 @@ class LiveIntervals:
 
     def __init__(self, times: int) -> None:
         self.leaves = 1 << (times - 1).bit_length()
-        self.always: defaultdict[int, Bounds] = defaultdict(
+        self.throughout: defaultdict[int, Bounds] = defaultdict(
             list
         )  # by node: the root is 1, below n are 2n and 2n + 1
-        self.ever: defaultdict[int, Bounds] = defaultdict(list)
+        self.at_any_time: defaultdict[int, Bounds] = defaultdict(list)
 
-    def during(self, block: Allocation) -> list[tuple[int, int]]:
+    def overlapping(self, block: Allocation) -> list[tuple[int, int]]:
         """What is taken at some time of a block's life, in order; some of it told twice."""
-        found = [self.ever[node] for node in self._span(block) if node in self.ever]
-        above = {end >> level for end in self._ends(block) for level in range(self.leaves.bit_length())}
-        found += [self.always[node] for node in above if node in self.always]
-        return sorted(pair for bounds in found for pair in zip(bounds[::2], bounds[1::2], strict=True))
+        bounds_lists = [
+            self.at_any_time[node] for node in self._covering_nodes(block) if node in self.at_any_time
+        ]
+        above = {end >> level for end in self._leaf_range(block) for level in range(self.leaves.bit_length())}
+        bounds_lists += [self.throughout[node] for node in above if node in self.throughout]
+        return sorted(pair for bounds in bounds_lists for pair in zip(bounds[::2], bounds[1::2], strict=True))
 
-    def take(self, block: Allocation, start: int, end: int) -> None:
-        for node in self._span(block):
-            add(self.always[node], start, end)
-            while node and add(self.ever[node], start, end):  # what is there already is there above, too
+    def insert(self, block: Allocation, start: int, end: int) -> None:
+        for node in self._covering_nodes(block):
+            merge_interval(self.throughout[node], start, end)
+            while node and merge_interval(
+                self.at_any_time[node], start, end
+            ):  # what is there already is there above, too
                 node >>= 1
 
-    def _ends(self, block: Allocation) -> tuple[int, int]:
+    def _leaf_range(self, block: Allocation) -> tuple[int, int]:
         return self.leaves + block.first, self.leaves + block.last
 
-    def _span(self, block: Allocation) -> Iterator[int]:
+    def _covering_nodes(self, block: Allocation) -> Iterator[int]:
         """The nodes that a life is made of."""
-        low, high = self._ends(block)
+        low, high = self._leaf_range(block)
         high += 1
         while low < high:
             if low & 1:
@@ -136,7 +143,7 @@ class LiveIntervals:
             low, high = low >> 1, high >> 1
 
 
-def add(bounds: Bounds, start: int, end: int) -> bool:
+def merge_interval(bounds: Bounds, start: int, end: int) -> bool:
     """Unite an interval with some; whether that changed them."""
     low, high = bisect_left(bounds, start), bisect_right(bounds, end)
     new = ([] if low & 1 else [start]) + ([] if high & 1 else [end])

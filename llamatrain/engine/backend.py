@@ -9,70 +9,70 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from llamatrain.compiler.cache import code
+from llamatrain.compiler.cache import code_cache
 from llamatrain.errors import GraphError
 from llamatrain.graph.tensor import Node, Tensor
 from llamatrain.platform.cpu import processor
 
-KERNELS = ("cpu", "reference")
+BACKENDS = ("cpu", "reference")
 # A backend's own, opaque to the engine: memory that it took, a tensor's place in some, something to be done.
 Memory = Any
-Place = Any
+View = Any
 Call = Any
 
 
 class Backend(Protocol):
-    def take(self, size: int, within: Memory | None = None, start: int = 0) -> Memory:
+    def allocate(self, size: int, within: Memory | None = None, start: int = 0) -> Memory:
         """So many bytes of zeroed, aligned memory; or a part of what is given, which is refused where it is too small."""
 
-    def adopt(self, tensor: Tensor, memory: Memory | Place, changed: bool) -> Memory:
+    def use_memory(self, tensor: Tensor, memory: Memory | View, changed: bool) -> Memory:
         """Memory for a tensor, if it fits, and can be written where it is to be `changed`: an array of the caller's, memory that
         `take` gave, or the place of a tensor of another program."""
 
-    def place(self, memory: Memory, tensor: Tensor, offset: int, strides: Sequence[int]) -> Place:
+    def view(self, memory: Memory, tensor: Tensor, offset: int, strides: Sequence[int]) -> View:
         """Where a tensor lies in some memory, in bytes; found once, when a program is bound."""
 
-    def resident(self, sizes: Iterable[int]) -> int:
+    def resident_bytes(self, sizes: Iterable[int]) -> int:
         """Of weights of such sizes that are only read, where their file is mapped: how many bytes are in memory at once."""
 
-    def read(self, place: Place) -> np.ndarray:
+    def read(self, place: View) -> np.ndarray:
         """What lies there, not to be written to; valid until the next run."""
 
-    def write(self, place: Place, values: Any, at: Any = ...) -> None:
+    def write(self, place: View, values: Any, at: Any = ...) -> None:
         """Put values there, or into a part of it; a number fills it."""
 
-    def finite(self, place: Place, masks: bool = False) -> bool:
+    def is_finite(self, place: View, masks: bool = False) -> bool:
         """Whether no element is NaN or an infinity; with `masks`, minus infinity may stand there."""
 
-    def takes(self, node: Node) -> bool:
+    def has_kernel(self, node: Node) -> bool:
         """Whether there is a kernel of its own for this node; without, it is done by its definition."""
 
     def scratch(self, node: Node) -> int:
         """Bytes that its kernel needs beside the outputs."""
 
-    def bind(self, node: Node, outs: Sequence[Place], ins: Sequence[Place], scratch: Memory) -> list[Call]:
+    def bind(self, node: Node, outs: Sequence[View], ins: Sequence[View], scratch: Memory) -> list[Call]:
         """What is to be done to compute the node there."""
 
-    def grouped(self, calls: Iterable[Call]) -> list[Callable[[], None]]:
+    def batch(self, calls: Iterable[Call]) -> list[Callable[[], None]]:
         """Calls of many nodes, in their order, as few things that run."""
 
-    def ready(self, runs: Iterable[Callable[[], None]]) -> None:
+    def compile(self, runs: Iterable[Callable[[], None]]) -> None:
         """Have all there that these need to run, such as compiled code."""
 
 
 def is_compiled(kernels: str) -> bool:
     """Whether kernels that are asked for by this name are compiled ones."""
-    if kernels not in KERNELS:
-        raise GraphError(f"kernels are {' or '.join(KERNELS)}; received {kernels!r}")
-    return kernels == "cpu" and code.able()
+    if kernels not in BACKENDS:
+        raise GraphError(f"kernels are {' or '.join(BACKENDS)}; received {kernels!r}")
+    return kernels == "cpu" and code_cache.is_available()
 
 
-def kind_of(kernels: str) -> str:
+def kernel_class(kernels: str) -> str:
     """What tells their results from those of others, to the bit: the class of processors that they were compiled for."""
     return processor().name if is_compiled(kernels) else "numpy"
 
 
-def backend_of(kernels: str = "cpu", threads: int = 1, drops: bool = False) -> Backend:
+def create_backend(kernels: str = "cpu", threads: int = 1, drops: bool = False) -> Backend:
     """The backend of that name. With `drops`, pages of mapped files leave memory after each reading."""
     if threads < 1:
         raise GraphError(f"threads are 1 or more; received {threads}")

@@ -16,18 +16,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from llamatrain.graph.node_roles import Part
-from llamatrain.graph.op_cost import OpCost, work_of
+from llamatrain.graph.node_roles import NodeRole
+from llamatrain.graph.op_cost import OpCost, estimate_cost
 from llamatrain.graph.tensor import Node
 
 Run = Callable[[], None]
 clock = time.perf_counter
-TRACED = 3  # steps whose ops are kept one by one
-OPS, SPANS = 10_000, 10_000  # of these at most; and of phases and steps
+TRACED_STEPS = 3  # steps whose ops are kept one by one
+MAX_OPS, MAX_SPANS = 10_000, 10_000  # of these at most; and of phases and steps
 IMPORTS = "Python and imports"
-LEAST = 1e-4  # seconds of an import that is kept
+MIN_IMPORT = 1e-4  # seconds of an import that is kept
 NOTHING = nullcontext()
-_asked = list["Recorder"]()
+_recorders = list["Recorder"]()
 
 
 class TraceSpan(NamedTuple):
@@ -46,7 +46,7 @@ class OpenPhase:
 
     name: str
     start: float
-    within: float = 0.0  # seconds of those that were open in it
+    inner: float = 0.0  # seconds of those that were open in it
 
 
 @dataclass(eq=False)
@@ -54,23 +54,23 @@ class OpTimer:
     """An op of a program, and what it took in whole steps."""
 
     node: Node
-    part: Part
-    work: OpCost
+    role: NodeRole
+    cost: OpCost
     calls: int = 0
     seconds: float = 0.0
-    _runs: int = 0  # of the step that is under way
-    _taken: float = 0.0
+    _pending_calls: int = 0  # of the step that is under way
+    _pending_seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
-        self._runs += 1
-        self._taken += seconds
+        self._pending_calls += 1
+        self._pending_seconds += seconds
 
-    def settle(self) -> None:
-        self.calls, self.seconds = self.calls + self._runs, self.seconds + self._taken
-        self.drop()
+    def commit(self) -> None:
+        self.calls, self.seconds = self.calls + self._pending_calls, self.seconds + self._pending_seconds
+        self.discard()
 
-    def drop(self) -> None:
-        self._runs, self._taken = 0, 0.0
+    def discard(self) -> None:
+        self._pending_calls, self._pending_seconds = 0, 0.0
 
 
 class Recorder:
@@ -78,10 +78,10 @@ class Recorder:
 
     def __init__(self, before: float = 0.0) -> None:
         now = clock()
-        self.begun = now - before
-        self.started: float | None = None  # the first op of the first step
-        self.start: dict[str, float] = defaultdict(float)  # phases until then, each without those within it
-        self.beside: dict[str, float] = defaultdict(float)  # those between steps, as wholes
+        self.start_time = now - before
+        self.first_op_time: float | None = None  # the first op of the first step
+        self.startup: dict[str, float] = defaultdict(float)  # phases until then, each without those within it
+        self.between_steps: dict[str, float] = defaultdict(float)  # those between steps, as wholes
         self.ops: list[OpTimer] = []
         self.steps, self.seconds, self.waited = 0, 0.0, 0.0  # whole steps, and of these: for rows
         self.spans: list[TraceSpan] = []
@@ -90,134 +90,142 @@ class Recorder:
         self.dropped = 0  # spans
         self.trace: Path | None = None  # where they were written
         self._thread = threading.get_ident()
-        self._open: list[OpenPhase] = []
-        self._mark = now  # where the step begins that comes next
-        self._first: float | None = None  # op of the step that is under way
+        self._open_phases: list[OpenPhase] = []
+        self._step_start = now  # where the step begins that comes next
+        self._step_first_op: float | None = None  # op of the step that is under way
         if before:
-            self.start[IMPORTS] = before
-            self._note(TraceSpan(IMPORTS, "start", self.begun, now))
+            self.startup[IMPORTS] = before
+            self._add_span(TraceSpan(IMPORTS, "start", self.start_time, now))
 
     @property
-    def full(self) -> bool:
+    def ops_are_full(self) -> bool:
         """More ops were run in those steps than are kept."""
-        return len(self.traced) >= OPS
+        return len(self.traced) >= MAX_OPS
 
     @property
-    def here(self) -> bool:
+    def is_own_thread(self) -> bool:
         return threading.get_ident() == self._thread
 
     # ---- phases ------------------------------------------------------------
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        self._open.append(OpenPhase(name, clock()))
+        self._open_phases.append(OpenPhase(name, clock()))
         try:
             yield
         finally:
-            self._took(self._open.pop(), clock())
+            self._end_phase(self._open_phases.pop(), clock())
 
-    def _took(self, phase: OpenPhase, end: float) -> None:
-        name, start, between = phase.name, phase.start, not self._open and self._first is None
-        if self._open:
-            self._open[-1].within += end - start
-        if self.started is None:
-            self.start[name] += end - start - phase.within
-        elif between:
-            self.beside[name] += end - start
-        if between:
-            self._mark = end
-        if end - start >= LEAST or name != IMPORTS:
-            self._note(TraceSpan(name, "start" if self.started is None else "beside", start, end))
+    def _end_phase(self, phase: OpenPhase, end: float) -> None:
+        name, start, is_between_steps = (
+            phase.name,
+            phase.start,
+            not self._open_phases and self._step_first_op is None,
+        )
+        if self._open_phases:
+            self._open_phases[-1].inner += end - start
+        if self.first_op_time is None:
+            self.startup[name] += end - start - phase.inner
+        elif is_between_steps:
+            self.between_steps[name] += end - start
+        if is_between_steps:
+            self._step_start = end
+        if end - start >= MIN_IMPORT or name != IMPORTS:
+            self._add_span(TraceSpan(name, "start" if self.first_op_time is None else "beside", start, end))
 
-    def _note(self, span: TraceSpan) -> None:
-        if len(self.spans) < SPANS:
+    def _add_span(self, span: TraceSpan) -> None:
+        if len(self.spans) < MAX_SPANS:
             self.spans.append(span)
         else:
             self.dropped += 1
 
-    def started_so_far(self) -> tuple[dict[str, float], float]:
+    def startup_times(self) -> tuple[dict[str, float], float]:
         """The seconds of each phase until the first step, or until now, those that are open included; and of all."""
-        now, found = self.started or clock(), dict(self.start)
-        if self.started is None:
+        now, phases = self.first_op_time or clock(), dict(self.startup)
+        if self.first_op_time is None:
             inner = now
-            for phase in reversed(self._open):
-                found[phase.name] = found.get(phase.name, 0.0) + inner - phase.start - phase.within
+            for phase in reversed(self._open_phases):
+                phases[phase.name] = phases.get(phase.name, 0.0) + inner - phase.start - phase.inner
                 inner = phase.start
-        return found, now - self.begun
+        return phases, now - self.start_time
 
     # ---- steps -------------------------------------------------------------
 
-    def timed(self, steps: Iterable[tuple[Node, Part, list[Run]]]) -> list[Run]:
+    def time_ops(self, steps: Iterable[tuple[Node, NodeRole, list[Run]]]) -> list[Run]:
         """Each op by itself, with the clock around it."""
-        return [self._timed(OpTimer(node, part, work_of(node)), runs) for node, part, runs in steps if runs]
+        return [
+            self._time_op(OpTimer(node, part, estimate_cost(node)), runs)
+            for node, part, runs in steps
+            if runs
+        ]
 
-    def _timed(self, op: OpTimer, runs: Sequence[Run]) -> Run:
+    def _time_op(self, op: OpTimer, runs: Sequence[Run]) -> Run:
         self.ops.append(op)
 
         def run() -> None:
             start = clock()
-            if self._first is None:
-                self._begin(start)
+            if self._step_first_op is None:
+                self._begin_step(start)
             for each in runs:
                 each()
             end = clock()
             op.add(end - start)
-            if self.steps < TRACED and not self.full:
-                self.traced.append(TraceSpan(op.node.op.name, op.part, start, end, op.node))
+            if self.steps < TRACED_STEPS and not self.ops_are_full:
+                self.traced.append(TraceSpan(op.node.op.name, op.role, start, end, op.node))
 
         return run
 
-    def _begin(self, start: float) -> None:
-        self._first = start
-        if self.started is None:
-            self.started = self._mark = start
+    def _begin_step(self, start: float) -> None:
+        self._step_first_op = start
+        if self.first_op_time is None:
+            self.first_op_time = self._step_start = start
 
-    def step(self, number: int, waited: float) -> None:
+    def end_step(self, number: int, waited: float) -> None:
         """A step is done; it waited so long for its rows."""
         now = clock()
-        first = now if self._first is None else self._first
-        self.steps, self.seconds = self.steps + 1, self.seconds + now - self._mark
-        self.waited += min(waited, max(0.0, first - self._mark))
+        first = now if self._step_first_op is None else self._step_first_op
+        self.steps, self.seconds = self.steps + 1, self.seconds + now - self._step_start
+        self.waited += min(waited, max(0.0, first - self._step_start))
         for op in self.ops:
-            op.settle()
-        self._note(TraceSpan(f"step {number}", "step", self._mark, now))
-        if self.steps <= TRACED and self.traced and self.traced[-1].start >= self._mark:
+            op.commit()
+        self._add_span(TraceSpan(f"step {number}", "step", self._step_start, now))
+        if self.steps <= TRACED_STEPS and self.traced and self.traced[-1].start >= self._step_start:
             self.traced_steps.append(number)
-        self._first = None
+        self._step_first_op = None
 
-    def go_on(self) -> None:
+    def discard_step(self) -> None:
         """What was done since then is of no step."""
         for op in self.ops:
-            op.drop()
-        self._mark, self._first = clock(), None
+            op.discard()
+        self._step_start, self._step_first_op = clock(), None
 
 
 # ---- who asks --------------------------------------------------------------
 
 
 @contextmanager
-def recording(recorder: Recorder) -> Iterator[None]:
+def record(recorder: Recorder) -> Iterator[None]:
     """While this is open it is told of phases, of programs that are bound, and of what is imported."""
-    load = builtins.__import__
+    original_import = builtins.__import__
 
     def timed(name: str, *how: Any, **more: Any) -> ModuleType:
-        with NOTHING if name in sys.modules or not recorder.here else recorder.phase(IMPORTS):
-            return load(name, *how, **more)
+        with NOTHING if name in sys.modules or not recorder.is_own_thread else recorder.phase(IMPORTS):
+            return original_import(name, *how, **more)
 
-    _asked.append(recorder)
+    _recorders.append(recorder)
     builtins.__import__ = timed
     try:
         yield
     finally:
-        builtins.__import__ = load
-        _asked.remove(recorder)
+        builtins.__import__ = original_import
+        _recorders.remove(recorder)
 
 
-def current() -> Recorder | None:
+def current_recorder() -> Recorder | None:
     """Who asked in this thread, if anybody."""
-    return next((each for each in reversed(_asked) if each.here), None) if _asked else None
+    return next((each for each in reversed(_recorders) if each.is_own_thread), None) if _recorders else None
 
 
 def phase(name: str) -> AbstractContextManager[None]:
-    recorder = current()
+    recorder = current_recorder()
     return recorder.phase(name) if recorder else NOTHING

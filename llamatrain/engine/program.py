@@ -7,13 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from llamatrain.engine.backend import Backend, Call, Memory, Place, backend_of
+from llamatrain.engine.backend import Backend, Call, Memory, View, create_backend
 from llamatrain.engine.plan import Plan, plan
-from llamatrain.engine.profiler import current, phase
-from llamatrain.engine.schedule import layout_of, owner_of
+from llamatrain.engine.profiler import current_recorder, phase
+from llamatrain.engine.schedule import find_layout, find_owner
 from llamatrain.errors import GraphError
-from llamatrain.graph.dynamic_axis import cut, most_of, shorter, varies, whole
-from llamatrain.graph.node_roles import Part, parts_of
+from llamatrain.graph.dynamic_axis import (
+    find_dynamic_dim,
+    node_dynamic_dim,
+    resize_node,
+    resize_tensor,
+    round_up,
+)
+from llamatrain.graph.node_roles import NodeRole, find_roles
 from llamatrain.graph.tensor import Node, Shape, Tensor
 
 Run = Callable[[], None]
@@ -25,7 +31,7 @@ class Segment:
 
     length: int
     steps: list[tuple[Node, list[Call]]]
-    parts: list[Run]  # the backend's own
+    batches: list[Run]  # the backend's own
     runs: list[Run]  # the same, or these with a clock around them
 
 
@@ -39,7 +45,7 @@ class Program:
         backend: Backend,
         *,
         arena: Memory | None = None,
-        told: Mapping[Tensor, Run] | None = None,
+        callbacks: Mapping[Tensor, Run] | None = None,
     ) -> None:
         """`memory` has some for each leaf and pinned output that is not to be made here. Who waits for an output is `told` as
         soon as it is there, between two calls.
@@ -50,32 +56,36 @@ class Program:
         self.plan, self.backend = plan, backend
         with phase("binding"):
             self.arenas = [
-                backend.take(size, None if number else arena) for number, size in enumerate(plan.arenas)
+                backend.allocate(size, None if number else arena) for number, size in enumerate(plan.arenas)
             ]
-            changed = _changed(plan)
+            changed = _written_tensors(plan)
             given = {plan.outputs.get(tensor, tensor): array for tensor, array in memory.items()}
             # memory that is no part of the arena, by the tensor that owns it
             self.owned = {
-                tensor: backend.adopt(tensor, array, owner_of(tensor) in changed)
+                tensor: backend.use_memory(tensor, array, find_owner(tensor) in changed)
                 for tensor, array in given.items()
             }
-            self._places: dict[tuple[Tensor, Shape], Place] = {}
-            self._told: dict[Node | None, list[Run]] = {}
-            for tensor, tell in (told or {}).items():
-                self._told.setdefault(plan.outputs[tensor].node, []).append(tell)
+            self._views: dict[tuple[Tensor, Shape], View] = {}
+            self._callbacks: dict[Node | None, list[Run]] = {}
+            for tensor, tell in (callbacks or {}).items():
+                self._callbacks.setdefault(plan.outputs[tensor].node, []).append(tell)
             nodes = (node for node in plan.nodes if not node.op.layout)
             self._groups = [
                 (varying, list(group))
-                for varying, group in groupby(nodes, lambda node: varies(node) is not None)
+                for varying, group in groupby(nodes, lambda node: node_dynamic_dim(node) is not None)
             ]
-            self._purposes = _purposes(plan) if current() else {}
-            self._fixed = [None if varying else self._stretch(group, 0) for varying, group in self._groups]
-            self.most = most_of(tensor for node in plan.nodes for tensor in (*node.sources, *node.outputs))
-            self._lengths: dict[int, list[Segment]] = {}
-            self._cut(self.most or 0)
+            self._node_roles = _training_roles(plan) if current_recorder() else {}
+            self._fixed_segments = [
+                None if varying else self._bind_segment(group, 0) for varying, group in self._groups
+            ]
+            self.dynamic_dim = find_dynamic_dim(
+                tensor for node in plan.nodes for tensor in (*node.sources, *node.outputs)
+            )
+            self._segments_by_length: dict[int, list[Segment]] = {}
+            self._bind_length(self.dynamic_dim or 0)
 
     @classmethod
-    def of(
+    def build(
         cls,
         outputs: Iterable[Tensor],
         memory: Mapping[Tensor, Memory] | None = None,
@@ -87,10 +97,10 @@ class Program:
         naive: bool = False,
     ) -> "Program":
         """Plan and bind in one go; outputs that `memory` is given for are pinned to it."""
-        outputs, memory, backend = list(outputs), memory or {}, backend_of(kernels, threads, drop_base)
+        outputs, memory, backend = list(outputs), memory or {}, create_backend(kernels, threads, drop_base)
         pinned = [output for output in outputs if output in memory and output.node]
         laid_out = plan(
-            outputs, pinned=pinned, scratch=backend.scratch, resident=backend.resident, naive=naive
+            outputs, pinned=pinned, scratch=backend.scratch, resident=backend.resident_bytes, naive=naive
         )
         return cls(laid_out, memory, backend, arena=arena)
 
@@ -98,129 +108,134 @@ class Program:
         for run in self.runs:
             run()
 
-    def cut(self, count: int) -> None:
+    def set_dynamic_size(self, count: int) -> None:
         """Go on with so many rows of what varies, or the next that can be; what lies behind them is left as it is."""
-        if self.most:
-            self._cut(whole(self.most, count))
+        if self.dynamic_dim:
+            self._bind_length(round_up(self.dynamic_dim, count))
 
-    def _cut(self, length: int) -> None:
-        if length not in self._lengths:
+    def _bind_length(self, length: int) -> None:
+        if length not in self._segments_by_length:
             with phase("binding"):
-                groups = zip(self._fixed, self._groups, strict=True)
-                self._lengths[length] = [
-                    fixed or self._stretch(group, length) for fixed, (_, group) in groups
+                groups = zip(self._fixed_segments, self._groups, strict=True)
+                self._segments_by_length[length] = [
+                    fixed or self._bind_segment(group, length) for fixed, (_, group) in groups
                 ]
-        self.stretches = self._lengths[length]
-        self.runs = [run for stretch in self.stretches for run in stretch.runs]
+        self.segments = self._segments_by_length[length]
+        self.runs = [run for stretch in self.segments for run in stretch.runs]
 
     def read(self, tensor: Tensor) -> np.ndarray:
         """What a leaf or an output holds; valid until the next run, and not to be written to."""
-        return self.backend.read(self.memory_of(tensor))
+        return self.backend.read(self.get_view(tensor))
 
     def write(self, leaf: Tensor, values: Any, at: Any = ...) -> None:
         """Put values into a leaf, or into a part of it; a number fills it."""
         if leaf.node:
             raise GraphError(f"{leaf!r} is computed by this program, and not to be written")
-        self.backend.write(self.memory_of(leaf), values, at)
+        self.backend.write(self.get_view(leaf), values, at)
 
-    def memory_of(self, tensor: Tensor) -> Place:
+    def get_view(self, tensor: Tensor) -> View:
         """Where a leaf or an output lies, for another program that is to read or change it."""
         if tensor.node and tensor not in self.plan.outputs:
             raise GraphError(f"{tensor!r} is no output of this program, so nothing of it is kept")
-        return self._place(self.plan.outputs.get(tensor, tensor))
+        return self._view(self.plan.outputs.get(tensor, tensor))
 
-    def ready(self) -> None:
+    def compile(self) -> None:
         """Have all there that it needs to run."""
         with phase("kernels"):
-            self.backend.ready(part for stretch in self.stretches for part in stretch.parts)
+            self.backend.compile(part for stretch in self.segments for part in stretch.batches)
 
-    def first_not_finite(self) -> Tensor | None:
+    def find_not_finite(self) -> Tensor | None:
         """The first tensor that holds NaN or an infinity: of the leaves, then of the values in the order they are made.
 
         It runs: what a step changes is changed. `graph.show.described` has words for an unnamed value.
         """
         for leaf in (leaf for role in ("parameter", "state", "input") for leaf in self.plan.leaves(role)):
-            if not self.backend.finite(self._place(leaf)):
+            if not self.backend.is_finite(self._view(leaf)):
                 return leaf
-        return next((bad for stretch in self.stretches if (bad := self._not_finite(stretch))), None)
+        return next((bad for stretch in self.segments if (bad := self._find_not_finite_in(stretch))), None)
 
-    def _not_finite(self, stretch: Segment) -> Tensor | None:
+    def _find_not_finite_in(self, stretch: Segment) -> Tensor | None:
         for node, calls in stretch.steps:
-            for part in self.backend.grouped(calls):
+            for part in self.backend.batch(calls):
                 part()
             for output in node.outputs:
-                if not self.backend.finite(
-                    self._place(output, stretch.length), output.index in node.op.masks
+                if not self.backend.is_finite(
+                    self._view(output, stretch.length), output.index in node.op.masked_outputs
                 ):
                     return output
         return None
 
-    def _place(self, tensor: Tensor, length: int = 0) -> Place:
+    def _view(self, tensor: Tensor, length: int = 0) -> View:
         """Of so many rows of it, if it varies; of all without."""
-        shown = shorter(tensor, length) if length else tensor
+        shown = resize_tensor(tensor, length) if length else tensor
         key = tensor, shown.shape
-        if key not in self._places:
-            seen, at = layout_of(tensor)
-            owner, size = owner_of(seen), tensor.dtype.size
-            memory, start = self._memory(owner)
+        if key not in self._views:
+            seen, at = find_layout(tensor)
+            owner, size = find_owner(seen), tensor.dtype.size
+            memory, start = self._locate(owner)
             strides = [stride * size for stride in at.strides]
-            self._places[key] = self.backend.place(memory, shown, start + at.offset * size, strides)
-        return self._places[key]
+            self._views[key] = self.backend.view(memory, shown, start + at.offset * size, strides)
+        return self._views[key]
 
-    def _memory(self, owner: Tensor) -> tuple[Memory, int]:
+    def _locate(self, owner: Tensor) -> tuple[Memory, int]:
         """And where in it the tensor begins."""
         if owner not in self.owned and owner in self.plan.offsets:
-            return self._within(self.plan.offsets[owner])
+            return self._find_arena(self.plan.offsets[owner])
         if owner not in self.owned:
-            self.owned[owner] = self.backend.take(owner.nbytes)
+            self.owned[owner] = self.backend.allocate(owner.nbytes)
         return self.owned[owner], 0
 
-    def _stretch(self, nodes: list[Node], length: int) -> Segment:
+    def _bind_segment(self, nodes: list[Node], length: int) -> Segment:
         """Where somebody asked for the time of each, and it trains, node by node."""
         steps = [(node, self._bind(node, length)) for node in nodes]
-        recorder = current()
-        if not recorder or not self._purposes:
-            parts = self._grouped(steps)
+        recorder = current_recorder()
+        if not recorder or not self._node_roles:
+            parts = self._batch_calls(steps)
             return Segment(length, steps, parts, parts)
-        single = [(node, [*self.backend.grouped(calls), *self._told.get(node, ())]) for node, calls in steps]
+        single = [
+            (node, [*self.backend.batch(calls), *self._callbacks.get(node, ())]) for node, calls in steps
+        ]
         timed = (
-            (cut(node, length) if length else node, self._purposes[node], parts) for node, parts in single
+            (resize_node(node, length) if length else node, self._node_roles[node], parts)
+            for node, parts in single
         )
-        return Segment(length, steps, [part for _, parts in single for part in parts], recorder.timed(timed))
+        return Segment(
+            length, steps, [part for _, parts in single for part in parts], recorder.time_ops(timed)
+        )
 
-    def _grouped(self, steps: list[tuple[Node, list[Call]]]) -> list[Run]:
+    def _batch_calls(self, steps: list[tuple[Node, list[Call]]]) -> list[Run]:
         runs, waiting = list[Run](), list[Call]()
         for node, calls in steps:
             waiting += calls
-            if node in self._told:
-                runs += [*self.backend.grouped(waiting), *self._told[node]]
+            if node in self._callbacks:
+                runs += [*self.backend.batch(waiting), *self._callbacks[node]]
                 waiting = []
-        return [*runs, *self.backend.grouped(waiting)]
+        return [*runs, *self.backend.batch(waiting)]
 
     def _bind(self, node: Node, length: int) -> list[Call]:
         if not any(output.size for output in node.outputs):
             return []
         offset, size = self.plan.scratch.get(node, (0, 0))
         outs, ins = (
-            [self._place(tensor, length) for tensor in tensors] for tensors in (node.outputs, node.sources)
+            [self._view(tensor, length) for tensor in tensors] for tensors in (node.outputs, node.sources)
         )
-        shown = cut(node, length) if length else node
-        return self.backend.bind(shown, outs, ins, self.backend.take(size, *self._within(offset)))
+        shown = resize_node(node, length) if length else node
+        return self.backend.bind(shown, outs, ins, self.backend.allocate(size, *self._find_arena(offset)))
 
-    def _within(self, offset: int) -> tuple[Memory, int]:
+    def _find_arena(self, offset: int) -> tuple[Memory, int]:
         """The arena that a place lies in, and where in it."""
-        number, start = divmod(offset, self.plan.most)
+        number, start = divmod(offset, self.plan.max_arena)
         return self.arenas[number], start
 
 
-def _purposes(plan: Plan) -> dict[Node, Part]:
+def _training_roles(plan: Plan) -> dict[Node, NodeRole]:
     """What nodes are for, where it trains."""
-    found = parts_of(plan.outputs.values())
+    found = find_roles(plan.outputs.values())
     return {} if set(found.values()) <= {"forward"} else found
 
 
-def _changed(plan: Plan) -> set[Tensor]:
+def _written_tensors(plan: Plan) -> set[Tensor]:
     """The tensors of the caller's whose memory the program writes to."""
     return {
-        owner_of(node.sources[index]) for node in plan.nodes for index in node.aliases.values()
+        find_owner(node.sources[index]) for node in plan.nodes for index in node.aliases.values()
     } | plan.pinned

@@ -6,34 +6,34 @@ from typing import Protocol, TypeVar
 from llamatrain.graph.remat_policy import Policy
 
 
-class Planned(Protocol):
+class HasTotal(Protocol):
     @property
     def total(self) -> int: ...
 
 
-P = TypeVar("P", bound=Planned)
+P = TypeVar("P", bound=HasTotal)
 
 
-def cheapest(
-    plan_with: Callable[[Policy], P], road: Sequence[Policy], marks: Sequence[int], memory: int
+def find_cheapest(
+    plan_with: Callable[[Policy], P], ladder: Sequence[Policy], probes: Sequence[int], memory: int
 ) -> P | None:
     """Of policies each of which costs more than the one before, and mostly takes less memory, the first that takes no more than
     `memory`, if any does.
 
     It is found by halving, behind the last of the places marked where too much is taken. At these it is looked in any case.
     """
-    too_few = -1
-    for enough in marks:
-        best = plan_with(road[enough])
+    too_low = -1
+    for enough in probes:
+        best = plan_with(ladder[enough])
         if best.total > memory:
-            too_few = enough
+            too_low = enough
             continue
-        while enough - too_few > 1:
-            middle = (too_few + enough) // 2
-            made = plan_with(road[middle])
-            if made.total <= memory:
-                enough, best = middle, made
+        while enough - too_low > 1:
+            middle = (too_low + enough) // 2
+            candidate = plan_with(ladder[middle])
+            if candidate.total <= memory:
+                enough, best = middle, candidate
             else:
-                too_few = middle
+                too_low = middle
         return best
     return None

@@ -13,25 +13,25 @@ from itertools import pairwise
 from llamatrain.errors import GraphError
 from llamatrain.graph.ops import cont, contiguous
 from llamatrain.graph.rewrite import rebuild
-from llamatrain.graph.tensor import Layout, Node, Tensor, dense, nodes_of, seen_of
+from llamatrain.graph.tensor import Layout, Node, Tensor, collect_nodes, dense, find_base
 
 
-def layout_of(tensor: Tensor) -> tuple[Tensor, Layout]:
+def find_layout(tensor: Tensor) -> tuple[Tensor, Layout]:
     """The tensor that owns this one's memory, and where in it this one lies."""
     views: list[Node] = []
     while tensor.node and tensor.node.op.layout:
         views.append(tensor.node)
         (tensor,) = tensor.node.sources
-    at = Layout(0, dense(tensor.shape))
+    layout = Layout(0, dense(tensor.shape))
     for node in reversed(views):
-        seen = _view_of(node, at)
-        if seen is None:
+        next_layout = _apply_view(node, layout)
+        if next_layout is None:
             raise GraphError(f"{node!r} is a view of memory that lies otherwise; make it contiguous first")
-        at = seen
-    return tensor, at
+        layout = next_layout
+    return tensor, layout
 
 
-def owner_of(tensor: Tensor) -> Tensor:
+def find_owner(tensor: Tensor) -> Tensor:
     """The tensor in whose memory this one's elements lie: through views and through changes in place."""
     while node := tensor.node:
         if node.op.layout:
@@ -48,35 +48,35 @@ def make_contiguous(outputs: Sequence[Tensor]) -> list[Tensor]:
     copies: dict[Tensor, Tensor] = {}
     layouts: dict[Tensor, Layout] = {}
 
-    def at(tensor: Tensor) -> Layout:
+    def layout_of(tensor: Tensor) -> Layout:
         if tensor not in layouts:
             node = tensor.node
-            seen = _view_of(node, at(node.sources[0])) if node and node.op.layout else None
+            seen = _apply_view(node, layout_of(node.sources[0])) if node and node.op.layout else None
             layouts[tensor] = seen or Layout(0, dense(tensor.shape))  # what is no view lies densely
         return layouts[tensor]
 
-    def plain(tensor: Tensor) -> Tensor:
-        if contiguous(at(tensor), tensor.shape):
+    def dense_copy(tensor: Tensor) -> Tensor:
+        if contiguous(layout_of(tensor), tensor.shape):
             return tensor
         if tensor not in copies:
             copies[tensor] = cont(tensor)
         return copies[tensor]
 
-    def apart(source: Tensor, node: Node) -> Tensor:
+    def copy_if_written(source: Tensor, node: Node) -> Tensor:
         """A copy of what a change in place would read while it writes there."""
         changed = [node.sources[index] for index in node.aliases.values()]
         return (
             cont(source)
-            if source not in changed and any(seen_of(source) is seen_of(each) for each in changed)
+            if source not in changed and any(find_base(source) is find_base(each) for each in changed)
             else source
         )
 
     def change(node: Node) -> Node | None:
-        if node.op.strided or (node.op.layout and _view_of(node, at(node.sources[0]))):
+        if node.op.takes_views or (node.op.layout and _apply_view(node, layout_of(node.sources[0]))):
             return None
-        sources = tuple(apart(plain(source), node) for source in node.sources)
+        sources = tuple(copy_if_written(dense_copy(source), node) for source in node.sources)
         for source in (node.sources[index] for index in node.aliases.values()):
-            if plain(source) is not source:
+            if dense_copy(source) is not source:
                 raise GraphError(
                     f"{node!r} changes {source!r} in place, which is a view that does not lie in C order"
                 )
@@ -85,17 +85,17 @@ def make_contiguous(outputs: Sequence[Tensor]) -> list[Tensor]:
     return rebuild(outputs, {}, change)
 
 
-def _view_of(node: Node, at: Layout) -> Layout | None:
+def _apply_view(node: Node, at: Layout) -> Layout | None:
     return node.op.layout(at, node.sources[0].spec, node.outputs[0].spec, **node.attrs)  # type: ignore[misc]
 
 
-def ordered(
-    outputs: Sequence[Tensor], left_to_right: bool = True, given: Sequence[Tensor] = ()
+def order_nodes(
+    outputs: Sequence[Tensor], left_to_right: bool = True, value_order: Sequence[Tensor] = ()
 ) -> list[Node]:
     """The nodes in an order to run them; values that are `given` are made in this order, each as late as that allows."""
-    nodes = nodes_of(outputs)
-    told = _told(given, nodes)
-    before = _before_changes(nodes)
+    nodes = collect_nodes(outputs)
+    fixed_order = _nodes_in_order(value_order, nodes)
+    before = _readers_before_changes(nodes)
     users: dict[Node, list[Node]] = defaultdict(list)  # of each node that a change waits for, the change
     for change, readers in before.items():
         for needed in [*readers, *(source.node for source in change.sources if source.node)]:
@@ -110,10 +110,10 @@ def ordered(
     def emit(node: Node) -> None:
         done[node] = None
         for change in users.get(node, ()):
-            if change not in done and change not in told and not needs(change):
+            if change not in done and change not in fixed_order and not needs(change):
                 done[change] = None
 
-    for root in [*told, *sorted((output.node for output in outputs if output.node), key=_readiness)]:
+    for root in [*fixed_order, *sorted((output.node for output in outputs if output.node), key=_readiness)]:
         waiting, open_ = [root], set[Node]()
         while waiting:
             node = waiting[-1]
@@ -127,22 +127,22 @@ def ordered(
             else:
                 waiting.pop()
                 emit(node)
-    _check_order(told, list(done))
+    _check_order(fixed_order, list(done))
     return list(done)
 
 
-def _told(given: Sequence[Tensor], nodes: Sequence[Node]) -> dict[Node, None]:
+def _nodes_in_order(value_order: Sequence[Tensor], nodes: Sequence[Node]) -> dict[Node, None]:
     """The nodes of given values."""
     known = set(nodes)
-    for tensor in given:
+    for tensor in value_order:
         if tensor.node not in known:
             raise GraphError(f"{tensor!r} is to be made in an order, and nothing that is asked for needs it")
-    return dict.fromkeys(tensor.node for tensor in given if tensor.node)
+    return dict.fromkeys(tensor.node for tensor in value_order if tensor.node)
 
 
-def _check_order(told: Iterable[Node], done: Sequence[Node]) -> None:
+def _check_order(fixed_order: Iterable[Node], done: Sequence[Node]) -> None:
     places = {node: place for place, node in enumerate(done)}
-    for before, after in pairwise(told):
+    for before, after in pairwise(fixed_order):
         if places[before] > places[after]:
             raise GraphError(f"{after!r} cannot be made after {before!r}, which needs it")
 
@@ -157,7 +157,7 @@ def _readiness(node: Node) -> int:
     )
 
 
-def _before_changes(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+def _readers_before_changes(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
     """For each node that changes memory: those that read it as it was, by whatever view."""
     changes = [node for node in nodes if node.aliases]
     readers: dict[Tensor, list[Node]] = defaultdict(list)
@@ -165,12 +165,12 @@ def _before_changes(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
         for node in nodes:
             if not node.op.layout:
                 for source in node.sources:
-                    readers[seen_of(source)].append(node)
+                    readers[find_base(source)].append(node)
     return {
         change: [
             node
             for index in change.aliases.values()
-            for node in readers[seen_of(change.sources[index])]
+            for node in readers[find_base(change.sources[index])]
             if node is not change
         ]
         for change in changes

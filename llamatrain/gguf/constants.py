@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 
-def _alone() -> ModuleType:
+def _load_constants() -> ModuleType:
     package = importlib.util.find_spec("gguf")
     assert package and package.origin
     spec = importlib.util.spec_from_file_location(
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gguf import constants
     from gguf.constants import GGUFValueType, LlamaFileType, TokenType
 else:
-    constants = _alone()
+    constants = _load_constants()
     GGUFValueType, LlamaFileType, TokenType = (
         constants.GGUFValueType,
         constants.LlamaFileType,
@@ -46,8 +46,8 @@ __all__ = [
 MAGIC: bytes = constants.GGUF_MAGIC.to_bytes(4, "little")
 VERSION: int = constants.GGUF_VERSION
 ALIGNMENT: int = constants.GGUF_DEFAULT_ALIGNMENT  # where a file does not say
-QUANTISATION: int = constants.GGML_QUANT_VERSION
+QUANT_VERSION: int = constants.GGML_QUANT_VERSION
 # Of each type of tensors: name, number, elements in a block, bytes of a block.
-BLOCKS: list[tuple[str, int, int, int]] = [
+BLOCK_LAYOUTS: list[tuple[str, int, int, int]] = [
     (kind.name, int(kind), block, size) for kind, (block, size) in constants.GGML_QUANT_SIZES.items()
 ]

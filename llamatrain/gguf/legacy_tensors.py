@@ -8,12 +8,12 @@ from math import prod
 import numpy as np
 
 from llamatrain.gguf.opened_file import FileTensor
-from llamatrain.gguf.parser import NAME_LIMIT, Cursor, quoted
+from llamatrain.gguf.parser import NAME_LIMIT, Cursor, quote
 from llamatrain.gguf.types import TYPES
 from llamatrain.io.mapped_file import MappedFile
 
 ALIGNMENT = 32
-READABLE = ("F32", "F16")
+READABLE_TYPES = ("F32", "F16")
 
 
 class MappedCursor(Cursor):
@@ -23,25 +23,27 @@ class MappedCursor(Cursor):
         super().__init__(file)
         self.data = file
 
-    def reach(self, end: int) -> None: ...
+    def read_to(self, end: int) -> None: ...
 
 
 def read_record(cursor: Cursor, named: bool = True) -> FileTensor:
-    cursor.reading = "the head of a tensor"
-    axes, length, number = cursor.u32(), cursor.u32(), cursor.u32()
+    cursor.context = "the head of a tensor"
+    axes, length, number = cursor.read_u32(), cursor.read_u32(), cursor.read_u32()
     if not 1 <= axes <= 2 or not named <= length <= NAME_LIMIT:
-        raise cursor.fail(
+        raise cursor.error(
             f"{axes} dimensions and a name of {length} bytes; 1 or 2, and 1 to {NAME_LIMIT} can be"
         )
-    shape = tuple(cursor.u32() for _ in range(axes))[::-1]
-    start = cursor.take(length)
-    name = str(cursor.since(start), "utf-8", "surrogateescape")
-    cursor.reading = f"tensor {quoted(name)}"
+    shape = tuple(cursor.read_u32() for _ in range(axes))[::-1]
+    start = cursor.advance(length)
+    name = str(cursor.bytes_since(start), "utf-8", "surrogateescape")
+    cursor.context = f"tensor {quote(name)}"
     kind = TYPES.get(number)
-    if kind is None or kind.name not in READABLE:
-        raise cursor.fail(f"its type is {kind.name if kind else number}; {' and '.join(READABLE)} can be")
+    if kind is None or kind.name not in READABLE_TYPES:
+        raise cursor.error(
+            f"its type is {kind.name if kind else number}; {' and '.join(READABLE_TYPES)} can be"
+        )
     if 0 in shape:
-        raise cursor.fail(f"a dimension of 0 in {list(shape)}")
-    cursor.take(-cursor.at % ALIGNMENT)
-    start = cursor.take(prod(shape) * kind.size)
+        raise cursor.error(f"a dimension of 0 in {list(shape)}")
+    cursor.advance(-cursor.offset % ALIGNMENT)
+    start = cursor.advance(prod(shape) * kind.block_bytes)
     return FileTensor(name, kind, shape, start, np.frombuffer(cursor.data, np.uint8))

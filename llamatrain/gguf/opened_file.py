@@ -18,22 +18,22 @@ T = TypeVar("T", int, float, bool, str, list, np.ndarray)
 class Metadata(Mapping[str, Any]):
     """The values by their keys, decoded each time they are asked for; `typed` has them as they lie in the file."""
 
-    def __init__(self, typed: dict[str, Value]) -> None:
-        self.typed = typed
+    def __init__(self, raw_values: dict[str, Value]) -> None:
+        self.raw_values = raw_values
 
     def __getitem__(self, key: str) -> Any:
-        return self.typed[key].decode()
+        return self.raw_values[key].decode()
 
-    def word(self, key: str) -> str | None:
+    def get_text(self, key: str) -> str | None:
         """A value that is a text; nothing where it is another, such as an array, which is equal to no text."""
-        value = self.typed.get(key)
+        value = self.raw_values.get(key)
         return value.decode() if value and value.kind is Kind.STRING else None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.typed)
+        return iter(self.raw_values)
 
     def __len__(self) -> int:
-        return len(self.typed)
+        return len(self.raw_values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class FileTensor(TensorInfo):
     @property
     def raw(self) -> np.ndarray:
         """The bytes in the file, without a copy: the tensor's shape, with a row's bytes as the last axis."""
-        whole = self.file[self.offset : self.offset + self.nbytes]
-        return whole.reshape(*self.shape[:-1], self.type.row_bytes(self.shape[-1]))
+        data = self.file[self.offset : self.offset + self.nbytes]
+        return data.reshape(*self.shape[:-1], self.type.row_bytes(self.shape[-1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Gguf:
     metadata: Metadata
     tensors: dict[str, FileTensor]
 
-    def value(self, key: str, kind: type[T], default: T | None = None) -> T:
+    def get_value(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The value of a key, which must be of a kind; without a default it must be there."""
         if key not in self.metadata:
             if default is None:
@@ -65,23 +65,23 @@ class Gguf:
         value = self.metadata[key]
         if type(value) is not kind:
             raise FileError(
-                f"{self.path}: {key} is {self.metadata.typed[key].kind.name}, where {kind.__name__} is needed"
+                f"{self.path}: {key} is {self.metadata.raw_values[key].kind.name}, where {kind.__name__} is needed"
             )
         return value
 
     @property
-    def files(self) -> list[MappedFile]:
+    def mapped_files(self) -> list[MappedFile]:
         """That its tensors lie in."""
         return mapped_files(tensor.file for tensor in self.tensors.values())
 
     @property
     def kind(self) -> str:
-        told = self.metadata.word("general.type") if "general.type" in self.metadata else "model"
-        if told == "adapter":
+        general_type = self.metadata.get_text("general.type") if "general.type" in self.metadata else "model"
+        if general_type == "adapter":
             return "adapter"
         if "training.type" in self.metadata or "training.iteration_count" in self.metadata:
             return "checkpoint"
-        if "general.architecture" not in self.metadata or told != "model":
+        if "general.architecture" not in self.metadata or general_type != "model":
             return "other"
         return (
             "model" if self.tensors else "vocabulary" if "tokenizer.ggml.model" in self.metadata else "other"

@@ -13,14 +13,14 @@ from llamatrain.errors import FileError
 from llamatrain.gguf import legacy
 from llamatrain.gguf.constants import ALIGNMENT, MAGIC
 from llamatrain.gguf.opened_file import FileTensor, Gguf, Metadata
-from llamatrain.gguf.parser import Cursor, quoted
+from llamatrain.gguf.parser import Cursor, quote
 from llamatrain.gguf.types import TYPES, TensorInfo
 from llamatrain.gguf.values import U32, Kind, Value
-from llamatrain.gguf.wrong_file import HEAD, file_told, folder_told
+from llamatrain.gguf.wrong_file import HEAD_BYTES, describe_file, describe_folder
 from llamatrain.io.mapped_file import map_file, verify_unchanged
 
 PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
-Place = tuple[Kind, int, int]  # of a value: from which byte to which
+ByteRange = tuple[Kind, int, int]  # of a value: from which byte to which
 __all__ = ["PART_NAME", "FileTensor", "Gguf", "Metadata", "open_gguf"]
 
 
@@ -28,11 +28,11 @@ def open_gguf(path: str | Path) -> Gguf:
     """Open a file, or a split model by any of its parts; or a checkpoint from before GGUF, as one that was converted."""
     path = Path(path)
     if path.is_dir():
-        raise FileError(folder_told(path))
+        raise FileError(describe_folder(path))
     if (file := map_file(path)).read_bytes(0, len(MAGIC)) in legacy.KINDS:
-        return legacy.opened(file)
+        return legacy.read_legacy(file)
     first = read_part(path)
-    count = first.value("split.count", int, 1)
+    count = first.get_value("split.count", int, 1)
     return first if count <= 1 else join_parts(path, first, count)
 
 
@@ -44,60 +44,62 @@ def read_part(path: Path) -> Gguf:
     with verify_unchanged([file]):
         cursor = Cursor(file)
         tensors, values = read_header(cursor)
-        places = read_metadata(cursor, values)
-        alignment = read_alignment(cursor, places)
+        ranges = read_metadata(cursor, values)
+        alignment = read_alignment(cursor, ranges)
         infos = read_tensor_infos(cursor, tensors, alignment)
         head = memoryview(cursor.data).toreadonly()
-        metadata = {key: Value(kind, head[start:end]) for key, (kind, start, end) in places.items()}
+        metadata = {key: Value(kind, head[start:end]) for key, (kind, start, end) in ranges.items()}
         return Gguf(path, Metadata(metadata), place_tensors(cursor, infos, alignment))
 
 
 def read_header(cursor: Cursor) -> tuple[int, int]:
     """How many tensors and values there are."""
-    magic = cursor.first(len(MAGIC))
+    magic = cursor.first_bytes(len(MAGIC))
     if magic in legacy.MODELS:
-        raise cursor.fail(
+        raise cursor.error(
             f"it begins with {magic!r}: a model from before GGUF; llama.cpp's scripts of 2023 convert it"
         )
     if magic != MAGIC:
-        if told := file_told(cursor.path, bytes(cursor.file.read_bytes(0, min(HEAD, cursor.size)))):
-            raise FileError(told)
-        raise cursor.fail(f"it begins with {magic!r}, a GGUF file with {MAGIC!r}")
-    version = cursor.u32()
+        if message := describe_file(
+            cursor.path, bytes(cursor.file.read_bytes(0, min(HEAD_BYTES, cursor.size)))
+        ):
+            raise FileError(message)
+        raise cursor.error(f"it begins with {magic!r}, a GGUF file with {MAGIC!r}")
+    version = cursor.read_u32()
     if version and version & 0xFFFF == 0:
-        raise cursor.fail(
+        raise cursor.error(
             "the file is big-endian (for s390x and the like); only little-endian files can be read"
         )
     if version not in (2, 3):
-        raise cursor.fail(f"GGUF version {version}; versions 2 and 3 can be read: convert the model again")
-    tensors = cursor.u64()
-    values = cursor.count(13)  # the length of a key, a kind, a byte
+        raise cursor.error(f"GGUF version {version}; versions 2 and 3 can be read: convert the model again")
+    tensors = cursor.read_u64()
+    values = cursor.read_count(13)  # the length of a key, a kind, a byte
     if tensors * 32 > cursor.size:  # the length of a name, the axes, one of them, type and offset
-        raise cursor.fail(f"{tensors} tensors cannot be in {cursor.size} bytes")
+        raise cursor.error(f"{tensors} tensors cannot be in {cursor.size} bytes")
     return tensors, values
 
 
-def read_metadata(cursor: Cursor, count: int) -> dict[str, Place]:
-    found: dict[str, Place] = {}
+def read_metadata(cursor: Cursor, count: int) -> dict[str, ByteRange]:
+    ranges: dict[str, ByteRange] = {}
     for i in range(count):
-        cursor.reading = f"value {i + 1} of {count}"
-        key = cursor.name()
-        cursor.reading += f", {quoted(key)}"
-        if key in found:
-            raise cursor.fail("the key is there twice")
-        kind, start = cursor.kind(), cursor.at
+        cursor.context = f"value {i + 1} of {count}"
+        key = cursor.read_name()
+        cursor.context += f", {quote(key)}"
+        if key in ranges:
+            raise cursor.error("the key is there twice")
+        kind, start = cursor.read_kind(), cursor.offset
         cursor.skip(kind)
-        found[key] = kind, start, cursor.at
-    return found
+        ranges[key] = kind, start, cursor.offset
+    return ranges
 
 
-def read_alignment(cursor: Cursor, metadata: dict[str, Place]) -> int:
+def read_alignment(cursor: Cursor, metadata: dict[str, ByteRange]) -> int:
     if "general.alignment" not in metadata:
         return ALIGNMENT
     kind, start, _ = metadata["general.alignment"]
     alignment: int = U32.unpack_from(cursor.data, start)[0] if kind is Kind.UINT32 else 0
     if alignment.bit_count() != 1:
-        raise cursor.fail(
+        raise cursor.error(
             f"general.alignment is {kind.name} {alignment or ''}; a power of two in UINT32 is needed"
         )
     return alignment
@@ -105,62 +107,64 @@ def read_alignment(cursor: Cursor, metadata: dict[str, Place]) -> int:
 
 def read_tensor_infos(cursor: Cursor, count: int, alignment: int) -> dict[str, tuple[TensorInfo, int]]:
     """The tensors by their names, with their offsets from the place where the data begins."""
-    found: dict[str, tuple[TensorInfo, int]] = {}
+    infos: dict[str, tuple[TensorInfo, int]] = {}
     for i in range(count):
-        cursor.reading = f"tensor {i + 1} of {count}"
-        name = cursor.name()
-        cursor.reading += f", {quoted(name)}"
-        if name in found:
-            raise cursor.fail("the name is there twice")
+        cursor.context = f"tensor {i + 1} of {count}"
+        name = cursor.read_name()
+        cursor.context += f", {quote(name)}"
+        if name in infos:
+            raise cursor.error("the name is there twice")
         info = read_tensor_info(cursor, name)
-        offset = cursor.u64()
+        offset = cursor.read_u64()
         if offset % alignment:
-            raise cursor.fail(f"the data's offset {offset} is no multiple of the alignment {alignment}")
-        found[name] = info, offset
-    return found
+            raise cursor.error(f"the data's offset {offset} is no multiple of the alignment {alignment}")
+        infos[name] = info, offset
+    return infos
 
 
 def read_tensor_info(cursor: Cursor, name: str) -> TensorInfo:
-    axes = cursor.u32()
+    axes = cursor.read_u32()
     if not 1 <= axes <= 4:
-        raise cursor.fail(f"{axes} dimensions; 1 to 4 can be")
-    shape = tuple(cursor.u64() for _ in range(axes))[::-1]
+        raise cursor.error(f"{axes} dimensions; 1 to 4 can be")
+    shape = tuple(cursor.read_u64() for _ in range(axes))[::-1]
     if 0 in shape:
-        raise cursor.fail(f"a dimension of 0 in {list(shape)}")
-    number = cursor.u32()
+        raise cursor.error(f"a dimension of 0 in {list(shape)}")
+    number = cursor.read_u32()
     if number not in TYPES:
-        raise cursor.fail(
+        raise cursor.error(
             f"unknown tensor type {number}; known are {', '.join(kind.name for kind in TYPES.values())}"
         )
     kind = TYPES[number]
-    if shape[-1] % kind.block:
-        raise cursor.fail(f"rows of {shape[-1]} are not made of whole {kind.name} blocks of {kind.block}")
+    if shape[-1] % kind.block_size:
+        raise cursor.error(
+            f"rows of {shape[-1]} are not made of whole {kind.name} blocks of {kind.block_size}"
+        )
     return TensorInfo(name, kind, shape)
 
 
 def place_tensors(
     cursor: Cursor, infos: dict[str, tuple[TensorInfo, int]], alignment: int
 ) -> dict[str, FileTensor]:
-    start = -(-cursor.at // alignment) * alignment
+    start = -(-cursor.offset // alignment) * alignment
     file = np.frombuffer(cursor.file, np.uint8)
     tensors = {
         name: FileTensor(name, info.type, info.shape, start + at, file) for name, (info, at) in infos.items()
     }
     end, last = start, ""
     for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
-        cursor.reading, cursor.at = f"tensor {quoted(tensor.name)}", tensor.offset
+        cursor.context, cursor.offset = f"tensor {quote(tensor.name)}", tensor.offset
         if tensor.offset < end:
-            raise cursor.fail(f"its data begins inside that of {quoted(last)}")
+            raise cursor.error(f"its data begins inside that of {quote(last)}")
         end, last = tensor.offset + tensor.nbytes, tensor.name
         if end > len(file):
-            raise cursor.fail(f"its data ends at byte {end}, the file at {len(file)}")
+            raise cursor.error(f"its data ends at byte {end}, the file at {len(file)}")
     return tensors
 
 
 # ---- split models ----------------------------------------------------------
 
 
-def join_parts(path: Path, opened: Gguf, count: int) -> Gguf:
+def join_parts(path: Path, opened_part: Gguf, count: int) -> Gguf:
     """All parts as one, with the first one's metadata, less what tells of the split."""
     match = PART_NAME.fullmatch(path.name)
     if not match or int(match[3]) != count:
@@ -170,22 +174,22 @@ def join_parts(path: Path, opened: Gguf, count: int) -> Gguf:
     tensors: dict[str, FileTensor] = {}
     metadata: dict[str, Value] = {}
     for i in range(count):
-        place = path.with_name(f"{match[1]}-{i + 1:05}-of-{count:05}.gguf")
-        if not place.exists():
-            raise FileError(f"{path}: the split model's part {i + 1} of {count} is missing: {place}")
-        part = opened if place == path else read_part(place)
-        if (part.value("split.no", int), part.value("split.count", int)) != (i, count):
+        part_path = path.with_name(f"{match[1]}-{i + 1:05}-of-{count:05}.gguf")
+        if not part_path.exists():
+            raise FileError(f"{path}: the split model's part {i + 1} of {count} is missing: {part_path}")
+        part = opened_part if part_path == path else read_part(part_path)
+        if (part.get_value("split.no", int), part.get_value("split.count", int)) != (i, count):
             raise FileError(
-                f"{place}: split.no and split.count do not say that this is part {i + 1} of {count}"
+                f"{part_path}: split.no and split.count do not say that this is part {i + 1} of {count}"
             )
-        if twice := tensors.keys() & part.tensors.keys():
-            raise FileError(f"{place}: the tensor {quoted(min(twice))} is in another part, too")
+        if duplicates := tensors.keys() & part.tensors.keys():
+            raise FileError(f"{part_path}: the tensor {quote(min(duplicates))} is in another part, too")
         tensors |= part.tensors
-        metadata = metadata or part.metadata.typed
+        metadata = metadata or part.metadata.raw_values
     first = Gguf(path, Metadata(metadata), tensors)
-    if (expected := first.value("split.tensors.count", int, len(tensors))) != len(tensors):
+    if (expected := first.get_value("split.tensors.count", int, len(tensors))) != len(tensors):
         raise FileError(
             f"{path}: the parts have {len(tensors)} tensors together, where {expected} are expected"
         )
-    whole = {key: value for key, value in metadata.items() if not key.startswith("split.")}
-    return Gguf(path, Metadata(whole), tensors)
+    joined_metadata = {key: value for key, value in metadata.items() if not key.startswith("split.")}
+    return Gguf(path, Metadata(joined_metadata), tensors)

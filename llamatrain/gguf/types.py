@@ -3,33 +3,33 @@
 from dataclasses import dataclass
 from math import prod
 
-from llamatrain.gguf.constants import BLOCKS
+from llamatrain.gguf.constants import BLOCK_LAYOUTS
 
 
 @dataclass(frozen=True, slots=True)
 class GgmlType:
     name: str
     number: int
-    block: int  # elements in a block
-    size: int  # bytes of a block
+    block_size: int  # elements in a block
+    block_bytes: int  # bytes of a block
 
     def row_bytes(self, elements: int) -> int:
         """Bytes of a row of so many elements, whole blocks of them."""
-        blocks, rest = divmod(elements, self.block)
+        blocks, rest = divmod(elements, self.block_size)
         if rest:
             raise ValueError(
-                f"a row of {elements} elements is not made of whole {self.name} blocks of {self.block}"
+                f"a row of {elements} elements is not made of whole {self.name} blocks of {self.block_size}"
             )
-        return blocks * self.size
+        return blocks * self.block_bytes
 
 
 TYPES: dict[int, GgmlType] = {
-    number: GgmlType(name, number, block, size) for name, number, block, size in BLOCKS
+    number: GgmlType(name, number, block, size) for name, number, block, size in BLOCK_LAYOUTS
 }
 _NAMES = {kind.name: kind for kind in TYPES.values()}
 
 
-def by_name(name: str) -> GgmlType:
+def type_by_name(name: str) -> GgmlType:
     """The type called so, in capitals as ggml has it: `by_name("Q4_K")`; a KeyError where there is none."""
     return _NAMES[name]
 

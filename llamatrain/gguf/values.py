@@ -47,41 +47,43 @@ class Value:
             return str(self.raw[LENGTH.size :], "utf-8", "surrogateescape")
         if self.kind is Kind.ARRAY:
             # Strings are cut faster from bytes; numbers stay where they lie.
-            return _items(self.raw if ARRAY.unpack_from(self.raw)[0] in DTYPES else bytes(self.raw), 0)[0]
+            return _decode_array(
+                self.raw if ARRAY.unpack_from(self.raw)[0] in DTYPES else bytes(self.raw), 0
+            )[0]
         value = np.frombuffer(self.raw, DTYPES[self.kind], 1)[0].item()
         return bool(value) if self.kind is Kind.BOOL else value
 
 
-def _items(raw: bytes | memoryview, at: int) -> tuple[Any, int]:
+def _decode_array(raw: bytes | memoryview, offset: int) -> tuple[Any, int]:
     """The items of the array that begins at a byte, and where it ends."""
-    kind, count = ARRAY.unpack_from(raw, at)
-    at += ARRAY.size
+    kind, count = ARRAY.unpack_from(raw, offset)
+    offset += ARRAY.size
     if kind == Kind.STRING:
-        return _strings(raw, at, count)
+        return _decode_strings(raw, offset, count)
     if kind == Kind.ARRAY:
         arrays = []
         for _ in range(count):
-            items, at = _items(raw, at)
+            items, offset = _decode_array(raw, offset)
             arrays.append(items)
-        return arrays, at
+        return arrays, offset
     dtype = DTYPES[Kind(kind)]
-    numbers = np.frombuffer(raw, dtype, count, at)
-    return numbers != 0 if kind == Kind.BOOL else numbers, at + count * dtype.itemsize
+    numbers = np.frombuffer(raw, dtype, count, offset)
+    return numbers != 0 if kind == Kind.BOOL else numbers, offset + count * dtype.itemsize
 
 
-def _strings(raw: bytes | memoryview, at: int, count: int) -> tuple[list[str], int]:
+def _decode_strings(raw: bytes | memoryview, offset: int, count: int) -> tuple[list[str], int]:
     found, length_at = [], LENGTH.unpack_from
     for _ in range(count):
-        start = at + LENGTH.size
-        at = start + length_at(raw, at)[0]
-        found.append(str(raw[start:at], "utf-8", "surrogateescape"))
-    return found, at
+        start = offset + LENGTH.size
+        offset = start + length_at(raw, offset)[0]
+        found.append(str(raw[start:offset], "utf-8", "surrogateescape"))
+    return found, offset
 
 
 # ---- making values ---------------------------------------------------------
 
 
-def packed(text: str) -> bytes:
+def encode_string(text: str) -> bytes:
     """A text as GGUF has it everywhere: its length, and its bytes."""
     raw = text.encode("utf-8", "surrogateescape")
     return LENGTH.pack(len(raw)) + raw
@@ -93,7 +95,7 @@ def number(kind: Kind, value: float) -> Value:
 
 
 def string(text: str) -> Value:
-    return Value(Kind.STRING, packed(text))
+    return Value(Kind.STRING, encode_string(text))
 
 
 def numbers(kind: Kind, items: Sequence[float] | np.ndarray) -> Value:
@@ -102,7 +104,7 @@ def numbers(kind: Kind, items: Sequence[float] | np.ndarray) -> Value:
 
 
 def strings(items: Iterable[str]) -> Value:
-    encoded = [packed(item) for item in items]
+    encoded = [encode_string(item) for item in items]
     return Value(Kind.ARRAY, ARRAY.pack(Kind.STRING, len(encoded)) + b"".join(encoded))
 
 

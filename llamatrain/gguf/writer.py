@@ -8,16 +8,16 @@ import numpy as np
 
 from llamatrain.errors import FileError
 from llamatrain.gguf.constants import ALIGNMENT, MAGIC, VERSION
-from llamatrain.gguf.parser import quoted
+from llamatrain.gguf.parser import quote
 from llamatrain.gguf.types import TensorInfo
-from llamatrain.gguf.values import LENGTH, U32, Value, packed
+from llamatrain.gguf.values import LENGTH, U32, Value, encode_string
 from llamatrain.io.atomic_write import AtomicFile
 
-LONGEST_NAME = 63  # bytes of a tensor's name: llama.cpp refuses longer ones
+MAX_NAME_BYTES = 63  # bytes of a tensor's name: llama.cpp refuses longer ones
 
 
 @contextmanager
-def new_gguf(
+def create_gguf(
     path: str | Path,
     metadata: Mapping[str, Value],
     tensors: Iterable[TensorInfo],
@@ -29,25 +29,27 @@ def new_gguf(
     """
     infos = list(tensors)
     alignment = metadata["general.alignment"].decode() if "general.alignment" in metadata else ALIGNMENT
-    if unfit := unfit_name(infos):
-        raise FileError(f"{path}: cannot be written: {unfit}")
+    if problem := find_bad_name(infos):
+        raise FileError(f"{path}: cannot be written: {problem}")
     with AtomicFile(path, check) as file:
         writer = Writer(file, infos, alignment)
-        writer.pad(file.write(head(metadata, infos, alignment)))
+        writer.pad(file.write(encode_head(metadata, infos, alignment)))
         yield writer
-        if writer.left:
-            raise ValueError(f"{len(writer.left)} tensors were not written, {writer.left[0].name} is next")
+        if writer.remaining:
+            raise ValueError(
+                f"{len(writer.remaining)} tensors were not written, {writer.remaining[0].name} is next"
+            )
 
 
 class Writer:
     def __init__(self, file: AtomicFile, infos: list[TensorInfo], alignment: int) -> None:
-        self.left = infos
+        self.remaining = infos
         self._file = file
         self._alignment = alignment
 
     def write(self, name: str, data: np.ndarray | Iterable[np.ndarray | bytes]) -> None:
         """The data of the next tensor, in the order that was said: an array with its bytes, or chunks of them."""
-        info = self.left.pop(0)
+        info = self.remaining.pop(0)
         if name != info.name:
             raise ValueError(f"{name} is written where {info.name} is next")
         chunks = (data,) if isinstance(data, np.ndarray) else data
@@ -56,7 +58,7 @@ class Writer:
             raise ValueError(f"{name} has {info.nbytes} bytes, and {written} were written")
         self.pad(written)
 
-    def put(self, at: int, data: bytes) -> None:
+    def overwrite(self, at: int, data: bytes) -> None:
         """In the place of what stands there, of values whose size is known before they are."""
         self._file.overwrite(at, data)
 
@@ -64,31 +66,31 @@ class Writer:
         self._file.write(bytes(-written % self._alignment))
 
 
-def unfit_name(infos: Sequence[TensorInfo]) -> str | None:
+def find_bad_name(infos: Sequence[TensorInfo]) -> str | None:
     """What is wrong with a tensor's name: llama.cpp would not open the file."""
     seen = set[str]()
     for info in infos:
-        if len(packed(info.name)) - LENGTH.size > LONGEST_NAME:
-            return f"the tensor's name {quoted(info.name)} has more than {LONGEST_NAME} bytes"
+        if len(encode_string(info.name)) - LENGTH.size > MAX_NAME_BYTES:
+            return f"the tensor's name {quote(info.name)} has more than {MAX_NAME_BYTES} bytes"
         if info.name in seen:
-            return f"two tensors are called {quoted(info.name)}"
+            return f"two tensors are called {quote(info.name)}"
         seen.add(info.name)
     return None
 
 
-def head(metadata: Mapping[str, Value], infos: Sequence[TensorInfo], alignment: int) -> bytes:
-    made = bytearray(MAGIC + U32.pack(VERSION) + LENGTH.pack(len(infos)) + LENGTH.pack(len(metadata)))
+def encode_head(metadata: Mapping[str, Value], infos: Sequence[TensorInfo], alignment: int) -> bytes:
+    head = bytearray(MAGIC + U32.pack(VERSION) + LENGTH.pack(len(infos)) + LENGTH.pack(len(metadata)))
     for key, value in metadata.items():
-        made += packed(key) + U32.pack(value.kind) + value.raw
+        head += encode_string(key) + U32.pack(value.kind) + value.raw
     offset = 0
     for info in infos:
         axes = b"".join(LENGTH.pack(axis) for axis in reversed(info.shape))
-        made += (
-            packed(info.name)
+        head += (
+            encode_string(info.name)
             + U32.pack(len(info.shape))
             + axes
             + U32.pack(info.type.number)
             + LENGTH.pack(offset)
         )
         offset += -(-info.nbytes // alignment) * alignment
-    return bytes(made)
+    return bytes(head)

@@ -8,17 +8,17 @@ from pathlib import Path
 from llamatrain.config.not_found import CONVERTER
 
 NEEDED = "a GGUF file is needed"
-LOOKED_AT = 2000  # names in a folder
-HEAD = 512  # bytes
+MAX_NAMES = 2000  # names in a folder
+HEAD_BYTES = 512  # bytes
 WEIGHTS = (".safetensors", ".bin", ".pth", ".pt")
 PACKED = {b"\x1f\x8b": "gzip -d", b"\x28\xb5\x2f\xfd": "zstd -d", b"BZh": "bzip2 -d", b"\xfd7zX": "xz -d"}
 
 
-def folder_told(path: Path) -> str:
+def describe_folder(path: Path) -> str:
     """Of a folder, and what would do."""
     names = list[str]()
-    with suppress(OSError), os.scandir(path) as found:
-        names = sorted(each.name for each in islice(found, LOOKED_AT))
+    with suppress(OSError), os.scandir(path) as entries:
+        names = sorted(entry.name for entry in islice(entries, MAX_NAMES))
     if "adapter.gguf" in names and "model.gguf" not in names:
         adapter = path / "adapter.gguf"
         return f"{path}: the folder of a run, whose adapter is for another model; {NEEDED}, and --lora {adapter} takes it"
@@ -33,23 +33,23 @@ def folder_told(path: Path) -> str:
     return f"{path}: this is a folder; {NEEDED}"
 
 
-def file_told(path: Path, head: bytes) -> str:
+def describe_file(path: Path, head: bytes) -> str:
     """Of a file by how it begins; nothing where that says nothing."""
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 28:
         return (
             f"{path}: weights in safetensors; {NEEDED}: {CONVERTER} makes one of the folder that they lie in"
         )
     if head[:2] == b"PK" or (head[:1] == b"\x80" and path.suffix in WEIGHTS):
-        what = "weights as PyTorch saves them" if path.suffix in WEIGHTS else "a zip archive"
-        return f"{path}: {what}; {NEEDED}: {CONVERTER} makes one of a model's folder"
-    if how := next((how for mark, how in PACKED.items() if head.startswith(mark)), None):
-        return f"{path}: a packed file; {NEEDED}: unpack it first, as with `{how}`"
+        contents = "weights as PyTorch saves them" if path.suffix in WEIGHTS else "a zip archive"
+        return f"{path}: {contents}; {NEEDED}: {CONVERTER} makes one of a model's folder"
+    if command := next((command for mark, command in PACKED.items() if head.startswith(mark)), None):
+        return f"{path}: a packed file; {NEEDED}: unpack it first, as with `{command}`"
     with suppress(UnicodeDecodeError):
         text = head.decode()
         if (
             "\0" not in text
             and len(text) > 8
-            and all(each.isprintable() or each in "\n\r\t\f" for each in text)
+            and all(character.isprintable() or character in "\n\r\t\f" for character in text)
         ):
             return f"{path}: a text, and no model; {NEEDED}"
     return ""

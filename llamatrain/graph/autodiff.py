@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from llamatrain.errors import GraphError
 from llamatrain.graph.ops import add, fill, sum_to
 from llamatrain.graph.rewrite import rebuild
-from llamatrain.graph.tensor import I32, Node, QuantizedType, ShapeError, Tensor, nodes_of
+from llamatrain.graph.tensor import I32, Node, QuantizedType, ShapeError, Tensor, collect_nodes
 
 
 def value_and_gradients(loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -17,20 +17,20 @@ def value_and_gradients(loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, li
         raise GraphError(f"a loss is one number, but {loss!r} is not")
     if frozen := [tensor for tensor in wrt if isinstance(tensor.dtype, QuantizedType)]:
         raise GraphError(f"{frozen[0]!r} is quantised and cannot be trained: there is no gradient of it")
-    path = nodes_of([loss])
-    needed = _needing(path, wrt)
+    path = collect_nodes([loss])
+    needed = _depends_on(path, wrt)
     grads: dict[Tensor, Tensor] = {loss: fill(shape=(), value=1.0, dtype=loss.dtype)}
     values: dict[Tensor, Tensor] = {}
     for node in reversed(path):
         dys = [grads.get(output) for output in node.outputs]
         if not any(dys) or not any(output in needed for output in node.outputs):
             continue
-        for source, grad in zip(node.sources, _of_sources(node, dys, needed), strict=True):
+        for source, grad in zip(node.sources, _source_gradients(node, dys, needed), strict=True):
             if grad is not None and source in needed:
                 if (
-                    (made := grad.node) and made.op.value is not None and grad not in dys
+                    (producer := grad.node) and producer.op.value_output is not None and grad not in dys
                 ):  # made by this very rule
-                    values[node.outputs[0]] = made.outputs[made.op.value]
+                    values[node.outputs[0]] = producer.outputs[producer.op.value_output]
                 grad = sum_to(grad, source.shape)
                 grads[source] = add(grads[source], grad) if source in grads else grad
     if missing := [tensor for tensor in wrt if tensor not in grads]:
@@ -42,16 +42,18 @@ def gradients(loss: Tensor, wrt: Sequence[Tensor]) -> list[Tensor]:
     return value_and_gradients(loss, wrt)[1]
 
 
-def _needing(path: Sequence[Node], wrt: Sequence[Tensor]) -> set[Tensor]:
+def _depends_on(path: Sequence[Node], wrt: Sequence[Tensor]) -> set[Tensor]:
     """The tensors that depend on one of `wrt`: only through these do gradients flow."""
     needed = set(wrt)
     for node in path:
-        if not node.op.stops and any(source in needed for source in node.sources):
+        if not node.op.stops_gradient and any(source in needed for source in node.sources):
             needed.update(node.outputs)
     return needed
 
 
-def _of_sources(node: Node, dys: Sequence[Tensor | None], needed: set[Tensor]) -> Sequence[Tensor | None]:
+def _source_gradients(
+    node: Node, dys: Sequence[Tensor | None], needed: set[Tensor]
+) -> Sequence[Tensor | None]:
     op = node.op
     if op.gradient is None:
         raise GraphError(
@@ -60,8 +62,8 @@ def _of_sources(node: Node, dys: Sequence[Tensor | None], needed: set[Tensor]) -
     wanted = tuple(source in needed for source in node.sources)
     try:
         found = op.gradient(node, *dys, wanted=wanted) if op.selective else op.gradient(node, *dys)
-    except ShapeError as misfit:
-        raise GraphError(f"no gradient goes through {node!r}: {misfit}") from None
+    except ShapeError as error:
+        raise GraphError(f"no gradient goes through {node!r}: {error}") from None
     if len(found) != len(node.sources):
         raise GraphError(
             f"the gradient rule of {op.name} gave {len(found)} gradients for {len(node.sources)} sources"
@@ -76,6 +78,6 @@ def _with_values(
     loss: Tensor, grads: list[Tensor], values: dict[Tensor, Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
     """Take the values that gradient ops make on their way, unless such an op waits for that very value."""
-    taken = {old: new for old, new in values.items() if new.node and old.node not in nodes_of([new])}
+    taken = {old: new for old, new in values.items() if new.node and old.node not in collect_nodes([new])}
     loss, *grads = rebuild([loss, *grads], taken, lambda node: None) if taken else [loss, *grads]
     return loss, grads

@@ -11,41 +11,41 @@ from llamatrain.errors import GraphError
 from llamatrain.graph.tensor import DynamicDim, Node, Spec, Tensor
 
 
-def most_of(tensors: Iterable[Tensor]) -> DynamicDim | None:
+def find_dynamic_dim(tensors: Iterable[Tensor]) -> DynamicDim | None:
     """How long that axis is at most, where one of these has it."""
-    found = {
-        tensor.shape[0] for tensor in tensors if tensor.shape and isinstance(tensor.shape[0], DynamicDim)
-    }
-    if len(found) > 1:
-        raise GraphError(f"one axis may vary, not several of at most {', '.join(map(str, sorted(found)))}")
-    return next(iter(found), None)
+    dims = {tensor.shape[0] for tensor in tensors if tensor.shape and isinstance(tensor.shape[0], DynamicDim)}
+    if len(dims) > 1:
+        raise GraphError(f"one axis may vary, not several of at most {', '.join(map(str, sorted(dims)))}")
+    return next(iter(dims), None)
 
 
-def varies(node: Node) -> DynamicDim | None:
-    return most_of((*node.sources, *node.outputs))
+def node_dynamic_dim(node: Node) -> DynamicDim | None:
+    return find_dynamic_dim((*node.sources, *node.outputs))
 
 
-def whole(most: DynamicDim, count: int) -> int:
+def round_up(dim: DynamicDim, count: int) -> int:
     """Of so many the next that can be."""
-    return min(int(most), max(1, ceil(count / most.step)) * most.step)
+    return min(int(dim), max(1, ceil(count / dim.step)) * dim.step)
 
 
-def cut(node: Node, count: int) -> Node:
+def resize_node(node: Node, count: int) -> Node:
     """The same of fewer rows."""
-    made = Node(node.op, tuple(shorter(source, count) for source in node.sources), node.attrs)
-    if [output.spec for output in made.outputs] != [shorter(output, count).spec for output in node.outputs]:
-        raise GraphError(f"{node!r} does not go on with {count} rows of {varies(node)}")
-    return made
+    result = Node(node.op, tuple(resize_tensor(source, count) for source in node.sources), node.attrs)
+    if [output.spec for output in result.outputs] != [
+        resize_tensor(output, count).spec for output in node.outputs
+    ]:
+        raise GraphError(f"{node!r} does not go on with {count} rows of {node_dynamic_dim(node)}")
+    return result
 
 
-def cuts(node: Node) -> Iterator[Node]:
+def node_sizes(node: Node) -> Iterator[Node]:
     """As it is, and in every other length."""
     yield node
-    if most := varies(node):
-        yield from (cut(node, count) for count in range(most.step, most, most.step))
+    if dim := node_dynamic_dim(node):
+        yield from (resize_node(node, count) for count in range(dim.step, dim, dim.step))
 
 
-def shorter(tensor: Tensor, count: int) -> Tensor:
+def resize_tensor(tensor: Tensor, count: int) -> Tensor:
     """One of so many rows, if it varies."""
     varying = tensor.shape and isinstance(tensor.shape[0], DynamicDim)
     return Tensor(Spec((count, *tensor.shape[1:]), tensor.dtype), tensor.role) if varying else tensor

@@ -9,42 +9,52 @@ from llamatrain.graph.tensor import Node, QuantizedType, Tensor
 @dataclass(frozen=True)
 class OpCost:
     flops: int  # of products and attention; 0: what it takes is moving memory
-    moved: int  # bytes read and written, each once
-    made: int = 0  # of these, the results
-    powers: int = 0  # exponentials, of logits and of scores
-    unpacked: int = 0  # elements of quantised weights
+    bytes_moved: int  # bytes read and written, each once
+    bytes_written: int = 0  # of these, the results
+    exponentials: int = 0  # exponentials, of logits and of scores
+    dequantized: int = 0  # elements of quantised weights
 
 
-def work_of(node: Node) -> OpCost:
-    flops, moved, powers = FLOPS.get(node.op.name), MOVED.get(node.op.name, whole), POWERS.get(node.op.name)
-    made = sum(output.nbytes for output in node.outputs if output.index not in node.aliases)
-    unpacked = (
+def estimate_cost(node: Node) -> OpCost:
+    flops, bytes_moved, exponentials = (
+        FLOPS.get(node.op.name),
+        MOVED.get(node.op.name, all_bytes),
+        EXPONENTIALS.get(node.op.name),
+    )
+    bytes_written = sum(output.nbytes for output in node.outputs if output.index not in node.aliases)
+    dequantized = (
         sum(source.size for source in node.sources if isinstance(source.dtype, QuantizedType)) if flops else 0
     )
-    return OpCost(flops(node) if flops else 0, moved(node), made, powers(node) if powers else 0, unpacked)
+    return OpCost(
+        flops(node) if flops else 0,
+        bytes_moved(node),
+        bytes_written,
+        exponentials(node) if exponentials else 0,
+        dequantized,
+    )
 
 
 # ---- operations ------------------------------------------------------------
 
 
-def product(node: Node, shared: int = -1) -> int:
-    return 2 * node.outputs[0].size * node.sources[0].shape[shared]
+def matmul_flops(node: Node, shared_axis: int = -1) -> int:
+    return 2 * node.outputs[0].size * node.sources[0].shape[shared_axis]
 
 
-def head(node: Node) -> int:
+def head_flops(node: Node) -> int:
     """The product with each row, and one more for each gradient."""
-    x, w = products_of(node)
+    x, w = head_operands(node)
     return 2 * x.size * w.shape[0] * (1 + node.attrs.get("dx", False) + node.attrs.get("dw", False))
 
 
-def products_of(node: Node) -> tuple[Tensor, Tensor]:
+def head_operands(node: Node) -> tuple[Tensor, Tensor]:
     """What a head multiplies."""
     first = node.op.name.endswith("_back")  # what comes before x there
     x, w = node.sources[first : first + 2]
     return x, w
 
 
-def attention(node: Node) -> int:
+def attention_flops(node: Node) -> int:
     """Two products forward and five back, of as many keys as a causal mask and a window leave; of all that a window may leave,
     where others say what is seen."""
     first = node.op.name.endswith("_back")
@@ -61,64 +71,64 @@ def attention(node: Node) -> int:
 
 
 FLOPS: dict[str, Callable[[Node], int]] = {
-    "matmul": product,
-    "matmul_nn": product,
-    "out_prod": lambda node: product(node, -2),
-    "linear_cross_entropy": head,
-    "linear_cross_entropy_judged": head,
-    "linear_cross_entropy_back": head,
-    "flash_attn": attention,
-    "flash_attn_back": attention,
+    "matmul": matmul_flops,
+    "matmul_nn": matmul_flops,
+    "out_prod": lambda node: matmul_flops(node, -2),
+    "linear_cross_entropy": head_flops,
+    "linear_cross_entropy_judged": head_flops,
+    "linear_cross_entropy_back": head_flops,
+    "flash_attn": attention_flops,
+    "flash_attn_back": attention_flops,
 }
 
 
 # ---- exponentials ----------------------------------------------------------
 
 
-def logits(node: Node) -> int:
-    x, w = products_of(node)
+def logit_exponentials(node: Node) -> int:
+    x, w = head_operands(node)
     return x.size // x.shape[-1] * w.shape[0]
 
 
-def scores(node: Node) -> int:
+def score_exponentials(node: Node) -> int:
     """A product of two heads for each, forward; five back."""
     first = node.op.name.endswith("_back")
-    return attention(node) // (2 * (5 if first else 2) * node.sources[first].shape[-1])
+    return attention_flops(node) // (2 * (5 if first else 2) * node.sources[first].shape[-1])
 
 
-POWERS: dict[str, Callable[[Node], int]] = {
-    "linear_cross_entropy": logits,
-    "linear_cross_entropy_judged": logits,
-    "linear_cross_entropy_back": logits,
-    "flash_attn": scores,
-    "flash_attn_back": scores,
+EXPONENTIALS: dict[str, Callable[[Node], int]] = {
+    "linear_cross_entropy": logit_exponentials,
+    "linear_cross_entropy_judged": logit_exponentials,
+    "linear_cross_entropy_back": logit_exponentials,
+    "flash_attn": score_exponentials,
+    "flash_attn_back": score_exponentials,
 }
 
 # ---- bytes -----------------------------------------------------------------
 
 
-def whole(node: Node) -> int:
+def all_bytes(node: Node) -> int:
     """All sources and all results."""
     return sum(tensor.nbytes for tensor in dict.fromkeys((*node.sources, *node.outputs)))
 
 
-def taken(node: Node) -> int:
+def gathered_bytes(node: Node) -> int:
     """Of a table only the rows that are asked for."""
     table, ids = node.sources
     return ids.nbytes + ids.size * (table.nbytes // max(1, table.shape[0])) + node.outputs[0].nbytes
 
 
-def put(part: Tensor, node: Node, times: int) -> int:
+def update_bytes(part: Tensor, node: Node, times: int) -> int:
     """Written where something larger lies, of which the rest stays; or beside all of it."""
-    return times * part.nbytes if node.attrs.get("into") else whole(node)
+    return times * part.nbytes if node.attrs.get("into") else all_bytes(node)
 
 
 MOVED: dict[str, Callable[[Node], int]] = {
-    "get_rows": taken,
+    "get_rows": gathered_bytes,
     "set_rows": lambda node: (
-        put(node.sources[1], node, 2) + (node.sources[2].nbytes if node.attrs.get("into") else 0)
+        update_bytes(node.sources[1], node, 2) + (node.sources[2].nbytes if node.attrs.get("into") else 0)
     ),
-    "acc": lambda node: put(node.sources[1], node, 3),
-    "set": lambda node: put(node.sources[1], node, 2),
+    "acc": lambda node: update_bytes(node.sources[1], node, 3),
+    "set": lambda node: update_bytes(node.sources[1], node, 2),
     "cpy": lambda node: node.sources[1].nbytes + node.outputs[0].nbytes,
 }

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 from llamatrain.graph.ops import cast, join_columns, reshape
 from llamatrain.graph.rewrite import rebuild
-from llamatrain.graph.tensor import BF16, F32, Node, QuantizedType, Tensor, seen_of
+from llamatrain.graph.tensor import BF16, F32, Node, QuantizedType, Tensor, find_base
 
 
 def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
     """The outputs with every product in bfloat16, its sums in float32."""
     rounded: dict[Tensor, Tensor] = {}
 
-    def half(tensor: Tensor) -> Tensor:
+    def round_tensor(tensor: Tensor) -> Tensor:
         if tensor.dtype is not F32:
             return tensor
         if tensor not in rounded:
@@ -24,7 +24,7 @@ def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
             if made and made.op is cast and made.sources[0].dtype is BF16:  # it was widened from that
                 rounded[tensor] = made.sources[0]
             elif made and made.op is reshape:  # whoever reads it in another shape shall read the same bytes
-                rounded[tensor] = reshape(half(made.sources[0]), **made.attrs)
+                rounded[tensor] = reshape(round_tensor(made.sources[0]), **made.attrs)
             elif made and made.op is join_columns:
                 rounded[tensor] = join_columns(*made.sources, dtype=BF16)
             else:
@@ -32,24 +32,24 @@ def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
         return rounded[tensor]
 
     def change(node: Node) -> Node | Sequence[Tensor] | None:
-        chosen = node.op.rounds
-        if not chosen or any(not _rounds(node.sources[index]) for index in chosen):
+        chosen = node.op.rounded_sources
+        if not chosen or any(not _can_round(node.sources[index]) for index in chosen):
             return None
-        weights = [index for index in chosen if seen_of(node.sources[index]).role in ("parameter", "state")]
+        weights = [index for index in chosen if find_base(node.sources[index]).role in ("parameter", "state")]
         weights.sort(
             key=lambda index: not isinstance(node.sources[index].dtype, QuantizedType)
         )  # which cannot be rounded before
-        keep = weights[:1] if len(chosen) == 2 and not node.op.gives_rounded else []
+        keep = weights[:1] if len(chosen) == 2 and not node.op.rounds_outputs else []
         sources = [
-            half(s) if index in chosen and index not in keep else s for index, s in enumerate(node.sources)
+            round_tensor(s) if index in chosen and index not in keep else s for index, s in enumerate(node.sources)
         ]
         made = Node(node.op, tuple(sources), node.attrs, node.outputs[0].name)
-        if node.op.gives_rounded:
+        if node.op.rounds_outputs:
             return [cast(output, dtype=F32) for output in made.outputs]  # for whoever is no product
         return made
 
     return rebuild(outputs, {}, change)
 
 
-def _rounds(source: Tensor) -> bool:
+def _can_round(source: Tensor) -> bool:
     return source.dtype in (F32, BF16) or isinstance(source.dtype, QuantizedType)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from llamatrain.errors import GraphError
-from llamatrain.graph.tensor import Node, Tensor, leaves_of, nodes_of, seen_of
+from llamatrain.graph.tensor import Node, Tensor, collect_leaves, collect_nodes, find_base
 
 
 def _label(tensor: Tensor) -> str:
@@ -15,8 +15,10 @@ def _label(tensor: Tensor) -> str:
 
 def as_text(outputs: Sequence[Tensor]) -> str:
     """One line a leaf and one a node, in an order that could be run."""
-    lines = [f"{leaf.role:9} {_label(leaf)}: {leaf.dtype}{list(leaf.shape)}" for leaf in leaves_of(outputs)]
-    for node in nodes_of(outputs):
+    lines = [
+        f"{leaf.role:9} {_label(leaf)}: {leaf.dtype}{list(leaf.shape)}" for leaf in collect_leaves(outputs)
+    ]
+    for node in collect_nodes(outputs):
         made = ", ".join(f"{_label(t)}: {t.dtype}{list(t.shape)}" for t in node.outputs)
         attrs = "".join(f", {key}={value}" for key, value in node.attrs.items())
         name = f"  # {node.outputs[0].name}" if node.outputs[0].name else ""
@@ -30,9 +32,9 @@ def as_dot(outputs: Sequence[Tensor]) -> str:
     shape = lambda tensor: f"{tensor.dtype}{list(tensor.shape)}"
     lines += [
         f'  "{_label(leaf)}" [style=filled label="{leaf.name}\\n{shape(leaf)}"]'
-        for leaf in leaves_of(outputs)
+        for leaf in collect_leaves(outputs)
     ]
-    for node in nodes_of(outputs):
+    for node in collect_nodes(outputs):
         made = " ".join(map(shape, node.outputs))
         lines.append(f'  "%{node.serial}" [label="{node.name}\\n{node.op.name} {made}"]')
         origins = (f"%{source.node.serial}" if source.node else _label(source) for source in node.sources)
@@ -40,22 +42,33 @@ def as_dot(outputs: Sequence[Tensor]) -> str:
     return "\n".join([*lines, "}"])
 
 
-def described(tensor: Tensor) -> str:
+def describe(tensor: Tensor) -> str:
     """A tensor's name; of an unnamed value its op, and the nearest names before it."""
     if tensor.name or not tensor.node:
         return tensor.name or tensor.role
     level, names = list(tensor.node.sources), list[str]()
     while level and not names:
-        names = [each.name for each in level if each.name and each.role != "input"]
-        level = list(dict.fromkeys(source for each in level if each.node for source in each.node.sources))
+        names = [
+            tensor_before.name
+            for tensor_before in level
+            if tensor_before.name and tensor_before.role != "input"
+        ]
+        level = list(
+            dict.fromkeys(
+                source
+                for tensor_before in level
+                if tensor_before.node
+                for source in tensor_before.node.sources
+            )
+        )
     return f"{tensor.node.op.name} of {', '.join(dict.fromkeys(names))}" if names else tensor.node.op.name
 
 
 def verify(outputs: Iterable[Tensor]) -> None:
     """Each node's outputs are what its op's shape rule says, made after its sources; no tensor is changed twice."""
     changed: dict[Tensor, Node] = {}
-    for node in nodes_of(outputs):
-        if tuple(output.spec for output in node.outputs) != node.op.specs(
+    for node in collect_nodes(outputs):
+        if tuple(output.spec for output in node.outputs) != node.op.check_specs(
             node.sources, node.attrs, node.name
         ):
             raise GraphError(f"{node!r} does not have the shapes that its op gives it")
@@ -65,7 +78,7 @@ def verify(outputs: Iterable[Tensor]) -> None:
             if source.node and source.node.outputs[source.index] is not source:
                 raise GraphError(f"{node!r} takes a source that {source.node!r} does not make")
         for source in (node.sources[index] for index in node.aliases.values()):
-            seen = seen_of(source)
+            seen = find_base(source)
             if seen.nbytes != source.nbytes:
                 raise GraphError(f"{node!r} changes {source!r} in place, which is only a part of {seen!r}")
             if seen in changed:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from llamatrain.graph.ops import flash_attn
-from llamatrain.graph.remat_policy import SEGMENT, Policy, stretches_of
-from llamatrain.graph.tensor import Node, Tensor, nodes_of, seen_of
+from llamatrain.graph.remat_policy import SEGMENT, Policy, parse_policy
+from llamatrain.graph.tensor import Node, Tensor, collect_nodes, find_base
 
 
 def recompute(
@@ -25,7 +25,7 @@ def recompute(
     `forward` are results of the forward part (the loss, say): what they need is never cloned for each other. `keep` are the
     values that stay, at the borders of segments. With `among`, only those values and what they hide are recomputed.
     """
-    original = {node.serial for node in nodes_of(forward)}
+    original = {node.serial for node in collect_nodes(forward)}
     kept, limited = set(keep), None if among is None else set(among)
     new: dict[Tensor, Tensor] = {}
     clones: dict[Tensor, Tensor] = {}
@@ -52,7 +52,7 @@ def recompute(
             clones.update(zip(node.outputs, again.outputs, strict=True))
         return clones[tensor]
 
-    for node in nodes_of(outputs):
+    for node in collect_nodes(outputs):
         if node.serial in original:
             continue
         sources = tuple(clone(s) if is_cloned(s) else new.get(s, s) for s in node.sources)
@@ -66,7 +66,7 @@ def recompute(
 # ---- policies --------------------------------------------------------------
 
 
-def rematerialise(
+def apply_policy(
     outputs: Sequence[Tensor], forward: Tensor, borders: Sequence[Tensor], policy: Policy
 ) -> list[Tensor]:
     """The outputs under a policy. `borders` are the values between blocks, beginning with what goes into the first.
@@ -75,31 +75,34 @@ def rematerialise(
     """
     if policy == "none":
         return list(outputs)
-    borders = differentiated(outputs, forward, borders)
+    borders = borders_with_gradient(outputs, forward, borders)
     parts = segments(forward, borders)[:-1]
     if policy == "optimal":
-        made = recompute(outputs, [forward], borders, [tensor for part in parts for tensor in part])
+        result = recompute(outputs, [forward], borders, [tensor for part in parts for tensor in part])
         return recompute(
-            made, [forward], kept_borders(borders), [*borders, *(tensor for part in parts for tensor in part)]
+            result,
+            [forward],
+            choose_borders(borders),
+            [*borders, *(tensor for part in parts for tensor in part)],
         )
-    again, longer, first = list[Tensor](), list[Tensor](), 0
-    for way, count in stretches_of(policy, len(parts)):
+    recomputed, segment_values, first = list[Tensor](), list[Tensor](), 0
+    for way, count in parse_policy(policy, len(parts)):
         for border, part in zip(borders[first : first + count], parts[first : first + count], strict=True):
-            again += [tensor for tensor in part if _is_made_again(tensor, border, way)]
+            recomputed += [tensor for tensor in part if _is_recomputed(tensor, border, way)]
         if way == SEGMENT:
-            longer += [
+            segment_values += [
                 *borders[first + 1 : first + count],
                 *(tensor for part in parts[first : first + count] for tensor in part),
             ]
         first += count
-    made = recompute(outputs, [forward], borders, again)
-    if not longer:
-        return made
-    inner = set(longer)
-    return recompute(made, [forward], [border for border in borders if border not in inner], longer)
+    result = recompute(outputs, [forward], borders, recomputed)
+    if not segment_values:
+        return result
+    inner = set(segment_values)
+    return recompute(result, [forward], [border for border in borders if border not in inner], segment_values)
 
 
-def _is_made_again(tensor: Tensor, border: Tensor, way: str) -> bool:
+def _is_recomputed(tensor: Tensor, border: Tensor, way: str) -> bool:
     if way in ("none", "light"):
         return way == "light" and _is_light(tensor)
     if way in ("wide", "products"):
@@ -108,30 +111,32 @@ def _is_made_again(tensor: Tensor, border: Tensor, way: str) -> bool:
     return True
 
 
-def differentiated(outputs: Sequence[Tensor], forward: Tensor, borders: Sequence[Tensor]) -> Sequence[Tensor]:
+def borders_with_gradient(
+    outputs: Sequence[Tensor], forward: Tensor, borders: Sequence[Tensor]
+) -> Sequence[Tensor]:
     """Those from the first on behind which a gradient reads anything: what lies before it is not made again for nothing."""
-    original = {node.serial for node in nodes_of([forward])}
+    original = {node.serial for node in collect_nodes([forward])}
     read = {
-        seen_of(source)
-        for node in nodes_of(outputs)
+        find_base(source)
+        for node in collect_nodes(outputs)
         if node.serial not in original
         for source in node.sources
     }
-    parts = (any(seen_of(tensor) in read for tensor in part) for part in segments(forward, borders))
+    parts = (any(find_base(tensor) in read for tensor in part) for part in segments(forward, borders))
     return borders[next((place for place, needed in enumerate(parts) if needed), len(borders)) :]
 
 
-def kept_borders(borders: Sequence[Tensor]) -> list[Tensor]:
+def choose_borders(borders: Sequence[Tensor]) -> list[Tensor]:
     """Of n borders every a-th, and those behind the last of them, from which gradients begin. The others are made again, a
     segment of a blocks at a time, before the blocks themselves are: n/a and a borders are fewest at a = sqrt(n)."""
-    apart = max(1, round(math.sqrt(len(borders))))
-    last = (len(borders) - 1) // apart * apart
-    return [border for place, border in enumerate(borders) if place % apart == 0 or place > last]
+    spacing = max(1, round(math.sqrt(len(borders))))
+    last = (len(borders) - 1) // spacing * spacing
+    return [border for place, border in enumerate(borders) if place % spacing == 0 or place > last]
 
 
 def segments(forward: Tensor, borders: Sequence[Tensor]) -> list[list[Tensor]]:
     """The values between one border and the next, and after the last."""
-    nodes = nodes_of([forward])
+    nodes = collect_nodes([forward])
     places = {output: place for place, node in enumerate(nodes) for output in node.outputs}
     cuts = [*(places.get(border, -1) for border in borders), len(nodes)]
     return [[output for node in nodes[lo + 1 : hi] for output in node.outputs] for lo, hi in pairwise(cuts)]
@@ -140,6 +145,6 @@ def segments(forward: Tensor, borders: Sequence[Tensor]) -> list[list[Tensor]]:
 def _is_light(tensor: Tensor) -> bool:
     """Rounding something dear again would keep what is larger in place of what is smaller."""
     node = tensor.node
-    if node is None or not node.op.light:
+    if node is None or not node.op.is_cheap:
         return False
-    return tensor.dtype.size >= node.sources[0].dtype.size or _is_light(seen_of(node.sources[0]))
+    return tensor.dtype.size >= node.sources[0].dtype.size or _is_light(find_base(node.sources[0]))

@@ -12,7 +12,7 @@ from math import ceil
 from llamatrain.errors import GraphError
 
 Policy = str | int
-NAMED = (
+POLICY_NAMES = (
     "none",
     "light",
     "block",
@@ -20,71 +20,71 @@ NAMED = (
 )  # or a number: that many blocks, from the first, and light in the others
 WAYS = ("none", "light", "wide", "products", "block")
 SEGMENT = "segment"
-DIGITS = 6  # of a count
+MAX_DIGITS = 6  # of a count
 
-Stretch = tuple[str, int]  # so many blocks in one way
+PolicyPart = tuple[str, int]  # so many blocks in one way
 
 
 def is_policy(text: str) -> bool:
-    return text in NAMED or _is_count(text) or all(_is_stretch(each) for each in text.split(","))
+    return text in POLICY_NAMES or _is_count(text) or all(_is_part(each) for each in text.split(","))
 
 
-def stretches_of(policy: Policy, blocks: int) -> list[Stretch]:
+def parse_policy(policy: Policy, blocks: int) -> list[PolicyPart]:
     """Of all blocks; those behind the last that is told of are light."""
     text = str(policy)
     if text == "optimal" or not is_policy(text):
         raise GraphError(
-            f"unknown recomputation policy {policy!r}; known are {', '.join(NAMED)}, or a number of blocks"
+            f"unknown recomputation policy {policy!r}; known are {', '.join(POLICY_NAMES)}, or a number of blocks"
         )
     if text in WAYS:
         return [(text, blocks)]
-    found, left = list[Stretch](), blocks
-    for way, count in [("block", int(text))] if _is_count(text) else map(_stretch, text.split(",")):
-        found.append((way, min(count, left)))
-        left -= found[-1][1]
-    return [each for each in (*found, ("light", left)) if each[1]]
+    parts, left = list[PolicyPart](), blocks
+    for way, count in [("block", int(text))] if _is_count(text) else map(_parse_part, text.split(",")):
+        parts.append((way, min(count, left)))
+        left -= parts[-1][1]
+    return [each for each in (*parts, ("light", left)) if each[1]]
 
 
-def told(stretches: Sequence[Stretch]) -> str:
+def format_policy(policy_parts: Sequence[PolicyPart]) -> str:
     """The word for them: what is light at their end goes without saying, and blocks alone are a number."""
-    found = list[Stretch]()
-    for way, count in stretches:
-        if count and found and found[-1][0] == way != SEGMENT:
-            found[-1] = way, found[-1][1] + count
+    parts = list[PolicyPart]()
+    for way, count in policy_parts:
+        if count and parts and parts[-1][0] == way != SEGMENT:
+            parts[-1] = way, parts[-1][1] + count
         elif count:
-            found.append((way, count))
-    if found and found[-1][0] == "light":
-        found.pop()
-    if not found or [way for way, _ in found] == ["none"]:
-        return "none" if found else "light"
+            parts.append((way, count))
+    if parts and parts[-1][0] == "light":
+        parts.pop()
+    if not parts or [way for way, _ in parts] == ["none"]:
+        return "none" if parts else "light"
     return (
-        str(found[0][1])
-        if [way for way, _ in found] == ["block"]
-        else ",".join(f"{way}:{count}" for way, count in found)
+        str(parts[0][1])
+        if [way for way, _ in parts] == ["block"]
+        else ",".join(f"{way}:{count}" for way, count in parts)
     )
 
 
-def scaled(policy: Policy, blocks: int, to: int) -> Policy:
+def scale_policy(policy: Policy, blocks: int, to: int) -> Policy:
     """For `to` blocks what it is for so many: of each way the same share."""
-    if str(policy) in NAMED:
+    if str(policy) in POLICY_NAMES:
         return policy
-    found, before, at = list[Stretch](), 0, 0
-    for way, count in stretches_of(policy, blocks):
+    parts, before, at = list[PolicyPart](), 0, 0
+    for way, count in parse_policy(policy, blocks):
         at += count
-        found.append((way, ceil(to * at / blocks) - before))
-        before += found[-1][1]
-    return told(found)
+        parts.append((way, ceil(to * at / blocks) - before))
+        before += parts[-1][1]
+    return format_policy(parts)
 
 
 def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= DIGITS
+    return text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
 
 
-def _is_stretch(text: str) -> bool:
+def _is_part(text: str) -> bool:
     way, _, count = text.partition(":")
     return way in (*WAYS, SEGMENT) and _is_count(count) and int(count) > 0
 
 
-def _stretch(text: str) -> Stretch:
+def _parse_part(text: str) -> PolicyPart:
     way, _, count = text.partition(":")
     return way, int(count)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from llamatrain.graph.tensor import Node, Tensor, nodes_of
+from llamatrain.graph.tensor import Node, Tensor, collect_nodes
 
 
 def rebuild(
@@ -16,7 +16,7 @@ def rebuild(
     outputs, or None.
     """
     new = dict(replace)
-    for node in nodes_of(outputs):
+    for node in collect_nodes(outputs):
         if all(output in new for output in node.outputs):
             continue
         sources = tuple(new.get(source, source) for source in node.sources)

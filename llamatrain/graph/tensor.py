@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from llamatrain.errors import GraphError
-from llamatrain.gguf.types import GgmlType, by_name
+from llamatrain.gguf.types import GgmlType, type_by_name
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class DType:
     def size(self) -> int:
         return self.numpy.itemsize
 
-    def held(self, shape: "Shape") -> "Shape":
+    def storage_shape(self, shape: "Shape") -> "Shape":
         """The shape of the array that holds such a tensor."""
         return shape
 
@@ -42,7 +42,7 @@ class QuantizedType(DType):
 
     kind: GgmlType
 
-    def held(self, shape: "Shape") -> "Shape":
+    def storage_shape(self, shape: "Shape") -> "Shape":
         return (*shape[:-1], self.kind.row_bytes(shape[-1]))
 
 
@@ -60,16 +60,16 @@ class DynamicDim(int):
     step: int
 
     def __new__(cls, length: int, step: int) -> "DynamicDim":
-        made = super().__new__(cls, length)
-        made.step = step
-        return made
+        dim = super().__new__(cls, length)
+        dim.step = step
+        return dim
 
 
 @cache
-def quantised(name: str) -> QuantizedType:
+def quantized(name: str) -> QuantizedType:
     """The type that ggml calls so, as in `quantised("Q4_0")`."""
     try:
-        return QuantizedType(name.lower(), np.dtype(np.uint8), by_name(name))
+        return QuantizedType(name.lower(), np.dtype(np.uint8), type_by_name(name))
     except KeyError:
         raise GraphError(f"ggml has no type called {name!r}") from None
 
@@ -87,10 +87,10 @@ class Spec:
         ):
             raise ShapeError(f"{self.dtype}{list(self.shape)} is no type and shape that an array can have")
         if isinstance(self.dtype, QuantizedType) and (
-            len(self.shape) != 2 or self.shape[1] % self.dtype.kind.block
+            len(self.shape) != 2 or self.shape[1] % self.dtype.kind.block_size
         ):
             raise ShapeError(
-                f"{list(self.shape)} is no matrix with rows of whole {self.dtype} blocks of {self.dtype.kind.block}"
+                f"{list(self.shape)} is no matrix with rows of whole {self.dtype} blocks of {self.dtype.kind.block_size}"
             )
 
 
@@ -125,7 +125,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.dtype.held(self.shape)) * self.dtype.size
+        return math.prod(self.dtype.storage_shape(self.shape)) * self.dtype.size
 
     def __repr__(self) -> str:
         return f"{self.name or self.role} {self.dtype}{list(self.shape)}"
@@ -164,7 +164,7 @@ class Node:
 
     def __init__(self, op: "Op", sources: tuple[Tensor, ...], attrs: dict[str, Any], name: str = "") -> None:
         self.op, self.sources, self.attrs, self.serial = op, sources, attrs, next(Node.counter)
-        specs = op.specs(sources, attrs, name)
+        specs = op.check_specs(sources, attrs, name)
         self.outputs = tuple(Tensor(spec, "value", name, self, index) for index, spec in enumerate(specs))
 
     @property
@@ -211,14 +211,14 @@ class Op:
     ] = ()  # (output, source): the output may take over the source's memory
     aliases: Mapping[int, int] = field(default_factory=dict)  # output: source, changed where it lies
     layout: Callable[..., Layout | None] | None = None  # a view's rule: it moves no bytes
-    strided: bool = False  # its kernels take sources of any layout
-    blocks: int | None = None  # the source that may be a quantised weight
-    rounds: tuple[int, ...] = ()  # the sources that mixed precision rounds to bfloat16
-    gives_rounded: bool = False  # of sources in bfloat16, results in it
-    light: bool = False  # costs little more than reading its sources: made again before anything dear is
-    masks: tuple[int, ...] = ()  # outputs where minus infinity means nothing seen there
-    value: int | None = None  # of a gradient op: the output that is its forward op's result as well
-    stops: bool = False  # no gradient is asked of what it is made of
+    takes_views: bool = False  # its kernels take sources of any layout
+    quantized_source: int | None = None  # the source that may be a quantised weight
+    rounded_sources: tuple[int, ...] = ()  # the sources that mixed precision rounds to bfloat16
+    rounds_outputs: bool = False  # of sources in bfloat16, results in it
+    is_cheap: bool = False  # costs little more than reading its sources: made again before anything dear is
+    masked_outputs: tuple[int, ...] = ()  # outputs where minus infinity means nothing seen there
+    value_output: int | None = None  # of a gradient op: the output that is its forward op's result as well
+    stops_gradient: bool = False  # no gradient is asked of what it is made of
     no_gradient: str = ""  # why there is none
     gradient: Callable[..., Gradients] | None = field(default=None, init=False)
     selective: bool = field(default=False, init=False)  # the gradient rule is told which gradients are wanted
@@ -230,13 +230,15 @@ class Op:
         outputs = Node(self, sources, attrs, name).outputs
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def specs(self, sources: Sequence[Tensor], attrs: dict[str, Any], name: str = "") -> tuple[Spec, ...]:
+    def check_specs(
+        self, sources: Sequence[Tensor], attrs: dict[str, Any], name: str = ""
+    ) -> tuple[Spec, ...]:
         if foreign := [source for source in sources if not isinstance(source, Tensor)]:
             raise GraphError(
                 f"{self.name}{f' ({name})' if name else ''}: {foreign[0]!r} is no tensor of a graph"
             )
         try:
-            return self.specs_of(*(source.spec for source in sources), **attrs)
+            return self.infer_specs(*(source.spec for source in sources), **attrs)
         except (ShapeError, TypeError, ValueError, IndexError) as misfit:
             received = ", ".join(
                 f"{s.name or f'source {i}'} {s.dtype}{list(s.shape)}" for i, s in enumerate(sources)
@@ -245,11 +247,11 @@ class Op:
                 f"{self.name}{f' ({name})' if name else ''}: {misfit}; received {received or 'no source'}"
             ) from None
 
-    def specs_of(self, *sources: Spec, **attrs: Any) -> tuple[Spec, ...]:
+    def infer_specs(self, *sources: Spec, **attrs: Any) -> tuple[Spec, ...]:
         for index, source in enumerate(sources):
-            if isinstance(source.dtype, QuantizedType) and index != self.blocks:
+            if isinstance(source.dtype, QuantizedType) and index != self.quantized_source:
                 raise ShapeError(
-                    f"a {source.dtype} weight is not taken as source {index}; {', '.join(reading_blocks())} read such"
+                    f"a {source.dtype} weight is not taken as source {index}; {', '.join(quantized_ops())} read such"
                 )
         specs = self.rule(*sources, **attrs)
         return specs if isinstance(specs, tuple) else (specs,)
@@ -261,16 +263,16 @@ class Op:
 OPS: dict[str, Op] = {}
 
 
-def reading_blocks() -> list[str]:
-    return [name for name, each in OPS.items() if each.blocks is not None]
+def quantized_ops() -> list[str]:
+    return [name for name, each in OPS.items() if each.quantized_source is not None]
 
 
 def op(**facts: Any) -> Callable[[ShapeRule], Op]:
     """Declare an op by its shape rule: specs and attributes in, spec or specs out. Its facts are the fields of `Op`."""
 
     def declare(rule: ShapeRule) -> Op:
-        OPS[rule.__name__] = made = Op(rule, **facts)
-        return made
+        OPS[rule.__name__] = declared = Op(rule, **facts)
+        return declared
 
     return declare
 
@@ -293,26 +295,26 @@ def gradient(
 # ---- walks -----------------------------------------------------------------
 
 
-def nodes_of(outputs: Iterable[Tensor]) -> list[Node]:
+def collect_nodes(outputs: Iterable[Tensor]) -> list[Node]:
     """Every node that the outputs need, each after its sources."""
-    found: dict[int, Node] = {}
+    nodes: dict[int, Node] = {}
     waiting = [output.node for output in outputs if output.node]
     while waiting:
         node = waiting.pop()
-        if node.serial not in found:
-            found[node.serial] = node
+        if node.serial not in nodes:
+            nodes[node.serial] = node
             waiting.extend(source.node for source in node.sources if source.node)
-    return [found[serial] for serial in sorted(found)]
+    return [nodes[serial] for serial in sorted(nodes)]
 
 
-def leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:
+def collect_leaves(outputs: Iterable[Tensor]) -> list[Tensor]:
     """The leaves that the outputs need, in the order of their first use."""
     outputs = list(outputs)
-    sources = itertools.chain(*(node.sources for node in nodes_of(outputs)), outputs)
+    sources = itertools.chain(*(node.sources for node in collect_nodes(outputs)), outputs)
     return list(dict.fromkeys(source for source in sources if source.node is None))
 
 
-def seen_of(tensor: Tensor) -> Tensor:
+def find_base(tensor: Tensor) -> Tensor:
     """What this is a view of: a leaf or a node's result, in the state that it had then."""
     while tensor.node and tensor.node.op.layout:
         (tensor,) = tensor.node.sources

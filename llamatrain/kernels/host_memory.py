@@ -24,7 +24,7 @@ class Host:
 
     # ---- memory ------------------------------------------------------------
 
-    def take(self, size: int, within: np.ndarray | None = None, start: int = 0) -> np.ndarray:
+    def allocate(self, size: int, within: np.ndarray | None = None, start: int = 0) -> np.ndarray:
         if within is None:
             return allocate(size)
         if (
@@ -42,10 +42,10 @@ class Host:
             )
         return within[start : start + size]
 
-    def adopt(self, tensor: Tensor, memory: np.ndarray, changed: bool) -> np.ndarray:
+    def use_memory(self, tensor: Tensor, memory: np.ndarray, changed: bool) -> np.ndarray:
         """An array like the tensor, or a row of bytes that `take` gave; nothing is copied."""
         taken = memory.dtype == np.uint8 and memory.shape == (tensor.nbytes,)
-        like = memory.shape == tensor.dtype.held(tensor.shape) and memory.dtype == tensor.dtype.numpy
+        like = memory.shape == tensor.dtype.storage_shape(tensor.shape) and memory.dtype == tensor.dtype.numpy
         if not (taken or like) or not memory.flags.c_contiguous:
             raise GraphError(
                 f"{tensor!r} was given an array of {memory.dtype}{list(memory.shape)} with strides {memory.strides}"
@@ -56,16 +56,18 @@ class Host:
             )
         return memory.reshape(-1).view(np.uint8)
 
-    def place(
+    def view(
         self, memory: np.ndarray, tensor: Tensor, offset: int, strides: Sequence[int]
     ) -> np.ndarray | Blocks:
         if isinstance(tensor.dtype, QuantizedType):
-            return Blocks(tensor.dtype.kind, tensor.shape, memory.reshape(tensor.dtype.held(tensor.shape)))
+            return Blocks(
+                tensor.dtype.kind, tensor.shape, memory.reshape(tensor.dtype.storage_shape(tensor.shape))
+            )
         if tensor.size == 0:
             return np.zeros(tensor.shape, tensor.dtype.numpy)
         return np.ndarray(tensor.shape, tensor.dtype.numpy, memory, offset, strides)
 
-    def resident(self, sizes: Iterable[int]) -> int:
+    def resident_bytes(self, sizes: Iterable[int]) -> int:
         return max(sizes, default=0) if self.drops else sum(sizes)
 
     # ---- what lies there ---------------------------------------------------
@@ -78,7 +80,7 @@ class Host:
     def write(self, place: np.ndarray | Blocks, values: Any, at: Any = ...) -> None:
         _array(place)[at] = values
 
-    def finite(self, place: np.ndarray | Blocks, masks: bool = False) -> bool:
+    def is_finite(self, place: np.ndarray | Blocks, masks: bool = False) -> bool:
         return all(_finite(piece, masks) for piece in _pieces(place))
 
     def lets_go(self, places: Sequence[np.ndarray | Blocks]) -> list[Any]:

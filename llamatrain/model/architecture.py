@@ -23,8 +23,8 @@ F = TypeVar("F")
 Shape = tuple[int, ...]
 Role = Literal["embedding", "output", "matrix", "norm", "bias"]
 Rotation = Literal["pairs", "halves"]  # element 2i of a head turns with 2i + 1, or i with i + size/2
-Refused = tuple[int | float | bool, str]
-NUMBER = re.compile(r"(?<=\.)(?:0|[1-9][0-9]{0,5})(?=\.)")
+SupportedValue = tuple[int | float | bool, str]
+BLOCK_NUMBER = re.compile(r"(?<=\.)(?:0|[1-9][0-9]{0,5})(?=\.)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class WeightKind(Generic[H]):
     role: Role
     shape: Callable[[H], Shape]  # of a matrix (out, in)
     module: str  # Hugging Face's name of the module that it is in
-    rotated: Callable[[H], int] | None = None  # of q and k: the heads that its rows make
+    rotary_heads: Callable[[H], int] | None = None  # of q and k: the heads that its rows make
     residual: bool = False  # its product is added to what went into the block
     optional: bool = False  # some models have it, and others do not
 
@@ -43,7 +43,7 @@ class WeightKind(Generic[H]):
         return self.role in ("embedding", "output", "matrix")
 
     @property
-    def turned(self) -> bool:
+    def has_transposed_lora(self) -> bool:
         """Rows are taken of it, so an adapter's factors change places: a is (vocabulary, r) and b (width, r)."""
         return self.role == "embedding"
 
@@ -55,18 +55,18 @@ class Key:
     field: str
     kind: type = int
     default: float | Callable[[Mapping[str, Any]], float] | None = None  # by the numbers of the keys before
-    least: float = 0  # of those that few architectures have
+    min_value: float = 0  # of those that few architectures have
 
     @property
-    def most(self) -> float:
+    def max_value(self) -> float:
         """What files hold."""
         return float(np.finfo(np.float32).max) if self.kind is float else np.iinfo(np.uint32).max
 
-    def missing(self, known: Mapping[str, Any]) -> Any:
+    def default_value(self, known: Mapping[str, Any]) -> Any:
         return known.get(self.field, self.default(known) if callable(self.default) else self.default)
 
     def read(self, gguf: Gguf, key: str, known: Mapping[str, Any]) -> Any:
-        return gguf.value(key, self.kind, self.missing(known))
+        return gguf.get_value(key, self.kind, self.default_value(known))
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,16 @@ class WindowPattern(Key):
             return super().read(gguf, key, known)
         layers = known["layers"]
         if isinstance(marks, np.ndarray) and marks.dtype.kind in "biu" and len(marks) == layers:
-            found = [bool(mark) for mark in marks]
-            period = found.index(False) + 1 if False in found else 0
-            if found == [windowed(period, layer) for layer in range(layers)]:
+            windows = [bool(mark) for mark in marks]
+            period = windows.index(False) + 1 if False in windows else 0
+            if windows == [is_windowed(period, layer) for layer in range(layers)]:
                 return period
         raise FileError(
             f"{gguf.path}: {key} is no pattern of {layers} blocks that repeats; only such are supported"
         )
 
 
-def windowed(period: int, layer: int) -> bool:
+def is_windowed(period: int, layer: int) -> bool:
     return not period or layer % period < period - 1
 
 
@@ -101,7 +101,7 @@ class AttentionMask:
     cap: float = 0.0  # what scores come near, and do not reach; 0: none
 
 
-def plain_sight(h: Any, layer: int) -> AttentionMask:
+def full_attention(h: Any, layer: int) -> AttentionMask:
     return AttentionMask(scale=h.head_size**-0.5)
 
 
@@ -113,50 +113,50 @@ class Architecture(Generic[H, F]):
     rotation: Rotation
     embed: Callable[[F], Tensor]  # what goes into the first block, a row a token
     block: Callable[[F, int, Tensor], Tensor]  # its number and what goes in
-    last: Callable[[F, Tensor], Tensor]  # what the output weight reads
+    final_norm: Callable[[F, Tensor], Tensor]  # what the output weight reads
     tied: bool | None = None  # whether embeddings serve as output; None: as the file has it
-    ties: bool = False  # whether those of a new model do, unasked
-    narrow: bool = False  # whether all heads together are as wide as the model
-    partly: bool = False  # whether a part of a head may turn, and the rest not
-    rotations: Callable[[H], Sequence[Rope]] = lambda h: [h.rope]  # type: ignore[attr-defined]  # that its blocks know
-    turned: Callable[[H, int], int | None] = lambda h, layer: (
+    ties_by_default: bool = False  # whether those of a new model do, unasked
+    heads_fill_width: bool = False  # whether all heads together are as wide as the model
+    partial_rotary: bool = False  # whether a part of a head may turn, and the rest not
+    ropes: Callable[[H], Sequence[Rope]] = lambda h: [h.rope]  # type: ignore[attr-defined]  # that its blocks know
+    rope_index: Callable[[H, int], int | None] = lambda h, layer: (
         0
     )  # which of them a block's heads take; None: none
-    sight: Callable[[H, int], AttentionMask] = plain_sight
-    cap: Callable[[H], float] = lambda h: 0.0  # of logits, likewise; 0: none
-    new: Mapping[str, float] = field(
+    attention_mask: Callable[[H, int], AttentionMask] = full_attention
+    logit_cap: Callable[[H], float] = lambda h: 0.0  # of logits, likewise; 0: none
+    new_model_values: Mapping[str, float] = field(
         default_factory=dict
     )  # numbers of new models, unlike those of missing keys
-    refused: Mapping[str, Refused] = field(
+    supported_values: Mapping[str, SupportedValue] = field(
         default_factory=dict
     )  # keys, the one value that is supported, and what others are
-    relatives: Mapping[str, str] = field(
+    unsupported_names: Mapping[str, str] = field(
         default_factory=dict
     )  # names that are not supported, though near, and what these are
 
-    def kinds(
-        self, layers: int, tied: bool, more: Collection[str] = ()
+    def weight_kinds(
+        self, layers: int, tied: bool, optional: Collection[str] = ()
     ) -> Iterator[tuple[str, WeightKind[H]]]:
         """The weights of a model, in the order of files; of those that are optional those whose patterns are among `more`."""
-        there = {
+        present = {
             pattern: kind
             for pattern, kind in self.weights.items()
-            if not (tied and kind.role == "output") and (not kind.optional or pattern in more)
+            if not (tied and kind.role == "output") and (not kind.optional or pattern in optional)
         }
-        for numbered, patterns in groupby(there, lambda pattern: "{}" in pattern):
+        for numbered, patterns in groupby(present, lambda pattern: "{}" in pattern):
             group = [*patterns]
             yield from (
-                (each.format(layer), there[each])
+                (each.format(layer), present[each])
                 for layer in range(layers if numbered else 1)
                 for each in group
             )
 
-    def kind(self, name: str) -> WeightKind[H] | None:
+    def weight_kind(self, name: str) -> WeightKind[H] | None:
         """Of a weight that models of this architecture may have."""
-        pattern, number = pattern_of(name)
+        pattern, number = split_block_number(name)
         return self.weights.get(pattern) if ("{}" in pattern) == (number is not None) else None
 
-    def the(self, role: Role) -> str:
+    def weight_with_role(self, role: Role) -> str:
         """The name of the one weight with a role."""
         return next(name for name, kind in self.weights.items() if kind.role == role)
 
@@ -166,18 +166,18 @@ class Architecture(Generic[H, F]):
     def _modules(self) -> dict[str, str]:
         return {kind.module: name for name, kind in self.weights.items() if kind.adaptable}
 
-    def weight_of(self, module: str) -> str | None:
+    def weight_for_module(self, module: str) -> str | None:
         """The weight that may have an adapter, by its module's name."""
-        pattern, number = pattern_of(module)
+        pattern, number = split_block_number(module)
         name = self._modules.get(pattern)
         return None if name is None or ("{}" in pattern) != (number is not None) else name.format(number)
 
-    def module_of(self, name: str) -> str | None:
-        kind = self.kind(name)
-        return kind.module.format(pattern_of(name)[1]) if kind and kind.adaptable else None
+    def module_for_weight(self, name: str) -> str | None:
+        kind = self.weight_kind(name)
+        return kind.module.format(split_block_number(name)[1]) if kind and kind.adaptable else None
 
 
-def pattern_of(name: str) -> tuple[str, str | None]:
+def split_block_number(name: str) -> tuple[str, str | None]:
     """A name without its block's number, and that."""
-    found = NUMBER.search(name)
-    return (f"{name[: found.start()]}{{}}{name[found.end() :]}", found[0]) if found else (name, None)
+    match = BLOCK_NUMBER.search(name)
+    return (f"{name[: match.start()]}{{}}{name[match.end() :]}", match[0]) if match else (name, None)

@@ -9,11 +9,11 @@ import numpy as np
 from llamatrain.gguf.reader import Gguf
 from llamatrain.graph.ops import add, cont, cross_entropy_loss, scale, soft_max, view
 from llamatrain.graph.tensor import BF16, F32, Tensor, state
-from llamatrain.model.frozen_weights import copies
+from llamatrain.model.frozen_weights import copy_weights
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 
-NAMED = "teacher."  # before the names of its leaves
+PREFIX = "teacher."  # before the names of its leaves
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Teacher:
     share: float  # of the loss
     half: bool  # its matrices are copied to bf16, not to float32
 
-    def leaf(self, name: str, before: str = NAMED) -> Tensor:
+    def leaf(self, name: str, prefix: str = PREFIX) -> Tensor:
         shape = self.h.shapes[name]
-        return state(f"{before}{name}", shape, BF16 if self.half and len(shape) > 1 else F32)
+        return state(f"{prefix}{name}", shape, BF16 if self.half and len(shape) > 1 else F32)
 
     @property
     def weights(self) -> Weights:
@@ -34,22 +34,28 @@ class Teacher:
     def nbytes(self) -> int:
         return sum(self.leaf(name).nbytes for name in self.h.shapes)
 
-    def table(self, positions: int) -> tuple[Tensor, np.ndarray]:
+    def rope_table(self, positions: int) -> tuple[Tensor, np.ndarray]:
         """Its own rotations."""
-        array = self.h.table(positions)
-        return state(f"{NAMED}rope", array.shape), array
+        array = self.h.rope_table(positions)
+        return state(f"{PREFIX}rope", array.shape), array
 
     def load(self, gguf: Gguf, threads: int) -> dict[str, np.ndarray]:
-        made = copies(gguf, (self.leaf(name, "") for name in self.h.shapes), threads)
-        return {f"{NAMED}{name}": array for name, array in made.items()}
+        arrays = copy_weights(gguf, (self.leaf(name, "") for name in self.h.shapes), threads)
+        return {f"{PREFIX}{name}": array for name, array in arrays.items()}
 
 
-def distilled(logits: Tensor, told: Tensor, targets: Tensor, weights: Tensor, share: float) -> Tensor:
+def distillation_loss(
+    logits: Tensor, teacher_logits: Tensor, targets: Tensor, weights: Tensor, share: float
+) -> Tensor:
     """The data's loss and the cross entropy with the teacher's distribution, by their shares: but for the teacher's own entropy
     the divergence from it. Of its tokens those count that the model has."""
     rows, words = logits.shape
-    if told.shape[1] > words:
-        told = cont(view(told, slices=((0, rows, 1), (0, words, 1))))
-    parts = ((soft_max(told), share), (targets, 1.0 - share))
-    each = [cross_entropy_loss(logits, aim, scale(weights, by=part)) for aim, part in parts if part]
-    return each[0] if len(each) == 1 else add(*each, name="loss")
+    if teacher_logits.shape[1] > words:
+        teacher_logits = cont(view(teacher_logits, slices=((0, rows, 1), (0, words, 1))))
+    parts = ((soft_max(teacher_logits), share), (targets, 1.0 - share))
+    losses = [
+        cross_entropy_loss(logits, distribution, scale(weights, by=part))
+        for distribution, part in parts
+        if part
+    ]
+    return losses[0] if len(losses) == 1 else add(*losses, name="loss")

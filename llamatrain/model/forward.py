@@ -27,11 +27,11 @@ class ForwardPass:
     positions: Tensor  # like tokens
     table: Tensor  # of all rotations
     attend: Attend
-    weighed: Tensor | None = None  # the numbers of the tokens whose logits are asked for; without: all
+    scored_tokens: Tensor | None = None  # the numbers of the tokens whose logits are asked for; without: all
 
     def embedding(self, name: str) -> Tensor:
         rows = O.get_rows(self.weights[f"{name}.weight"], self.tokens, name=name)
-        return self.weights.embedded(
+        return self.weights.embed_lora(
             O.reshape(rows, shape=(self.tokens.size, self.h.embd)), self.tokens, f"{name}.weight"
         )
 
@@ -39,39 +39,39 @@ class ForwardPass:
         """With its bias, if there is one."""
         bias = self.weights.get(f"{name}.bias")
         y = O.matmul(x, self.weights[f"{name}.weight"], *(() if bias is None else (bias,)), name=name)
-        return self.weights.added(y, x, f"{name}.weight")
+        return self.weights.add_lora(y, x, f"{name}.weight")
 
     def norm(self, x: Tensor, name: str) -> Tensor:
-        return rms_norm(x, self.weights.gains(f"{name}.weight"), eps=self.h.rms_eps, name=name)
+        return rms_norm(x, self.weights.norm_weight(f"{name}.weight"), eps=self.h.rms_eps, name=name)
 
-    def heads(self, x: Tensor, number: int) -> Tensor:
-        return O.reshape(x, shape=(*self.tokens.shape, number, self.h.head_size))
+    def split_heads(self, x: Tensor, count: int) -> Tensor:
+        return O.reshape(x, shape=(*self.tokens.shape, count, self.h.head_size))
 
-    def rotated(self, layer: int, x: Tensor) -> Tensor:
+    def apply_rope(self, layer: int, x: Tensor) -> Tensor:
         """Heads of queries or keys, each by its position."""
-        table = rotation_of(self.h, self.table, layer)
-        return x if table is None else rope(x, self.positions, table, halves=self.h.halves)
+        table = rope_table_for(self.h, self.table, layer)
+        return x if table is None else rope(x, self.positions, table, halves=self.h.rotates_halves)
 
-    def attended(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """What queries see of the values, a row a token that goes on."""
-        seen = O.reshape(
+        attended = O.reshape(
             self.attend(layer, q, k, v), shape=(self.tokens.size, self.h.heads * self.h.head_size)
         )
-        return self.going_on(layer, seen)
+        return self.keep_scored_rows(layer, attended)
 
-    def going_on(self, layer: int, x: Tensor) -> Tensor:
+    def keep_scored_rows(self, layer: int, x: Tensor) -> Tensor:
         """Behind the last block's attention no token is there for another: then those alone whose logits are asked for."""
         last = layer == self.h.layers - 1
-        return O.get_rows(x, self.weighed, name="weighed") if last and self.weighed else x
+        return O.get_rows(x, self.scored_tokens, name="weighed") if last and self.scored_tokens else x
 
 
-def rotation_of(h: Hyperparameters, table: Tensor, layer: int) -> Tensor | None:
+def rope_table_for(h: Hyperparameters, table: Tensor, layer: int) -> Tensor | None:
     """The part of a table of all rotations that a block's heads take."""
-    number, count = h.architecture.turned(h, layer), len(h.rotations)
-    if number is None or count == 1:
-        return None if number is None else table
+    index, count = h.architecture.rope_index(h, layer), len(h.ropes)
+    if index is None or count == 1:
+        return None if index is None else table
     rows, *rest = table.shape
     return O.view(
         table,
-        slices=((rows // count * number, rows // count * (number + 1), 1), *((0, each, 1) for each in rest)),
+        slices=((rows // count * index, rows // count * (index + 1), 1), *((0, each, 1) for each in rest)),
     )

@@ -8,7 +8,7 @@ from llamatrain.gguf import quants
 from llamatrain.gguf.quants.kinds import COMPILED
 from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.types import GgmlType
-from llamatrain.graph.tensor import BF16, F32, Tensor, quantised, state
+from llamatrain.graph.tensor import BF16, F32, Tensor, quantized, state
 from llamatrain.io.madvise import release_pages
 from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.model import load
@@ -18,10 +18,10 @@ from llamatrain.platform.memory import allocate
 
 Arrays = dict[str, np.ndarray]
 
-COPIED = 8 << 20  # bytes of a file that are copied at a time
+CHUNK_BYTES = 8 << 20  # bytes of a file that are copied at a time
 
 
-def frozen(
+def load_frozen(
     gguf: Gguf, h: Hyperparameters, threads: int = 1, copied: bool = False, half: bool = False
 ) -> tuple[Weights, Arrays]:
     """Leaves and their arrays by name. Matrices that are `copied` to bf16 have a leaf only, until `copies` makes its array; so
@@ -32,37 +32,37 @@ def frozen(
         tensor = gguf.tensors[name]
         if len(shape) == 1:  # copied: a little read of a mapped file may map two megabytes around it
             tensors[name] = state(name, shape, F32)
-            arrays[name] = np.array(load.decode(gguf, tensor, threads))
+            arrays[name] = np.array(load.decode_tensor(gguf, tensor, threads))
             release_pages(tensor.raw)
-        elif load.in_place(tensor) and not copied:
+        elif load.is_mapped_f32(tensor) and not copied:
             tensors[name] = state(name, shape, F32)
             arrays[name] = tensor.raw.view(np.float32)
         elif copied or tensor.type.number not in COMPILED:
             tensors[name] = state(name, shape, BF16 if copied or half else F32)
         else:
-            tensors[name] = state(name, shape, quantised(tensor.type.name))
+            tensors[name] = state(name, shape, quantized(tensor.type.name))
             arrays[name] = tensor.raw
     return Weights(tensors), arrays
 
 
-def copies(gguf: Gguf, leaves: Iterable[Tensor], threads: int = 1) -> Arrays:
+def copy_weights(gguf: Gguf, leaves: Iterable[Tensor], threads: int = 1) -> Arrays:
     """Matrices as leaves have them, and the pages of the file let go."""
-    made: Arrays = {}
-    with verify_unchanged(gguf.files):
+    arrays: Arrays = {}
+    with verify_unchanged(gguf.mapped_files):
         for leaf in leaves:
             tensor = gguf.tensors[leaf.name]
             if leaf.dtype is BF16:
-                made[leaf.name] = packed_copy(tensor.raw, tensor.type, leaf.shape, threads)
+                arrays[leaf.name] = copy_as_bf16(tensor.raw, tensor.type, leaf.shape, threads)
             else:
-                made[leaf.name] = load.decode(gguf, tensor, threads)
+                arrays[leaf.name] = load.decode_tensor(gguf, tensor, threads)
                 release_pages(tensor.raw)
-    return made
+    return arrays
 
 
-def packed_copy(raw: np.ndarray, kind: GgmlType, shape: tuple[int, ...], threads: int = 1) -> np.ndarray:
+def copy_as_bf16(raw: np.ndarray, kind: GgmlType, shape: tuple[int, ...], threads: int = 1) -> np.ndarray:
     """A weight of a file rounded to bf16, for a state of that type: it serves every product. The file's pages are dropped."""
     copy = allocate(2 * int(np.prod(shape))).view(np.uint16).reshape(shape)
-    step = max(1, COPIED // raw.shape[1])
+    step = max(1, CHUNK_BYTES // raw.shape[1])
     for lo in range(0, len(raw), step):
         quants.decode(raw[lo : lo + step], kind, bf16=True, out=copy[lo : lo + step], threads=threads)
         release_pages(
@@ -71,12 +71,12 @@ def packed_copy(raw: np.ndarray, kind: GgmlType, shape: tuple[int, ...], threads
     return copy
 
 
-def copies_of(h: Hyperparameters) -> int:
+def bf16_copy_bytes(h: Hyperparameters) -> int:
     """Bytes of the matrices in bf16."""
     return sum(2 * int(np.prod(shape)) for shape in h.shapes.values() if len(shape) > 1)
 
 
-def with_pairs(
+def add_frozen_adapters(
     weights: Weights, arrays: Arrays, adapters: Iterable[Mapping[str, tuple[np.ndarray, np.ndarray, float]]]
 ) -> tuple[Weights, Arrays]:
     """The weights with adapters that nothing trains either: for each the factors a and b, and a scale, by weight's name.

@@ -10,17 +10,17 @@ import numpy as np
 
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.constants import LlamaFileType
-from llamatrain.gguf.parser import quoted
+from llamatrain.gguf.parser import quote
 from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.values import Value, f32, string, u32
 from llamatrain.model import rope
-from llamatrain.model.architecture import Architecture, AttentionMask, Shape, WeightKind, pattern_of
-from llamatrain.model.architectures import find
-from llamatrain.model.limits import DEEPEST, LARGEST, BadHyperparameter
-from llamatrain.model.rope import Rope, as_kept
+from llamatrain.model.architecture import Architecture, AttentionMask, Shape, WeightKind, split_block_number
+from llamatrain.model.architectures import find_architecture
+from llamatrain.model.limits import MAX_LAYERS, MAX_SIZE, BadHyperparameter
+from llamatrain.model.rope import Rope, to_float32
 
 OUTPUT = "output.weight"
-SPARED = ("blk.{}.attn_rot_embd", "blk.{}.rope_freqs")  # of old files, of which nothing is made
+IGNORED_TENSORS = ("blk.{}.attn_rot_embd", "blk.{}.rope_freqs")  # of old files, of which nothing is made
 ALL_F32 = LlamaFileType.ALL_F32  # general.file_type
 
 
@@ -40,28 +40,29 @@ class Hyperparameters:
     rms_eps: float = 1e-5
     tied: bool = False  # the embeddings serve as output, too
     architecture: Architecture["Hyperparameters", Any] = field(repr=False)
-    more: frozenset[str] = field(
+    optional_weights: frozenset[str] = field(
         default=frozenset(), repr=False
     )  # the weights it has of those that are optional
-    own: Mapping[str, float] = field(
+    extra: Mapping[str, float] = field(
         default_factory=dict, repr=False, hash=False
     )  # numbers that few architectures have
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rms_eps", as_kept(self.rms_eps))
-        own = {
-            name: as_kept(value) if isinstance(value, float) else value for name, value in self.own.items()
+        object.__setattr__(self, "rms_eps", to_float32(self.rms_eps))
+        extra = {
+            name: to_float32(value) if isinstance(value, float) else value
+            for name, value in self.extra.items()
         }
-        object.__setattr__(self, "own", own)
+        object.__setattr__(self, "extra", extra)
         for name in ("vocab", "embd", "layers", "heads", "kv_heads", "ff", "ctx", "head_size"):
-            value, most = getattr(self, name), DEEPEST if name == "layers" else LARGEST
+            value, most = getattr(self, name), MAX_LAYERS if name == "layers" else MAX_SIZE
             if not 1 <= value <= most:
                 raise BadHyperparameter(name, f"{value}", f"it takes 1 to {most}")
         if self.heads % self.kv_heads:
             raise BadHyperparameter(
                 "kv_heads", f"{self.kv_heads}", f"it takes what divides the {self.heads} heads"
             )
-        if self.architecture.narrow and self.width != self.embd:
+        if self.architecture.heads_fill_width and self.width != self.embd:
             raise BadHyperparameter(
                 "head_size",
                 f"{self.head_size}",
@@ -73,7 +74,7 @@ class Hyperparameters:
                 f"{self.rope.size}",
                 f"the {self.head_size} elements of a head turn in pairs, all or some",
             )
-        if self.rope.size != self.head_size and not self.architecture.partly:
+        if self.rope.size != self.head_size and not self.architecture.partial_rotary:
             raise BadHyperparameter(
                 "size",
                 f"{self.rope.size}",
@@ -94,56 +95,56 @@ class Hyperparameters:
     @property
     def shapes(self) -> dict[str, Shape]:
         """Every weight by its GGUF name, in the file's order; matrices are (out, in)."""
-        return {name: kind.shape(self) for name, kind in self.kinds()}
+        return {name: kind.shape(self) for name, kind in self.weight_kinds()}
 
-    def kinds(self) -> Iterator[tuple[str, WeightKind["Hyperparameters"]]]:
+    def weight_kinds(self) -> Iterator[tuple[str, WeightKind["Hyperparameters"]]]:
         """Its weights, in the file's order."""
-        return self.architecture.kinds(self.layers, self.tied, self.more)
+        return self.architecture.weight_kinds(self.layers, self.tied, self.optional_weights)
 
-    def kind(self, name: str) -> WeightKind["Hyperparameters"]:
+    def weight_kind(self, name: str) -> WeightKind["Hyperparameters"]:
         """Of one of its weights."""
-        found = self.architecture.kind(name)
+        found = self.architecture.weight_kind(name)
         assert found, name
         return found
 
     @property
-    def output(self) -> str:
+    def output_weight(self) -> str:
         """The weight that gives logits."""
-        return self.architecture.the("embedding" if self.tied else "output")
+        return self.architecture.weight_with_role("embedding" if self.tied else "output")
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes.values())
 
-    def sight(self, layer: int) -> AttentionMask:
-        return self.architecture.sight(self, layer)
+    def attention_mask(self, layer: int) -> AttentionMask:
+        return self.architecture.attention_mask(self, layer)
 
     @property
-    def cap(self) -> float:
+    def logit_cap(self) -> float:
         """What logits come near, and do not reach; 0: none."""
-        return self.architecture.cap(self)
+        return self.architecture.logit_cap(self)
 
     @property
-    def halves(self) -> bool:
+    def rotates_halves(self) -> bool:
         """Whether heads turn in halves."""
         return self.architecture.rotation == "halves"
 
     @cached_property
-    def rotations(self) -> Sequence[Rope]:
-        return self.architecture.rotations(self)
+    def ropes(self) -> Sequence[Rope]:
+        return self.architecture.ropes(self)
 
-    def table(self, positions: int) -> np.ndarray:
+    def rope_table(self, positions: int) -> np.ndarray:
         """Of all rotations, one after the other, for rows that may be so long."""
-        return self._laid([each.table(positions) for each in self.rotations])
+        return self._join_tables([each.table(positions) for each in self.ropes])
 
-    def turn(self, by: int, positions: int) -> np.ndarray:
+    def rope_shift(self, distance: int, positions: int) -> np.ndarray:
         """Of all rotations that by which something turns that comes so much later, in rows that may be so long."""
-        return self._laid([each.turn(by, positions) for each in self.rotations])
+        return self._join_tables([each.shift(distance, positions) for each in self.ropes])
 
-    def _laid(self, tables: Sequence[np.ndarray]) -> np.ndarray:
+    def _join_tables(self, tables: Sequence[np.ndarray]) -> np.ndarray:
         """As `rope` takes them."""
-        whole = np.concatenate(tables)
-        return np.ascontiguousarray(whole.swapaxes(1, 2)) if self.halves else whole
+        joined = np.concatenate(tables)
+        return np.ascontiguousarray(joined.swapaxes(1, 2)) if self.rotates_halves else joined
 
     def describe(self) -> str:
         heads = f"{self.heads} heads" + (f" ({self.kv_heads} kv)" if self.kv_heads != self.heads else "")
@@ -154,42 +155,46 @@ class Hyperparameters:
     def metadata(self, name: str) -> dict[str, Value]:
         """The keys of a model file, less those of its tokenizer."""
         kinds = {int: u32, float: f32}
-        numbers = {**vars(self), **self.own}
-        said_of = {key: (each, numbers[each.field]) for key, each in self.architecture.keys.items()}
+        numbers = {**vars(self), **self.extra}
+        values = {
+            key: (key_spec, numbers[key_spec.field]) for key, key_spec in self.architecture.keys.items()
+        }
         keys = {
-            key: kinds[each.kind](value)
-            for key, (each, value) in said_of.items()
-            if value or each.default != 0
+            key: kinds[key_spec.kind](value)
+            for key, (key_spec, value) in values.items()
+            if value or key_spec.default != 0
         }
         keys |= {"vocab_size": u32(self.vocab), **self.rope.metadata()}
-        said = self.architecture.name
+        architecture = self.architecture.name
         general = {
-            "architecture": string(said),
+            "architecture": string(architecture),
             "type": string("model"),
             "name": string(name),
             "file_type": u32(ALL_F32),
         }
         return {f"general.{key}": value for key, value in general.items()} | {
-            f"{said}.{key}": value for key, value in keys.items()
+            f"{architecture}.{key}": value for key, value in keys.items()
         }
 
 
-COMMON = frozenset(each.name for each in fields(Hyperparameters))
+COMMON_FIELDS = frozenset(each.name for each in fields(Hyperparameters))
 
 
-def own_of_new(architecture: Architecture[Hyperparameters, Any]) -> dict[str, float]:
+def default_extra(architecture: Architecture[Hyperparameters, Any]) -> dict[str, float]:
     """The numbers that few have, of a new model."""
-    own = {key.field: key for key in architecture.keys.values() if key.field not in COMMON}
+    extra_keys = {key.field: key for key in architecture.keys.values() if key.field not in COMMON_FIELDS}
     return {
-        name: architecture.new[name] if name in architecture.new else key.missing({})
-        for name, key in own.items()
+        name: architecture.new_model_values[name]
+        if name in architecture.new_model_values
+        else key.default_value({})
+        for name, key in extra_keys.items()
     }
 
 
 # ---- from a file -----------------------------------------------------------
 
 
-def read(gguf: Gguf) -> Hyperparameters:
+def read_hyperparameters(gguf: Gguf) -> Hyperparameters:
     """The model in a file, whose tensors must be those that it says."""
     if gguf.kind not in ("model", "checkpoint"):
         kinds = {"other": "neither a model nor an adapter", "adapter": "no model but an adapter"}
@@ -197,110 +202,110 @@ def read(gguf: Gguf) -> Hyperparameters:
             f"{gguf.path}: {kinds.get(gguf.kind, f'no model but a {gguf.kind}')}; a model is needed"
         )
     try:
-        architecture = find(gguf.value("general.architecture", str))
+        architecture = find_architecture(gguf.get_value("general.architecture", str))
     except UsageError as error:
         raise FileError(f"{gguf.path}: {error}") from None
-    if gguf.metadata.word("training.type") == "finetune_lora":
-        told = f"llamatrain finetune --resume {gguf.path} --only-write-lora writes the adapter, which --lora takes"
-        raise FileError(f"{gguf.path}: a checkpoint of an adapter, no model; {told}")
+    if gguf.metadata.get_text("training.type") == "finetune_lora":
+        hint = f"llamatrain finetune --resume {gguf.path} --only-write-lora writes the adapter, which --lora takes"
+        raise FileError(f"{gguf.path}: a checkpoint of an adapter, no model; {hint}")
     try:
-        found = _read(gguf, architecture)
+        h = _read_unchecked(gguf, architecture)
     except BadHyperparameter as error:
-        raise FileError(f"{gguf.path}: {error.named(_key_of(architecture, error.field))}") from None
-    check_tensors(gguf, found)
-    return found
+        raise FileError(
+            f"{gguf.path}: {error.describe(_describe_source(architecture, error.field))}"
+        ) from None
+    check_tensors(gguf, h)
+    return h
 
 
-def _read(gguf: Gguf, architecture: Architecture[Hyperparameters, Any]) -> Hyperparameters:
-    name, embeddings = architecture.name, architecture.the("embedding")
+def _read_unchecked(gguf: Gguf, architecture: Architecture[Hyperparameters, Any]) -> Hyperparameters:
+    name, embeddings = architecture.name, architecture.weight_with_role("embedding")
     embedding = gguf.tensors.get(embeddings)
     if embedding is None or len(embedding.shape) != 2:
         raise FileError(f"{gguf.path}: {embeddings}, a matrix, is not among its tensors")
     known: dict[str, Any] = {"vocab": embedding.shape[0]}
     for key, each in architecture.keys.items():
         value = each.read(gguf, f"{name}.{key}", known)
-        if each.field not in COMMON and not each.least <= value <= each.most:
+        if each.field not in COMMON_FIELDS and not each.min_value <= value <= each.max_value:
             raise FileError(
-                f"{gguf.path}: {name}.{key} is {value}, where {each.least:g} to {each.most:g} is needed"
+                f"{gguf.path}: {name}.{key} is {value}, where {each.min_value:g} to {each.max_value:g} is needed"
             )
         if each.field in known and known[each.field] != value:
-            other = f"{_key_of(architecture, each.field)} {known[each.field]}"
+            other = f"{_describe_source(architecture, each.field)} {known[each.field]}"
             raise FileError(
                 f"{gguf.path}: {name}.{key} is {value} and {other}: only alike they are supported"
             )
         known[each.field] = value
-    for key, (supported, what) in architecture.refused.items():
-        if gguf.value(f"{name}.{key}", type(supported), supported) != supported:
+    for key, (supported, what) in architecture.supported_values.items():
+        if gguf.get_value(f"{name}.{key}", type(supported), supported) != supported:
             raise FileError(f"{gguf.path}: {name}.{key}: {what} is not supported")
-    patterns = {pattern_of(each)[0] for each in gguf.tensors}
+    patterns = {split_block_number(each)[0] for each in gguf.tensors}
     return Hyperparameters(
         architecture=architecture,
         rope=Rope.read(gguf, name, known["head_size"], known["ctx"]),
         tied=OUTPUT not in gguf.tensors if architecture.tied is None else architecture.tied,
-        more=frozenset(
+        optional_weights=frozenset(
             each for each, kind in architecture.weights.items() if kind.optional and each in patterns
         ),
-        own={field: value for field, value in known.items() if field not in COMMON},
-        **{field: value for field, value in known.items() if field in COMMON},
+        extra={field: value for field, value in known.items() if field not in COMMON_FIELDS},
+        **{field: value for field, value in known.items() if field in COMMON_FIELDS},
     )
 
 
-def _key_of(architecture: Architecture[Hyperparameters, Any], field: str) -> str:
+def _describe_source(architecture: Architecture[Hyperparameters, Any], field: str) -> str:
     """Where a file says a number."""
     if field == "vocab":
-        return f"the first axis of {architecture.the('embedding')}"
+        return f"the first axis of {architecture.weight_with_role('embedding')}"
     if field in rope.TENSORS:
         return rope.TENSORS[field]
     key = rope.KEYS.get(field) or next(key for key, each in architecture.keys.items() if each.field == field)
     return f"{architecture.name}.{key}"
 
 
-def check_tensors(gguf: Gguf, found: Hyperparameters) -> None:
+def check_tensors(gguf: Gguf, h: Hyperparameters) -> None:
     """No weight is missing, has another shape, or is there that would be part of the model and is not known."""
-    for name, shape in found.shapes.items():
+    for name, shape in h.shapes.items():
         tensor = gguf.tensors.get(name)
         if tensor is None:
             raise FileError(f"{gguf.path}: {name} is missing")
         if tensor.shape != shape:
             raise FileError(f"{gguf.path}: {name} is {list(tensor.shape)}, where {list(shape)} is needed")
-    for name in unused(gguf, found):
-        if belongs(name):
-            raise FileError(
-                f"{gguf.path}: has {quoted(name)}, which is no weight of a {found.architecture.name}"
-            )
+    for name in unused_tensors(gguf, h):
+        if is_model_tensor(name):
+            raise FileError(f"{gguf.path}: has {quote(name)}, which is no weight of a {h.architecture.name}")
 
 
-def unused(gguf: Gguf, h: Hyperparameters) -> list[str]:
+def unused_tensors(gguf: Gguf, h: Hyperparameters) -> list[str]:
     """The tensors that have no part in the model."""
-    beside = {*h.shapes, *rope.TENSORS.values()}
+    known = {*h.shapes, *rope.TENSORS.values()}
     if gguf.kind == "checkpoint":
-        beside |= {f"{name}.lora_{half}" for name in h.shapes for half in "ab"}
+        known |= {f"{name}.lora_{half}" for name in h.shapes for half in "ab"}
     return [
         name
         for name in gguf.tensors
-        if name not in beside and not name.startswith(("optimizer.", "training."))
+        if name not in known and not name.startswith(("optimizer.", "training."))
     ]
 
 
-def spare(names: Sequence[str], what: str) -> str:
+def describe_unused(names: Sequence[str], consequence: str) -> str:
     """What is said of tensors that have no part in a model."""
     first = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-    return f"{first}: no part of the model as it is known here; {what}"
+    return f"{first}: no part of the model as it is known here; {consequence}"
 
 
-def belongs(name: str) -> bool:
+def is_model_tensor(name: str) -> bool:
     """Whether a model could not do without a tensor that has no part in this one: it is in its blocks, or around them."""
-    return name.startswith(("blk.", "token_", "position_", "output")) and not pattern_of(name)[0].startswith(
-        SPARED
-    )
+    return name.startswith(("blk.", "token_", "position_", "output")) and not split_block_number(name)[
+        0
+    ].startswith(IGNORED_TENSORS)
 
 
-def unread(gguf: Gguf, h: Hyperparameters) -> list[str]:
+def unused_keys(gguf: Gguf, h: Hyperparameters) -> list[str]:
     """The keys of its architecture that say nothing here."""
     architecture = h.architecture
     known = {
         *architecture.keys,
-        *architecture.refused,
+        *architecture.supported_values,
         *rope.KEYS.values(),
         "vocab_size",
         "rope.scale_linear",
@@ -312,6 +317,6 @@ def unread(gguf: Gguf, h: Hyperparameters) -> list[str]:
     ]
 
 
-def vocabulary_of(metadata: Mapping[str, Value]) -> dict[str, Value]:
+def tokenizer_metadata(metadata: Mapping[str, Value]) -> dict[str, Value]:
     """The keys that tell of the tokenizer."""
     return {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}

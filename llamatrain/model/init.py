@@ -18,17 +18,17 @@ import numpy as np
 from llamatrain.model.hyperparameters import Hyperparameters
 
 
-def deviation(h: Hyperparameters, name: str) -> float:
-    kind = h.kind(name)
+def standard_deviation(h: Hyperparameters, name: str) -> float:
+    kind = h.weight_kind(name)
     return (1.0 / math.sqrt(2 * h.layers) if kind.residual else 1.0) / math.sqrt(kind.shape(h)[-1])
 
 
-def fill(h: Hyperparameters, seed: int, weights: dict[str, np.ndarray]) -> None:
+def init_weights(h: Hyperparameters, seed: int, weights: dict[str, np.ndarray]) -> None:
     """The first values of each weight, written where it lies."""
     for name, array in weights.items():
-        if h.kind(name).role in ("norm", "bias"):
-            array[...] = h.kind(name).role == "norm"
+        if h.weight_kind(name).role in ("norm", "bias"):
+            array[...] = h.weight_kind(name).role == "norm"
             continue
         generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
         generator.standard_normal(array.shape, np.float32, out=array)
-        array *= np.float32(deviation(h, name))
+        array *= np.float32(standard_deviation(h, name))

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from llamatrain.graph import ops as O
 from llamatrain.graph.ops import swiglu
 from llamatrain.graph.tensor import Tensor
-from llamatrain.model.architecture import Key, Refused, Role, WeightKind
+from llamatrain.model.architecture import Key, Role, SupportedValue, WeightKind
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 
 Weight = WeightKind[Hyperparameters]
-Numbers = Callable[[Hyperparameters], int]
+Size = Callable[[Hyperparameters], int]
 
 KEYS = {
     "context_length": Key("ctx", int, 2048),
@@ -26,7 +26,7 @@ KEYS = {
     "attention.value_length": Key("head_size"),
     "attention.layer_norm_rms_epsilon": Key("rms_eps", float, 1e-5),
 }
-REFUSED: dict[str, Refused] = {
+SUPPORTED_VALUES: dict[str, SupportedValue] = {
     "expert_count": (0, "a mixture of experts"),
     "attention.causal": (True, "attention to what comes later"),
 }
@@ -35,28 +35,28 @@ REFUSED: dict[str, Refused] = {
 # ---- weights ---------------------------------------------------------------
 
 
-def matrix(
-    out: Numbers, into: Numbers, module: str, rotated: Numbers | None = None, residual: bool = False
+def block_matrix(
+    out: Size, into: Size, module: str, rotated: Size | None = None, residual: bool = False
 ) -> Weight:
     """Of a block."""
     return WeightKind(
         role="matrix",
         shape=lambda h: (out(h), into(h)),
         module=f"model.layers.{{}}.{module}",
-        rotated=rotated,
+        rotary_heads=rotated,
         residual=residual,
     )
 
 
-def row(role: Role, size: Numbers, module: str, optional: bool = False) -> Weight:
+def block_vector(role: Role, size: Size, module: str, optional: bool = False) -> Weight:
     """A norm's or a bias, of a block."""
     return WeightKind(
         role=role, shape=lambda h: (size(h),), module=f"model.layers.{{}}.{module}", optional=optional
     )
 
 
-def norm(module: str) -> Weight:
-    return row("norm", lambda h: h.embd, module)
+def block_norm(module: str) -> Weight:
+    return block_vector("norm", lambda h: h.embd, module)
 
 
 EMBEDDINGS: dict[str, Weight] = {
@@ -65,44 +65,44 @@ EMBEDDINGS: dict[str, Weight] = {
     )
 }
 ATTENTION = {
-    "blk.{}.attn_q.weight": matrix(
+    "blk.{}.attn_q.weight": block_matrix(
         lambda h: h.width, lambda h: h.embd, "self_attn.q_proj", rotated=lambda h: h.heads
     ),
-    "blk.{}.attn_k.weight": matrix(
+    "blk.{}.attn_k.weight": block_matrix(
         lambda h: h.kv_width, lambda h: h.embd, "self_attn.k_proj", rotated=lambda h: h.kv_heads
     ),
-    "blk.{}.attn_v.weight": matrix(lambda h: h.kv_width, lambda h: h.embd, "self_attn.v_proj"),
-    "blk.{}.attn_output.weight": matrix(
+    "blk.{}.attn_v.weight": block_matrix(lambda h: h.kv_width, lambda h: h.embd, "self_attn.v_proj"),
+    "blk.{}.attn_output.weight": block_matrix(
         lambda h: h.embd, lambda h: h.width, "self_attn.o_proj", residual=True
     ),
 }
 BIASES = {  # behind queries, keys and values, which any may have
-    "blk.{}.attn_q.bias": row("bias", lambda h: h.width, "self_attn.q_proj", optional=True),
-    "blk.{}.attn_k.bias": row("bias", lambda h: h.kv_width, "self_attn.k_proj", optional=True),
-    "blk.{}.attn_v.bias": row("bias", lambda h: h.kv_width, "self_attn.v_proj", optional=True),
+    "blk.{}.attn_q.bias": block_vector("bias", lambda h: h.width, "self_attn.q_proj", optional=True),
+    "blk.{}.attn_k.bias": block_vector("bias", lambda h: h.kv_width, "self_attn.k_proj", optional=True),
+    "blk.{}.attn_v.bias": block_vector("bias", lambda h: h.kv_width, "self_attn.v_proj", optional=True),
 }
 MORE_BIASES = {
-    "blk.{}.attn_output.bias": row("bias", lambda h: h.embd, "self_attn.o_proj", optional=True),
-    "blk.{}.ffn_gate.bias": row("bias", lambda h: h.ff, "mlp.gate_proj", optional=True),
-    "blk.{}.ffn_up.bias": row("bias", lambda h: h.ff, "mlp.up_proj", optional=True),
-    "blk.{}.ffn_down.bias": row("bias", lambda h: h.embd, "mlp.down_proj", optional=True),
+    "blk.{}.attn_output.bias": block_vector("bias", lambda h: h.embd, "self_attn.o_proj", optional=True),
+    "blk.{}.ffn_gate.bias": block_vector("bias", lambda h: h.ff, "mlp.gate_proj", optional=True),
+    "blk.{}.ffn_up.bias": block_vector("bias", lambda h: h.ff, "mlp.up_proj", optional=True),
+    "blk.{}.ffn_down.bias": block_vector("bias", lambda h: h.embd, "mlp.down_proj", optional=True),
 }
 HEAD_NORMS = {
-    "blk.{}.attn_q_norm.weight": row("norm", lambda h: h.head_size, "self_attn.q_norm"),
-    "blk.{}.attn_k_norm.weight": row("norm", lambda h: h.head_size, "self_attn.k_norm"),
+    "blk.{}.attn_q_norm.weight": block_vector("norm", lambda h: h.head_size, "self_attn.q_norm"),
+    "blk.{}.attn_k_norm.weight": block_vector("norm", lambda h: h.head_size, "self_attn.k_norm"),
 }
 FEED_FORWARD = {
-    "blk.{}.ffn_gate.weight": matrix(lambda h: h.ff, lambda h: h.embd, "mlp.gate_proj"),
-    "blk.{}.ffn_up.weight": matrix(lambda h: h.ff, lambda h: h.embd, "mlp.up_proj"),
-    "blk.{}.ffn_down.weight": matrix(lambda h: h.embd, lambda h: h.ff, "mlp.down_proj", residual=True),
+    "blk.{}.ffn_gate.weight": block_matrix(lambda h: h.ff, lambda h: h.embd, "mlp.gate_proj"),
+    "blk.{}.ffn_up.weight": block_matrix(lambda h: h.ff, lambda h: h.embd, "mlp.up_proj"),
+    "blk.{}.ffn_down.weight": block_matrix(lambda h: h.embd, lambda h: h.ff, "mlp.down_proj", residual=True),
 }
-LAST: dict[str, Weight] = {
+FINAL: dict[str, Weight] = {
     "output_norm.weight": WeightKind(role="norm", shape=lambda h: (h.embd,), module="model.norm"),
     "output.weight": WeightKind(role="output", shape=lambda h: (h.vocab, h.embd), module="lm_head"),
 }
-BEFORE_ATTENTION = {"blk.{}.attn_norm.weight": norm("input_layernorm")}
-BEFORE_FEED_FORWARD = {"blk.{}.ffn_norm.weight": norm("post_attention_layernorm")}
-WEIGHTS = EMBEDDINGS | BEFORE_ATTENTION | ATTENTION | BIASES | BEFORE_FEED_FORWARD | FEED_FORWARD | LAST
+BEFORE_ATTENTION = {"blk.{}.attn_norm.weight": block_norm("input_layernorm")}
+BEFORE_FEED_FORWARD = {"blk.{}.ffn_norm.weight": block_norm("post_attention_layernorm")}
+WEIGHTS = EMBEDDINGS | BEFORE_ATTENTION | ATTENTION | BIASES | BEFORE_FEED_FORWARD | FEED_FORWARD | FINAL
 
 
 # ---- blocks ----------------------------------------------------------------
@@ -112,35 +112,35 @@ def embed(model: ForwardPass) -> Tensor:
     return model.embedding("token_embd")
 
 
-def attention(model: ForwardPass, layer: int, y: Tensor, normed: bool = False) -> Tensor:
+def attention(model: ForwardPass, layer: int, y: Tensor, norm_heads: bool = False) -> Tensor:
     """Of queries, keys and values that are made of y; each head of queries and keys `normed`, or as it is."""
-    h, at = model.h, f"blk.{layer}"
+    h, prefix = model.h, f"blk.{layer}"
 
-    def turned(name: str, count: int) -> Tensor:
-        heads = model.heads(model.linear(y, f"{at}.{name}"), count)
-        return model.rotated(layer, model.norm(heads, f"{at}.{name}_norm") if normed else heads)
+    def project_and_rotate(name: str, count: int) -> Tensor:
+        heads = model.split_heads(model.linear(y, f"{prefix}.{name}"), count)
+        return model.apply_rope(layer, model.norm(heads, f"{prefix}.{name}_norm") if norm_heads else heads)
 
-    q, k = turned("attn_q", h.heads), turned("attn_k", h.kv_heads)
-    v = model.heads(model.linear(y, f"{at}.attn_v"), h.kv_heads)
-    return model.linear(model.attended(layer, q, k, v), f"{at}.attn_output")
+    q, k = project_and_rotate("attn_q", h.heads), project_and_rotate("attn_k", h.kv_heads)
+    v = model.split_heads(model.linear(y, f"{prefix}.attn_v"), h.kv_heads)
+    return model.linear(model.attention(layer, q, k, v), f"{prefix}.attn_output")
 
 
 def feed_forward(
-    model: ForwardPass, layer: int, y: Tensor, gated: Callable[[Tensor, Tensor], Tensor] = swiglu
+    model: ForwardPass, layer: int, y: Tensor, gate: Callable[[Tensor, Tensor], Tensor] = swiglu
 ) -> Tensor:
-    at = f"blk.{layer}"
+    prefix = f"blk.{layer}"
     return model.linear(
-        gated(model.linear(y, f"{at}.ffn_gate"), model.linear(y, f"{at}.ffn_up")), f"{at}.ffn_down"
+        gate(model.linear(y, f"{prefix}.ffn_gate"), model.linear(y, f"{prefix}.ffn_up")), f"{prefix}.ffn_down"
     )
 
 
-def block(model: ForwardPass, layer: int, x: Tensor, normed: bool = False) -> Tensor:
+def block(model: ForwardPass, layer: int, x: Tensor, norm_heads: bool = False) -> Tensor:
     """Each half reads what is normed, and adds to what is not."""
-    at = f"blk.{layer}"
-    made = attention(model, layer, model.norm(x, f"{at}.attn_norm"), normed)
-    x = O.add(model.going_on(layer, x), made)
-    return O.add(x, feed_forward(model, layer, model.norm(x, f"{at}.ffn_norm")))
+    prefix = f"blk.{layer}"
+    output = attention(model, layer, model.norm(x, f"{prefix}.attn_norm"), norm_heads)
+    x = O.add(model.keep_scored_rows(layer, x), output)
+    return O.add(x, feed_forward(model, layer, model.norm(x, f"{prefix}.ffn_norm")))
 
 
-def last(model: ForwardPass, x: Tensor) -> Tensor:
+def final_norm(model: ForwardPass, x: Tensor) -> Tensor:
     return model.norm(x, "output_norm")

@@ -2,9 +2,9 @@
 
 from llamatrain.errors import UsageError
 
-LARGEST = 1 << 24  # of any size: what lies beyond is a damaged file or a slip of the hand
-DEEPEST = 1 << 12  # layers
-DEEP = 1 << 7  # layers, from which on what is done for each of them takes a while
+MAX_SIZE = 1 << 24  # of any size: what lies beyond is a damaged file or a slip of the hand
+MAX_LAYERS = 1 << 12  # layers
+MANY_LAYERS = 1 << 7  # layers, from which on what is done for each of them takes a while
 
 
 class BadHyperparameter(UsageError):
@@ -12,10 +12,10 @@ class BadHyperparameter(UsageError):
 
     def __init__(self, field: str, value: str, why: str) -> None:
         super().__init__(code="invalid-hyperparameter")
-        self.field, self.value, self.why = field, value, why
+        self.field, self.value, self.reason = field, value, why
 
-    def named(self, name: str) -> str:
-        return f"{name} {self.value} cannot be; {self.why}"
+    def describe(self, name: str) -> str:
+        return f"{name} {self.value} cannot be; {self.reason}"
 
     def __str__(self) -> str:
-        return self.named(self.field)
+        return self.describe(self.field)

@@ -12,29 +12,31 @@ from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.platform.memory import available_bytes
 
 
-def fill_from(gguf: Gguf, arrays: Mapping[str, np.ndarray], threads: int = 1) -> None:
+def load_weights(gguf: Gguf, arrays: Mapping[str, np.ndarray], threads: int = 1) -> None:
     """The weights of a file whose model was read, written to where they are wanted: float32 arrays of the same shapes."""
-    with verify_unchanged(gguf.files):
+    with verify_unchanged(gguf.mapped_files):
         for name, array in arrays.items():
-            decode(gguf, gguf.tensors[name], threads, array)
+            decode_tensor(gguf, gguf.tensors[name], threads, array)
             release_pages(gguf.tensors[name].file)
 
 
-def in_place(tensor: FileTensor) -> bool:
+def is_mapped_f32(tensor: FileTensor) -> bool:
     return tensor.type.name == "F32" and tensor.raw.ctypes.data % 4 == 0
 
 
-def decode(gguf: Gguf, tensor: FileTensor, threads: int = 1, out: np.ndarray | None = None) -> np.ndarray:
+def decode_tensor(
+    gguf: Gguf, tensor: FileTensor, threads: int = 1, out: np.ndarray | None = None
+) -> np.ndarray:
     try:
         return quants.decode(tensor.raw, tensor.type, out=out, threads=threads)
     except quants.QuantError as error:
         raise LlamatrainError(f"{gguf.path}: {tensor.name}: {error}") from None
 
 
-def check_memory(gguf: Gguf, needed: int, less: str = "a smaller model") -> None:
+def check_memory(gguf: Gguf, needed: int, remedy: str = "a smaller model") -> None:
     """`less` is what would take less."""
-    there = available_bytes()
-    if there is not None and needed > there:
+    available = available_bytes()
+    if available is not None and needed > available:
         raise LlamatrainError(
-            f"{gguf.path}: takes {needed:,} bytes of memory, and {there:,} are free; {less} takes less"
+            f"{gguf.path}: takes {needed:,} bytes of memory, and {available:,} are free; {remedy} takes less"
         )

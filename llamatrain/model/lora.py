@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from llamatrain.graph import ops as O
-from llamatrain.graph.dynamic_axis import most_of
+from llamatrain.graph.dynamic_axis import find_dynamic_dim
 from llamatrain.graph.ops import dropout
 from llamatrain.graph.tensor import Tensor
 
@@ -29,10 +29,10 @@ class DropoutDelta:
 
     key: Tensor  # (2,) i32
     length: int = 1  # tokens of a row
-    weighed: Tensor | None = None
+    scored_tokens: Tensor | None = None
 
-    def seen(self, x: Tensor, delta: Delta) -> Tensor:
-        tokens = [self.weighed] if self.weighed and most_of([x]) else []
+    def apply(self, x: Tensor, delta: Delta) -> Tensor:
+        tokens = [self.scored_tokens] if self.scored_tokens and find_dynamic_dim([x]) else []
         return dropout(x, self.key, *tokens, rate=delta.dropout, salt=delta.salt, length=self.length)
 
 
@@ -42,7 +42,7 @@ class Weights(Mapping[str, Tensor]):
 
     tensors: Mapping[str, Tensor]
     deltas: Mapping[str, Sequence[Delta]] = field(default_factory=dict)
-    dropping: "DropoutDelta | None" = None  # in training
+    dropout: "DropoutDelta | None" = None  # in training
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -53,21 +53,21 @@ class Weights(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self.tensors)
 
-    def added(self, y: Tensor, x: Tensor, name: str) -> Tensor:
+    def add_lora(self, y: Tensor, x: Tensor, name: str) -> Tensor:
         """y, the product of x with a weight, and what adapters of that weight add to it."""
         for delta in self.deltas.get(name, ()):
-            seen = self.dropping.seen(x, delta) if self.dropping and delta.dropout else x
-            y = O.add(y, O.matmul(O.scale(O.matmul(seen, delta.a), by=delta.scale), delta.b))
+            dropped = self.dropout.apply(x, delta) if self.dropout and delta.dropout else x
+            y = O.add(y, O.matmul(O.scale(O.matmul(dropped, delta.a), by=delta.scale), delta.b))
         return y
 
-    def embedded(self, x: Tensor, tokens: Tensor, name: str) -> Tensor:
+    def embed_lora(self, x: Tensor, tokens: Tensor, name: str) -> Tensor:
         """x, the embeddings of tokens, and what adapters of those add to them."""
         for delta in self.deltas.get(name, ()):
             rows = O.reshape(O.get_rows(delta.a, tokens), shape=(tokens.size, delta.a.shape[1]))
             x = O.add(x, O.matmul(O.scale(rows, by=delta.scale), delta.b))
         return x
 
-    def gains(self, name: str) -> Tensor:
+    def norm_weight(self, name: str) -> Tensor:
         """A norm's weight with what adapters add to it."""
         w = self.tensors[name]
         for delta in self.deltas.get(name, ()):
@@ -79,10 +79,10 @@ class Weights(Mapping[str, Tensor]):
         """With further adapters beside those that are there."""
         names = [*self.deltas, *(name for name in more if name not in self.deltas)]
         both = {name: (*self.deltas.get(name, ()), *more.get(name, ())) for name in names}
-        return Weights(self.tensors, both, self.dropping)
+        return Weights(self.tensors, both, self.dropout)
 
-    def for_rows(self, length: int, weighed: Tensor | None) -> "Weights":
+    def for_rows(self, length: int, scored_tokens: Tensor | None) -> "Weights":
         """Return the same for rows of so many tokens; `weighed` are the tokens that go on where not all do."""
         return replace(
-            self, dropping=self.dropping and replace(self.dropping, length=length, weighed=weighed)
+            self, dropout=self.dropout and replace(self.dropout, length=length, scored_tokens=scored_tokens)
         )

@@ -13,28 +13,30 @@ BLOCKS = r"blk\.(?P<first>\d{1,6})(?P<on>-(?P<last>\d{1,6})?)?"
 TARGET = re.compile(rf"(?:{BLOCKS}\.)?(?P<name>[a-z_]+)(?:\.weight)?")
 
 
-def linear(h: Hyperparameters) -> list[str]:
+def block_matrices(h: Hyperparameters) -> list[str]:
     """The matrices of all blocks, in the file's order."""
-    return [name for name, kind in h.kinds() if kind.role == "matrix"]
+    return [name for name, kind in h.weight_kinds() if kind.role == "matrix"]
 
 
-def norms(h: Hyperparameters) -> set[str]:
-    return {name for name, kind in h.kinds() if kind.role == "norm"}
+def norm_weights(h: Hyperparameters) -> set[str]:
+    return {name for name, kind in h.weight_kinds() if kind.role == "norm"}
 
 
-def matching(target: str, h: Hyperparameters) -> set[str]:
+def match_target(target: str, h: Hyperparameters) -> set[str]:
     """The weights that a text names: of all blocks, or of some."""
     if target == NORMS:
-        return norms(h)
+        return norm_weights(h)
     if blocks := re.fullmatch(BLOCKS, target):
         return {
             name
-            for layer in layers_of(blocks, target, h)
-            for name in linear(h)
+            for layer in block_range(blocks, target, h)
+            for name in block_matrices(h)
             if name.startswith(f"blk.{layer}.")
         }
     match = TARGET.fullmatch(target)
-    patterns = {short(pattern): pattern for pattern in h.architecture.weights if pattern.endswith(".weight")}
+    patterns = {
+        short_name(pattern): pattern for pattern in h.architecture.weights if pattern.endswith(".weight")
+    }
     kinds = {name: h.architecture.weights[pattern] for name, pattern in patterns.items()}
     adaptable = [
         name
@@ -44,9 +46,11 @@ def matching(target: str, h: Hyperparameters) -> set[str]:
     ]
     kind = kinds.get(match["name"]) if match else None
     if not match or not kind:
-        theirs = target.removesuffix(".weight").rpartition(".")[2]
-        if same := next((name for name, each in kinds.items() if theirs in each.module.split(".")), ""):
-            raise UsageError(f"{cut(target)}: no such weight; it is called {same} here")
+        module_name = target.removesuffix(".weight").rpartition(".")[2]
+        if own_name := next(
+            (name for name, each in kinds.items() if module_name in each.module.split(".")), ""
+        ):
+            raise UsageError(f"{cut(target)}: no such weight; it is called {own_name} here")
         if target == "all-linear":
             raise UsageError(
                 f"{target}: no such weight; leave --target out, and all linear ones get an adapter"
@@ -57,15 +61,15 @@ def matching(target: str, h: Hyperparameters) -> set[str]:
         raise UsageError(
             f"{cut(target)}: the model's embeddings are tied, one matrix is input and output; leave it out"
         )
-    found = [name for name, each in h.kinds() if each is kind]
+    weights = [name for name, each in h.weight_kinds() if each is kind]
     if match["first"] is None:
-        return set(found)
+        return set(weights)
     if "{}" not in patterns[match["name"]]:
         raise UsageError(f"{cut(target)}: the model has no such weight")
-    return {found[layer] for layer in layers_of(match, target, h)}
+    return {weights[layer] for layer in block_range(match, target, h)}
 
 
-def layers_of(match: re.Match[str], target: str, h: Hyperparameters) -> range:
+def block_range(match: re.Match[str], target: str, h: Hyperparameters) -> range:
     """One, some, or all from one on."""
     first = int(match["first"])
     last = int(match["last"]) if match["last"] else h.layers - 1 if match["on"] else first
@@ -74,6 +78,6 @@ def layers_of(match: re.Match[str], target: str, h: Hyperparameters) -> range:
     return range(first, last + 1)
 
 
-def short(name: str) -> str:
+def short_name(name: str) -> str:
     """attn_q of blk.{}.attn_q.weight."""
     return name.removesuffix(".weight").rpartition(".")[2]

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field
 import numpy as np
 
 from llamatrain.errors import FileError
-from llamatrain.gguf.parser import quoted
+from llamatrain.gguf.parser import quote
 from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.values import Value, f32, string, u32
 from llamatrain.model.limits import BadHyperparameter
@@ -29,14 +29,14 @@ KEYS = {  # where it has the other numbers, behind the architecture's name
     "length": "rope.scaling.attn_factor",
     "original_ctx": "rope.scaling.original_context_length",
 }
-NEAR = "rope.dimension_count_swa"  # of blocks with windows
+WINDOW_ROPE_SIZE = "rope.dimension_count_swa"  # of blocks with windows
 KINDS = ("none", "linear", "yarn", "longrope")
 # YaRN: pairs that turn more often than the first in the original context are left alone, less often than the second slowed in
 # full. llama.cpp takes these for a llama whatever rope.scaling.yarn_beta_fast and _slow say in its file.
-OFTEN, SELDOM = 32.0, 1.0
+FAST_TURNS, SLOW_TURNS = 32.0, 1.0
 
 
-def as_kept(number: float) -> float:
+def to_float32(number: float) -> float:
     """A number as files have it, in float32: a model made of options is to the bit the one that its file gives."""
     with np.errstate(over="ignore"):
         return float(np.float32(number))
@@ -59,15 +59,15 @@ class Rope:
 
     def __post_init__(self) -> None:
         for name in ("base", "factor", "length"):
-            object.__setattr__(self, name, as_kept(getattr(self, name)))
+            object.__setattr__(self, name, to_float32(getattr(self, name)))
         if not 1 <= self.base < math.inf:
             raise BadHyperparameter("base", f"{self.base:g}", "it takes 1 or more, such as 10000")
         if self.kind not in KINDS:
-            raise BadHyperparameter("kind", quoted(self.kind), f"{', '.join(KINDS)} are supported")
+            raise BadHyperparameter("kind", quote(self.kind), f"{', '.join(KINDS)} are supported")
         for name in ("factor", "length"):
             if not 0 < getattr(self, name) < math.inf:
                 raise BadHyperparameter(name, f"{getattr(self, name):g}", "it takes more than 0, such as 4")
-        if self.scaled and not self.original_ctx > 0:
+        if self.depends_on_length and not self.original_ctx > 0:
             raise BadHyperparameter(
                 "original_ctx",
                 f"{self.original_ctx}",
@@ -82,7 +82,7 @@ class Rope:
                 )
 
     @property
-    def scaled(self) -> bool:
+    def depends_on_length(self) -> bool:
         """By how long rows are, against the original context."""
         return self.kind == "yarn" or self.long is not None or self.short is not None
 
@@ -93,81 +93,83 @@ class Rope:
 
     def factors_for(self, positions: int) -> np.ndarray | float:
         chosen = self.long if positions > self.original_ctx else self.short
-        found = chosen if self.factors is None else self.factors
-        return 1.0 if found is None else found.astype(np.float64)
+        factors = chosen if self.factors is None else self.factors
+        return 1.0 if factors is None else factors.astype(np.float64)
 
     def table(self, positions: int) -> np.ndarray:
         """Cosine and sine for each position and pair, of rows that may be so long: (positions, r/2, 2)."""
-        return self.first(positions, positions)
+        return self.first_rows(positions, positions)
 
-    def first(self, count: int, positions: int) -> np.ndarray:
+    def first_rows(self, count: int, positions: int) -> np.ndarray:
         """Of the first so many of these."""
         pair = np.arange(self.size // 2)
         frequency = self.base ** (-2.0 * pair / self.size) / self.factors_for(positions)
         length = self.length
         if self.kind == "yarn":
-            slowed = self._slowed(pair)
-            frequency = frequency * (slowed / self.factor + (1.0 - slowed))
+            slow_share = self._slow_share(pair)
+            frequency = frequency * (slow_share / self.factor + (1.0 - slow_share))
             length *= 1.0 + 0.1 * math.log(self.factor) if self.factor > 1 else 1.0
         elif self.kind != "none":
             frequency = frequency / self.factor
         angles = np.outer(np.arange(count), frequency)
         return (length * np.stack([np.cos(angles), np.sin(angles)], -1)).astype(np.float32)
 
-    def turn(self, by: int, positions: int) -> np.ndarray:
+    def shift(self, distance: int, positions: int) -> np.ndarray:
         """Cosine and sine that a vector is further `by` so many of these positions, its length left alone: (1, r/2, 2)."""
-        there = self.first(by + 1, positions)[-1:].astype(np.float64)
-        return (there / np.hypot(there[..., :1], there[..., 1:])).astype(np.float32)
+        rotation = self.first_rows(distance + 1, positions)[-1:].astype(np.float64)
+        return (rotation / np.hypot(rotation[..., :1], rotation[..., 1:])).astype(np.float32)
 
-    def _slowed(self, pair: np.ndarray) -> np.ndarray:
+    def _slow_share(self, pair: np.ndarray) -> np.ndarray:
         """How much of the scaling each pair takes: 0 for the fast ones, 1 for the slow, a ramp between."""
 
-        def turning(times: float) -> float:
+        def pair_with_turns(turns: float) -> float:
             """The pair that turns so often in the original context."""
-            return self.size * math.log(self.original_ctx / (times * 2 * math.pi)) / (2 * math.log(self.base))
+            return self.size * math.log(self.original_ctx / (turns * 2 * math.pi)) / (2 * math.log(self.base))
 
-        first = max(0, math.floor(turning(OFTEN)))
-        last = min(self.size - 1, math.ceil(turning(SELDOM)))
+        first = max(0, math.floor(pair_with_turns(FAST_TURNS)))
+        last = min(self.size - 1, math.ceil(pair_with_turns(SLOW_TURNS)))
         return np.clip((pair - first) / max(0.001, last - first), 0.0, 1.0)
 
     # ---- in files ----------------------------------------------------------
 
     def metadata(self) -> dict[str, Value]:
-        found = {"size": u32(self.size), "base": f32(self.base)}
+        values = {"size": u32(self.size), "base": f32(self.base)}
         if self.kind != "none":
-            found |= {"kind": string(self.kind), "factor": f32(self.factor)}
+            values |= {"kind": string(self.kind), "factor": f32(self.factor)}
         if self.length != 1:
-            found["length"] = f32(self.length)
-        if self.scaled:
-            found["original_ctx"] = u32(self.original_ctx)
-        return {KEYS[name]: value for name, value in found.items()}
+            values["length"] = f32(self.length)
+        if self.depends_on_length:
+            values["original_ctx"] = u32(self.original_ctx)
+        return {KEYS[name]: value for name, value in values.items()}
 
     @classmethod
     def read(cls, gguf: Gguf, architecture: str, head_size: int, ctx: int) -> "Rope":
         def number(key: str, default: float) -> float:
-            return gguf.value(f"{architecture}.{key}", float, default)
+            return gguf.get_value(f"{architecture}.{key}", float, default)
 
         factor = number(KEYS["factor"], 0.0) or number("rope.scale_linear", 0.0) or 1.0
-        kind = gguf.value(f"{architecture}.{KEYS['kind']}", str, "linear" if factor != 1 else "none")
-        found = {name: _factors(gguf, tensor) for name, tensor in TENSORS.items() if tensor in gguf.tensors}
-        scaled = kind == "yarn" or "long" in found or "short" in found
-        size = gguf.value(f"{architecture}.{KEYS['size']}", int, head_size)
-        if (near := gguf.value(f"{architecture}.{NEAR}", int, size)) != size:
+        kind = gguf.get_value(f"{architecture}.{KEYS['kind']}", str, "linear" if factor != 1 else "none")
+        factors = {
+            name: _read_factors(gguf, tensor) for name, tensor in TENSORS.items() if tensor in gguf.tensors
+        }
+        scaled = kind == "yarn" or "long" in factors or "short" in factors
+        size = gguf.get_value(f"{architecture}.{KEYS['size']}", int, head_size)
+        if (window_size := gguf.get_value(f"{architecture}.{WINDOW_ROPE_SIZE}", int, size)) != size:
             raise FileError(
-                f"{gguf.path}: {architecture}.{NEAR} is {near}, where heads turn {size}: only alike they can be"
+                f"{gguf.path}: {architecture}.{WINDOW_ROPE_SIZE} is {window_size}, where heads turn {size}: only alike they can be"
             )
         return cls(
             size,
             base=number(KEYS["base"], 10000.0),
             kind=kind,
             factor=factor if kind != "none" else 1.0,
-            original_ctx=gguf.value(f"{architecture}.{KEYS['original_ctx']}", int, ctx) if scaled else 0,
+            original_ctx=gguf.get_value(f"{architecture}.{KEYS['original_ctx']}", int, ctx) if scaled else 0,
             length=number(KEYS["length"], 1.0),
-            **found,
+            **factors,
         )
 
 
-def _factors(gguf: Gguf, name: str) -> np.ndarray:
+def _read_factors(gguf: Gguf, name: str) -> np.ndarray:
     tensor = gguf.tensors[name]
     if tensor.type.name != "F32" or len(tensor.shape) != 1:
         raise FileError(

@@ -23,63 +23,66 @@ from llamatrain.graph.ops import (
 )
 from llamatrain.graph.tensor import F32, I32, DType, DynamicDim, Shape, Tensor, parameter, placeholder, state
 from llamatrain.model.architecture import AttentionMask
-from llamatrain.model.distill import Teacher, distilled
-from llamatrain.model.forward import ForwardPass, rotation_of
+from llamatrain.model.distill import Teacher, distillation_loss
+from llamatrain.model.forward import ForwardPass, rope_table_for
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 
-HIDDEN = np.float32(
+MASKED = np.float32(
     -1e30
 )  # what is added to a score that must not count: finite, so that only faults are infinite
-PARTS, UNIT = 16, 32  # tokens that have a weight are counted in sixteenths of a batch, and in whole tiles
-PIECE = 1 << 16  # elements of a mask that are made at a time
+SCORED_STEPS, TILE_ROWS = (
+    16,
+    32,
+)  # tokens that have a weight are counted in sixteenths of a batch, and in whole tiles
+MASK_ELEMENTS = 1 << 16  # elements of a mask that are made at a time
 
 
-def parameters(h: Hyperparameters, dtype: DType = F32) -> Weights:
+def trainable_weights(h: Hyperparameters, dtype: DType = F32) -> Weights:
     """Every weight, to be trained."""
     return Weights({name: parameter(name, shape, dtype) for name, shape in h.shapes.items()})
 
 
-def hidden(model: ForwardPass) -> tuple[Tensor, list[Tensor]]:
+def last_hidden(model: ForwardPass) -> tuple[Tensor, list[Tensor]]:
     """What the output weight reads, a row for each of the (batch, length) tokens; and each block's input."""
-    architecture, borders = model.h.architecture, []
+    architecture, block_inputs = model.h.architecture, []
     x = architecture.embed(model)
     for layer in range(model.h.layers):
-        borders.append(x)
+        block_inputs.append(x)
         x = architecture.block(model, layer, x)
-    return architecture.last(model, x), borders
+    return architecture.final_norm(model, x), block_inputs
 
 
-def logits_of(h: Hyperparameters, x: Tensor, weights: Weights) -> Tensor:
-    y = O.matmul(x, weights[h.output], name="output")
-    y = y if h.tied else weights.added(y, x, h.output)
-    return softcap(y, cap=h.cap) if h.cap else y
+def compute_logits(h: Hyperparameters, x: Tensor, weights: Weights) -> Tensor:
+    y = O.matmul(x, weights[h.output_weight], name="output")
+    y = y if h.tied else weights.add_lora(y, x, h.output_weight)
+    return softcap(y, cap=h.logit_cap) if h.logit_cap else y
 
 
 # ---- training --------------------------------------------------------------
 
 
-Judged = tuple[Tensor, ...]  # the loss, how many targets were likeliest, and each token's part of the loss
+Evaluation = tuple[Tensor, ...]  # the loss, how many targets were likeliest, and each token's part of the loss
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingGraph:
     """Inputs by the names that batches have (data.rows.Batch), and the loss: a sum over tokens, each by its weight."""
 
     inputs: dict[str, Tensor]
     table: Tensor
-    borders: list[Tensor]
+    block_inputs: list[Tensor]
     loss: Tensor
     more_states: dict[Tensor, np.ndarray]  # beside the table
-    judged: Judged | None = None  # for programs that judge
+    evaluation: Evaluation | None = None  # for programs that judge
     terms: tuple[
         Tensor, ...
     ] = ()  # that a loss of preferences adds up, each a sum over what is of its own kind
     rewards: Tensor | None = None  # of its answers
-    each: tuple[Tensor, ...] = ()  # of those terms, the parts of each pair or answer
+    term_parts: tuple[Tensor, ...] = ()  # of those terms, the parts of each pair or answer
 
 
-def training(
+def build_training(
     h: Hyperparameters,
     weights: Weights,
     batch: int,
@@ -90,26 +93,30 @@ def training(
     flash: bool = True,
     squared: bool = False,
     teacher: Teacher | None = None,
-) -> Training:
+) -> TrainingGraph:
     """Where weights are `sparse`, a token without goes no further than others may need it."""
-    whole = (
+    all_rows = (
         squared or not flash or (teacher is not None and teacher.h.vocab > h.vocab)
     )  # of what is cut, no rows are left out
-    inputs = inputs_of(batch, length, table.dtype, flash, sparse and not whole)
+    inputs = make_inputs(batch, length, table.dtype, flash, sparse and not all_rows)
     weights = weights.for_rows(length, inputs.get("weighed"))
-    x, borders = through(h, weights, inputs, table)
-    aimed = OutputTargets(x, inputs["targets"], inputs["weights"])
+    x, block_inputs = forward(h, weights, inputs, table)
+    scored = OutputTargets(x, inputs["targets"], inputs["weights"])
     if squared:
-        wanted = state("wanted", (h.vocab, h.vocab), table.dtype)
+        targets = state("wanted", (h.vocab, h.vocab), table.dtype)
         eye = 2 * np.eye(h.vocab, dtype=table.dtype.numpy) - 1
-        return Training(inputs, table, borders, squared_error(h, weights, aimed, wanted), {wanted: eye})
-    loss, judged = cross_entropy(h, weights, aimed, fused=flash)
+        return TrainingGraph(
+            inputs, table, block_inputs, squared_error(h, weights, scored, targets), {targets: eye}
+        )
+    loss, evaluation = cross_entropy(h, weights, scored, fused=flash)
     if teacher is None:
-        return Training(inputs, table, borders, loss, {}, judged)
-    own, turns = teacher.table(table.shape[0] // len(h.rotations))
-    told = logits_of(teacher.h, through(teacher.h, teacher.weights, inputs, own)[0], teacher.weights)
-    loss = distilled(logits_of(h, x, weights), told, *aimed[1:], teacher.share)
-    return Training(inputs, table, borders, loss, {own: turns}, judged)
+        return TrainingGraph(inputs, table, block_inputs, loss, {}, evaluation)
+    teacher_rope, teacher_table = teacher.rope_table(table.shape[0] // len(h.ropes))
+    teacher_logits = compute_logits(
+        teacher.h, forward(teacher.h, teacher.weights, inputs, teacher_rope)[0], teacher.weights
+    )
+    loss = distillation_loss(compute_logits(h, x, weights), teacher_logits, *scored[1:], teacher.share)
+    return TrainingGraph(inputs, table, block_inputs, loss, {teacher_rope: teacher_table}, evaluation)
 
 
 class OutputTargets(NamedTuple):
@@ -117,67 +124,76 @@ class OutputTargets(NamedTuple):
 
     x: Tensor
     targets: Tensor
-    shares: Tensor
+    weights: Tensor
 
 
 def cross_entropy(
-    h: Hyperparameters, weights: Weights, aimed: OutputTargets, fused: bool
-) -> tuple[Tensor, Judged]:
+    h: Hyperparameters, weights: Weights, scored: OutputTargets, fused: bool
+) -> tuple[Tensor, Evaluation]:
     """Return the loss, and what programs that judge have of it."""
-    x, *aims = aimed
-    if fused and h.output not in weights.deltas:
-        loss = linear_cross_entropy(x, weights[h.output], *aims, cap=h.cap, name="loss")
-        return loss, linear_cross_entropy_judged(x, weights[h.output], *aims, cap=h.cap, name="loss")
-    logits = logits_of(h, x, weights)
-    return cross_entropy_loss(logits, *aims, name="loss"), cross_entropy_judged(logits, *aims, name="loss")
+    x, *targets = scored
+    if fused and h.output_weight not in weights.deltas:
+        loss = linear_cross_entropy(x, weights[h.output_weight], *targets, cap=h.logit_cap, name="loss")
+        return loss, linear_cross_entropy_judged(
+            x, weights[h.output_weight], *targets, cap=h.logit_cap, name="loss"
+        )
+    logits = compute_logits(h, x, weights)
+    return cross_entropy_loss(logits, *targets, name="loss"), cross_entropy_judged(
+        logits, *targets, name="loss"
+    )
 
 
-def inputs_of(
-    batch: int, length: int, dtype: DType, flash: bool, sparse: bool, name: str = ""
+def make_inputs(
+    batch: int, length: int, dtype: DType, flash: bool, sparse: bool, prefix: str = ""
 ) -> dict[str, Tensor]:
     """What a way through a model is told of its rows; names begin with this one."""
     count = batch * length
-    if sparse and count > UNIT:
-        count = DynamicDim(count, step=ceil(count / (PARTS * UNIT)) * UNIT)
-    inputs = {each: placeholder(name + each, (batch, length), I32) for each in ("tokens", "positions")}
+    if sparse and count > TILE_ROWS:
+        count = DynamicDim(count, step=ceil(count / (SCORED_STEPS * TILE_ROWS)) * TILE_ROWS)
+    inputs = {
+        input_name: placeholder(prefix + input_name, (batch, length), I32)
+        for input_name in ("tokens", "positions")
+    }
     if flash:
-        inputs["starts"] = placeholder(f"{name}starts", (batch, length), I32)
+        inputs["starts"] = placeholder(f"{prefix}starts", (batch, length), I32)
     else:
-        inputs["mask"] = placeholder(f"{name}mask", (batch, length, length), dtype)
-    inputs["targets"] = placeholder(f"{name}targets", (count,), I32)
-    inputs["weights"] = placeholder(f"{name}weights", (count,), dtype)
+        inputs["mask"] = placeholder(f"{prefix}mask", (batch, length, length), dtype)
+    inputs["targets"] = placeholder(f"{prefix}targets", (count,), I32)
+    inputs["weights"] = placeholder(f"{prefix}weights", (count,), dtype)
     if isinstance(count, DynamicDim):
         inputs["weighed"] = placeholder(
-            f"{name}weighed", (count,), I32
+            f"{prefix}weighed", (count,), I32
         )  # the numbers of those that have a weight
     return inputs
 
 
-def through(
+def forward(
     h: Hyperparameters, weights: Weights, inputs: dict[str, Tensor], table: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
     """From rows to what the output weight reads, and each block's input."""
 
-    def flashing(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return flash_attn(q, k, v, inputs["starts"], **vars(h.sight(layer)), name=f"blk.{layer}.attn")[0]
+    def attend_flash(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flash_attn(
+            q, k, v, inputs["starts"], **vars(h.attention_mask(layer)), name=f"blk.{layer}.attn"
+        )[0]
 
-    def plain(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return plain_attention(h, h.sight(layer), q, k, v, inputs["mask"])
+    def attend_plain(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return plain_attention(h, h.attention_mask(layer), q, k, v, inputs["mask"])
 
-    way = ForwardPass(
+    forward_pass = ForwardPass(
         h=h,
         weights=weights,
         tokens=inputs["tokens"],
         positions=inputs["positions"],
         table=table,
-        attend=flashing if "starts" in inputs else plain,
-        weighed=inputs.get("weighed"),
+        attend=attend_flash if "starts" in inputs else attend_plain,
+        scored_tokens=inputs.get("weighed"),
     )
-    return hidden(way)
+    return last_hidden(forward_pass)
 
 
 def plain_attention(
-    h: Hyperparameters, sight: AttentionMask, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
+    h: Hyperparameters, attention_mask: AttentionMask, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
 ) -> Tensor:
     """Attention as a product, a softmax and a product; `mask` (batch, length, length) is added to the scores."""
     batch, length, group = q.shape[0], q.shape[1], h.heads // h.kv_heads
@@ -187,67 +203,73 @@ def plain_attention(
 
     q = by_head(q, (h.kv_heads, group))
     k, v = (by_head(each, (h.kv_heads, 1)) for each in (k, v))
-    scores = O.scale(O.matmul(q, k), by=sight.scale)  # (batch, kv_heads, group, length, length)
-    scores = softcap(scores, cap=sight.cap) if sight.cap else scores
+    scores = O.scale(O.matmul(q, k), by=attention_mask.scale)  # (batch, kv_heads, group, length, length)
+    scores = softcap(scores, cap=attention_mask.cap) if attention_mask.cap else scores
     scores = O.add(scores, O.reshape(mask, shape=(batch, 1, 1, length, length)))
-    scores = O.add(scores, outside(sight.window, length, mask.dtype)) if sight.window else scores
-    seen = O.reshape(O.matmul_nn(soft_max(scores), v), shape=(batch, h.heads, length, h.head_size))
-    return O.cont(O.permute(seen, axes=(0, 2, 1, 3)))
+    scores = (
+        O.add(scores, window_mask(attention_mask.window, length, mask.dtype))
+        if attention_mask.window
+        else scores
+    )
+    attended = O.reshape(O.matmul_nn(soft_max(scores), v), shape=(batch, h.heads, length, h.head_size))
+    return O.cont(O.permute(attended, axes=(0, 2, 1, 3)))
 
 
-def outside(window: int, length: int, dtype: DType) -> Tensor:
+def window_mask(window: int, length: int, dtype: DType) -> Tensor:
     """What is added besides: nothing to the scores of keys within a window, to others what no number is less than."""
     rows = diag_mask_inf(O.fill(shape=(length, length), value=0.0, dtype=dtype), past=window - 1)
     return O.cont(O.transpose(rows))
 
 
-def mask_of(starts: np.ndarray, queries: slice = slice(None)) -> np.ndarray:
+def dense_mask(starts: np.ndarray, queries: slice = slice(None)) -> np.ndarray:
     """What plain attention adds to scores where flash attention is told of `starts` (batch, length); for some of the queries."""
-    places = np.arange(starts.shape[1])
-    seen = (places <= places[queries, None]) & (places >= starts[:, queries, None])  # (batch, query, key)
-    return np.where(seen, np.float32(0), HIDDEN)
+    positions = np.arange(starts.shape[1])
+    visible = (positions <= positions[queries, None]) & (
+        positions >= starts[:, queries, None]
+    )  # (batch, query, key)
+    return np.where(visible, np.float32(0), MASKED)
 
 
-def masks_of(starts: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+def dense_mask_chunks(starts: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
     """The same, some queries at a time: whole, it would be there twice."""
     batch, length = starts.shape
-    step = max(1, PIECE // (batch * length))
+    step = max(1, MASK_ELEMENTS // (batch * length))
     for first in range(0, length, step):
         queries = slice(first, first + step)
-        yield queries, mask_of(starts, queries)
+        yield queries, dense_mask(starts, queries)
 
 
-def squared_error(h: Hyperparameters, weights: Weights, aimed: OutputTargets, wanted: Tensor) -> Tensor:
+def squared_error(h: Hyperparameters, weights: Weights, scored: OutputTargets, targets: Tensor) -> Tensor:
     """Of each logit against +1 for the target and -1 for every other token, as the ancestor's sine demo had it."""
-    aims = O.get_rows(wanted, aimed.targets)
-    errors = O.sum_rows(O.sqr(O.sub(logits_of(h, aimed.x, weights), aims)))
-    return O.sum(O.mul(O.reshape(errors, shape=aimed.shares.shape), aimed.shares), name="loss")
+    target_rows = O.get_rows(targets, scored.targets)
+    errors = O.sum_rows(O.sqr(O.sub(compute_logits(h, scored.x, weights), target_rows)))
+    return O.sum(O.mul(O.reshape(errors, shape=scored.weights.shape), scored.weights), name="loss")
 
 
 # ---- decoding --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Decoding:
+class DecodingGraph:
     """Some tokens in, at their positions; the logits of one of them out. The cache holds the keys and values of all before."""
 
     tokens: Tensor  # (1, count)
     positions: Tensor  # (1, count); each also the row of the cache that a token takes
     starts: Tensor  # (1, count): zeros
-    place: Tensor  # (1,): which of the tokens to give the logits of
+    token_index: Tensor  # (1,): which of the tokens to give the logits of
     logits: Tensor  # (1, vocabulary)
     caches: list[Tensor]  # (positions, kv_heads · size), keys and values of each layer
 
 
-def decoding(
+def build_decoding(
     h: Hyperparameters, weights: Weights, count: int, table: Tensor, caches: list[Tensor]
-) -> Decoding:
+) -> DecodingGraph:
     tokens, positions, starts = (
         placeholder(name, (1, count), I32) for name in ("tokens", "positions", "starts")
     )
-    place = placeholder("place", (1,), I32)
+    token_index = placeholder("place", (1,), I32)
 
-    def cached(cache: Tensor, x: Tensor) -> Tensor:
+    def update_cache(cache: Tensor, x: Tensor) -> Tensor:
         rows = O.set_rows(
             cache,
             O.reshape(x, shape=(count, cache.shape[1])),
@@ -257,49 +279,51 @@ def decoding(
         return O.reshape(rows, shape=(1, cache.shape[0], h.kv_heads, h.head_size))
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = cached(caches[2 * layer], k), cached(caches[2 * layer + 1], v)
-        return flash_attn(q, keys, values, starts, positions, **vars(h.sight(layer)))[0]
+        keys, values = update_cache(caches[2 * layer], k), update_cache(caches[2 * layer + 1], v)
+        return flash_attn(q, keys, values, starts, positions, **vars(h.attention_mask(layer)))[0]
 
-    x, _ = hidden(
+    x, _ = last_hidden(
         ForwardPass(h=h, weights=weights, tokens=tokens, positions=positions, table=table, attend=attend)
     )
-    logits = logits_of(h, O.get_rows(x, place), weights)
-    return Decoding(tokens, positions, starts, place, logits, caches)
+    logits = compute_logits(h, O.get_rows(x, token_index), weights)
+    return DecodingGraph(tokens, positions, starts, token_index, logits, caches)
 
 
 @dataclass(frozen=True)
 class CacheShift:
     """Some rows leave the caches, and those behind them follow: keys are turned back by as many positions."""
 
-    places: Tensor  # (1, count): zeros, where `turn` has its one rotation
-    turn: Tensor
-    moved: list[Tensor]  # the caches as they are then
+    positions: Tensor  # (1, count): zeros, where `turn` has its one rotation
+    rotation: Tensor
+    caches: list[Tensor]  # the caches as they are then
 
 
-def shift(h: Hyperparameters, caches: list[Tensor], first: int, last: int, end: int) -> CacheShift:
+def shift_cache(h: Hyperparameters, caches: list[Tensor], first: int, last: int, end: int) -> CacheShift:
     """The rows from `first` to `last` leave, of `end` in all."""
     count, width = end - last, h.kv_width
-    places, turn = (
+    positions, shift_rotation = (
         placeholder("places", (1, count), I32),
-        placeholder("turn", rotations(h, 1), caches[0].dtype),
+        placeholder("turn", rope_table_shape(h, 1), caches[0].dtype),
     )
 
-    def moved(cache: Tensor, rotation: Tensor | None) -> Tensor:
+    def move_rows(cache: Tensor, rotation: Tensor | None) -> Tensor:
         rows = O.cont(O.view(cache, slices=((last, end, 1), (0, width, 1))))
         if rotation:
             heads = O.reshape(rows, shape=(1, count, h.kv_heads, h.head_size))
-            rows = O.reshape(O.rope_back(heads, places, rotation, halves=h.halves), shape=(count, width))
+            rows = O.reshape(
+                O.rope_back(heads, positions, rotation, halves=h.rotates_halves), shape=(count, width)
+            )
         return O.set(cache, rows, slices=((first, first + count, 1), (0, width, 1)), into=True)
 
-    keys = [rotation_of(h, turn, layer) for layer in range(h.layers)]
+    keys = [rope_table_for(h, shift_rotation, layer) for layer in range(h.layers)]
     return CacheShift(
-        places,
-        turn,
-        [moved(cache, None if number % 2 else keys[number // 2]) for number, cache in enumerate(caches)],
+        positions,
+        shift_rotation,
+        [move_rows(cache, None if number % 2 else keys[number // 2]) for number, cache in enumerate(caches)],
     )
 
 
-def caches_of(h: Hyperparameters, ctx: int, dtype: DType = F32) -> list[Tensor]:
+def make_caches(h: Hyperparameters, ctx: int, dtype: DType = F32) -> list[Tensor]:
     """Memory for the keys and values of so many positions, two states a layer."""
     return [
         state(f"cache.{layer}.{kind}", (ctx, h.kv_width), dtype)
@@ -310,9 +334,9 @@ def caches_of(h: Hyperparameters, ctx: int, dtype: DType = F32) -> list[Tensor]:
 
 def rope_state(h: Hyperparameters, positions: int, dtype: DType = F32) -> Tensor:
     """Where the table of all rotations goes (hyperparameters.Hyperparameters.table)."""
-    return state("rope", rotations(h, positions), dtype)
+    return state("rope", rope_table_shape(h, positions), dtype)
 
 
-def rotations(h: Hyperparameters, positions: int) -> Shape:
-    pairs, rows = h.rope.size // 2, len(h.rotations) * positions
-    return (rows, 2, pairs) if h.halves else (rows, pairs, 2)
+def rope_table_shape(h: Hyperparameters, positions: int) -> Shape:
+    pairs, rows = h.rope.size // 2, len(h.ropes) * positions
+    return (rows, 2, pairs) if h.rotates_halves else (rows, pairs, 2)

@@ -23,7 +23,7 @@ from llamatrain.graph.ops import (
     sum_sqr,
 )
 from llamatrain.graph.precision import round_products
-from llamatrain.graph.remat import rematerialise
+from llamatrain.graph.remat import apply_policy
 from llamatrain.graph.tensor import Tensor, placeholder, state
 from llamatrain.optim.optimizer import ElementwiseRule
 
@@ -87,7 +87,7 @@ def differentiate(
         raise GraphError(f"unknown precision {precision!r}; known are f32, bf16")
     count = 1 + len(beside) + len(grads)
     asked, (forward, *marks) = outputs[:count], outputs[count:]
-    value, *rest = rematerialise(asked, forward, marks, remat)
+    value, *rest = apply_policy(asked, forward, marks, remat)
     told, grads = rest[: len(beside)], rest[len(beside) :]
     return LossAndGradients(value, dict(zip(parameters, grads, strict=True)), told)
 

@@ -5,10 +5,10 @@ What is chosen by a cost must not depend on a clock: batches in parts and copies
 
 from collections.abc import Callable
 
-from llamatrain.graph.node_roles import parts_of
-from llamatrain.graph.op_cost import work_of
-from llamatrain.graph.remat_policy import Policy, scaled
-from llamatrain.graph.tensor import Node, nodes_of, seen_of
+from llamatrain.graph.node_roles import find_roles
+from llamatrain.graph.op_cost import estimate_cost
+from llamatrain.graph.remat_policy import Policy, scale_policy
+from llamatrain.graph.tensor import Node, collect_nodes, find_base
 from llamatrain.planner.extrapolate import alike, shallow
 from llamatrain.train.graphs import StepGraph, StepGraphs, StepSpec
 
@@ -29,9 +29,9 @@ def nominal(node: Node) -> float:
     """Seconds, for comparing."""
     if node.op.layout or not any(output.size for output in node.outputs):
         return 0.0
-    work, half = work_of(node), node.sources and node.sources[0].dtype.size < 4
+    work, half = estimate_cost(node), node.sources and node.sources[0].dtype.size < 4
     products = FLOP * (HALF if half else 1.0) * work.flops
-    return CALL + products + BYTE * work.moved + POWER * work.powers + UNPACKED * work.unpacked
+    return CALL + products + BYTE * work.bytes_moved + POWER * work.exponentials + UNPACKED * work.dequantized
 
 
 class StepCost:
@@ -51,14 +51,16 @@ class StepCost:
 
     def asked(self, policy: Policy, setting: StepSpec) -> tuple[float, int]:
         """What it costs, and the bytes that the forward part leaves for the gradients."""
-        key = scaled(policy, self.layers, setting.h.layers), setting.h.layers
+        key = scale_policy(policy, self.layers, setting.h.layers), setting.h.layers
         if key not in self._made:
             graphs = StepGraphs(setting, key[0])
             cost = step_of(graphs, self.length, self.batches, self.of)
             streamed = setting.gradients == "streamed"
             self._made[key] = (
                 cost,
-                kept_of(graphs.streamed(self.length) if streamed else graphs.gradients(self.length, True)),
+                kept_of(
+                    graphs.streamed_graph(self.length) if streamed else graphs.grad_graph(self.length, True)
+                ),
             )
         return self._made[key]
 
@@ -79,21 +81,21 @@ class StepCost:
 
 
 def kept_of(graph: StepGraph) -> int:
-    parts = parts_of(graph.outputs)
-    kept = {seen_of(source) for node, part in parts.items() if part != "forward" for source in node.sources}
+    parts = find_roles(graph.outputs)
+    kept = {find_base(source) for node, part in parts.items() if part != "forward" for source in node.sources}
     return sum(tensor.nbytes for tensor in kept if tensor.node and parts[tensor.node] == "forward")
 
 
 def step_of(graphs: StepGraphs, length: int, batches: int, of: Cost = nominal) -> float:
-    setting = graphs.setting
+    setting = graphs.spec
 
     def whole(graph: StepGraph) -> float:
-        return sum(map(of, nodes_of(graph.outputs)))
+        return sum(map(of, collect_nodes(graph.outputs)))
 
     if setting.gradients == "streamed":
-        return batches * whole(graphs.streamed(length))
-    more = whole(graphs.gradients(length, False)) if batches > 1 else 0.0
+        return batches * whole(graphs.streamed_graph(length))
+    more = whole(graphs.grad_graph(length, False)) if batches > 1 else 0.0
     update = (
-        whole(graphs.update(length)) if setting.rule and setting.groups == 1 else 0.0
+        whole(graphs.update_graph(length)) if setting.rule and setting.groups == 1 else 0.0
     )  # that ranks divide is no graph yet
-    return whole(graphs.gradients(length, True)) + (batches - 1) * more + update
+    return whole(graphs.grad_graph(length, True)) + (batches - 1) * more + update

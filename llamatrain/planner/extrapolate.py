@@ -12,9 +12,9 @@ from dataclasses import asdict, replace
 from fractions import Fraction
 from typing import TypeVar
 
-from llamatrain.graph.remat_policy import scaled
+from llamatrain.graph.remat_policy import scale_policy
 from llamatrain.graph.tensor import Tensor
-from llamatrain.model.architecture import pattern_of
+from llamatrain.model.architecture import split_block_number
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.planner.memory import (
     BOUND,
@@ -54,7 +54,7 @@ def way_of_many(setting: StepSpec, policy: Policy, demand: MemoryDemand, splits:
 
 
 def whole(policy: Policy, layers: int) -> Policy:
-    return scaled(policy, PARTS, layers)
+    return scale_policy(policy, PARTS, layers)
 
 
 def _carried_on(
@@ -113,15 +113,18 @@ def uncollected() -> Iterator[None]:
 def shallow(setting: StepSpec, layers: int) -> StepSpec:
     """With the first layers alone."""
     weights = setting.weights
-    fewer = Weights(first(weights, layers), first(weights.deltas, layers), weights.dropping)
+    fewer = Weights(first(weights, layers), first(weights.deltas, layers), weights.dropout)
     return replace(
-        setting, h=replace(setting.h, layers=layers), weights=fewer, trained=first(setting.trained, layers)
+        setting,
+        h=replace(setting.h, layers=layers),
+        weights=fewer,
+        trainable=first(setting.trainable, layers),
     )
 
 
 def first(named: Mapping[str, V], layers: int) -> dict[str, V]:
     """What belongs to the first layers, or to none."""
-    return {name: each for name, each in named.items() if int(pattern_of(name)[1] or 0) < layers}
+    return {name: each for name, each in named.items() if int(split_block_number(name)[1] or 0) < layers}
 
 
 def alike(setting: StepSpec) -> bool:
@@ -129,11 +132,11 @@ def alike(setting: StepSpec) -> bool:
     facts: list[set[object]] = [set() for _ in range(setting.h.layers)]
     for kind, named in (
         ("weights", setting.weights),
-        ("trained", setting.trained),
+        ("trained", setting.trainable),
         ("deltas", setting.weights.deltas),
     ):
         for name, each in named.items():
-            pattern, number = pattern_of(name)
+            pattern, number = split_block_number(name)
             if number is not None:
                 facts[int(number)].add((kind, pattern, _facts(each)))
     return all(each == facts[0] for each in facts)

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from llamatrain.config.units import Size
-from llamatrain.graph.dynamic_axis import varies
+from llamatrain.graph.dynamic_axis import node_dynamic_dim
 from llamatrain.sample.decoder import Decoder
 from llamatrain.train.graphs import Policy, StepGraphs, StepSpec
-from llamatrain.train.parallel.accumulate import turns_of
-from llamatrain.train.parallel.partition import BUCKET, ParamSlice, share
-from llamatrain.train.prefetch import ready
+from llamatrain.train.parallel.accumulate import plan_accumulation
+from llamatrain.train.parallel.partition import BUCKET, ParamSlice, rank_range
+from llamatrain.train.prefetch import prefetch_count
 
 ROW = 20  # bytes of a token in a batch: five arrays
 LOADED = 6_400_000  # bytes that a process grows by beside what is planned: kernels, what threads have, what is imported late
@@ -80,10 +80,10 @@ class MemoryPlan:
 
 def fixed(setting: StepSpec, demand: MemoryDemand) -> int:
     """What no way to run it can change: weights, gradients that stay, moments, and a graph of all layers."""
-    size = {name: 4 * tensor.size for name, tensor in setting.trained.items()}
+    size = {name: 4 * tensor.size for name, tensor in setting.trainable.items()}
     trained = sum(size.values())
     rows = (
-        0 if setting.h.tied else size.get(setting.h.architecture.the("embedding"), 0)
+        0 if setting.h.tied else size.get(setting.h.architecture.weight_with_role("embedding"), 0)
     )  # few of them may have a gradient
     gradients = {"flat": trained, "arena": trained - rows, "streamed": 0}[setting.gradients]
     return (
@@ -97,7 +97,7 @@ def fixed(setting: StepSpec, demand: MemoryDemand) -> int:
 
 def batches_of(setting: StepSpec, demand: MemoryDemand) -> int:
     """Bytes of a step's batches, which no way to run it can change."""
-    return ROW * setting.batch * max(demand.lengths) * (demand.batches + ready(demand.batches))
+    return ROW * setting.batch * max(demand.lengths) * (demand.batches + prefetch_count(demand.batches))
 
 
 def moments_of(setting: StepSpec) -> int:
@@ -106,29 +106,31 @@ def moments_of(setting: StepSpec) -> int:
 
 def exchange_of(graphs: StepGraphs, batches: int) -> int:
     """Of a step with so many micro-batches."""
-    setting, division = graphs.setting, graphs.division
+    setting, division = graphs.spec, graphs.partition
     vectors = max(
-        turns_of(share(setting.groups, setting.ranks, rank), setting.groups, batches).vectors
+        plan_accumulation(
+            rank_range(setting.groups, setting.ranks, rank), setting.groups, batches
+        ).vector_count
         for rank in some(setting)
     )
     size, room = (
-        sum(tensor.size for tensor in setting.trained.values()),
-        max(division.room(rank) for rank in some(setting)),
+        sum(tensor.size for tensor in setting.trainable.values()),
+        max(division.receive_size(rank) for rank in some(setting)),
     )
-    halves = (room + HALVING * min(BUCKET, size)) if setting.half_wire and setting.ranks > 1 else 0
+    halves = (room + HALVING * min(BUCKET, size)) if setting.comm_bf16 and setting.ranks > 1 else 0
     return 4 * (size * (vectors - 1) + room) + 4 * halves
 
 
 def held_of(graphs: StepGraphs) -> int:
     """Bytes of the optimizer's states, on the rank that holds most."""
-    setting, rule = graphs.setting, graphs.setting.rule
+    setting, rule = graphs.spec, graphs.spec.rule
     if not rule or setting.groups == 1:
         return moments_of(setting)
 
     def held(cut: ParamSlice) -> int:
         return 4 * (cut.stop - cut.start) * sum(rule.holds(kind, cut.name, cut.shape) for kind in rule.states)
 
-    return max(sum(map(held, graphs.division.cuts_of(rank))) for rank in some(setting))
+    return max(sum(map(held, graphs.partition.rank_slices(rank))) for rank in some(setting))
 
 
 def some(setting: StepSpec) -> range:
@@ -138,7 +140,7 @@ def some(setting: StepSpec) -> range:
 
 def growth_of(setting: StepSpec, decoding: bool) -> int:
     """Return the bytes that a process grows by beside its programs and what they run over."""
-    largest = max((4 * tensor.size for tensor in setting.trained.values()), default=0)
+    largest = max((4 * tensor.size for tensor in setting.trainable.values()), default=0)
     return LOADED + min(FILLING, 6 * largest) + (SAMPLING if decoding else 0)
 
 
@@ -155,24 +157,24 @@ def parted(setting: StepSpec, splits: int) -> StepSpec:
 def way_with(setting: StepSpec, policy: Policy, demand: MemoryDemand, splits: int = 1) -> MemoryPlan:
     batches, setting = batches_of(setting, demand), parted(setting, splits)
     graphs, gradients = StepGraphs(setting, policy), setting.gradients
-    shared, own = graphs.all(demand.lengths, gradients == "flat", demand.validating)
+    shared, own = graphs.build_all(demand.lengths, gradients == "flat", demand.validating)
     plans, updates = ([graphs.plan(graph) for graph in each] for each in (shared, own))
-    size = 4 * sum(tensor.size for tensor in setting.trained.values())
+    size = 4 * sum(tensor.size for tensor in setting.trainable.values())
     inputs = (
         batches
-        + sum(plan.bytes("input") for plan in plans)
+        + sum(plan.role_bytes("input") for plan in plans)
         + graphs.table.nbytes
         + sum(a.nbytes for a in graphs.states.values())
     )
     decoding = decoding_of(setting, demand.decoding) if demand.decoding else 0
     arena, pages = max(plan.arena for plan in plans), max(demand.pages, *(plan.base_bytes for plan in plans))
     kept = max(
-        sum(gradient.nbytes for gradient in graph.named) for graph in shared
+        sum(gradient.nbytes for gradient in graph.memory_names) for graph in shared
     )  # of an embedding, rows alone
     beside = arena + sum(plan.arena for plan in updates) - (kept if gradients == "arena" else 0)
     nodes, stepping = sum(len(plan.nodes) for plan in plans), sum(len(plan.nodes) for plan in updates)
-    few = min(stepping, 2 * len(setting.trained) * len(updates))
-    varying = sum(varies(node) is not None for plan in plans for node in plan.nodes)
+    few = min(stepping, 2 * len(setting.trainable) * len(updates))
+    varying = sum(node_dynamic_dim(node) is not None for plan in plans for node in plan.nodes)
     bound = BOUND * (nodes + few) + VARIED * LENGTHS * varying + STEPPED * (stepping - few)
     needs = MemoryBreakdown(
         weights=size,

@@ -8,7 +8,7 @@ at work, those behind it are done (each of c - j + 1 blocks as the j-th, where c
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llamatrain.graph.remat_policy import NAMED, SEGMENT, WAYS, Policy, Stretch, told
+from llamatrain.graph.remat_policy import POLICY_NAMES, SEGMENT, WAYS, Policy, PolicyPart, format_policy
 from llamatrain.planner.cost import StepCost
 
 
@@ -39,7 +39,9 @@ def road_of(prices: StepCost, units: int | None = None) -> RematLadder:
     stages: list[tuple[list[Policy], float]] = [(["none"], prices.cost("none")), (["light"], light)]
     for last, way in zip(["light", *ways], ways, strict=False):
         end = light + (prices.layers - 1) * prices.more(every(way, prices.layers), "light")
-        stages.append(([told([(way, count), (last, blocks - count)]) for count in range(1, blocks + 1)], end))
+        stages.append(
+            ([format_policy([(way, count), (last, blocks - count)]) for count in range(1, blocks + 1)], end)
+        )
     if not units and (segments := list(longer(blocks))):
         again = prices.more(f"{SEGMENT}:{prices.layers}", "block") * (prices.few - 1) / max(1, prices.few - 2)
         stages.append((segments, stages[-1][1] + len(segments) * again))
@@ -53,7 +55,7 @@ def road_of(prices: StepCost, units: int | None = None) -> RematLadder:
 
 
 def every(way: str, blocks: int) -> Policy:
-    return way if way in NAMED else told([(way, blocks)])
+    return way if way in POLICY_NAMES else format_policy([(way, blocks)])
 
 
 def worthwhile(prices: StepCost) -> list[str]:
@@ -73,11 +75,11 @@ def worthwhile(prices: StepCost) -> list[str]:
 def longer(blocks: int) -> Iterator[Policy]:
     """Segments, by how many of the values between blocks live at a time: fewer and fewer."""
     for alive in range(blocks - 1, 0, -1):
-        dropped, stretches = blocks - alive, list[Stretch]()
+        dropped, stretches = blocks - alive, list[PolicyPart]()
         while dropped and alive > len(stretches) + 1:
             inner = min(dropped, alive - len(stretches) - 1)
             stretches.append((SEGMENT, inner + 1))
             dropped -= inner
         if dropped:
             return
-        yield told([*stretches, ("block", blocks - sum(count for _, count in stretches))])
+        yield format_policy([*stretches, ("block", blocks - sum(count for _, count in stretches))])

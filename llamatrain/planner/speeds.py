@@ -14,20 +14,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llamatrain.compiler.cache import cache_key, code, missing
-from llamatrain.compiler.store import ObjectStore, name_of, sealed
+from llamatrain.compiler.cache import cache_key, code_cache, find_missing
+from llamatrain.compiler.store import ObjectStore, object_name, seal
 from llamatrain.compiler.thread_pool import CallTable
-from llamatrain.distributed.cores import cores
-from llamatrain.engine.backend import kind_of
-from llamatrain.engine.profiler import Recorder, recording
+from llamatrain.distributed.cores import count_cores
+from llamatrain.engine.backend import kernel_class
+from llamatrain.engine.profiler import Recorder, record
 from llamatrain.engine.program import Program
-from llamatrain.graph.op_cost import OpCost, work_of
-from llamatrain.graph.tensor import F32, DType, Node, Tensor, leaves_of, nodes_of, parameter, state
-from llamatrain.model.architectures import USUAL, find
+from llamatrain.graph.op_cost import OpCost, estimate_cost
+from llamatrain.graph.tensor import F32, DType, Node, Tensor, collect_leaves, collect_nodes, parameter, state
+from llamatrain.model.architectures import DEFAULT, find_architecture
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.model.rope import Rope
-from llamatrain.model.transformer import parameters
+from llamatrain.model.transformer import trainable_weights
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.planner.disturbance import share_of_waiting
 from llamatrain.planner.scaling_model import least_squares
@@ -89,11 +89,11 @@ class OpSpeeds:
         if node.op.layout or not any(output.size for output in node.outputs):
             return 0.0
         cost = self.costs.get(typed(node)) or self.costs.get(node.op.name) or self.costs[ANY]
-        return sum(each * much for each, much in zip(cost, counted(work_of(node)), strict=False))
+        return sum(each * much for each, much in zip(cost, counted(estimate_cost(node)), strict=False))
 
     def of_graph(self, graph: StepGraph) -> float:
         """The seconds that all of it takes."""
-        return sum(map(self.of, nodes_of(graph.outputs)))
+        return sum(map(self.of, collect_nodes(graph.outputs)))
 
     def of_bytes(self, moved: int) -> float:
         return self.costs[ANY][2] * moved
@@ -104,7 +104,7 @@ def typed(node: Node) -> str:
 
 
 def counted(work: OpCost) -> tuple[int, ...]:
-    return 1, work.flops, work.moved, work.made, work.powers, work.unpacked
+    return 1, work.flops, work.bytes_moved, work.bytes_written, work.exponentials, work.dequantized
 
 
 def speeds_for(setting: StepSpec, anew: bool = False) -> OpSpeeds | None:
@@ -114,23 +114,23 @@ def speeds_for(setting: StepSpec, anew: bool = False) -> OpSpeeds | None:
     how = (
         setting.precision,
         setting.threads,
-        kind_of(setting.kernels),
+        kernel_class(setting.kernels),
         setting.flash,
         base.name if base else "",
     )
-    facts = repr((processor().name, cores(), cache_key(), *how, type(rule).__name__, SIZES, BLOCKS))
+    facts = repr((processor().name, count_cores(), cache_key(), *how, type(rule).__name__, SIZES, BLOCKS))
     shelf, name = (
         ObjectStore(default_cache_dir("speeds")),
-        name_of(f"speeds-{setting.precision}-{setting.threads}", facts),
+        object_name(f"speeds-{setting.precision}-{setting.threads}", facts),
     )
-    if not anew and (kept := shelf.take(name, facts)):
+    if not anew and (kept := shelf.load(name, facts)):
         with suppress(ValueError, TypeError):
             found = OpSpeeds(**json.loads(bytes(kept)))
             if 0 <= time.time() - found.when < (MINUTES if found.disturbed else DAY):
                 return found
     made = measured(setting, base)
     if made:
-        shelf.put(name, sealed(facts, json.dumps(asdict(made)).encode()))
+        shelf.save(name, seal(facts, json.dumps(asdict(made)).encode()))
     return made
 
 
@@ -138,7 +138,7 @@ def frozen_type(setting: StepSpec) -> DType | None:
     """Of most of what is not trained, if anything is not."""
     sizes: dict[DType, int] = {}
     for name, tensor in setting.weights.items():
-        if name not in setting.trained and len(tensor.shape) > 1:
+        if name not in setting.trainable and len(tensor.shape) > 1:
             sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.size
     return max(sizes, key=lambda each: sizes[each], default=None)
 
@@ -183,16 +183,16 @@ def small(setting: StepSpec, base: DType | None, size: Sequence[int]) -> StepSpe
         ctx=length,
         head_size=embd // heads,
         rope=Rope(embd // heads),
-        architecture=find(USUAL),
+        architecture=find_architecture(DEFAULT),
     )
-    weights = adapted(h, base) if base else parameters(h)
+    weights = adapted(h, base) if base else trainable_weights(h)
     factors = [
         factor for deltas in weights.deltas.values() for delta in deltas for factor in (delta.a, delta.b)
     ]
     return StepSpec(
         h=h,
         weights=weights,
-        trained={each.name: each for each in (factors if base else weights.tensors.values())},
+        trainable={each.name: each for each in (factors if base else weights.tensors.values())},
         batch=batch,
         positions=length,
         precision=setting.precision,
@@ -221,16 +221,16 @@ def timed(setting: StepSpec, patience: float = PATIENCE) -> ModelTiming:
     """Time each op over zeros, which take as long as anything else: its least seconds in runs that nothing disturbed. Where
     disturbed runs have lost more seconds than `patience`, its least seconds in all runs."""
     graphs, length = StepGraphs(setting), setting.positions
-    made = [graphs.gradients(length, True), graphs.update(length)]
+    made = [graphs.grad_graph(length, True), graphs.update_graph(length)]
     if setting.gradients == "flat":
-        made.insert(1, graphs.gradients(length, False))
+        made.insert(1, graphs.grad_graph(length, False))
     weights = zeros_of(made)
-    with recording(recorder := Recorder()):
+    with record(recorder := Recorder()):
         programs = [Program(graphs.plan(graph), held_in(graph, weights), setting.backend) for graph in made]
-    if code.idle and any(map(lacks, programs)):
+    if code_cache.lookup_only and any(map(lacks, programs)):
         return ModelTiming([])
     for program in programs:
-        program.ready()
+        program.compile()
 
     return run_until_quiet(programs, recorder, patience)
 
@@ -247,7 +247,7 @@ def run_until_quiet(programs: Sequence[Program], recorder: Recorder, patience: f
     while len(quiet) < RUNS or now - start < MOMENT:
         before, begun = [op.seconds for op in recorder.ops], now
         shares.append(share_of_waiting(run))
-        recorder.step(len(runs), 0.0)
+        recorder.end_step(len(runs), 0.0)
         runs.append([op.seconds - gone for op, gone in zip(recorder.ops, before, strict=True)])
         now = time.perf_counter()
         if shares[-1] <= QUIET:
@@ -259,7 +259,7 @@ def run_until_quiet(programs: Sequence[Program], recorder: Recorder, patience: f
     enough = len(quiet) >= min(RUNS, len(runs))
     least = np.min(quiet if enough else runs, axis=0)
     seen = [
-        OpTiming(op.node.op.name, typed(op.node), op.work, max(float(seconds), 1e-9))
+        OpTiming(op.node.op.name, typed(op.node), op.cost, max(float(seconds), 1e-9))
         for op, seconds in zip(recorder.ops, least, strict=True)
     ]
     return ModelTiming(seen, 0.0 if enough else float(np.mean(shares)), lost)
@@ -267,17 +267,20 @@ def run_until_quiet(programs: Sequence[Program], recorder: Recorder, patience: f
 
 def lacks(program: Program) -> bool:
     """Whether something that it calls would have to be compiled."""
-    tables = (part for stretch in program.stretches for part in stretch.parts if isinstance(part, CallTable))
-    return bool(missing(call.entry for table in tables for call in table.calls))
+    tables = (part for stretch in program.segments for part in stretch.batches if isinstance(part, CallTable))
+    return bool(find_missing(call.entry for table in tables for call in table.calls))
 
 
 def zeros_of(graphs: Iterable[StepGraph]) -> dict[Tensor, np.ndarray]:
     """For weights, which are held once, and as their type has it."""
     leaves = {
-        each for graph in graphs for each in leaves_of(graph.outputs) if each.role in ("state", "parameter")
+        each
+        for graph in graphs
+        for each in collect_leaves(graph.outputs)
+        if each.role in ("state", "parameter")
     }
-    return {each: np.zeros(each.dtype.held(each.shape), each.dtype.numpy) for each in leaves}
+    return {each: np.zeros(each.dtype.storage_shape(each.shape), each.dtype.numpy) for each in leaves}
 
 
 def held_in(graph: StepGraph, weights: Mapping[Tensor, np.ndarray]) -> dict[Tensor, np.ndarray]:
-    return {each: weights[each] for each in leaves_of(graph.outputs) if each in weights}
+    return {each: weights[each] for each in collect_leaves(graph.outputs) if each in weights}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from llamatrain.model.limits import DEEP
+from llamatrain.model.limits import MANY_LAYERS
 from llamatrain.planner.cost import StepCost, step_of
 from llamatrain.planner.memory import MemoryPlan
 from llamatrain.planner.speeds import OpSpeeds, speeds_for
@@ -37,7 +37,7 @@ def expected(way: MemoryPlan, batches: int, steps: int | None, anew: bool = Fals
     if speeds is None:
         return "it is known once a first run has compiled the kernels"
     length, micro = setting.positions, batches * way.splits
-    if setting.h.layers > DEEP:
+    if setting.h.layers > MANY_LAYERS:
         seconds = StepCost(setting, length, micro, speeds.of).cost(way.policy)
     else:
         seconds = step_of(way.graphs, length, micro, speeds.of)

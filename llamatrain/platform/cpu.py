@@ -161,7 +161,7 @@ def _unnamed_class(present: frozenset[str]) -> Processor:
     return Processor(f"{platform.machine() or 'unknown'}-{digest}", HOST, "", present)
 
 
-def processors() -> int:
+def count_cpus() -> int:
     """By its affinity, and by the quota of its control group."""
     count = len(os.sched_getaffinity(0)) if platform.system() == "Linux" else os.cpu_count() or 1
     try:

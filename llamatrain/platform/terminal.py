@@ -47,7 +47,7 @@ def is_verbose() -> bool:
     return bool(_listeners)
 
 
-def say(line: str) -> None:
+def log_line(line: str) -> None:
     """A line on its own; where nobody can read it any more, what is at work goes on."""
     if _listeners and (stream := sys.stderr):
         with suppress(OSError), _hide_bars(stream):
@@ -81,7 +81,7 @@ def call_if_slow(seconds: float, callback: Callable[[], None]) -> Iterator[None]
 
 def log_if_slow(line: str) -> AbstractContextManager[None]:
     """Says so where what is done takes longer than anybody would wait without a word."""
-    return call_if_slow(SLOW_AFTER, lambda: say(line))
+    return call_if_slow(SLOW_AFTER, lambda: log_line(line))
 
 
 @contextmanager
@@ -131,7 +131,7 @@ class LoggedBar:
             return
         self._next_line = now + LINE_INTERVAL
         whole = f" of {self._format_count(self.total)}" if self.total else ""
-        say(f"{self.title}: {self._format_count(self.n)}{whole}, after {now - self._start:.0f} s")
+        log_line(f"{self.title}: {self._format_count(self.n)}{whole}, after {now - self._start:.0f} s")
 
     def _format_count(self, count: int) -> str:
         return f"{count / 1e6:,.1f} M{self.unit}" if self.is_scaled else f"{count:,}"

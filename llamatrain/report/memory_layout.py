@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from llamatrain.engine.lifetimes import KINDS, Lifetime, lives_of, peak_of
+from llamatrain.engine.lifetimes import KINDS, Lifetime, find_peak, list_lifetimes
 from llamatrain.engine.plan import Plan
 
 NAMED, SPECKS = 1000, 3000  # rectangles, at most: with names, and of the grid
@@ -47,8 +47,8 @@ class MemoryLayout:
     @classmethod
     def of(cls, plan: Plan) -> Self | None:
         """None where nothing lies in the arena."""
-        found = sorted(lives_of(plan), key=lambda life: -(life.last + 1 - life.first) * life.size)
-        peak = peak_of(plan)
+        found = sorted(list_lifetimes(plan), key=lambda life: -(life.last + 1 - life.first) * life.size)
+        peak = find_peak(plan)
         if peak is None or not found:
             return None
         place, name = peak

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamatrain.engine.profiler import Recorder, TraceSpan
-from llamatrain.graph.node_roles import Part
+from llamatrain.graph.node_roles import NodeRole
 
 NAME, COLUMN = 28, 10  # signs
 LEAST = 0.0005  # seconds that are told
@@ -34,16 +34,16 @@ class OpTotal:
         return f"{speed / self.seconds / 1e9:,.1f} {unit}"
 
 
-def sums_of(recorder: Recorder) -> dict[tuple[str, Part], OpTotal]:
+def sums_of(recorder: Recorder) -> dict[tuple[str, NodeRole], OpTotal]:
     """By op and part, of whole steps; what takes most comes first."""
-    found: dict[tuple[str, Part], OpTotal] = defaultdict(OpTotal)
+    found: dict[tuple[str, NodeRole], OpTotal] = defaultdict(OpTotal)
     for op in recorder.ops:
         if op.calls:
-            each = found[op.node.op.name, op.part]
+            each = found[op.node.op.name, op.role]
             each.calls, each.seconds = each.calls + op.calls, each.seconds + op.seconds
             each.flops, each.moved = (
-                each.flops + op.calls * op.work.flops,
-                each.moved + op.calls * op.work.moved,
+                each.flops + op.calls * op.cost.flops,
+                each.moved + op.calls * op.cost.bytes_moved,
             )
     return dict(sorted(found.items(), key=lambda entry: -entry[1].seconds))
 
@@ -59,8 +59,8 @@ def table(recorder: Recorder) -> Iterator[str]:
 
 
 def _of_the_start(recorder: Recorder) -> Iterator[str]:
-    phases, whole = recorder.started_so_far()
-    yield f"{'until the first step' if recorder.started else 'until the end':{NAME + 2}}{'s':>{COLUMN}}"
+    phases, whole = recorder.startup_times()
+    yield f"{'until the first step' if recorder.first_op_time else 'until the end':{NAME + 2}}{'s':>{COLUMN}}"
     for name, seconds in (*phases.items(), ("all else", whole - sum(phases.values())), ("in all", whole)):
         yield f"  {name:{NAME}}{seconds:{COLUMN}.3f}"
 
@@ -83,7 +83,9 @@ def _of_steps(recorder: Recorder) -> Iterator[str]:
 
 
 def _of_the_rest(recorder: Recorder) -> Iterator[str]:
-    if told := [f"{name} {seconds:.3f} s" for name, seconds in recorder.beside.items() if seconds >= LEAST]:
+    if told := [
+        f"{name} {seconds:.3f} s" for name, seconds in recorder.between_steps.items() if seconds >= LEAST
+    ]:
         yield f"beside the steps: {', '.join(told)}"
     yield "each op was run by itself, which takes a step somewhat longer; FLOPs of attention are those of whole rows"
 
@@ -106,7 +108,7 @@ def trace(recorder: Recorder, title: str) -> bytes:
 
 def _event(recorder: Recorder, span: TraceSpan) -> dict[str, Any]:
     """In tenths of microseconds, which is what the clock gives."""
-    start, end = (round(1e6 * (each - recorder.begun), 1) for each in (span.start, span.end))
+    start, end = (round(1e6 * (each - recorder.start_time), 1) for each in (span.start, span.end))
     event = {
         "name": span.name,
         "cat": span.kind,
@@ -126,5 +128,5 @@ def held(recorder: Recorder) -> str:
     if not numbers:
         return "the start alone"
     steps = f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]} to {numbers[-1]}"
-    ops = f"the first {len(recorder.traced):,} ops" if recorder.full else "the ops"
+    ops = f"the first {len(recorder.traced):,} ops" if recorder.ops_are_full else "the ops"
     return f"{ops} of {steps}, and {'the first' if recorder.dropped else 'all'} steps as wholes"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llamatrain.config.not_found import missing
 from llamatrain.errors import FileError
-from llamatrain.platform.terminal import say
+from llamatrain.platform.terminal import log_line
 from llamatrain.report.compare import runs_page
 from llamatrain.report.html import page
 from llamatrain.report.output_file import check_place, put
@@ -43,7 +43,7 @@ def check_run(folder: Path) -> None:
 
 
 def read(folder: Path) -> RunData:
-    kept = kept_in(folder, lambda line: say(f"warning: {line}"))
+    kept = kept_in(folder, lambda line: log_line(f"warning: {line}"))
     if not kept.figures.last and not kept.figures.scored:
         raise FileError(f"{folder / METRICS}: no step is in it yet, so there is nothing to draw")
     return kept

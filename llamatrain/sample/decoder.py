@@ -10,14 +10,21 @@ from itertools import count, takewhile
 
 import numpy as np
 
-from llamatrain.engine.backend import Backend, Memory, backend_of
+from llamatrain.engine.backend import Backend, Memory, create_backend
 from llamatrain.engine.plan import Plan, plan
 from llamatrain.engine.program import Program
 from llamatrain.errors import LlamatrainError, UsageError
-from llamatrain.graph.tensor import Tensor, leaves_of
+from llamatrain.graph.tensor import Tensor, collect_leaves
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
-from llamatrain.model.transformer import Decoding, caches_of, decoding, parameters, rope_state, shift
+from llamatrain.model.transformer import (
+    DecodingGraph,
+    build_decoding,
+    make_caches,
+    rope_state,
+    shift_cache,
+    trainable_weights,
+)
 from llamatrain.sample.chain import draw
 from llamatrain.sample.options import SamplingOptions
 
@@ -58,13 +65,13 @@ class Decoder:
         """
         self.h, self.ctx = h, ctx
         self._held: list[int] = []  # what the cache holds
-        self._backend = backend_of(kernels, threads, drop_base)
+        self._backend = create_backend(kernels, threads, drop_base)
         self._graphs = DecodingGraphs(h, ctx, self._backend, weights)
         leaves = {tensor: arrays[tensor.name] for tensor in self._graphs.leaves}
-        self._memory = leaves | {cache: self._backend.take(cache.nbytes) for cache in self._graphs.caches}
-        self._memory[self._graphs.table] = h.table(ctx)
+        self._memory = leaves | {cache: self._backend.allocate(cache.nbytes) for cache in self._graphs.caches}
+        self._memory[self._graphs.table] = h.rope_table(ctx)
         self._arena = arena
-        self._programs: dict[int, tuple[Decoding, Program]] = {}
+        self._programs: dict[int, tuple[DecodingGraph, Program]] = {}
 
     @staticmethod
     def plan(
@@ -76,7 +83,7 @@ class Decoder:
         drop_base: bool = False,
     ) -> DecodeCost:
         """What a decoder will take; nothing is allocated."""
-        graphs = DecodingGraphs(h, ctx, backend_of(kernels, threads, drop_base), weights)
+        graphs = DecodingGraphs(h, ctx, create_backend(kernels, threads, drop_base), weights)
         kept = sum(tensor.nbytes for tensor in (*graphs.caches, graphs.table))
         return DecodeCost(kept, graphs.arena())
 
@@ -126,10 +133,10 @@ class Decoder:
         gone = (self.position - keep) // 2
         if gone < 1:
             return False
-        made = shift(self.h, self._graphs.caches, keep, keep + gone, self.position)
-        program = Program(self._graphs.laid_out(made.moved), self._memory, self._backend)
-        program.write(made.places, 0)
-        program.write(made.turn, self.h.turn(gone, self.ctx))
+        made = shift_cache(self.h, self._graphs.caches, keep, keep + gone, self.position)
+        program = Program(self._graphs.laid_out(made.caches), self._memory, self._backend)
+        program.write(made.positions, 0)
+        program.write(made.rotation, self.h.rope_shift(gone, self.ctx))
         program()
         self._held[keep:] = [CHANGED] * (self.position - keep - gone)
         return True
@@ -143,15 +150,15 @@ class Decoder:
         program.write(made.tokens, ids[steps])
         program.write(made.positions, self.position + steps)
         program.write(made.starts, 0)
-        program.write(made.place, taken - 1)
+        program.write(made.token_index, taken - 1)
         program()
         self._held += ids[:taken].tolist()
         return program.read(made.logits)[0], ids[taken:]
 
-    def _program(self, size: int) -> tuple[Decoding, Program]:
+    def _program(self, size: int) -> tuple[DecodingGraph, Program]:
         if size not in self._programs:
             if self._arena is None:
-                self._arena = self._backend.take(self._graphs.arena())
+                self._arena = self._backend.allocate(self._graphs.arena())
             made, laid_out = self._graphs.planned(size)
             program = Program(laid_out, self._memory, self._backend, arena=self._arena)
             self._programs[size] = made, program
@@ -167,11 +174,11 @@ class DecodingGraphs:
         self.h, self.backend = h, backend
         self.chunks = sorted({min(chunk, ctx) for chunk in CHUNKS})
         self.weights, self.caches, self.table = (
-            weights or parameters(h),
-            caches_of(h, ctx),
+            weights or trainable_weights(h),
+            make_caches(h, ctx),
             rope_state(h, ctx),
         )
-        self._planned: dict[int, tuple[Decoding, Plan]] = {}
+        self._planned: dict[int, tuple[DecodingGraph, Plan]] = {}
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -182,20 +189,20 @@ class DecodingGraphs:
             for delta in deltas
             for factor in (delta.a, delta.b)
         ]
-        return leaves_of([*self.weights.values(), *factors])
+        return collect_leaves([*self.weights.values(), *factors])
 
     def chunk(self, count: int) -> int:
         """How many of so many tokens are fed at once, or would be."""
         return next((chunk for chunk in self.chunks if chunk >= count), self.chunks[-1])
 
-    def planned(self, size: int) -> tuple[Decoding, Plan]:
+    def planned(self, size: int) -> tuple[DecodingGraph, Plan]:
         if size not in self._planned:
-            made = decoding(self.h, self.weights, size, self.table, self.caches)
+            made = build_decoding(self.h, self.weights, size, self.table, self.caches)
             self._planned[size] = made, self.laid_out([made.logits])
         return self._planned[size]
 
     def laid_out(self, outputs: Sequence[Tensor]) -> Plan:
-        return plan(outputs, scratch=self.backend.scratch, resident=self.backend.resident)
+        return plan(outputs, scratch=self.backend.scratch, resident=self.backend.resident_bytes)
 
     def arena(self) -> int:
         """Bytes that are enough for each of them."""

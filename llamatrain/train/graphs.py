@@ -13,7 +13,7 @@ from typing import Concatenate, Literal, ParamSpec
 
 import numpy as np
 
-from llamatrain.engine.backend import Backend, backend_of
+from llamatrain.engine.backend import Backend, create_backend
 from llamatrain.engine.plan import Plan, plan
 from llamatrain.graph.ops import mul, sum_sqr
 from llamatrain.graph.precision import round_products
@@ -33,7 +33,7 @@ from llamatrain.optim.update_graph import (
     row_of,
     stream,
 )
-from llamatrain.preference.loss import Objective, comparing
+from llamatrain.preference.loss import Objective, preference_loss
 from llamatrain.train.parallel.partition import ParamSlice, Partition
 
 P = ParamSpec("P")
@@ -49,7 +49,7 @@ class StepSpec:
 
     h: Hyperparameters
     weights: Weights
-    trained: Mapping[str, Tensor]  # parameters by their names, in the order of flat vectors
+    trainable: Mapping[str, Tensor]  # parameters by their names, in the order of flat vectors
     batch: int
     positions: int  # of the table of rotations
     precision: str
@@ -65,11 +65,11 @@ class StepSpec:
     objective: Objective | None = None  # of preferences
     reference: Weights | None = None  # what it compares with
     teacher: Teacher | None = None
-    plus: float = 1.0  # the rate of adapters' second factors, in rates of all else (LoRA+, Hayou et al. 2024)
+    lora_plus: float = 1.0  # the rate of adapters' second factors, in rates of all else (LoRA+, Hayou et al. 2024)
     groups: int = 1  # of a step's micro-batches, which ranks divide among themselves
     ranks: int = 1
     rank: int = 0
-    half_wire: bool = False  # between ranks gradients are bf16
+    comm_bf16: bool = False  # between ranks gradients are bf16
 
     @property
     def rule(self) -> ElementwiseRule | None:
@@ -77,19 +77,19 @@ class StepSpec:
         return self.optimizer if isinstance(self.optimizer, ElementwiseRule) else None
 
     @property
-    def whole(self) -> bool:
+    def dense_gradients(self) -> bool:
         """True if sparse gradients (few rows) are stored densely, like those of all other weights."""
         return self.gradients == "flat" or not (self.rule and self.rule.brief)
 
     @cached_property
     def backend(self) -> Backend:
         """The backend that the graphs run on."""
-        return backend_of(self.kernels, self.threads, self.drop_base)
+        return create_backend(self.kernels, self.threads, self.drop_base)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the trained weights, by name."""
-        return {name: tensor.shape for name, tensor in self.trained.items()}
+        return {name: tensor.shape for name, tensor in self.trainable.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,218 +99,218 @@ class StepGraph:
     first: Tensor  # of the outputs: the loss, or that of a step's own graph: the norm
     outputs: list[Tensor]
     inputs: dict[str, Tensor]
-    named: dict[Tensor, str] = field(
+    memory_names: dict[Tensor, str] = field(
         default_factory=dict
     )  # outputs that others read: the names of their memory
     norm: Tensor | None = None  # beside a loss
-    right: Tensor | None = None  # likewise
+    correct: Tensor | None = None  # likewise
     rewards: Tensor | None = None  # of answers that are compared
     grads: dict[str, Tensor] = field(default_factory=dict)  # outputs, by weights
     terms: tuple[Tensor, ...] = ()  # of a loss of preferences, where it judges
-    each: tuple[Tensor, ...] = ()  # the parts of a loss, or of those terms, where it judges
+    parts: tuple[Tensor, ...] = ()  # the parts of a loss, or of those terms, where it judges
 
 
-def only(found: Sequence[Tensor]) -> Tensor | None:
+def first_or_none(tensors: Sequence[Tensor]) -> Tensor | None:
     """Return the only element, or None if there is none."""
-    return found[0] if found else None
+    return tensors[0] if tensors else None
 
 
-def dropping(weights: Weights) -> bool:
+def uses_dropout(weights: Weights) -> bool:
     """Return True if any adapter uses dropout."""
     return any(delta.dropout for deltas in weights.deltas.values() for delta in deltas)
 
 
-Make = Callable[Concatenate["StepGraphs", P], StepGraph]
+BuildGraph = Callable[Concatenate["StepGraphs", P], StepGraph]
 
 
-def once(make: Make[P]) -> Make[P]:
+def cache_graph(build: BuildGraph[P]) -> BuildGraph[P]:
     """Cache the graph that a method builds, by the method's name and arguments."""
 
-    def made(graphs: "StepGraphs", /, *of: P.args, **more: P.kwargs) -> StepGraph:
+    def cached(graphs: "StepGraphs", /, *of: P.args, **more: P.kwargs) -> StepGraph:
         """Return the cached graph, or build it."""
-        key = make.__name__, *of, *more.values()
-        if key not in graphs.made:
-            graphs.made[key] = make(graphs, *of, **more)
-        return graphs.made[key]
+        key = build.__name__, *of, *more.values()
+        if key not in graphs.built:
+            graphs.built[key] = build(graphs, *of, **more)
+        return graphs.built[key]
 
-    return made
+    return cached
 
 
 class StepGraphs:
     """Builds each graph of a run once, and plans its memory once."""
 
-    def __init__(self, setting: StepSpec, policy: Policy = "none") -> None:
-        self.setting, self.policy = setting, policy
-        self.table = transformer.rope_state(setting.h, setting.positions)
+    def __init__(self, spec: StepSpec, policy: Policy = "none") -> None:
+        self.spec, self.policy = spec, policy
+        self.table = transformer.rope_state(spec.h, spec.positions)
         self.states: dict[str, np.ndarray] = {}
-        self._kept: dict[int, HeldGradients] = {}
-        self.made: dict[tuple[object, ...], StepGraph] = {}
+        self._held: dict[int, HeldGradients] = {}
+        self.built: dict[tuple[object, ...], StepGraph] = {}
         self._plans: dict[StepGraph, Plan] = {}
-        self._trainings: dict[tuple[int, bool], transformer.Training] = {}
-        self.key = placeholder("dropout", (2,), I32) if dropping(setting.weights) else None
+        self._trainings: dict[tuple[int, bool], transformer.TrainingGraph] = {}
+        self.dropout_key = placeholder("dropout", (2,), I32) if uses_dropout(spec.weights) else None
         self.rates: dict[Tensor, Tensor] = {}
-        if setting.plus != 1 and setting.rule:
-            row = np.ones_like(setting.rule.schedule(1, 0.0))
-            row[0] = setting.plus
-            faster = state("lora_plus", row.shape)
-            self.states[faster.name] = row
+        if spec.lora_plus != 1 and spec.rule:
+            row = np.ones_like(spec.rule.schedule(1, 0.0))
+            row[0] = spec.lora_plus
+            faster_row = state("lora_plus", row.shape)
+            self.states[faster_row.name] = row
             self.rates = {
-                tensor: faster for name, tensor in setting.trained.items() if name.endswith(".lora_b")
+                tensor: faster_row for name, tensor in spec.trainable.items() if name.endswith(".lora_b")
             }
 
-    def _training(self, length: int, dropping: bool = True) -> transformer.Training:
+    def _training_graph(self, length: int, dropping: bool = True) -> transformer.TrainingGraph:
         if (length, dropping) not in self._trainings:
-            key = self.key if dropping else None
-            made = self._made(
-                replace(self.setting.weights, dropping=DropoutDelta(key) if key else None), length
+            key = self.dropout_key if dropping else None
+            graph = self._build_training(
+                replace(self.spec.weights, dropout=DropoutDelta(key) if key else None), length
             )
             if key:
-                made.inputs["dropout"] = key
-            self.states |= {tensor.name: array for tensor, array in made.more_states.items()}
-            self._trainings[length, dropping] = made
+                graph.inputs["dropout"] = key
+            self.states |= {tensor.name: array for tensor, array in graph.more_states.items()}
+            self._trainings[length, dropping] = graph
         return self._trainings[length, dropping]
 
-    def _made(self, weights: Weights, length: int) -> transformer.Training:
-        s = self.setting
-        if s.objective:
-            against, of = s.reference or weights, {"batch": s.batch, "length": length}
-            return comparing(
-                s.objective, s.h, weights, against, table=self.table, sparse=s.sparse, flash=s.flash, **of
+    def _build_training(self, weights: Weights, length: int) -> transformer.TrainingGraph:
+        spec = self.spec
+        if spec.objective:
+            reference, sizes = spec.reference or weights, {"batch": spec.batch, "length": length}
+            return preference_loss(
+                spec.objective, spec.h, weights, reference, table=self.table, sparse=spec.sparse, flash=spec.flash, **sizes
             )
-        how = {"sparse": s.sparse, "flash": s.flash, "squared": s.squared}
-        return transformer.training(s.h, weights, s.batch, length, self.table, teacher=s.teacher, **how)
+        options = {"sparse": spec.sparse, "flash": spec.flash, "squared": spec.squared}
+        return transformer.build_training(spec.h, weights, spec.batch, length, self.table, teacher=spec.teacher, **options)
 
-    def _differentiated(self, length: int) -> LossAndGradients:
-        m, trained = self._training(length), list(self.setting.trained.values())
-        beside = [m.rewards] if m.rewards else []
-        precision = self.setting.precision
+    def _differentiate(self, length: int) -> LossAndGradients:
+        graph, trainable = self._training_graph(length), list(self.spec.trainable.values())
+        extra = [graph.rewards] if graph.rewards else []
+        precision = self.spec.precision
         return differentiate(
-            m.loss, trained, precision=precision, borders=m.borders, remat=self.policy, beside=beside
+            graph.loss, trainable, precision=precision, borders=graph.block_inputs, remat=self.policy, beside=extra
         )
 
-    def _held(self, length: int) -> HeldGradients:
-        if length not in self._kept:
-            self._kept[length] = hold(self._differentiated(length), whole=self.setting.whole)
-        return self._kept[length]
+    def _hold_gradients(self, length: int) -> HeldGradients:
+        if length not in self._held:
+            self._held[length] = hold(self._differentiate(length), whole=self.spec.dense_gradients)
+        return self._held[length]
 
-    @once
-    def gradients(self, length: int, first: bool) -> StepGraph:
+    @cache_graph
+    def grad_graph(self, length: int, first: bool) -> StepGraph:
         """Return the graph of a batch's gradients, which overwrites (`first`) or adds to their memory."""
-        kept, inputs = self._held(length), self._training(length).inputs
-        made, named = kept.more, dict[Tensor, str]()
+        held, inputs = self._hold_gradients(length), self._training_graph(length).inputs
+        gradients, memory_names = held.more, dict[Tensor, str]()
         if first:
-            made, named = (
-                kept.first,
-                {output: leaf.name for output, leaf in zip(kept.first, kept.memory, strict=True)},
+            gradients, memory_names = (
+                held.first,
+                {output: leaf.name for output, leaf in zip(held.first, held.memory, strict=True)},
             )
-        outputs = [kept.loss, *made, *kept.beside]
+        outputs = [held.loss, *gradients, *held.beside]
         grads = (
-            {weight.name: grad for weight, grad in zip(kept.blocks, made, strict=False)}
-            if self.setting.whole
+            {weight.name: grad for weight, grad in zip(held.blocks, gradients, strict=False)}
+            if self.spec.dense_gradients
             else {}
         )
         return StepGraph(
-            first=kept.loss,
+            first=held.loss,
             outputs=outputs,
             inputs=inputs,
-            named=named,
-            rewards=only(kept.beside),
+            memory_names=memory_names,
+            rewards=first_or_none(held.beside),
             grads=grads,
         )
 
-    @once
-    def update(self, length: int) -> StepGraph:
+    @cache_graph
+    def update_graph(self, length: int) -> StepGraph:
         """Return the graph of the optimizer step from the stored gradients."""
-        assert self.setting.rule
-        told, norm, outputs = apply(self._held(length), self.setting.rule, self.setting.clip, self.rates)
-        return StepGraph(norm, outputs, {"schedule": told.schedule})
+        assert self.spec.rule
+        inputs, norm, outputs = apply(self._hold_gradients(length), self.spec.rule, self.spec.clip, self.rates)
+        return StepGraph(norm, outputs, {"schedule": inputs.schedule})
 
     # ---- of a step that is divided ------------------------------------------
 
     @cached_property
-    def division(self) -> Partition:
+    def partition(self) -> Partition:
         """The partition of the gradient; buckets are in the order in which gradients become final."""
-        s, graph = self.setting, self.longest
-        nodes = {node: place for place, node in enumerate(self.plan(graph).nodes)}
-        places = {
-            name: nodes[node]
+        spec, graph = self.spec, self.largest
+        node_indices = {node: index for index, node in enumerate(self.plan(graph).nodes)}
+        last_node = {
+            name: node_indices[node]
             for name, grad in graph.grads.items()
             if (node := self.plan(graph).outputs[grad].node)
         }
-        whole = s.rule is not None and not s.rule.apart
-        order = sorted(s.trained, key=lambda name: places[name])
+        whole_weights = spec.rule is not None and not spec.rule.apart
+        order = sorted(spec.trainable, key=lambda name: last_node[name])
         return Partition(
-            shapes=s.shapes, order=order, groups=s.groups, ranks=s.ranks, rank=s.rank, whole=whole
+            shapes=spec.shapes, order=order, groups=spec.groups, ranks=spec.ranks, rank=spec.rank, whole_weights=whole_weights
         )
 
     @property
-    def cuts(self) -> list[ParamSlice]:
+    def shard_slices(self) -> list[ParamSlice]:
         """The slices of the weights that this process updates: all, unless a step is sharded and uses a rule."""
-        if self.setting.groups > 1 and self.setting.rule:
-            return self.division.cuts_of(self.setting.rank)
-        begins = accumulate((prod(shape) for shape in self.setting.shapes.values()), initial=0)
+        if self.spec.groups > 1 and self.spec.rule:
+            return self.partition.rank_slices(self.spec.rank)
+        offsets = accumulate((prod(shape) for shape in self.spec.shapes.values()), initial=0)
         return [
-            ParamSlice(name, at, at + prod(shape), shape, name)
-            for at, (name, shape) in zip(begins, self.setting.shapes.items(), strict=False)
+            ParamSlice(name, offset, offset + prod(shape), shape, name)
+            for offset, (name, shape) in zip(offsets, self.spec.shapes.items(), strict=False)
         ]
 
     @property
-    def held(self) -> dict[str, dict[str, tuple[int, ...]]]:
+    def state_shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
         """The shapes of the optimizer states, by kind and by weight."""
-        rule = self.setting.optimizer
+        rule = self.spec.optimizer
         kinds = rule.states if rule else ()
-        cuts = self.cuts if rule else []
+        slices = self.shard_slices if rule else []
         return {
-            kind: {cut.key: cut.shape for cut in cuts if rule and rule.holds(kind, cut.name, cut.shape)}
+            kind: {part.key: part.shape for part in slices if rule and rule.holds(kind, part.name, part.shape)}
             for kind in kinds
         }
 
-    @once
-    def squares(self, rank: int) -> StepGraph:
+    @cache_graph
+    def norm_graph(self, rank: int) -> StepGraph:
         """Return the graph of the sums of squares of a rank's gradient, one per slice."""
-        squares = [sum_sqr(state(f"{cut.key}.grad", cut.shape)) for cut in self.division.cuts_of(rank)]
+        squares = [sum_sqr(state(f"{part.key}.grad", part.shape)) for part in self.partition.rank_slices(rank)]
         return StepGraph(squares[0], squares, {})
 
-    @once
-    def own_update(self, rank: int) -> StepGraph:
+    @cache_graph
+    def shard_update_graph(self, rank: int) -> StepGraph:
         """Return the graph that updates a rank's slices, given the clipping factor."""
-        rule = self.setting.rule
+        rule = self.spec.rule
         assert rule
         schedule, factor = row_of(rule), placeholder("factor", ())
-        faster, steps = {weight.name: row for weight, row in self.rates.items()}, list[Tensor]()
-        for cut in self.division.cuts_of(rank):
-            weight, grad = parameter(cut.key, cut.shape), state(f"{cut.key}.grad", cut.shape)
-            row = mul(schedule, faster[cut.name]) if cut.name in faster else schedule
+        rates, steps = {weight.name: row for weight, row in self.rates.items()}, list[Tensor]()
+        for part in self.partition.rank_slices(rank):
+            weight, grad = parameter(part.key, part.shape), state(f"{part.key}.grad", part.shape)
+            row = mul(schedule, rates[part.name]) if part.name in rates else schedule
             steps += rule.step(weight, grad, row, factor)
         return StepGraph(steps[0], steps, {"schedule": schedule, "factor": factor})
 
-    @once
-    def streamed(self, length: int) -> StepGraph:
+    @cache_graph
+    def streamed_graph(self, length: int) -> StepGraph:
         """Return the graph of a whole step in which each gradient is used and freed at once."""
-        assert self.setting.rule
-        made = self._differentiated(length)
-        told, outputs = stream(made, self.setting.rule, self.rates)
-        _, norm = clipped(made.used_by(self.setting.rule).values(), 0.0)
-        inputs = self._training(length).inputs | {"schedule": told.schedule}
+        assert self.spec.rule
+        gradients = self._differentiate(length)
+        schedule_inputs, outputs = stream(gradients, self.spec.rule, self.rates)
+        _, norm = clipped(gradients.used_by(self.spec.rule).values(), 0.0)
+        inputs = self._training_graph(length).inputs | {"schedule": schedule_inputs.schedule}
         return StepGraph(
-            made.loss, [*outputs, norm, *made.beside], inputs, norm=norm, rewards=only(made.beside)
+            gradients.loss, [*outputs, norm, *gradients.beside], inputs, norm=norm, rewards=first_or_none(gradients.beside)
         )
 
-    @once
-    def loss(self, length: int) -> StepGraph:
+    @cache_graph
+    def eval_graph(self, length: int) -> StepGraph:
         """Return the graph of a batch's loss without gradients, for validation."""
-        m = self._training(length, dropping=self.key is None)
-        outputs = [*m.terms, *m.each, m.rewards] if m.rewards else [*(m.judged or (m.loss,))]
-        if self.setting.precision == "bf16":
+        graph = self._training_graph(length, dropping=self.dropout_key is None)
+        outputs = [*graph.terms, *graph.term_parts, graph.rewards] if graph.rewards else [*(graph.evaluation or (graph.loss,))]
+        if self.spec.precision == "bf16":
             outputs = round_products(outputs)
-        if m.rewards:
-            terms, each = outputs[: len(m.terms)], outputs[len(m.terms) : -1]
+        if graph.rewards:
+            terms, parts = outputs[: len(graph.terms)], outputs[len(graph.terms) : -1]
             return StepGraph(
-                outputs[0], outputs, m.inputs, rewards=outputs[-1], terms=tuple(terms), each=tuple(each)
+                outputs[0], outputs, graph.inputs, rewards=outputs[-1], terms=tuple(terms), parts=tuple(parts)
             )
-        right = outputs[1] if m.judged else None
+        correct = outputs[1] if graph.evaluation else None
         return StepGraph(
-            first=outputs[0], outputs=outputs, inputs=m.inputs, right=right, each=tuple(outputs[2:])
+            first=outputs[0], outputs=outputs, inputs=graph.inputs, correct=correct, parts=tuple(outputs[2:])
         )
 
     def plan(self, graph: StepGraph) -> Plan:
@@ -319,41 +319,41 @@ class StepGraphs:
         Accumulated gradients have memory of their own; otherwise they stay in the arena.
         """
         if graph not in self._plans:
-            backend, pinned = self.setting.backend, graph.named if self.setting.gradients == "flat" else ()
+            backend, pinned = self.spec.backend, graph.memory_names if self.spec.gradients == "flat" else ()
             self._plans[graph] = plan(
-                graph.outputs, pinned=pinned, scratch=backend.scratch, resident=backend.resident
+                graph.outputs, pinned=pinned, scratch=backend.scratch, resident=backend.resident_bytes
             )
         return self._plans[graph]
 
     @property
-    def longest(self) -> StepGraph:
+    def largest(self) -> StepGraph:
         """The graph with the longest rows that was built: gradients, or the whole step if they are streamed."""
         length = max(length for length, _ in self._trainings)
-        return self.streamed(length) if self.setting.gradients == "streamed" else self.gradients(length, True)
+        return self.streamed_graph(length) if self.spec.gradients == "streamed" else self.grad_graph(length, True)
 
-    def all(
+    def build_all(
         self, lengths: Iterable[int], accumulating: bool, validating: bool
     ) -> tuple[list[StepGraph], list[StepGraph]]:
         """Build every graph that a run needs: those that share an arena, and the update graphs with their
         own.
         """
         lengths = list(lengths)
-        made, updates = list[StepGraph](), list[StepGraph]()
+        graphs, updates = list[StepGraph](), list[StepGraph]()
         for length in lengths:
-            if self.setting.gradients != "streamed":
-                made.append(self.gradients(length, True))
+            if self.spec.gradients != "streamed":
+                graphs.append(self.grad_graph(length, True))
                 if accumulating:
-                    made.append(self.gradients(length, False))
+                    graphs.append(self.grad_graph(length, False))
             else:
-                made.append(self.streamed(length))
+                graphs.append(self.streamed_graph(length))
             if validating:
-                made.append(self.loss(length))
-            once = self.setting.gradients == "flat" and not updates
-            if self.setting.rule and self.setting.groups == 1 and (once or self.setting.gradients == "arena"):
-                updates.append(self.update(length))
-        if self.setting.rule and self.setting.groups > 1:
+                graphs.append(self.eval_graph(length))
+            first_flat = self.spec.gradients == "flat" and not updates
+            if self.spec.rule and self.spec.groups == 1 and (first_flat or self.spec.gradients == "arena"):
+                updates.append(self.update_graph(length))
+        if self.spec.rule and self.spec.groups > 1:
             updates += [
-                self.squares(0),
-                self.own_update(0),
+                self.norm_graph(0),
+                self.shard_update_graph(0),
             ]  # what is planned must not depend on who plans it
-        return made, updates
+        return graphs, updates

@@ -13,9 +13,9 @@ from llamatrain.adapters.read import read
 from llamatrain.errors import FileError
 from llamatrain.gguf import quants
 from llamatrain.gguf.reader import open_gguf
-from llamatrain.gguf.types import TensorInfo, by_name
+from llamatrain.gguf.types import TensorInfo, type_by_name
 from llamatrain.gguf.values import Kind, Value, f32, numbers, string
-from llamatrain.gguf.writer import new_gguf
+from llamatrain.gguf.writer import create_gguf
 from llamatrain.model import hyperparameters
 from tests.helpers.adapter_files import adapter, ggla, linear, same
 from tests.helpers.small_models import EMBEDDINGS, LLAMA, OUTPUT, small, weights, written
@@ -93,14 +93,14 @@ def test_gguf_of_other_types(tmp_path: Path, kind: str) -> None:
         "general.architecture": string("llama"),
         "adapter.type": string("lora"),
     }
-    raw_a, raw_b = quants.encode(a, by_name(kind)), quants.encode(b, by_name(kind))
+    raw_a, raw_b = quants.encode(a, type_by_name(kind)), quants.encode(b, type_by_name(kind))
     write(
         tmp_path / "a.gguf",
         keys,
         {f"{Q}.lora_a": (raw_a, a.shape, kind), f"{Q}.lora_b": (raw_b, b.shape, kind)},
     )
     pair = read(tmp_path / "a.gguf", H).pairs[Q]
-    assert pair.scale == 1 and np.array_equal(pair.a, quants.decode(raw_a, by_name(kind)))
+    assert pair.scale == 1 and np.array_equal(pair.a, quants.decode(raw_a, type_by_name(kind)))
     one = {f"{Q}.lora_a": (a[0].tobytes(), (64,), "F32"), f"{Q}.lora_b": (b[:, :1].tobytes(), (64, 1), "F32")}
     write(tmp_path / "b.gguf", keys, one)
     assert np.array_equal(read(tmp_path / "b.gguf", H).pairs[Q].a, a[:1])
@@ -109,8 +109,10 @@ def test_gguf_of_other_types(tmp_path: Path, kind: str) -> None:
 def write(
     path: Path, keys: dict[str, Value], tensors: dict[str, tuple[np.ndarray | bytes, tuple[int, ...], str]]
 ) -> None:
-    with new_gguf(
-        path, keys, [TensorInfo(name, by_name(kind), shape) for name, (_, shape, kind) in tensors.items()]
+    with create_gguf(
+        path,
+        keys,
+        [TensorInfo(name, type_by_name(kind), shape) for name, (_, shape, kind) in tensors.items()],
     ) as out:
         for name, (raw, _, _) in tensors.items():
             out.write(name, [raw])
@@ -184,7 +186,7 @@ def test_ggla(tmp_path: Path) -> None:
 
 def test_a_file_of_the_ancestors_finetune() -> None:
     base = open_gguf(material("ancestors/model.gguf"))
-    h = hyperparameters.read(base)
+    h = hyperparameters.read_hyperparameters(base)
     found = read(material("ancestors/lora.bin"), h)
     check(found, h, base.path)
     merged = open_gguf(material("ancestors/merged-by-ancestor.gguf"))

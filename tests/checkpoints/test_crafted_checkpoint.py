@@ -153,7 +153,7 @@ def changed(value: Any, path: tuple[Any, ...], to: Any) -> Any:
 
 
 def crafted(source: Path) -> list[tuple[str, tuple[Any, ...], Any]]:
-    words = {key: json.loads(open_gguf(source).value(key, str)) for key in WORDS}
+    words = {key: json.loads(open_gguf(source).get_value(key, str)) for key in WORDS}
     return [(key, path, to) for key in WORDS for path in places(words[key]) for to in STRANGE]
 
 
@@ -167,7 +167,7 @@ def test_words_that_cannot_be(
     assert gone_on(command, source, tmp_path / "sound").code == 0
     cases, passed = crafted(source), 0
     for key, path, to in random.Random(count).sample(cases, min(count, len(cases))):
-        told = json.loads(open_gguf(source).value(key, str))
+        told = json.loads(open_gguf(source).get_value(key, str))
         text = json.dumps(changed(told, path, to))
         passed += check(command, source, {key: string(text)}, tmp_path, (key, path, to))
     assert 0 < passed < count
@@ -206,7 +206,7 @@ def test_words_that_cannot_be(
 def test_those_that_ended_in_a_traceback(
     key: str, path: tuple[str, ...], to: Any, runs: dict[str, Path], tmp_path: Path
 ) -> None:
-    told = json.loads(open_gguf(runs["finetune"]).value(key, str))
+    told = json.loads(open_gguf(runs["finetune"]).get_value(key, str))
     assert not check(
         "finetune", runs["finetune"], {key: string(json.dumps(changed(told, path, to)))}, tmp_path, path
     )
@@ -217,7 +217,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
 ) -> None:
     folder, source = tmp_path / "run", runs["finetune"]
     shutil.copytree(source.parent / "finetune", folder)
-    told = json.loads(open_gguf(source).value("training.extra", str))
+    told = json.loads(open_gguf(source).get_value("training.extra", str))
     told["ranks"]["blk.0.attn_q.weight"] = 3
     forge(source, folder / "checkpoint-3.gguf", {"training.extra": string(json.dumps(told))})
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
@@ -242,7 +242,7 @@ def test_a_schedule_of_many_periods_is_soon_told(
 ) -> None:
     """A period of one step that begins again for ever, two thousand million steps in."""
     source = runs["from-scratch"]
-    told = json.loads(open_gguf(source).value("training.options", str))
+    told = json.loads(open_gguf(source).get_value("training.options", str))
     told["train"] |= {"restart_growth": growth, "decay_steps": 1, "iters": 2**31 - 1}
     values = {
         "training.options": string(json.dumps(told)),

@@ -135,7 +135,7 @@ def test_moments_of_tokens_never_seen_are_zero() -> None:
 
 
 def test_its_factors_are_those_of_the_adapter_beside_it(tmp_path: Path) -> None:
-    h = hyperparameters.read(open_gguf(material("ancestors/model.gguf")))
+    h = hyperparameters.read_hyperparameters(open_gguf(material("ancestors/model.gguf")))
     checkpoint, lora = (material(f"ancestors/{name}") for name in ("lora-checkpoint.gguf", "lora.bin"))
     assert same(read_adapter(checkpoint, h), read_adapter(lora, h))
     ran("export-lora", material("ancestors/model.gguf"), "--lora", checkpoint, "--out", tmp_path / "m.gguf")
@@ -154,7 +154,7 @@ def test_only_writing_its_adapter(tmp_path: Path, given: str) -> None:
     model, checkpoint = material("ancestors/model.gguf"), material("ancestors/lora-checkpoint.gguf")
     done = ran("finetune", model, given, checkpoint, "--only-write-lora", "--out", tmp_path / "run")
     assert "llama.cpp applies no pairs of norms" in done.err
-    h = hyperparameters.read(open_gguf(model))
+    h = hyperparameters.read_hyperparameters(open_gguf(model))
     found, wanted = read_adapter(tmp_path / "run" / "adapter.gguf", h), read_adapter(checkpoint, h)
     for name in wanted.pairs:
         np.testing.assert_allclose(found.delta(name), wanted.delta(name), rtol=1e-6, atol=1e-9)

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from llamatrain.adapters import peft
 from llamatrain.cli.inspect import command
 from llamatrain.cli.main import main
-from llamatrain.gguf.types import TensorInfo, by_name
+from llamatrain.gguf.types import TensorInfo, type_by_name
 from llamatrain.gguf.values import Kind, f32, numbers, string, strings, u32
-from llamatrain.gguf.writer import new_gguf
+from llamatrain.gguf.writer import create_gguf
 from llamatrain.platform.escape import make_printable
 from tests.helpers.adapter_files import adapter
 from tests.helpers.cli import run
@@ -61,8 +61,8 @@ def test_a_model_for_people(tmp_path: Path) -> None:
 
 
 def test_types_stand_in_the_order_of_their_size(tmp_path: Path) -> None:
-    infos = [TensorInfo("a", by_name("F32"), (8,)), TensorInfo("b", by_name("Q4_K"), (4, 256))]
-    with new_gguf(tmp_path / "q.gguf", {"general.architecture": string("llama")}, infos) as out:
+    infos = [TensorInfo("a", type_by_name("F32"), (8,)), TensorInfo("b", type_by_name("Q4_K"), (4, 256))]
+    with create_gguf(tmp_path / "q.gguf", {"general.architecture": string("llama")}, infos) as out:
         for info in infos:
             out.write(info.name, [bytes(info.nbytes)])
     shown = rows(inspect(tmp_path / "q.gguf"))

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from llamatrain.compiler.cache import code
+from llamatrain.compiler.cache import code_cache
 from llamatrain.compiler.declare import Function
-from llamatrain.data.file_kind import looks_like
+from llamatrain.data.file_kind import find_structure
 from llamatrain.platform.cache_prune import STAMP
 from tests.helpers.cli import TINY, environment, ran, run, text_file
 from tests.helpers.lora_runs import base, random_adapter
@@ -449,7 +449,7 @@ def test_pairs_that_are_left_can_be_trained_on() -> None:
     ],
 )
 def test_prose_is_not_asked_about(text: str) -> None:
-    assert looks_like(text.encode()) == ""
+    assert find_structure(text.encode()) == ""
 
 
 def test_one_letter_will_do() -> None:
@@ -503,11 +503,11 @@ def test_what_only_looks_compiles_nothing(typed: str, tmp_path: Path) -> None:
 
 def test_what_was_not_compiled_then_is_compiled_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     made = list[str]()
-    monkeypatch.setattr(code, "made", lambda declared: made.append(declared.where) or 7)
-    monkeypatch.setattr(code, "found", lambda declared: 0)
-    monkeypatch.setattr("llamatrain.compiler.parallel.compile_ahead", lambda needed: None)
-    declared = Function(looks_like)
-    with code.finding():
+    monkeypatch.setattr(code_cache, "compile", lambda declared: made.append(declared.qualified_name) or 7)
+    monkeypatch.setattr(code_cache, "find", lambda declared: 0)
+    monkeypatch.setattr("llamatrain.compiler.parallel.precompile", lambda needed: None)
+    declared = Function(find_structure)
+    with code_cache.without_compiling():
         assert declared.address == 0 and not made
     assert declared.address == 7 and len(made) == 1
 

@@ -17,9 +17,9 @@ from llamatrain.commands.doctor import dependencies, system
 from llamatrain.commands.doctor.dependencies import Requirement
 from llamatrain.commands.doctor.problems import Fact, Problem, fact
 from llamatrain.compiler import prebuilt
-from llamatrain.compiler.cache import cache_key, code, facts_of
-from llamatrain.compiler.inventory import declared, modules
-from llamatrain.compiler.store import name_of, sealed
+from llamatrain.compiler.cache import cache_key, code_cache, describe_code
+from llamatrain.compiler.inventory import kernel_modules, list_compilables
+from llamatrain.compiler.store import object_name, seal
 from llamatrain.data import token_cache
 from llamatrain.platform import cache_dir, cache_prune
 from llamatrain.platform.temp_files import NEW_PREFIX
@@ -47,16 +47,16 @@ def told(*words: str) -> tuple[int, dict[str, Any]]:
 
 def entry_of_cache(root: Path, content: bytes | None = None) -> Path:
     """What was compiled before; here it is nothing that could run, and doctor runs none."""
-    each = declared()[0]
-    name = name_of(each.where.replace(":", "."), facts_of(each))
+    each = list_compilables()[0]
+    name = object_name(each.qualified_name.replace(":", "."), describe_code(each))
     place = root / cache_key() / name
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(sealed(facts_of(each), b"code") if content is None else content)
+    place.write_bytes(seal(describe_code(each), b"code") if content is None else content)
     return place
 
 
 def test_a_whole_machine(root: Path) -> None:
-    before = code.compiled
+    before = code_cache.compiled
     status, found = told()
     assert status == 0 and found["findings"] == [] and list(found) == [*SECTIONS, "findings"]
     assert (
@@ -69,9 +69,9 @@ def test_a_whole_machine(root: Path) -> None:
         and found["memory"]["free"] > 0
         and found["caches"]["folder"] == str(root)
     )
-    assert found["kernels"]["needed"] == len(declared()) > 60
+    assert found["kernels"]["needed"] == len(list_compilables()) > 60
     assert found["gpu"] == {"used": False}
-    assert code.compiled == before and not any(root.iterdir())
+    assert code_cache.compiled == before and not any(root.iterdir())
 
 
 def test_plain_lines_are_the_same_facts(root: Path) -> None:
@@ -162,7 +162,9 @@ def test_neither_proc_nor_groups(root: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_damaged_kernel_and_how_it_goes(root: Path) -> None:
     whole = entry_of_cache(root)
     status, found = told()
-    assert status == 0 and found["kernels"]["from_the_cache"] == (prebuilt.library()[0] is prebuilt.nothing)
+    assert status == 0 and found["kernels"]["from_the_cache"] == (
+        prebuilt.open_library()[0] is prebuilt.find_nothing
+    )
     whole.write_bytes(whole.read_bytes()[:-1] + b"x")
     if found["kernels"]["from_the_package"]:
         pytest.skip("kernels came with the package: those of the cache are not looked at")
@@ -171,14 +173,14 @@ def test_a_damaged_kernel_and_how_it_goes(root: Path) -> None:
     status, found = told("--clean")
     assert status == 0 and found["cleaned"]["damaged_kernels"] == {
         "files": 1,
-        "bytes": len(sealed("", b"code")),
+        "bytes": len(seal("", b"code")),
     }
     assert not whole.exists()
 
 
 @pytest.mark.parametrize("kind", ["empty", "folder", "device", "garbage", "huge"])
 def test_anything_in_a_kernel_s_place(root: Path, kind: str) -> None:
-    if code.library is not prebuilt.nothing:
+    if code_cache.library is not prebuilt.find_nothing:
         pytest.skip("kernels came with the package")
     place = entry_of_cache(root, os.urandom(999) if kind == "garbage" else b"")
     if kind in ("folder", "device"):
@@ -205,7 +207,10 @@ def test_without_compiler_or_kernels(root: Path, tmp_path: Path) -> None:
     done = alone(
         tmp_path,
         PYTHONPATH=path,
-        **{prebuilt.SWITCH: str(tmp_path / "none"), cache_dir.CACHE_VARIABLE: str(tmp_path / "cache")},
+        **{
+            prebuilt.LIBRARIES_VARIABLE: str(tmp_path / "none"),
+            cache_dir.CACHE_VARIABLE: str(tmp_path / "cache"),
+        },
     )
     one, other = finding(done)
     assert one.startswith(
@@ -230,7 +235,7 @@ def test_whatever_fails_is_told_and_the_rest_too(root: Path, monkeypatch: pytest
 def test_a_dependency_that_is_missing_or_too_old(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"numpy": "1.26.4", "gguf": None, "numba": "0.69.0", "typer": "0.29.2"}
     real = dependencies.version_of
-    monkeypatch.setattr(dependencies, "version_of", lambda name: there[name] if name in there else real(name))
+    monkeypatch.setattr(dependencies, "package_version", lambda name: there[name] if name in there else real(name))
     said = finding(run("doctor"))
     assert (
         "gguf is not installed; pip install 'gguf>=0.19'" in said
@@ -295,18 +300,18 @@ def test_optional_packages_need_not_be_there(root: Path, tmp_path: Path, absent:
     given = environment(**{cache_dir.CACHE_VARIABLE: str(tmp_path / "cache")})
     done = subprocess.run(words, cwd=tmp_path, env=given, capture_output=True, text=True, check=False)
     found = json.loads(done.stdout)
-    shipped_here = prebuilt.library()[0] is not prebuilt.nothing
+    shipped_here = prebuilt.open_library()[0] is not prebuilt.find_nothing
     without_kernels = {"numba", "llvmlite"} & {*absent} and not shipped_here
     assert [each["what"][:19] for each in found["findings"]] == (
         ["no compiled kernels"] if without_kernels else []
     ), done.stderr
-    assert done.returncode == bool(without_kernels) and found["kernels"]["needed"] == len(declared())
+    assert done.returncode == bool(without_kernels) and found["kernels"]["needed"] == len(list_compilables())
     assert found["mpi"]["several_processes"] is False or "mpi4py" not in absent
     assert all(found["versions"][name] is None for name in absent)
 
 
 def test_kernels_are_declared_where_they_are_looked_for() -> None:
-    declaring = {*modules()}
+    declaring = {*kernel_modules()}
     for source in sorted(prebuilt.PACKAGE.rglob("*.py")):
         name = ".".join(source.relative_to(prebuilt.PACKAGE.parent).with_suffix("").parts).removesuffix(
             ".__init__"

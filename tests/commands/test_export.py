@@ -11,9 +11,9 @@ from llamatrain.adapters import gguf, merge, peft
 from llamatrain.adapters.read import read
 from llamatrain.gguf import quants
 from llamatrain.gguf.reader import Gguf, open_gguf
-from llamatrain.gguf.types import TensorInfo, by_name
+from llamatrain.gguf.types import TensorInfo, type_by_name
 from llamatrain.gguf.values import f32, string, u32
-from llamatrain.gguf.writer import new_gguf
+from llamatrain.gguf.writer import create_gguf
 from tests.helpers.adapter_files import adapter, ggla, linear
 from tests.helpers.cli import TINY, Done, ran, run, text_file
 from tests.helpers.small_models import EMBEDDINGS, OUTPUT, small, weights, written
@@ -71,8 +71,8 @@ def test_as_the_ancestor_merged(tmp_path: Path) -> None:
     found, expected = open_gguf(tmp_path / "m.gguf"), open_gguf(material("ancestors/merged-by-ancestor.gguf"))
     assert list(found.tensors) == list(expected.tensors) and list(found.metadata) == list(expected.metadata)
     assert all(
-        bytes(found.metadata.typed[key].raw) == bytes(value.raw)
-        for key, value in expected.metadata.typed.items()
+        bytes(found.metadata.raw_values[key].raw) == bytes(value.raw)
+        for key, value in expected.metadata.raw_values.items()
     )
     for name in expected.tensors:
         assert np.abs(values(found, name) - values(expected, name)).max() < 1e-7
@@ -114,7 +114,7 @@ def test_several_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, panel
             assert np.abs(values(found, name) - values(plain, name) - changes[name]).max() < 1e-5, name
         else:
             assert np.array_equal(found.tensors[name].raw, tensor.raw), name
-    assert dict(found.metadata.typed) == dict(plain.metadata.typed)
+    assert dict(found.metadata.raw_values) == dict(plain.metadata.raw_values)
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -135,9 +135,9 @@ def test_keep(tmp_path: Path, kind: str) -> None:
         assert rms(values(found, name) - wanted) < rms(made.delta(name))
     assert {
         key: bytes(value.raw)
-        for key, value in found.metadata.typed.items()
+        for key, value in found.metadata.raw_values.items()
         if key != "general.quantization_version"
-    } == {key: bytes(value.raw) for key, value in plain.metadata.typed.items()}
+    } == {key: bytes(value.raw) for key, value in plain.metadata.raw_values.items()}
     assert found.metadata.get("general.quantization_version") == (
         None if kind in ("f32", "f16", "bf16") else 2
     )
@@ -216,12 +216,12 @@ def test_rows_that_a_type_cannot_hold(tmp_path: Path) -> None:
 def test_a_type_that_cannot_be_written(tmp_path: Path) -> None:
     """Such weights are copied where nothing changes them."""
     plain = open_gguf(files(tmp_path, kind="Q4_0")[0])
-    other = by_name("MXFP4")
+    other = type_by_name("MXFP4")
     infos = [
         TensorInfo(name, other if name == Q else each.type, each.shape)
         for name, each in plain.tensors.items()
     ]
-    with new_gguf(tmp_path / "odd.gguf", plain.metadata.typed, infos) as out:
+    with create_gguf(tmp_path / "odd.gguf", plain.metadata.raw_values, infos) as out:
         for info in infos:
             out.write(info.name, plain.tensors[info.name].raw if info.name != Q else [bytes(info.nbytes)])
     arguments = ("export-lora", tmp_path / "odd.gguf", "--out", tmp_path / "m.gguf", "--lora")
@@ -241,9 +241,9 @@ def test_a_split_base_becomes_one_file(tmp_path: Path) -> None:
     whole = open_gguf(base)
     halves = (list(whole.tensors.values())[:9], list(whole.tensors.values())[9:])
     for i, tensors in enumerate(halves):
-        keys = dict(whole.metadata.typed) if i == 0 else {}
+        keys = dict(whole.metadata.raw_values) if i == 0 else {}
         keys |= {"split.no": u32(i), "split.count": u32(2), "split.tensors.count": u32(21)}
-        with new_gguf(tmp_path / f"s-0000{i + 1}-of-00002.gguf", keys, tensors) as out:
+        with create_gguf(tmp_path / f"s-0000{i + 1}-of-00002.gguf", keys, tensors) as out:
             for tensor in tensors:
                 out.write(tensor.name, tensor.raw)
     ran("export-lora", base, "--lora", lora, "--out", tmp_path / "m.gguf")

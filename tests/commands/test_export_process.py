@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf
-from llamatrain.gguf.types import TensorInfo, by_name
-from llamatrain.gguf.writer import new_gguf
+from llamatrain.gguf.types import TensorInfo, type_by_name
+from llamatrain.gguf.writer import create_gguf
 from llamatrain.model.hyperparameters import Hyperparameters
 from tests.helpers.adapter_files import adapter
 from tests.helpers.cli import environment, finished, started, until
@@ -25,9 +25,9 @@ LARGE = small(
 def large(folder: Path, h: Hyperparameters = LARGE, kind: str = "F16") -> tuple[Path, Path]:
     """Weights that are all alike, quickly written."""
     path = folder / "base.gguf"
-    kinds = {name: by_name(kind if len(shape) == 2 else "F32") for name, shape in h.shapes.items()}
+    kinds = {name: type_by_name(kind if len(shape) == 2 else "F32") for name, shape in h.shapes.items()}
     infos = [TensorInfo(name, kinds[name], shape) for name, shape in h.shapes.items()]
-    with new_gguf(path, h.metadata("large"), infos) as out:
+    with create_gguf(path, h.metadata("large"), infos) as out:
         for info in infos:
             raw = (
                 np.full(info.nbytes // 2, 0x2C00, np.uint16)

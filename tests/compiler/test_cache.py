@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from llamatrain.compiler.cache import code
+from llamatrain.compiler.cache import code_cache
 from llamatrain.compiler.declare import I32, KernelEntry, Real, i32
 from llamatrain.compiler.thread_pool import CallTable
 from llamatrain.errors import UsageError
@@ -100,9 +100,9 @@ def test_code_is_for_the_processor_that_is_left(without: str, tmp_path: Path) ->
     script = """
 from llamatrain.kernels.cpu.elementwise import combine
 from llamatrain.compiler import emit
-target = emit.context().codegen()._tm
-emit.context().codegen().object_of = lambda module: target.emit_assembly(module).encode()
-print(emit.object_of(combine).decode())
+target = emit.numba_context().codegen()._tm
+emit.numba_context().codegen().emit_object = lambda module: target.emit_assembly(module).encode()
+print(emit.emit_object(combine).decode())
 """
     environment = {**os.environ, cpu.DISABLE_VARIABLE: without}
     done = subprocess.run(
@@ -115,7 +115,7 @@ def test_without_a_cache_folder_it_still_runs_and_says_so(tmp_path: Path) -> Non
     blocked = tmp_path / "file"
     blocked.write_text("no folder")
     script = "import tests.compiler.test_cache as t\nfrom llamatrain.compiler import parallel; from llamatrain.platform import terminal\n"
-    script += "parallel.declared = list\n"  # what is not needed here is not compiled with it, which takes half a minute
+    script += "parallel.list_compilables = list\n"  # what is not needed here is not compiled with it, which takes half a minute
     script += "with terminal.shown(): t.test_a_program_runs_again()"
     environment = without_libraries(blocked, TMPDIR=str(tmp_path))
     done = subprocess.run(
@@ -144,7 +144,7 @@ def test_a_body_that_cannot_be_compiled_is_no_fault_of_the_cache(monkeypatch: py
     from numba.core.errors import NumbaError
 
     said: list[str] = []
-    monkeypatch.setattr(code, "say", said.append)
+    monkeypatch.setattr(code_cache, "log", said.append)
     with pytest.raises(NumbaError):
         _ = KernelEntry(wrong).address
     assert all(line.startswith("compiling") for line in said)
@@ -175,8 +175,8 @@ sys.modules["{missing}"] = None
 from pathlib import Path
 Path.read_text = lambda *_: (_ for _ in ()).throw(OSError())  # nor is there /proc
 from llamatrain.compiler import cache, declare, parallel, thread_pool
-from llamatrain.distributed.cores import cores
+from llamatrain.distributed.cores import count_cores
 from llamatrain.platform import cache_dir, memory
-assert memory.resident_bytes() >= 0 and memory.available_bytes() is None and cores() > 0
+assert memory.resident_bytes() >= 0 and memory.available_bytes() is None and count_cores() > 0
 """
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -22,14 +22,14 @@ from llamatrain.engine.program import Program
 from llamatrain.graph.ops import scale
 from llamatrain.graph.tensor import placeholder
 from llamatrain.compiler import parallel; from llamatrain.platform import terminal
-from llamatrain.compiler.cache import code
+from llamatrain.compiler.cache import code_cache
 if {broken}:
-    parallel._run = lambda names, workers: 0
-here, make = [], code.made
-code.made = lambda declared: here.append(declared) or make(declared)
+    parallel._run_workers = lambda names, workers: 0
+here, make = [], code_cache.compile
+code_cache.compile = lambda declared: here.append(declared) or make(declared)
 x = placeholder("x", (64,))
 with terminal.show_log():
-    program = Program.of([scale(x, by=2.0)], {{x: np.ones(64, np.float32)}})
+    program = Program.build([scale(x, by=2.0)], {{x: np.ones(64, np.float32)}})
     program()
 assert (program.read(x) == 1).all() and program.read(next(iter(program.plan.outputs))).sum() == 128
 entries = [call.entry for run in program.runs for call in run.calls]
@@ -42,7 +42,7 @@ from llamatrain.engine.program import Program
 from llamatrain.graph.ops import matmul
 from llamatrain.graph.tensor import placeholder
 x, w = placeholder("x", (4, 3)), placeholder("w", (2, 3))
-Program.of([matmul(x, w)], {x: np.full((4, 3), 2, np.float32), w: np.ones((2, 3), np.float32)})()
+Program.build([matmul(x, w)], {x: np.full((4, 3), 2, np.float32), w: np.ones((2, 3), np.float32)})()
 """
 
 STEPPING = """
@@ -53,14 +53,14 @@ LlamaStep(TINY)()
 
 UNKEPT = """
 from llamatrain.compiler import parallel, thread_pool
-from llamatrain.compiler.cache import code
+from llamatrain.compiler.cache import code_cache
 said = []
-code.say = said.append
+code_cache.log = said.append
 for _ in range(2):
-    parallel.compile_ahead([thread_pool.lead])
-    code.report()
-thread_pool.lead.address
-print(len(said), *code.shelf.loose)
+    parallel.precompile([thread_pool.run_table])
+    code_cache.report()
+thread_pool.run_table.address
+print(len(said), *code_cache.store.in_memory)
 """
 
 RENDERING = """
@@ -74,23 +74,23 @@ LONE = """
 import sys
 import numpy as np
 from llamatrain.compiler import parallel
-parallel.declared = list
+parallel.list_compilables = list
 from llamatrain.data.tokenizer.bpe_merge import word_keys
 word_keys(np.frombuffer(b"abc", np.uint8), np.array([3]), keys := np.zeros(1, np.int64))
 assert keys[0] and "numba" not in sys.modules
 """
 
-ALONE = "llamatrain.compiler.thread_pool.lead"
+ALONE = "llamatrain.compiler.thread_pool.run_table"
 T = TypeVar("T")
 
 
 ALL = """
 from llamatrain.compiler import parallel, thread_pool; from llamatrain.platform import terminal
-from llamatrain.compiler.cache import code
-from llamatrain.compiler.inventory import declared
-parallel._run = lambda names, workers: print(len(names), len(declared())) or 0
+from llamatrain.compiler.cache import code_cache
+from llamatrain.compiler.inventory import list_compilables
+parallel._run_workers = lambda names, workers: print(len(names), len(list_compilables())) or 0
 with terminal.show_log():
-    parallel.compile_ahead([thread_pool.lead])
+    parallel.precompile([thread_pool.run_table])
 """
 
 
@@ -151,7 +151,7 @@ def test_what_cannot_be_kept_is_compiled_once_for_the_run_without_assertions_too
 
 def test_a_compiler_that_ends_costs_no_kernel_but_its_own(tmp_path: Path) -> None:
     names = ["llamatrain.compiler.thread_pool:nothing_of_this_name", "llamatrain.compiler.thread_pool:lead"]
-    script = f"from llamatrain.compiler import parallel; print(parallel._run({names!r}, 2), parallel._run({names!r}, 1))"
+    script = f"from llamatrain.compiler import parallel; print(parallel._run_workers({names!r}, 2), parallel._run_workers({names!r}, 1))"
     done = subprocess.run(
         [sys.executable, "-c", script],
         env=without_libraries(tmp_path),

@@ -34,12 +34,12 @@ import numpy as np
 from llamatrain.data.tokenizer.bpe_merge import word_keys
 from llamatrain.kernels.cpu.gates import silu_flat
 from llamatrain.compiler import parallel, prebuilt; from llamatrain.platform import terminal
-from llamatrain.compiler.cache import code
+from llamatrain.compiler.cache import code_cache
 from llamatrain.compiler.declare import SharedKernel
 from llamatrain.compiler.thread_pool import CallTable
-parallel.declared = list  # what is not needed here is not compiled with it
+parallel.list_compilables = list  # what is not needed here is not compiled with it
 if not {bricks}:
-    SharedKernel.made.clear()  # they are called by none of these, and take their time
+    SharedKernel.instances.clear()  # they are called by none of these, and take their time
 x, keys = np.linspace(-20, 20, 1003, dtype=np.float32), np.zeros(2, np.int64)
 y = np.zeros_like(x)
 with terminal.show_log():
@@ -48,7 +48,7 @@ with terminal.show_log():
 assert np.allclose(y, x / (1 + np.exp(-x)), atol=1e-5)
 print(hashlib.sha256(y.tobytes() + keys.tobytes()).hexdigest())
 print("compiler" if sys.modules.get("numba") or sys.modules.get("llvmlite") else "none")
-print("shipped" if code.library is not prebuilt.nothing else "compiled")
+print("shipped" if code_cache.library is not prebuilt.find_nothing else "compiled")
 """
 
 
@@ -56,7 +56,7 @@ print("shipped" if code.library is not prebuilt.nothing else "compiled")
 
 
 def used(folder: Path, cache: Path, bricks: bool = False) -> tuple[list[str], str]:
-    env = environment(**{prebuilt.SWITCH: str(folder), "LLAMATRAIN_CACHE": str(cache)})
+    env = environment(**{prebuilt.LIBRARIES_VARIABLE: str(folder), "LLAMATRAIN_CACHE": str(cache)})
     done = subprocess.run(
         [sys.executable, "-c", USE.format(bricks=bricks)],
         env=env,
@@ -95,9 +95,9 @@ def test_the_manifest_tells_what_is_in_it(few: Path) -> None:
     assert (
         manifest["kernels"] == FEW
         and manifest["libraries"] == {NAME: digest}
-        and manifest["sources"] == prebuilt.sources()
+        and manifest["sources"] == prebuilt.hash_sources()
     )
-    find = loader.loaded((few / f"{NAME}.so").read_bytes())
+    find = loader.load_code((few / f"{NAME}.so").read_bytes())
     assert all(find(each.replace(":", "_").replace(".", "_")) for each in FEW)
     assert not find("llamatrain_of_no_such_name")
 
@@ -120,8 +120,8 @@ def decorated() -> set[str]:
 
 
 def test_every_kernel_that_is_declared_is_built() -> None:
-    declared = build_kernels.declared()
-    assert {each.where for each in declared} == decorated() and len(declared) >= 65
+    declared = build_kernels.list_compilables()
+    assert {each.qualified_name for each in declared} == decorated() and len(declared) >= 65
     assert len({each.symbol for each in declared}) == len(declared)
 
 
@@ -142,19 +142,19 @@ def test_each_object_is_found_in_the_library_by_its_symbol(
             machine.emit_object(llvm.parse_assembly(f"define void @{declared.symbol}() {{ ret void }}"))
         )
 
-    monkeypatch.setattr(emit, "object_of", word)
+    monkeypatch.setattr(emit, "emit_object", word)
     monkeypatch.setattr(prebuilt, "FOLDER", tmp_path)
     monkeypatch.setattr(sys, "argv", ["build_kernels", "--here", NAME])
     build_kernels.main()
     build_kernels.write_manifest([NAME])
     closed(tmp_path)
     monkeypatch.setattr(
-        prebuilt, "loaded", lambda code, shown: loader.loaded(code)
+        prebuilt, "loaded", lambda code, exported: loader.load_code(code)
     )  # else they are found by name from now on
-    find, trouble = prebuilt.library()
-    assert not trouble and all(find(each.symbol) for each in build_kernels.declared())
+    find, trouble = prebuilt.open_library()
+    assert not trouble and all(find(each.symbol) for each in build_kernels.list_compilables())
     kernels = json.loads((tmp_path / prebuilt.MANIFEST).read_text())["kernels"]
-    assert set(kernels) == decorated() and len(kernels) == len(build_kernels.declared())
+    assert set(kernels) == decorated() and len(kernels) == len(build_kernels.list_compilables())
 
 
 BUILT = sorted((prebuilt.PACKAGE / "machine" / "libraries").glob("*.so"))
@@ -163,10 +163,10 @@ BUILT = sorted((prebuilt.PACKAGE / "machine" / "libraries").glob("*.so"))
 @pytest.mark.parametrize("path", BUILT, ids=lambda path: path.stem)
 def test_every_kernel_of_a_class_that_was_built_is_there(path: Path) -> None:
     manifest = json.loads((path.parent / prebuilt.MANIFEST).read_text())
-    if manifest["sources"] != prebuilt.sources():
+    if manifest["sources"] != prebuilt.hash_sources():
         pytest.skip("these were built of other sources")
     there, needed = symbols(path.read_bytes())
-    assert there == {each.symbol for each in build_kernels.declared()} and needed <= OF_LIBC
+    assert there == {each.symbol for each in build_kernels.list_compilables()} and needed <= OF_LIBC
     assert set(manifest["kernels"]) == decorated() and path.stem in manifest["libraries"]
 
 
@@ -176,8 +176,8 @@ def test_sources_are_all_that_ends_in_machine_code(tmp_path: Path, monkeypatch: 
         prebuilt.PACKAGE, tmp_path / "llamatrain", ignore=shutil.ignore_patterns("__pycache__", "libraries")
     )
     monkeypatch.setattr(prebuilt, "PACKAGE", tmp_path / "llamatrain")
-    before = prebuilt.sources.__wrapped__()
-    assert before == prebuilt.sources()
+    before = prebuilt.hash_sources.__wrapped__()
+    assert before == prebuilt.hash_sources()
     homes = {each.rpartition(":")[0] for each in decorated()} | {
         "llamatrain.compiler.emit",
         "llamatrain.compiler.vectors",
@@ -186,7 +186,7 @@ def test_sources_are_all_that_ends_in_machine_code(tmp_path: Path, monkeypatch: 
         path = tmp_path.joinpath(*home.split(".")).with_suffix(".py")
         text = path.read_text()
         path.write_text(text + "# edited\n")
-        assert prebuilt.sources.__wrapped__() != before, home
+        assert prebuilt.hash_sources.__wrapped__() != before, home
         path.write_text(text)
 
 
@@ -216,8 +216,8 @@ def test_a_library_needs_a_few_functions_of_libc_and_shows_nothing_but_kernels(f
 
 def test_what_was_compiled_on_this_machine_needs_no_more() -> None:
     """All that other tests had compiled."""
-    folder = finding.code.shelf.folder
-    bricks = {each.symbol for each in build_kernels.declared()}
+    folder = finding.code_cache.store.folder
+    bricks = {each.symbol for each in build_kernels.list_compilables()}
     for path in sorted(folder.iterdir()) if folder and folder.exists() else ():
         elf = path.read_bytes()[len(MAGIC) + 32 :]
         if not path.name.startswith(".") and elf[:4] == loader.ELF:
@@ -245,7 +245,7 @@ def test_a_wheel_is_made_of_what_is_whole_and_of_these_sources(
     assert not build_wheel.is_built()  # there are other classes
     whole = (folder / f"{NAME}.so").read_bytes()
     for name in cpu.CLASSES:
-        (folder / prebuilt.file_of(name)).write_bytes(whole)
+        (folder / prebuilt.library_filename(name)).write_bytes(whole)
     build_kernels.write_manifest([*cpu.CLASSES])
     assert build_wheel.is_built()
     for damage in (flipped, Path.unlink):
@@ -255,7 +255,7 @@ def test_a_wheel_is_made_of_what_is_whole_and_of_these_sources(
     manifest = json.loads((folder / prebuilt.MANIFEST).read_text())
     for said in (
         {**manifest, "sources": ""},
-        {"sources": prebuilt.sources()},
+        {"sources": prebuilt.hash_sources()},
         [],
         {**manifest, "libraries": []},
     ):

@@ -38,15 +38,15 @@ def three(number: int) -> int:
 
 def looked(cache: Path, compiles: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[bool, list[str]]:
     """Whether a process that begins now uses the library, and what it says; either way it does its work."""
-    monkeypatch.setattr(finding, "compiles", lambda: compiles)
+    monkeypatch.setattr(finding, "has_compiler", lambda: compiles)
     code, said = CodeCache(), list[str]()
-    vars(code).update(shelf=ObjectStore(cache), say=said.append)
+    vars(code).update(store=ObjectStore(cache), log=said.append)
     fresh = Function(three.body)
-    vars(fresh)["address"] = code.address(three)
+    vars(fresh)["address"] = code.get_address(three)
     assert fresh(4) == 7
-    kernel = next(each for each in build_kernels.declared() if each.where == FEW[0])
-    assert code.library is prebuilt.nothing or code.library(kernel.symbol)
-    return code.library is not prebuilt.nothing, said
+    kernel = next(each for each in build_kernels.list_compilables() if each.qualified_name == FEW[0])
+    assert code.library is prebuilt.find_nothing or code.library(kernel.symbol)
+    return code.library is not prebuilt.find_nothing, said
 
 
 def passed_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -58,7 +58,9 @@ def passed_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ), said
     why = said[0].removesuffix("; kernels are compiled")
     is_used, without = looked(cache, False, monkeypatch)
-    assert not is_used and without == [f"{why}: numpy does their work, many times slower; {finding.HELP}"]
+    assert not is_used and without == [
+        f"{why}: numpy does their work, many times slower; {finding.INSTALL_HINT}"
+    ]
     assert "\n" not in why and "Traceback" not in why
     return why
 
@@ -116,7 +118,7 @@ def test_without_a_manifest_there_is_nothing_and_nothing_to_say(
     (folder / prebuilt.MANIFEST).unlink()
     is_used, said = looked(folder.parent.parent / "cache", False, monkeypatch)
     assert not is_used and said == [
-        f"no compiled kernels for {NAME}: numpy does their work, many times slower; {finding.HELP}"
+        f"no compiled kernels for {NAME}: numpy does their work, many times slower; {finding.INSTALL_HINT}"
     ]
 
 
@@ -161,7 +163,9 @@ def test_what_the_manifest_says_must_be_so(
     cache = folder.parent.parent / "cache"
     if "no compiled" in why:
         is_used, said = looked(cache, False, monkeypatch)
-        assert not is_used and said == [f"{why}: numpy does their work, many times slower; {finding.HELP}"]
+        assert not is_used and said == [
+            f"{why}: numpy does their work, many times slower; {finding.INSTALL_HINT}"
+        ]
     else:
         assert passed_over(folder, monkeypatch).endswith(why)
 
@@ -240,18 +244,18 @@ def test_what_belongs_to_another_user_is_not_loaded(folder: Path, monkeypatch: p
         monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
     else:
         os.chown(folder / f"{NAME}.so", 12345, -1)
-    find, why = prebuilt.library()
-    assert find is prebuilt.nothing and why.endswith("belongs to another user")
+    find, why = prebuilt.open_library()
+    assert find is prebuilt.find_nothing and why.endswith("belongs to another user")
 
 
 def test_what_is_read_is_what_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not what the file has become meanwhile."""
     monkeypatch.setattr(
         prebuilt,
-        "loaded",
-        lambda code, shown: ((folder / f"{NAME}.so").unlink(), loader.loaded(code, shown))[1],
+        "load_code",
+        lambda code, exported: ((folder / f"{NAME}.so").unlink(), loader.load_code(code, exported))[1],
     )
-    find, why = prebuilt.library()
+    find, why = prebuilt.open_library()
     assert find(FEW[0].replace(":", "_").replace(".", "_")) and not why
 
 
@@ -266,7 +270,7 @@ def test_without_files_in_memory_it_is_loaded_from_another(
         refused = lambda *_: os.open("/dev/null", os.O_RDWR)
     monkeypatch.setattr(os, "memfd_create", refused)
     monkeypatch.setattr("tempfile.tempdir", str(folder.parent))
-    find, why = prebuilt.library()
+    find, why = prebuilt.open_library()
     assert find(FEW[0].replace(":", "_").replace(".", "_")) and not why
     assert [path.name for path in folder.parent.iterdir()] == ["libraries"]
 
@@ -284,7 +288,7 @@ try:
 except CompilerError as error:
     print(error)
 """
-    env = environment(**{prebuilt.SWITCH: str(folder)})
+    env = environment(**{prebuilt.LIBRARIES_VARIABLE: str(folder)})
     words = [sys.executable, "-c", "import sys; sys.modules['numba'] = None" + script]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{GATES}:silu_back_flat is in no library that is there; {finding.HELP}\n"
+    assert done.stdout == f"{GATES}:silu_back_flat is in no library that is there; {finding.INSTALL_HINT}\n"

@@ -15,22 +15,22 @@ import pytest
 from llamatrain.compiler import cache as code
 from llamatrain.compiler import prebuilt, store
 from llamatrain.compiler.declare import Function, Int
-from llamatrain.compiler.store import ObjectStore, sealed
+from llamatrain.compiler.store import ObjectStore, seal
 from llamatrain.platform import cache_dir, temp_files
 
 CODE = bytes(range(256)) * 40
-FILE = sealed("facts", CODE)
+FILE = seal("facts", CODE)
 
 
 @pytest.fixture
 def shelf(tmp_path: Path) -> ObjectStore:
     made = ObjectStore(tmp_path / "kernels")
-    made.put("name", FILE)
+    made.save("name", FILE)
     return made
 
 
 def is_given_back(folder: Path, name: str = "name", facts: str = "facts") -> bool:
-    code = ObjectStore(folder).take(name, facts)
+    code = ObjectStore(folder).load(name, facts)
     assert code is None or bytes(code) == CODE
     return code is not None
 
@@ -40,7 +40,7 @@ def test_what_was_kept_is_found_by_all_that_decides_it(shelf: ObjectStore) -> No
     assert not is_given_back(shelf.folder, facts="other facts") and not is_given_back(
         shelf.folder, name="other"
     )
-    assert not shelf.loose and [path.name for path in shelf.folder.iterdir()] == ["name"]
+    assert not shelf.in_memory and [path.name for path in shelf.folder.iterdir()] == ["name"]
 
 
 def test_no_damage_goes_unseen(shelf: ObjectStore) -> None:
@@ -59,13 +59,13 @@ def test_no_damage_goes_unseen(shelf: ObjectStore) -> None:
         ]
         place.write_bytes(found := chance.choice(damages))
         assert is_given_back(shelf.folder) == (found == FILE)
-    shelf.put("name", FILE)
+    shelf.save("name", FILE)
     assert is_given_back(shelf.folder)
 
 
 def test_a_function_s_file_is_no_other_s(shelf: ObjectStore) -> None:
     assert shelf.folder
-    shelf.put("other", sealed("other facts", CODE))
+    shelf.save("other", seal("other facts", CODE))
     one, other = shelf.folder / "name", shelf.folder / "other"
     one.rename(shelf.folder / "third")
     other.rename(one)
@@ -79,8 +79,8 @@ def test_code_that_others_may_change_is_not_run(mode: int, shelf: ObjectStore) -
     assert shelf.folder
     (shelf.folder / "name").chmod(mode)
     found = ObjectStore(shelf.folder)
-    assert found.take("name", "facts") is None and found.damaged == {"name"}
-    found.put("name", FILE)
+    assert found.load("name", "facts") is None and found.damaged == {"name"}
+    found.save("name", FILE)
     assert is_given_back(shelf.folder) and (shelf.folder / "name").stat().st_mode & 0o022 == 0
 
 
@@ -110,8 +110,8 @@ def test_what_is_no_file_is_neither_waited_for_nor_followed(
         }
         place.symlink_to(goals[kind])
     fresh = ObjectStore(shelf.folder)
-    assert fresh.take("name", "facts") is None and (fresh.damaged == {"name"}) == (kind != "nowhere")
-    fresh.put("name", FILE)
+    assert fresh.load("name", "facts") is None and (fresh.damaged == {"name"}) == (kind != "nowhere")
+    fresh.save("name", FILE)
     assert (
         is_given_back(shelf.folder) and not place.is_symlink() and outside.read_bytes() == b"of somebody else"
     )
@@ -120,26 +120,26 @@ def test_what_is_no_file_is_neither_waited_for_nor_followed(
 def test_a_folder_that_is_gone_is_made_again(shelf: ObjectStore) -> None:
     assert shelf.folder
     temp_files.remove_path(shelf.folder)
-    assert shelf.take("name", "facts") is None
-    shelf.put("name", FILE)
-    assert is_given_back(shelf.folder) and not shelf.trouble
+    assert shelf.load("name", "facts") is None
+    shelf.save("name", FILE)
+    assert is_given_back(shelf.folder) and not shelf.problem
 
 
 def test_a_file_in_place_of_the_folder_costs_the_keeping_alone(tmp_path: Path) -> None:
     (tmp_path / "kernels").write_text("no folder")
     shelf = ObjectStore(tmp_path / "kernels")
-    assert shelf.take("name", "facts") is None and not shelf.damaged
-    shelf.put("name", FILE)
-    assert shelf.trouble and bytes(shelf.take("name", "facts") or b"") == CODE
+    assert shelf.load("name", "facts") is None and not shelf.damaged
+    shelf.save("name", FILE)
+    assert shelf.problem and bytes(shelf.load("name", "facts") or b"") == CODE
 
 
 def test_a_full_disk_leaves_no_half_file(shelf: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shelf.folder
     monkeypatch.setattr(Path, "write_bytes", no_room)
-    shelf.put("more", FILE)
-    shelf.put("yet more", FILE)
-    assert shelf.trouble == f"{shelf.folder} cannot be written (No space left on device)" and set(
-        shelf.loose
+    shelf.save("more", FILE)
+    shelf.save("yet more", FILE)
+    assert shelf.problem == f"{shelf.folder} cannot be written (No space left on device)" and set(
+        shelf.in_memory
     ) == {
         "more",
         "yet more",
@@ -158,14 +158,14 @@ def test_what_belongs_to_another_user_is_not_run(shelf: ObjectStore, monkeypatch
     monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
     stranger = ObjectStore(shelf.folder)
     if mine:
-        assert stranger.trouble == f"{shelf.folder} belongs to another user"
-        assert stranger.take("name", "facts") is None
+        assert stranger.problem == f"{shelf.folder} belongs to another user"
+        assert stranger.load("name", "facts") is None
     else:
-        assert not stranger.trouble and is_given_back(shelf.folder)
+        assert not stranger.problem and is_given_back(shelf.folder)
         os.chown(shelf.folder / "name", 12345, 12345)
         assert not is_given_back(shelf.folder)
         os.chown(shelf.folder, 12345, 12345)
-        assert ObjectStore(shelf.folder).trouble == f"{shelf.folder} belongs to another user"
+        assert ObjectStore(shelf.folder).problem == f"{shelf.folder} belongs to another user"
 
 
 def test_others_may_read_and_not_write(shelf: ObjectStore) -> None:
@@ -179,11 +179,11 @@ def test_many_write_at_once_and_all_read_whole_files(shelf: ObjectStore) -> None
     def work() -> None:
         mine = ObjectStore(shelf.folder)
         for _ in range(40):
-            mine.put("name", FILE)
-            code = mine.take("name", "facts")
-            if code is None or bytes(code) != CODE or mine.trouble:
-                failed.append(mine.trouble or "damaged")
-            mine.check()
+            mine.save("name", FILE)
+            code = mine.load("name", "facts")
+            if code is None or bytes(code) != CODE or mine.problem:
+                failed.append(mine.problem or "damaged")
+            mine.check_writable()
 
     workers = [threading.Thread(target=work) for _ in range(4)]
     for worker in workers:
@@ -217,12 +217,12 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_not_before(
     with subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         try:
             assert other.stdout and other.stdout.readline()
-            shelf.check()
+            shelf.check_writable()
             subprocess.run([sys.executable, "-c", sweeping], env=environment, check=True)
             assert (shelf.folder / ".new-x").exists() and len(list((tmp_path / "temporary").iterdir())) == 2
         finally:
             other.kill()
-    shelf.check()
+    shelf.check_writable()
     subprocess.run([sys.executable, "-c", sweeping], env=environment, check=True)
     assert [path.name for path in shelf.folder.iterdir()] == ["name"] and not [
         *(tmp_path / "temporary").iterdir()
@@ -244,7 +244,7 @@ def two(number: int) -> Int:
 
 def compiler(folder: Path) -> tuple[code.CodeCache, list[str]]:
     made, said = code.CodeCache(), list[str]()
-    vars(made).update(shelf=ObjectStore(folder), library=prebuilt.nothing, say=said.append)
+    vars(made).update(store=ObjectStore(folder), library=prebuilt.find_nothing, log=said.append)
     return made, said
 
 
@@ -253,7 +253,7 @@ def compiled(made: code.CodeCache) -> int:
     before = made.compiled
     for number, function in enumerate((one, two), 1):
         fresh = Function(function.body)
-        vars(fresh)["address"] = made.address(function)
+        vars(fresh)["address"] = made.get_address(function)
         assert fresh(4) == 4 + number
     return made.compiled - before
 
@@ -273,10 +273,10 @@ def test_what_was_compiled_is_found_and_what_was_damaged_heals(tmp_path: Path) -
 
 def test_what_is_whole_and_of_no_use_is_made_again(tmp_path: Path) -> None:
     made, _ = compiler(tmp_path)
-    facts = code.facts_of(one)
-    made.shelf.put(
-        store.name_of(f"{one.body.__module__}.one", facts),
-        sealed(facts, b"\x7fELF" + bytes(12) + b"\3" + bytes(99)),
+    facts = code.describe_code(one)
+    made.store.save(
+        store.object_name(f"{one.body.__module__}.one", facts),
+        seal(facts, b"\x7fELF" + bytes(12) + b"\3" + bytes(99)),
     )
     assert compiled(made) == 2 and compiled(compiler(tmp_path)[0]) == 0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llamatrain.compiler.cache import HELP
+from llamatrain.compiler.cache import INSTALL_HINT
 from llamatrain.errors import UsageError
 from llamatrain.platform import cpu
 from tests.helpers.cli import environment
@@ -126,10 +126,10 @@ if {blocked}:
 from llamatrain.platform import cpu
 cpu.cpu_features = lambda: frozenset({{"sse2"}})
 from llamatrain.data.tokenizer.bpe_merge import word_keys
-from llamatrain.compiler.cache import code, compiled
+from llamatrain.compiler.cache import code_cache, compile_function
 if not {blocked}:
-    assert b"ELF" in compiled(word_keys)[2]
-print(cpu.processor().name, code.able())
+    assert b"ELF" in compile_function(word_keys)[2]
+print(cpu.processor().name, code_cache.is_available())
 print("compiler" if sys.modules.get("llvmlite") else "none")
 """
 
@@ -167,10 +167,10 @@ def test_what_would_help_is_said_of_it(machine: pytest.MonkeyPatch) -> None:
 
     machine.setattr(cpu, "cpu_features", lambda: LARGE - {"avx2"})
     machine.setattr(finding, "processor", cpu.processor)
-    machine.setattr(finding, "compiles", lambda: False)
+    machine.setattr(finding, "has_compiler", lambda: False)
     made, said = finding.CodeCache(), list[str]()
-    vars(made).update(library=prebuilt.nothing, say=said.append)
-    assert not made.able() and not made.able()
+    vars(made).update(library=prebuilt.find_nothing, log=said.append)
+    assert not made.is_available() and not made.is_available()
     assert said == [
-        f"no compiled kernels for {cpu.processor().name}: numpy does their work, many times slower; {HELP}"
+        f"no compiled kernels for {cpu.processor().name}: numpy does their work, many times slower; {INSTALL_HINT}"
     ]

@@ -22,10 +22,10 @@ from llamatrain.compiler.thread_pool import (
     OPEN,
     CallTable,
     ThreadPool,
-    aligned,
+    align_to_line,
     fetch_add,
     load,
-    pause,
+    pause_spinning,
 )
 from llamatrain.run.signals import ONE
 from tests.compiler.test_cache import COUNT
@@ -37,7 +37,7 @@ def until(lo, hi, thread, word, inside):
     """Goes on until a word says so, and counts who has come."""
     fetch_add(inside, 1)
     while not load(word):
-        pause()
+        pause_spinning()
 
 
 @KernelEntry
@@ -46,7 +46,7 @@ def who(lo, hi, thread, seen: I32, inside, all_of_them):
     seen[thread] += 1
     fetch_add(inside, 1)
     while load(inside) < all_of_them:
-        pause()
+        pause_spinning()
 
 
 def held(blocks: int, count: int = 0) -> tuple[CallTable, np.ndarray]:
@@ -95,16 +95,16 @@ def is_right(rows: int, count: int) -> bool:
 
 
 def word(team: ThreadPool, at: int) -> int:
-    return int(team.words[aligned(team.words)[1] + at // 8])
+    return int(team.words[align_to_line(team.words)[1] + at // 8])
 
 
 @pytest.fixture
 def team(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPool]:
     """One of this test's own."""
     made = ThreadPool()
-    monkeypatch.setattr(thread_pool, "team", made)
+    monkeypatch.setattr(thread_pool, "pool", made)
     yield made
-    assert not word(made, INSIDE) and not word(made, OPEN) and not made.turn.locked()
+    assert not word(made, INSIDE) and not word(made, OPEN) and not made.lock.locked()
 
 
 # ---- who helps -------------------------------------------------------------
@@ -117,14 +117,14 @@ def test_each_thread_has_a_number_of_its_own(count: int, team: ThreadPool) -> No
         seen, inside = np.zeros(count, np.int32), np.zeros(1, np.int64)
         CallTable([who.call(seen, inside.ctypes.data, count, items=count, block=1)], count)()
         assert (seen == 1).all()
-    assert len(team.asleep) == count - 1
+    assert len(team.wake_locks) == count - 1
 
 
 def test_threads_keep_what_they_look_at() -> None:
     """A team that is gone left helpers behind who looked into memory that another team had by then."""
     made = ThreadPool()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(thread_pool, "team", made)
+        patch.setattr(thread_pool, "pool", made)
         assert is_right(3, 2)
     words = weakref.ref(made.words)
     del made
@@ -134,7 +134,7 @@ def test_threads_keep_what_they_look_at() -> None:
 
 def test_no_more_help_than_was_asked_for(team: ThreadPool) -> None:
     """Though others were hired before; who was late for that table, on a machine that is busy, is not the next time."""
-    assert is_right(3, 6) and len(team.asleep) == 5
+    assert is_right(3, 6) and len(team.wake_locks) == 5
     begun = list[int]()
     while 2 not in begun and len(begun) < 20:
         with at_work(*held(6, 2)) as words:
@@ -159,10 +159,10 @@ def test_a_row_of_one_block_wakes_nobody(team: ThreadPool, monkeypatch: pytest.M
     array = np.zeros(100, np.int32)
     table = CallTable([COUNT.call(array, array, array, 0, 0, items=100, block=100)] * 5, 8)
     table()
-    assert table.threads == 1 and not team.asleep and (array == 5).all()
+    assert table.threads == 1 and not team.wake_locks and (array == 5).all()
     empty = CallTable([COUNT.call(array, array, array, 0, 0, items=0, block=8)], 8)
     empty()
-    assert not team.asleep and (array == 5).all()
+    assert not team.wake_locks and (array == 5).all()
 
 
 def test_tables_of_ever_other_numbers_of_threads(team: ThreadPool) -> None:
@@ -172,7 +172,7 @@ def test_tables_of_ever_other_numbers_of_threads(team: ThreadPool) -> None:
             table()
             assert (arrays == turn + 1).all()
             faults[:] = 0  # of rows that see more than one turn
-    assert len(team.asleep) == 4
+    assert len(team.wake_locks) == 4
 
 
 def test_many_threads_of_python_run_tables_at_once(team: ThreadPool) -> None:
@@ -198,10 +198,10 @@ def test_where_no_more_threads_can_be_had_those_that_are_there_do_it(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refused)
-    assert is_right(4, 5) and len(team.asleep) == 1
+    assert is_right(4, 5) and len(team.wake_locks) == 1
     monkeypatch.undo()
-    monkeypatch.setattr(thread_pool, "team", team)
-    assert is_right(4, 3) and len(team.asleep) == 2
+    monkeypatch.setattr(thread_pool, "pool", team)
+    assert is_right(4, 3) and len(team.wake_locks) == 2
 
 
 # ---- sleep -----------------------------------------------------------------
@@ -225,13 +225,13 @@ class Interrupting:
 def test_an_interrupt_on_the_way_in_leaves_nobody_in_the_table(team: ThreadPool) -> None:
     """Whose memory is another's by the time that somebody looks for work in it."""
     assert is_right(4, 3)
-    first, second = team.asleep
+    first, second = team.wake_locks
     table, arrays, _ = counting(4, 3)
-    team.asleep[1] = Interrupting()  # type: ignore[call-overload]
+    team.wake_locks[1] = Interrupting()  # type: ignore[call-overload]
     with pytest.raises(KeyboardInterrupt):
         table()
     assert not word(team, OPEN) and not word(team, INSIDE)
-    team.asleep[:] = first, second
+    team.wake_locks[:] = first, second
     del table, arrays
     time.sleep(0.05)
     before = time.process_time()
@@ -255,10 +255,10 @@ worker = threading.Thread(target=busy, daemon=True)
 worker.start()
 for at in range(12):
     if not (child := os.fork()):
-        assert not thread_pool.team.asleep
-        fine = all(is_right(6, 3) for _ in range(5)) and len(thread_pool.team.asleep) == 2
+        assert not thread_pool.pool.wake_locks
+        fine = all(is_right(6, 3) for _ in range(5)) and len(thread_pool.pool.wake_locks) == 2
         if not (grandchild := os.fork()):
-            os._exit(not (not thread_pool.team.asleep and is_right(6, 2)))
+            os._exit(not (not thread_pool.pool.wake_locks and is_right(6, 2)))
         os._exit(not fine or os.waitpid(grandchild, 0)[1])
     assert os.waitpid(child, 0)[1] == 0 and is_right(6, 3), at
 stop.append(1)
@@ -298,7 +298,7 @@ ENDING = """
 import atexit, sys, threading
 from llamatrain.compiler import thread_pool
 from tests.compiler.test_thread_pool import held, is_right
-assert is_right(6, 3) and len(thread_pool.team.asleep) == 2
+assert is_right(6, 3) and len(thread_pool.pool.wake_locks) == 2
 if {running}:
     table, words = held(3)
     threading.Thread(target=table, daemon=True).start()

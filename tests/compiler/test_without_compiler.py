@@ -13,7 +13,7 @@ import pytest
 
 from llamatrain.compiler import cache as finding
 from llamatrain.compiler import prebuilt
-from llamatrain.compiler.cache import HELP
+from llamatrain.compiler.cache import INSTALL_HINT
 from llamatrain.gguf import quants
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.platform import cpu
@@ -31,7 +31,7 @@ from tests.helpers.cli import (
 )
 from tests.helpers.lora_runs import WIDE, base
 
-SAID = f"no compiled kernels for {cpu.processor().name}: numpy does their work, many times slower; {HELP}\n"
+SAID = f"no compiled kernels for {cpu.processor().name}: numpy does their work, many times slower; {INSTALL_HINT}\n"
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 # Of one process, which imports all once, a child for each command.
@@ -119,7 +119,11 @@ def compilerless(folder: Path, **more: str) -> dict[str, str]:
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(SITE)
     made = environment(
-        **{prebuilt.SWITCH: str(folder / "nothing here"), "LLAMATRAIN_CACHE": str(folder / "cache"), **more}
+        **{
+            prebuilt.LIBRARIES_VARIABLE: str(folder / "nothing here"),
+            "LLAMATRAIN_CACHE": str(folder / "cache"),
+            **more,
+        }
     )
     return made | {"PYTHONPATH": os.pathsep.join([str(folder / "site"), made["PYTHONPATH"]])}
 
@@ -206,7 +210,8 @@ def test_vocabularies_and_tokens_are_the_same(
     numpy_s: tuple[Path, Results], kernels: tuple[Path, Results]
 ) -> None:
     learned = [
-        open_gguf(folder / "learned" / "model.gguf").metadata.typed for folder in (numpy_s[0], kernels[0])
+        open_gguf(folder / "learned" / "model.gguf").metadata.raw_values
+        for folder in (numpy_s[0], kernels[0])
     ]
     for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges"):
         assert bytes(learned[0][key].raw) == bytes(learned[1][key].raw)
@@ -246,7 +251,7 @@ def test_a_simple_type_is_written_with_the_same_codes(
 def test_a_type_that_is_searched_for_is_refused_in_one_line(
     name: str, numpy_s: tuple[Path, Results], kernels: tuple[Path, Results]
 ) -> None:
-    assert numpy_s[1][name].errors == [f"error: Q4_K is written by compiled kernels alone; {HELP}"]
+    assert numpy_s[1][name].errors == [f"error: Q4_K is written by compiled kernels alone; {INSTALL_HINT}"]
     out = NAMED[name][-1]
     assert (
         kernels[1][name].code == 0
@@ -290,7 +295,7 @@ def test_a_run_that_kernels_began_goes_on_without_them(kernels: tuple[Path, Resu
 
 
 BUILT = pytest.mark.skipif(
-    prebuilt.library()[0] is prebuilt.nothing, reason="scripts/build_kernels.py was not run"
+    prebuilt.open_library()[0] is prebuilt.find_nothing, reason="scripts/build_kernels.py was not run"
 )
 
 
@@ -327,7 +332,7 @@ def test_with_libraries_all_is_as_with_a_compiler_and_nothing_is_said(
 ) -> None:
     folder = place / "shipped"
     folder.mkdir()
-    for name, done in all_ended(folder, **{prebuilt.SWITCH: str(prebuilt.FOLDER)}).items():
+    for name, done in all_ended(folder, **{prebuilt.LIBRARIES_VARIABLE: str(prebuilt.FOLDER)}).items():
         assert done.code == 0 and "compile" not in done.err and "numpy" not in done.err, (name, done.err)
     for out in ("bytes", "halves", "learned", "plain"):
         same_bits(folder / out / "model.gguf", kernels[0] / out / "model.gguf")
@@ -346,7 +351,7 @@ def test_with_libraries_all_is_as_with_a_compiler_and_nothing_is_said(
 
 def test_a_folder_of_its_name_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is one fatal that nobody knows the version of."""
-    assert finding.compiles.__wrapped__()
+    assert finding.has_compiler.__wrapped__()
     before = finding.cache_key.__wrapped__()
 
     def unknown(name: str) -> str:
@@ -355,14 +360,16 @@ def test_a_folder_of_its_name_is_no_compiler(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("importlib.metadata.version", unknown)
     assert finding.cache_key.__wrapped__() != before
     monkeypatch.setattr(finding, "find_spec", lambda name: ModuleSpec(name, None, is_package=True))
-    assert not finding.compiles.__wrapped__()
+    assert not finding.has_compiler.__wrapped__()
 
 
 def test_a_compiler_that_does_not_work_is_named(place: Path, tmp_path: Path) -> None:
     why = "Numba needs NumPy 2.9 or less"
     (tmp_path / "numba").mkdir()
     (tmp_path / "numba" / "__init__.py").write_text(f"raise ImportError({why!r})\n")
-    env = environment(**{prebuilt.SWITCH: str(tmp_path), "LLAMATRAIN_CACHE": str(tmp_path / "cache")})
+    env = environment(
+        **{prebuilt.LIBRARIES_VARIABLE: str(tmp_path), "LLAMATRAIN_CACHE": str(tmp_path / "cache")}
+    )
     env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), env["PYTHONPATH"]])
     words = [
         sys.executable,
@@ -376,6 +383,6 @@ def test_a_compiler_that_does_not_work_is_named(place: Path, tmp_path: Path) -> 
     assert done.returncode == 1
     assert (
         done.stderr.splitlines()[-1]
-        == f"error: the compiler that is installed does not work ({why}); {HELP} that does"
+        == f"error: the compiler that is installed does not work ({why}); {INSTALL_HINT} that does"
     )
     assert "Traceback" not in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llamatrain.compiler import parallel
-from llamatrain.compiler.inventory import declared
+from llamatrain.compiler.inventory import list_compilables
 from llamatrain.platform import cpu
 
 FILES = ("test_cpu_elementwise.py", "test_cpu_attention.py", "test_matmul.py", "test_fused_ce.py")
@@ -24,8 +24,8 @@ sys.exit(pytest.main(sys.argv[1:]))
 
 def compile_kernels_alone() -> None:
     """Leave out what reads vocabularies and files: compiling all there is takes twice as long."""
-    parallel.declared = lambda: [
-        each for each in declared() if each.where.startswith("llamatrain.kernels.cpu.")
+    parallel.list_compilables = lambda: [
+        each for each in list_compilables() if each.qualified_name.startswith("llamatrain.kernels.cpu.")
     ]
 
 

@@ -15,7 +15,7 @@ from llamatrain.config.toml import BaseArgument, DataArgument, config_text, read
 from llamatrain.config.units import Duration, Size
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
-from llamatrain.graph.remat_policy import NAMED
+from llamatrain.graph.remat_policy import POLICY_NAMES
 from llamatrain.model.options import ModelOptions
 from llamatrain.run.extra_output_options import ExtraOutputOptions
 from llamatrain.run.lora_options import LoraOptions
@@ -192,7 +192,7 @@ def test_every_option_is_declared_whole(cls: type[Options]) -> None:
 
 def test_what_is_computed_again_is_told_of() -> None:
     takes = declared(TrainOptions)["remat"].takes
-    assert all(policy in takes for policy in NAMED)
+    assert all(policy in takes for policy in POLICY_NAMES)
 
 
 def test_a_file_of_options_is_read_as_it_was_written(tmp_path: Path) -> None:

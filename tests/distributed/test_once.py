@@ -11,7 +11,7 @@ import pytest
 from llamatrain.data import find_files
 from llamatrain.data.find_files import find_sources
 from llamatrain.distributed.comm import SingleProcess
-from llamatrain.distributed.once import made_here_once, made_once
+from llamatrain.distributed.once import run_on_rank_zero, run_once_per_host
 from llamatrain.errors import DataError
 from tests.helpers.mpi_programs import needs_mpi, python
 from tests.helpers.warm_cache import without_libraries
@@ -21,26 +21,26 @@ import json, sys, time
 from llamatrain.data import token_cache
 from llamatrain.data.dataset import open_corpus
 from llamatrain.data.options import DataOptions
-from llamatrain.distributed.comm import world
-from llamatrain.distributed.once import made_here_once
+from llamatrain.distributed.comm import get_comm
+from llamatrain.distributed.once import run_once_per_host
 from tests.helpers.byte_tokenizer import ByteTokenizer
 made, make = [], token_cache._made
 token_cache._made = lambda *given: made.append(1) or time.sleep(0.5) or make(*given)
 before = time.process_time()
 try:
-    corpus, kept = made_here_once(lambda: open_corpus(sys.argv[1:], ByteTokenizer(), DataOptions(val_split=0.2), 16, 0))
+    corpus, kept = run_once_per_host(lambda: open_corpus(sys.argv[1:], ByteTokenizer(), DataOptions(val_split=0.2), 16, 0))
     took = time.process_time() - before
-    print(json.dumps([world().rank, len(made), took, len(corpus), len(kept), corpus.fingerprint]), flush=True)
+    print(json.dumps([get_comm().rank, len(made), took, len(corpus), len(kept), corpus.fingerprint]), flush=True)
 except Exception as error:
-    print(json.dumps([world().rank, len(made), getattr(error, "shared", False), str(error)]), flush=True)
+    print(json.dumps([get_comm().rank, len(made), getattr(error, "shared", False), str(error)]), flush=True)
 """
 
 VOCABULARY = """
 import os
 from llamatrain.data.tokenizer import learn_process
-from llamatrain.distributed.comm import world
-from llamatrain.distributed.once import made_once
-made = made_once(lambda: print("learns", world().rank, flush=True) or learn_process.merges(["so it goes, so it went " * 9], 280))
+from llamatrain.distributed.comm import get_comm
+from llamatrain.distributed.once import run_on_rank_zero
+made = run_on_rank_zero(lambda: print("learns", get_comm().rank, flush=True) or learn_process.merges(["so it goes, so it went " * 9], 280))
 print(made, flush=True)
 """
 
@@ -75,7 +75,7 @@ def test_a_vocabulary_is_learned_by_one_rank(tmp_path: Path) -> None:
 
 
 def test_who_is_alone_makes_all() -> None:
-    assert made_once(lambda: 3) == 3 and made_here_once(lambda: [4]) == [4]
+    assert run_on_rank_zero(lambda: 3) == 3 and run_once_per_host(lambda: [4]) == [4]
 
 
 def test_what_only_one_can_read_is_refused_to_several(
@@ -83,7 +83,7 @@ def test_what_only_one_can_read_is_refused_to_several(
 ) -> None:
     several = SingleProcess()
     several.size = 4
-    monkeypatch.setattr(find_files, "world", lambda: several)
+    monkeypatch.setattr(find_files, "get_comm", lambda: several)
     os.mkfifo(pipe := tmp_path / "pipe")
     for name, told in (("-", "standard input"), (str(pipe), f"{pipe}, a pipe,")):
         with pytest.raises(DataError) as info:
@@ -96,16 +96,16 @@ def test_what_only_one_can_read_is_refused_to_several(
 
 COMPILING = """
 from llamatrain.compiler import parallel
-from llamatrain.compiler.parallel import compile_ahead
-from llamatrain.compiler.cache import code
+from llamatrain.compiler.parallel import precompile
+from llamatrain.compiler.cache import code_cache
 from llamatrain.data.tokenizer.bpe_merge import word_keys
-from llamatrain.compiler.thread_pool import begin, follow
-made, keep = [], code.keep
-code.keep = lambda name, file: made.append(name) or keep(name, file)
-parallel.declared = lambda: [word_keys]  # not all that there are, which takes half a minute
+from llamatrain.compiler.thread_pool import open_table, help_leader
+made, keep = [], code_cache.save
+code_cache.save = lambda name, file: made.append(name) or keep(name, file)
+parallel.list_compilables = lambda: [word_keys]  # not all that there are, which takes half a minute
 input()
-compile_ahead([word_keys, begin, follow])
-print(len(made), all(map(code.found, [word_keys, begin, follow])))
+precompile([word_keys, open_table, help_leader])
+print(len(made), all(map(code_cache.find, [word_keys, open_table, help_leader])))
 """
 
 

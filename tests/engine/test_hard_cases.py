@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from llamatrain.compiler.store import ObjectStore
-from llamatrain.engine.backend import backend_of
+from llamatrain.engine.backend import create_backend
 from llamatrain.engine.plan import plan
 from llamatrain.engine.program import Program
-from llamatrain.engine.remat_budget import cheapest
+from llamatrain.engine.remat_budget import find_cheapest
 from llamatrain.errors import GraphError
 from llamatrain.graph import ops
 from llamatrain.graph.tensor import BF16, I32, Tensor, parameter, placeholder, state
@@ -24,7 +24,7 @@ from tests.helpers.random_models import Size, llama
 
 
 def run(outputs: list[Tensor], memory: dict[Tensor, np.ndarray], **how) -> list[np.ndarray]:
-    program = Program.of(outputs, {tensor: array.copy() for tensor, array in memory.items()}, **how)
+    program = Program.build(outputs, {tensor: array.copy() for tensor, array in memory.items()}, **how)
     program()
     return [program.read(output).copy() for output in outputs]
 
@@ -78,7 +78,7 @@ def test_whole_numbers_as_options(optimizer: AdamW | SGD) -> None:
             w: np.arange(1, 7, dtype=np.float32).reshape(2, 3),
             inputs.schedule: np.array([0.1, 0.1, 0.001], np.float32),
         }
-        Program.of(outputs, memory, kernels=kernels)()
+        Program.build(outputs, memory, kernels=kernels)()
         results.append(memory[w])
     np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
 
@@ -133,19 +133,19 @@ def test_memory_that_cannot_be_written_is_refused() -> None:
     frozen = np.zeros(4, np.float32)
     frozen.flags.writeable = False
     with pytest.raises(GraphError, match="cannot be written"):
-        Program.of([ops.cpy(cache, y, into=True)], {cache: frozen})
+        Program.build([ops.cpy(cache, y, into=True)], {cache: frozen})
 
 
 def test_a_plan_without_the_kernels_scratch_is_refused() -> None:
     x, w = placeholder("x", (256, 512)), parameter("w", (512, 512))
     with pytest.raises(GraphError, match="scratch"):
-        Program(plan([ops.matmul(x, w)]), {}, backend_of())
+        Program(plan([ops.matmul(x, w)]), {}, create_backend())
 
 
 @pytest.mark.parametrize("how", [{"kernels": "refrence"}, {"threads": 0}, {"threads": -1}])
 def test_programs_that_cannot_be(how: dict) -> None:
     with pytest.raises(GraphError, match="received"):
-        Program.of([ops.scale(placeholder("x", (2,)), by=2.0)], **how)
+        Program.build([ops.scale(placeholder("x", (2,)), by=2.0)], **how)
 
 
 def test_graphs_that_cannot_be() -> None:
@@ -186,14 +186,14 @@ def test_whatever_some_policy_fits_is_not_refused(layers_: int) -> None:
 
     def plan_with(policy: str | int):
         return plan(
-            stream(differentiate(model.loss, model.trained, borders=model.borders, remat=policy), AdamW())[1]
+            stream(differentiate(model.loss, model.trained, borders=model.block_inputs, remat=policy), AdamW())[1]
         )
 
     totals = [plan_with(policy).total for policy in ("none", "light", *range(1, layers_ + 1), "block")]
     road = ["none", "light", *range(1, layers_ + 1)]
-    found = cheapest(plan_with, road, [0, 1, layers_ + 1], min(totals))
+    found = find_cheapest(plan_with, road, [0, 1, layers_ + 1], min(totals))
     assert found and found.total == min(totals)
-    assert cheapest(plan_with, road, [0, 1, layers_ + 1], min(totals) - 1) is None
+    assert find_cheapest(plan_with, road, [0, 1, layers_ + 1], min(totals) - 1) is None
 
 
 def _in_the_child(results) -> None:
@@ -226,8 +226,8 @@ def test_without_a_home_things_are_kept_while_the_program_runs(monkeypatch: pyte
         and cache_dir.default_cache_dir("x") is None
     )
     kernels = ObjectStore(cache_dir.default_cache_dir("x"))
-    kernels.put("name", b"file")
-    assert kernels.trouble == "there is no home" and kernels.loose == {"name": b"file"}
+    kernels.save("name", b"file")
+    assert kernels.problem == "there is no home" and kernels.in_memory == {"name": b"file"}
     monkeypatch.setattr("tempfile.mkdtemp", lambda **_: no_room())
     cache_dir.get_temp_folder.cache_clear()
     assert cache_dir.writable_cache_dir("x") is None

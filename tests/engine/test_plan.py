@@ -13,13 +13,20 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from llamatrain.engine.allocator import LIMITLESS, Allocation, LiveIntervals, in_order, loads_of, placed
-from llamatrain.engine.backend import backend_of
+from llamatrain.engine.allocator import (
+    UNLIMITED,
+    Allocation,
+    LiveIntervals,
+    assign_offsets,
+    memory_profile,
+    place_in_order,
+)
+from llamatrain.engine.backend import create_backend
 from llamatrain.engine.plan import Plan, Scratch, plan
 from llamatrain.engine.program import Program
-from llamatrain.engine.schedule import layout_of, ordered
+from llamatrain.engine.schedule import find_layout, order_nodes
 from llamatrain.graph.ops import acc, add, matmul, set_rows, silu, sum_sqr, view
-from llamatrain.graph.tensor import I32, Node, Tensor, nodes_of, parameter, placeholder
+from llamatrain.graph.tensor import I32, Node, Tensor, collect_nodes, parameter, placeholder
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.update_graph import apply, differentiate, hold, stream
 from llamatrain.platform.memory import ALIGNMENT
@@ -58,7 +65,7 @@ def lives_of(laid: Plan) -> dict[Tensor, tuple[int, int]]:
 
 def axes_of(tensor: Tensor) -> tuple[int, list[tuple[int, int]]]:
     """Where in its owner's memory a tensor's elements lie: the first, and along each axis of more than one."""
-    at = layout_of(tensor)[1]
+    at = find_layout(tensor)[1]
     return at.offset, [
         (size, stride) for size, stride in zip(tensor.shape, at.strides, strict=True) if size != 1
     ]
@@ -113,7 +120,7 @@ def assert_order(laid: Plan, asked: Iterable[Tensor]) -> None:
     places = {node: place for place, node in enumerate(laid.nodes)}
     assert len(places) == len(laid.nodes)
     assert set(asked) <= set(laid.outputs)
-    assert set(laid.nodes) == set(nodes_of(laid.outputs.values()))
+    assert set(laid.nodes) == set(collect_nodes(laid.outputs.values()))
     for node, place in places.items():
         assert all(source.node is None or places[source.node] < place for source in node.sources)
     for change in laid.nodes:
@@ -169,7 +176,7 @@ def test_a_naive_plan_gives_each_value_memory_of_its_own(graph: RandomGraph, scr
     spans = sorted([(at, t.nbytes) for t, at in laid.offsets.items()] + list(laid.scratch.values()))
     assert all(at + rounded(size) <= following for (at, size), (following, _) in pairwise(spans))
     assert laid.arena == laid.without_reuse == sum(rounded(size) for _, size in spans)
-    assert laid.taken_over == 0
+    assert laid.reused == 0
 
 
 @often
@@ -181,7 +188,7 @@ def test_planner_on_and_naive_give_what_separate_arrays_give(graph: RandomGraph)
     for naive in (False, True):
         arrays = {leaf: array.copy() for leaf, array in graph.arrays.items()}
         arrays |= {tensor: np.full(tensor.shape, np.nan, np.float32) for tensor in graph.pinned}
-        program = Program.of(graph.outputs, arrays, kernels="reference", naive=naive)
+        program = Program.build(graph.outputs, arrays, kernels="reference", naive=naive)
         program.arenas[0][:] = 0xFF  # what is read before it is written shows
         program()
         for output in graph.outputs:
@@ -195,7 +202,7 @@ def test_planner_on_and_naive_give_what_separate_arrays_give(graph: RandomGraph)
 @given(random_graphs(), st.booleans())
 def test_both_orders_can_be_run(graph: RandomGraph, left_to_right: bool) -> None:
     assume(graph.outputs)
-    nodes = ordered(graph.outputs, left_to_right)
+    nodes = order_nodes(graph.outputs, left_to_right)
     assert_order(Plan({t: t for t in graph.outputs}, nodes, {}, {}, [], 0, frozenset()), graph.outputs)
 
 
@@ -203,7 +210,7 @@ def test_both_orders_can_be_run(graph: RandomGraph, left_to_right: bool) -> None
 @given(st.lists(st.tuples(st.integers(0, 700), st.integers(0, 20), st.integers(0, 20)), max_size=40))
 def test_places_for_random_lives(lives: list[tuple[int, int, int]]) -> None:
     blocks = [Allocation(size, min(a, b), max(a, b)) for size, a, b in lives]
-    offsets, (arena,) = placed(blocks)
+    offsets, (arena,) = assign_offsets(blocks)
     spans = [(at, at + rounded(block.size)) for at, block in zip(offsets, blocks, strict=True)]
     for (block, (start, end)), (other, (begin, close)) in combinations(zip(blocks, spans, strict=True), 2):
         if block.size and other.size and block.first <= other.last and other.first <= block.last:
@@ -221,7 +228,7 @@ def test_the_smallest_gap_that_will_do_is_taken() -> None:
         Allocation(768, *always),
         Allocation(640, *late),
     ]
-    offsets, (arena,) = placed(blocks)
+    offsets, (arena,) = assign_offsets(blocks)
     assert arena == 960 + 896 + 832 + 768
     assert offsets == [0, 960, 960 + 896, 960 + 896 + 832, 960 + 896]
 
@@ -253,7 +260,7 @@ def test_places_are_those_that_looking_at_all_would_find(
 ) -> None:
     blocks = [Allocation(size, min(a, b), max(a, b)) for size, a, b in lives]
     order = rng.sample(range(len(blocks)), len(blocks))
-    assert in_order(blocks, order, LIMITLESS)[0] == by_looking_at_all(blocks, order)
+    assert place_in_order(blocks, order, UNLIMITED)[0] == by_looking_at_all(blocks, order)
 
 
 def largest_first(blocks: list[Allocation]) -> list[int]:
@@ -270,8 +277,8 @@ def test_an_arena_is_never_larger_than_with_the_largest_first(lives: list[tuple[
         sum(rounded(block.size) for block in blocks if block.first <= time <= block.last)
         for time in range(41)
     )
-    assert fullest == loads_of(blocks).max() <= sum(placed(blocks)[1])
-    assert sum(placed(blocks)[1]) <= sum(in_order(blocks, largest_first(blocks), LIMITLESS)[1])
+    assert fullest == memory_profile(blocks).max() <= sum(assign_offsets(blocks)[1])
+    assert sum(assign_offsets(blocks)[1]) <= sum(place_in_order(blocks, largest_first(blocks), UNLIMITED)[1])
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
@@ -279,28 +286,31 @@ def test_no_gaps_are_left_beside_gradients_that_stay(precision: str, monkeypatch
     """Of layers that are made again, each between more of them: what is there at the fullest moment is all that is taken."""
     model, seen = llama(M), list[list[Allocation]]()
     made = hold(
-        differentiate(model.loss, model.trained, precision=precision, borders=model.borders, remat="block"),
+        differentiate(model.loss, model.trained, precision=precision, borders=model.block_inputs, remat="block"),
         whole=False,
     )
     monkeypatch.setattr(
-        "llamatrain.engine.plan.placed", lambda blocks, most: seen.append(blocks) or placed(blocks, most)
+        "llamatrain.engine.plan.assign_offsets",
+        lambda blocks, most: seen.append(blocks) or assign_offsets(blocks, most),
     )
-    laid = plan([made.loss, *made.first], scratch=backend_of("cpu", 2).scratch)
-    assert laid.arena == min(int(loads_of(blocks).max()) for blocks in seen)
-    assert laid.arena < min(sum(in_order(blocks, largest_first(blocks), LIMITLESS)[1]) for blocks in seen)
+    laid = plan([made.loss, *made.first], scratch=create_backend("cpu", 2).scratch)
+    assert laid.arena == min(int(memory_profile(blocks).max()) for blocks in seen)
+    assert laid.arena < min(
+        sum(place_in_order(blocks, largest_first(blocks), UNLIMITED)[1]) for blocks in seen
+    )
 
 
 def looked_at(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many intervals are looked at to place what layers keep until their gradients, and what they need for a moment."""
     seen = list[int]()
-    during = LiveIntervals.during
+    during = LiveIntervals.overlapping
     monkeypatch.setattr(
         LiveIntervals,
-        "during",
+        "overlapping",
         lambda self, block: seen.append(len(during(self, block))) or during(self, block),
     )
     moments = [Allocation(320, time, time + 1) for time in range(2 * layers)]
-    placed(
+    assign_offsets(
         [
             *(Allocation(size, layer, 2 * layers - layer) for layer in range(layers) for size in (640, 128)),
             *moments,
@@ -319,7 +329,7 @@ def test_places_are_found_in_time_that_grows_with_the_layers(monkeypatch: pytest
 
 
 def training(model: Llama, *, remat: str | int = "none", precision: str = "f32") -> list[Tensor]:
-    made = differentiate(model.loss, model.trained, precision=precision, borders=model.borders, remat=remat)
+    made = differentiate(model.loss, model.trained, precision=precision, borders=model.block_inputs, remat=remat)
     return stream(made, AdamW())[1]
 
 
@@ -334,7 +344,7 @@ def test_a_llamas_lives_never_overlap(remat: str | int, precision: str) -> None:
         laid = plan(training(llama(SMALL), remat=remat, precision=precision), scratch=scratch)
         assert_apart(laid)
         assert_sizes(laid)
-        assert laid.taken_over > 0
+        assert laid.reused > 0
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
@@ -344,7 +354,7 @@ def test_a_llama_planned_and_naive_gives_the_same_bits(precision: str) -> None:
     outputs = [made.loss, *made.grads.values()]
     results = []
     for naive in (False, True):
-        program = Program.of(outputs, model.random(), kernels="reference", naive=naive)
+        program = Program.build(outputs, model.random(), kernels="reference", naive=naive)
         program()
         results.append([program.read(output).tobytes() for output in outputs])
     assert results[0] == results[1]
@@ -356,7 +366,7 @@ BIG = Size(vocab=32000, width=8192, layers=48, heads=64, kv_heads=8, ff=22016, c
 
 @cache
 def big_plan(kernels: str) -> tuple[float, Llama, Plan]:
-    rule = backend_of(kernels, 2).scratch
+    rule = create_backend(kernels, 2).scratch
     start = time.process_time()
     model = llama(BIG)
     laid = plan(training(model, remat="block", precision="bf16"), scratch=rule)
@@ -382,8 +392,8 @@ def assert_big_plan(kernels: str) -> None:
     norms = 97 * 8192
     assert numbers(model) == 48 * parts + norms  # the embedding and the head are not adapted
     frozen = 48 * (2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 22016) + 2 * 32000 * 8192
-    assert laid.bytes("parameter") == 4 * numbers(model)
-    assert laid.bytes("state") == 4 * (frozen + 2 * numbers(model) + model.table.size)
+    assert laid.role_bytes("parameter") == 4 * numbers(model)
+    assert laid.role_bytes("state") == 4 * (frozen + 2 * numbers(model) + model.table.size)
 
 
 def test_a_very_large_llamas_adapters_need_little() -> None:
@@ -403,7 +413,7 @@ def test_a_plan_of_three_thousand_million_parameters() -> None:
     made = differentiate(loss, [weight])
     laid = plan(stream(made, AdamW())[1])
     count = 3_000_000_000
-    assert (laid.bytes("parameter"), laid.bytes("state"), laid.bytes("input")) == (
+    assert (laid.role_bytes("parameter"), laid.role_bytes("state"), laid.role_bytes("input")) == (
         4 * count,
         8 * count,
         4 * 50_000 + 4 * 3,
@@ -422,8 +432,8 @@ def test_a_llama_of_three_thousand_million_parameters() -> None:
     block = 2 * width * width + 2 * width * kv + 3 * width * ff + 2 * width
     count = 2 * vocab * width + layers * block + width
     assert count > 2.9e9
-    assert laid.bytes("parameter") == 4 * count
-    assert laid.bytes("state") == 8 * count + 4 * model.table.size
+    assert laid.role_bytes("parameter") == 4 * count
+    assert laid.role_bytes("state") == 8 * count + 4 * model.table.size
     assert laid.arena > 4 * vocab * width  # a gradient of the largest weight, streamed
     assert laid.arena < 2.5 * 4 * vocab * width
     assert_apart(laid)
@@ -433,9 +443,9 @@ def test_streamed_training_takes_12_bytes_a_parameter() -> None:
     model = llama(SMALL)
     laid = plan(training(model))
     count = numbers(model)
-    assert laid.bytes("parameter") == 4 * count
-    assert laid.bytes("state") == 8 * count + model.table.nbytes  # exactly two floats, and the table
-    assert laid.total == 12 * count + model.table.nbytes + laid.bytes("input") + laid.arena
+    assert laid.role_bytes("parameter") == 4 * count
+    assert laid.role_bytes("state") == 8 * count + model.table.nbytes  # exactly two floats, and the table
+    assert laid.total == 12 * count + model.table.nbytes + laid.role_bytes("input") + laid.arena
     assert not laid.pinned
 
 
@@ -447,9 +457,9 @@ def test_training_with_kept_gradients_takes_16_bytes_a_parameter() -> None:
     last = plan(apply(kept, AdamW(), clip=1.0)[2])
     count = numbers(model)
     assert first.pinned_bytes == 4 * count
-    assert first.bytes("state") == model.table.nbytes
-    assert more.bytes("state") == 4 * count + model.table.nbytes
-    assert last.bytes("state") == 12 * count
+    assert first.role_bytes("state") == model.table.nbytes
+    assert more.role_bytes("state") == 4 * count + model.table.nbytes
+    assert last.role_bytes("state") == 12 * count
     assert {*last.leaves("state")} >= {*kept.memory}
     assert last.arena <= 64 * (len(model.trained) + 4)  # nothing of a weight's size: no hidden copy
     # the gradients' own memory takes nothing more in the arena than streaming them does
@@ -460,7 +470,7 @@ def test_training_with_kept_gradients_takes_16_bytes_a_parameter() -> None:
 
 def test_a_program_takes_what_its_plan_says() -> None:
     model = llama(SMALL)
-    program = Program.of(training(model), model.random(), kernels="reference")
+    program = Program.build(training(model), model.random(), kernels="reference")
     program()
     assert program.arenas[0].nbytes == program.plan.arena
     assert (
@@ -477,13 +487,13 @@ def test_the_report() -> None:
     laid = plan(training(model))
     text = laid.report()
     for role in ("parameter", "state", "input"):
-        assert f"{laid.bytes(role):,} bytes" in text
+        assert f"{laid.role_bytes(role):,} bytes" in text
     assert f"{laid.arena:,} bytes" in text
     assert f"{laid.total:,} bytes" in text
     assert f"{laid.without_reuse:,} bytes" in text
     assert f"{1 - laid.arena / laid.without_reuse:.0%} saved" in text
     assert laid.peak_at is not None and repr(laid.peak_at) in text
-    assert len(laid.report(most=3).splitlines()) == len(text.splitlines()) - 5
+    assert len(laid.report(max_lines=3).splitlines()) == len(text.splitlines()) - 5
 
 
 def test_what_lives_at_the_peak() -> None:

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from llamatrain.engine.allocator import Allocation, placed
-from llamatrain.engine.backend import backend_of
+from llamatrain.engine.allocator import Allocation, assign_offsets
+from llamatrain.engine.backend import create_backend
 from llamatrain.engine.plan import Plan, plan
 from llamatrain.engine.program import Program
 from llamatrain.errors import GraphError, MemoryPlanError
 from llamatrain.graph import ops as O
-from llamatrain.graph.tensor import Node, Tensor, nodes_of, placeholder, state
+from llamatrain.graph.tensor import Node, Tensor, collect_nodes, placeholder, state
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.update_graph import differentiate, stream
 from tests.engine.test_plan import SMALL, assert_order, readers_of, rounded
@@ -28,7 +28,7 @@ def assert_runs(laid: Plan, graph: RandomGraph) -> None:
     with np.errstate(all="ignore"):
         expected = evaluated(graph.outputs, graph.arrays)
     program = Program(
-        laid, {leaf: array.copy() for leaf, array in graph.arrays.items()}, backend_of("reference")
+        laid, {leaf: array.copy() for leaf, array in graph.arrays.items()}, create_backend("reference")
     )
     for arena in program.arenas:
         arena[:] = 0xFF
@@ -48,7 +48,7 @@ def assert_runs(laid: Plan, graph: RandomGraph) -> None:
 def test_no_place_lies_across_two_arenas(lives: list[tuple[int, int, int]], units: int) -> None:
     most = 64 * units
     blocks = [Allocation(size, min(a, b), max(a, b)) for size, a, b in lives]
-    offsets, arenas = placed(blocks, most)
+    offsets, arenas = assign_offsets(blocks, most)
     spans = [(at, at + rounded(block.size)) for at, block in zip(offsets, blocks, strict=True)]
     assert all(start // most == (end - 1) // most for start, end in spans if start < end)
     for (block, (start, end)), (other, (begin, close)) in combinations(zip(blocks, spans, strict=True), 2):
@@ -66,30 +66,30 @@ def test_no_place_lies_across_two_arenas(lives: list[tuple[int, int, int]], unit
 def test_a_plan_over_several_arenas_gives_the_same(graph: RandomGraph, more: int) -> None:
     assume(graph.outputs and any(tensor.node for tensor in graph.outputs))
     most = max([64, *(rounded(tensor.nbytes) for tensor in plan(graph.outputs).offsets)]) + 64 * more
-    laid = plan(graph.outputs, most=most)
+    laid = plan(graph.outputs, max_arena=most)
     assert max(laid.arenas) <= most
     assert_runs(laid, graph)
 
 
 def test_a_llama_in_arenas_of_the_size_of_its_largest_value() -> None:
     model = llama(SMALL)
-    outputs = stream(differentiate(model.loss, model.trained, borders=model.borders), AdamW())[1]
+    outputs = stream(differentiate(model.loss, model.trained, borders=model.block_inputs), AdamW())[1]
     usual = plan(outputs)
     largest = max(rounded(tensor.nbytes) for tensor in usual.offsets)
-    laid = plan(outputs, most=largest)
+    laid = plan(outputs, max_arena=largest)
     assert len(usual.arenas) == 1 < len(laid.arenas) and max(laid.arenas) == largest
     assert usual.arena <= laid.arena < 2 * usual.arena
     assert f"{laid.arena:,} bytes" in laid.report()
     with pytest.raises(
         MemoryPlanError, match=rf"takes [\d,]+ bytes, and an arena has {largest - 64:,} at most"
     ):
-        plan(outputs, most=largest - 64)
+        plan(outputs, max_arena=largest - 64)
 
 
 @pytest.mark.parametrize("most", [0, 63, 100])
 def test_arenas_that_cannot_be(most: int) -> None:
     with pytest.raises(GraphError, match=f"an arena of {most} bytes cannot be: it takes a multiple of 64"):
-        plan([O.silu(placeholder("x", (3,)))], most=most)
+        plan([O.silu(placeholder("x", (3,)))], max_arena=most)
 
 
 # ---- an order that is given -------------------------------------------------
@@ -103,7 +103,7 @@ def waits_for(node: Node, nodes: list[Node]) -> set[Node]:
 
 
 def any_order(graph: RandomGraph, data: st.DataObject) -> list[Node]:
-    left, made = nodes_of(graph.outputs), list[Node]()
+    left, made = collect_nodes(graph.outputs), list[Node]()
     waiting = {node: waits_for(node, left) for node in left}
     while left:
         ready = [node for node in left if waiting[node] <= set(made)]

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamatrain.engine.backend import backend_of
+from llamatrain.engine.backend import create_backend
 from llamatrain.engine.plan import plan
 from llamatrain.engine.program import Program
 from llamatrain.errors import GraphError
 from llamatrain.graph import ops as O
 from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.ops import flash_attn, silu, soft_max
-from llamatrain.graph.printing import described
+from llamatrain.graph.printing import describe
 from llamatrain.graph.tensor import BF16, F32, F64, I32, Node, Tensor, parameter, placeholder, state
 from llamatrain.kernels.reference.backend import ReferenceBackend
 from llamatrain.platform.memory import allocate
@@ -22,7 +22,7 @@ Arrays = dict[Tensor, np.ndarray]
 
 
 def reference(outputs: list[Tensor], arrays: Arrays | None = None) -> Program:
-    return Program.of(outputs, arrays or {}, kernels="reference")
+    return Program.build(outputs, arrays or {}, kernels="reference")
 
 
 def random(*shape: int, seed: int = 0) -> np.ndarray:
@@ -123,7 +123,7 @@ def test_a_backend_says_which_nodes_have_a_kernel_of_their_own() -> None:
     x = placeholder("x", (2, 3))
     made, widened = O.sqr(x), O.log(x)  # log has none
     for kernels, expected in (("cpu", [True, False]), ("reference", [True, True])):
-        assert [backend_of(kernels).takes(each.node) for each in (made, widened)] == expected
+        assert [create_backend(kernels).has_kernel(each.node) for each in (made, widened)] == expected
 
 
 class Box:
@@ -138,18 +138,22 @@ class Elsewhere:
 
     def __init__(self) -> None:
         self.plain, self.launches = ReferenceBackend(), 0
-        self.takes, self.scratch, self.resident = self.plain.takes, self.plain.scratch, self.plain.resident
+        self.takes, self.scratch, self.resident = (
+            self.plain.has_kernel,
+            self.plain.scratch,
+            self.plain.resident_bytes,
+        )
 
     def take(self, size: int, within: Box | None = None, start: int = 0) -> Box:
-        return Box(self.plain.take(size, within.held if within else None, start))
+        return Box(self.plain.allocate(size, within.held if within else None, start))
 
     def adopt(self, tensor: Tensor, memory: np.ndarray | Box, changed: bool) -> Box:
         return Box(
-            self.plain.adopt(tensor, memory.held if isinstance(memory, Box) else memory.copy(), changed)
+            self.plain.use_memory(tensor, memory.held if isinstance(memory, Box) else memory.copy(), changed)
         )
 
     def place(self, memory: Box, tensor: Tensor, offset: int, strides: Sequence[int]) -> Box:
-        return Box(self.plain.place(memory.held, tensor, offset, strides))
+        return Box(self.plain.view(memory.held, tensor, offset, strides))
 
     def read(self, place: Box) -> np.ndarray:
         return self.plain.read(place.held).copy()
@@ -158,7 +162,7 @@ class Elsewhere:
         self.plain.write(place.held, values, at)
 
     def finite(self, place: Box, masks: bool = False) -> bool:
-        return self.plain.finite(place.held, masks)
+        return self.plain.is_finite(place.held, masks)
 
     def bind(self, node: Node, outs: Sequence[Box], ins: Sequence[Box], scratch: Box) -> list[Box]:
         calls = self.plain.bind(node, [each.held for each in outs], [each.held for each in ins], scratch.held)
@@ -185,14 +189,14 @@ def test_a_backend_may_have_memory_that_nobody_sees() -> None:
         O.opt_step_adamw(w, *moments, left, schedule, one, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1)
     )
     found, away = [], Elsewhere()
-    for backend in (backend_of("reference"), away):
+    for backend in (create_backend("reference"), away):
         arrays: dict[Tensor, Any] = {
             w: random(3, 4, seed=1),
             **{each: np.zeros(w.shape, np.float32) for each in moments},
         }
-        there = {tensor: backend.adopt(tensor, array, True) for tensor, array in arrays.items()}
+        there = {tensor: backend.use_memory(tensor, array, True) for tensor, array in arrays.items()}
         back = Program(plan([loss, grad]), {w: there[w]}, backend)
-        update = Program(plan(stepped), there | {left: back.memory_of(grad)}, backend)
+        update = Program(plan(stepped), there | {left: back.get_view(grad)}, backend)
         update.write(schedule, [0.1, 0.1, 0.001])
         for seed in (2, 3):
             back.write(x, random(6, 4, seed=seed))
@@ -200,7 +204,7 @@ def test_a_backend_may_have_memory_that_nobody_sees() -> None:
             update()
             found.append([back.read(loss).copy(), *(update.read(each).copy() for each in stepped)])
         update.write(moments[0], np.nan)
-        assert update.first_not_finite() is moments[0]
+        assert update.find_not_finite() is moments[0]
     assert away.launches == 4
     for here, elsewhere in zip(found[:2], found[2:], strict=True):
         for expected, other in zip(here, elsewhere, strict=True):
@@ -304,7 +308,7 @@ def test_programs_share_an_arena() -> None:
     arrays = {x: random(4, 64)}
     apart = [reference([each], arrays) for each in (small, large)]
     arena = allocate(max(program.plan.arena for program in apart))
-    shared = [Program.of([each], arrays, kernels="reference", arena=arena) for each in (small, large)]
+    shared = [Program.build([each], arrays, kernels="reference", arena=arena) for each in (small, large)]
     for _ in range(2):
         for mine, own, output in zip(shared, apart, (small, large), strict=True):
             own()
@@ -325,7 +329,7 @@ def test_an_arena_that_will_not_do_is_refused() -> None:
         allocate(needed + 1)[1:],
     ):
         with pytest.raises(GraphError, match="arena"):
-            Program.of(outputs, kernels="reference", arena=arena)
+            Program.build(outputs, kernels="reference", arena=arena)
 
 
 # ---- what is not finite ----------------------------------------------------
@@ -337,30 +341,30 @@ def test_the_first_value_that_is_not_finite_is_found(kernels: str) -> None:
     made = O.cast(O.matmul(x, w), dtype=BF16)
     loss = O.sum(O.log(O.cast(made, dtype=F32)))
     arrays = {x: np.ones((2, 3), np.float32), w: np.ones((3, 3), np.float32)}
-    program = Program.of([loss], arrays, kernels=kernels)
-    assert program.first_not_finite() is None
+    program = Program.build([loss], arrays, kernels=kernels)
+    assert program.find_not_finite() is None
     program.write(w, -1.0)
-    found = program.first_not_finite()
-    assert described(found) == "log of blk.0.ffn_up"
+    found = program.find_not_finite()
+    assert describe(found) == "log of blk.0.ffn_up"
     arrays[w][1, 1] = 3e38
     arrays[x][0, 1] = 10
-    assert described(program.first_not_finite()) == "matmul of blk.0.ffn_up"
+    assert describe(program.find_not_finite()) == "matmul of blk.0.ffn_up"
     program.write(x, [[3.4e38, 1, 1], [1, 1, 1]])  # finite, but not when rounded to bfloat16
     program.write(w, [1, 0, 0])
-    found = program.first_not_finite()
-    assert found.dtype is BF16 and described(found) == "cast of blk.0.ffn_up"
+    found = program.find_not_finite()
+    assert found.dtype is BF16 and describe(found) == "cast of blk.0.ffn_up"
     arrays[w][2, 0] = np.nan
-    assert program.first_not_finite() is w
+    assert program.find_not_finite() is w
 
 
 def test_masks_are_no_fault() -> None:
     x = placeholder("x", (3, 3))
     program = reference([O.sum(soft_max(O.diag_mask_inf(x, past=0)))], {x: random(3, 3)})
-    assert program.first_not_finite() is None
+    assert program.find_not_finite() is None
     program.write(x, np.inf)
-    assert program.first_not_finite() is x
+    assert program.find_not_finite() is x
     q, starts = placeholder("q", (1, 2, 1, 2)), placeholder("starts", (1, 2), I32)
     out, lse = flash_attn(q, q, q, starts, scale=1.0)
     program = reference([out, lse], {q: random(1, 2, 1, 2), starts: np.full((1, 2), 1, np.int32)})
-    assert program.first_not_finite() is None
+    assert program.find_not_finite() is None
     assert program.read(lse)[0, 0, 0] == -np.inf

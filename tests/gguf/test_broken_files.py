@@ -13,9 +13,9 @@ import pytest
 
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import open_gguf
-from llamatrain.gguf.types import TensorInfo, by_name
-from llamatrain.gguf.values import Kind, Value, numbers, packed, string, strings, u32
-from llamatrain.gguf.writer import new_gguf
+from llamatrain.gguf.types import TensorInfo, type_by_name
+from llamatrain.gguf.values import Kind, Value, encode_string, numbers, string, strings, u32
+from llamatrain.gguf.writer import create_gguf
 from tests.helpers.tiny_gguf import every_kind
 
 PLACE = re.compile(r"at byte \d+: ")
@@ -25,8 +25,8 @@ HUGE = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**61, 2**63 - 1, 2**63, 2**64
 def small_files(folder: Path) -> list[bytes]:
     """Valid files to break: one with each kind of value and several types of tensors, and a vocabulary."""
     infos = [
-        TensorInfo("token_embd.weight", by_name("F32"), (3, 2)),
-        TensorInfo("blk.0.q", by_name("Q4_K"), (1, 256)),
+        TensorInfo("token_embd.weight", type_by_name("F32"), (3, 2)),
+        TensorInfo("blk.0.q", type_by_name("Q4_K"), (1, 256)),
     ]
     words = {
         "tokenizer.ggml.tokens": strings([f"word{i}" for i in range(40)]),
@@ -34,7 +34,7 @@ def small_files(folder: Path) -> list[bytes]:
     }
     files = []
     for metadata in (every_kind(), {"general.alignment": u32(64), **words}):
-        with new_gguf(folder / "base.gguf", metadata, infos) as out:
+        with create_gguf(folder / "base.gguf", metadata, infos) as out:
             for info in infos:
                 out.write(info.name, [bytes(info.nbytes)])
         files.append((folder / "base.gguf").read_bytes())
@@ -107,14 +107,14 @@ def test_the_limit_of_memory_is_felt(little_memory: None) -> None:
 
 
 def pair(key: str, kind: int, raw: bytes) -> bytes:
-    return packed(key) + struct.pack("<I", kind) + raw
+    return encode_string(key) + struct.pack("<I", kind) + raw
 
 
 def tensor(
     name: str = "w", shape: tuple[int, ...] = (8,), kind: int = 0, offset: int = 0, axes: int | None = None
 ) -> bytes:
     count = len(shape) if axes is None else axes
-    return packed(name) + struct.pack(f"<I{len(shape)}QIQ", count, *shape, kind, offset)
+    return encode_string(name) + struct.pack(f"<I{len(shape)}QIQ", count, *shape, kind, offset)
 
 
 def made(pairs: list[bytes], tensors: list[bytes], data: bytes = bytes(64)) -> bytes:
@@ -180,7 +180,7 @@ def test_what_the_crafted_files_break_is_sound_otherwise(tmp_path: Path) -> None
 
 def test_a_large_file_that_lies_is_refused_at_once(tmp_path: Path) -> None:
     """A vocabulary of a million words, of which the last is not there; a million arrays of nothing."""
-    path, words = tmp_path / "large.gguf", packed("word") * 1_000_000
+    path, words = tmp_path / "large.gguf", encode_string("word") * 1_000_000
     arrays = struct.pack("<IQ", 9, 100_000) + struct.pack("<IQ", 8, 0) * 100_000
     for value in (Value(Kind.ARRAY, struct.pack("<IQ", 8, 1_000_100) + words), Value(Kind.ARRAY, arrays)):
         path.write_bytes(made([pair("k", value.kind, bytes(value.raw)), pair("k", 4, bytes(4))], [], b""))
@@ -205,7 +205,7 @@ def test_hostile_keys_of_a_split_are_refused(tmp_path: Path) -> None:
         (string("2"), "split.count is STRING"),
         (u32(2), "part 2 of 2 is missing"),
     ):
-        with new_gguf(path, {"split.count": count, "split.no": u32(0)}, []):
+        with create_gguf(path, {"split.count": count, "split.no": u32(0)}, []):
             pass
         with pytest.raises(FileError, match=reason):
             open_gguf(path)

@@ -109,15 +109,17 @@ def converted(
 
 def with_parameters(source: Path, target: Path, ours: Path) -> Path:
     """Version 0 of Adam kept the parameters, too."""
-    from llamatrain.gguf.types import TensorInfo, by_name
-    from llamatrain.gguf.writer import new_gguf
+    from llamatrain.gguf.types import TensorInfo, type_by_name
+    from llamatrain.gguf.writer import create_gguf
     from tests.helpers.legacy_checkpoints import met
 
     gguf, weights = open_gguf(source), read(ours).weights
     arrays = {name: tensor.raw.view("<f4").reshape(tensor.shape) for name, tensor in gguf.tensors.items()}
     arrays["optimizer.adam.x"] = np.concatenate([weights[name].ravel() for name in met("left", 2)])
-    with new_gguf(
-        target, dict(gguf.metadata.typed), [TensorInfo(n, by_name("F32"), a.shape) for n, a in arrays.items()]
+    with create_gguf(
+        target,
+        dict(gguf.metadata.raw_values),
+        [TensorInfo(n, type_by_name("F32"), a.shape) for n, a in arrays.items()],
     ) as out:
         for name, array in arrays.items():
             out.write(name, array)
@@ -158,7 +160,7 @@ def test_without_a_vocabulary(converted: tuple[Path, tuple[object, ...]], tmp_pa
 def test_an_adapter_of_finetune(tmp_path: Path) -> None:
     model, theirs = material("ancestors/model.gguf"), material("ancestors/lora-checkpoint.gguf")
     old = written(tmp_path / "chk.bin", theirs, 1)
-    h = hyperparameters.read(open_gguf(model))
+    h = hyperparameters.read_hyperparameters(open_gguf(model))
     assert same(read_adapter(old, h), read_adapter(theirs, h))
     one, other = read(old), read(theirs)
     assert one.order == other.order and one.extra == other.extra

@@ -10,14 +10,14 @@ from numpy.testing import assert_array_equal
 
 from llamatrain.gguf import quants
 from llamatrain.gguf.quants import QuantError, decode, encode
-from llamatrain.gguf.quants.kinds import COMPILED, FROM_EXTREMES, SEARCHED
-from llamatrain.gguf.types import TYPES, GgmlType, by_name
+from llamatrain.gguf.quants.kinds import COMPILED, FROM_EXTREMES, SEARCHED_SCALES
+from llamatrain.gguf.types import TYPES, GgmlType, type_by_name
 
 NUMBERS = {"F64": np.float64, "I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64}
 NOT_IN_GGUF = ("Q8_1", "Q8_K", "Q1_0")  # Q8_1 exists only inside products; no one decodes it
 DECODED = [kind for kind in TYPES.values() if kind.name not in (*NUMBERS, *NOT_IN_GGUF)]
 SOME = [TYPES[number] for number in sorted(COMPILED)]
-FITTED = [TYPES[number] for number in sorted(SEARCHED)]
+FITTED = [TYPES[number] for number in sorted(SEARCHED_SCALES)]
 # half floats: zeros, denormals, the largest, infinities, NaN
 EXTREME_HALVES = np.array(
     [0, 0x8000, 1, 0x8001, 0x03FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0x7C01], np.uint16
@@ -29,7 +29,7 @@ def name(kind: GgmlType) -> str:
 
 
 def random_rows(kind: GgmlType, rows: int, blocks: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (rows, blocks * kind.size), np.uint8)
+    return np.random.default_rng(seed).integers(0, 256, (rows, blocks * kind.block_bytes), np.uint8)
 
 
 def by_gguf(raw: np.ndarray, kind: GgmlType) -> np.ndarray:
@@ -61,15 +61,15 @@ def same_bits(got: np.ndarray, want: np.ndarray) -> None:
 
 @pytest.mark.parametrize("kind", DECODED, ids=name)
 def test_random_blocks_decode_to_the_bits_of_gguf(kind: GgmlType) -> None:
-    raw = random_rows(kind, 33, 700 if kind.block == 1 else 6)
+    raw = random_rows(kind, 33, 700 if kind.block_size == 1 else 6)
     want = by_gguf(raw, kind)
     same_bits(decode(raw, kind), want)
     same_bits(widened(decode(raw, kind, bf16=True)), widened(to_bf16(want)))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in DECODED if kind.block > 1], ids=name)
+@pytest.mark.parametrize("kind", [kind for kind in DECODED if kind.block_size > 1], ids=name)
 def test_extreme_scales_decode_to_the_bits_of_gguf(kind: GgmlType) -> None:
-    raw = random_rows(kind, len(EXTREME_HALVES), 8).reshape(len(EXTREME_HALVES), 8, kind.size)
+    raw = random_rows(kind, len(EXTREME_HALVES), 8).reshape(len(EXTREME_HALVES), 8, kind.block_bytes)
     extreme = EXTREME_HALVES.view(np.uint8).reshape(-1, 1, 2)
     for at in range(0, 8, 2):  # scales stand first or last, alone or in twos
         places = (slice(0, 2), slice(2, 4), slice(-2, None), slice(-4, -2))
@@ -82,27 +82,27 @@ def test_extreme_scales_decode_to_the_bits_of_gguf(kind: GgmlType) -> None:
 @pytest.mark.parametrize("number", NUMBERS)
 def test_numbers_decode_to_float32(number: str) -> None:
     values = np.array([[-100, 0, 1, 77], [5, -6, 7, 127]]).astype(NUMBERS[number])
-    assert_array_equal(decode(values.view(np.uint8), by_name(number)), values.astype(np.float32))
+    assert_array_equal(decode(values.view(np.uint8), type_by_name(number)), values.astype(np.float32))
 
 
 def test_types_that_only_ggml_defines() -> None:
     rng = np.random.default_rng(1)
     codes, d = rng.integers(-128, 128, (3, 256), np.int8), np.array([[0.5], [-2.0], [1e-9]], np.float32)
     raw = np.concatenate([d.view(np.uint8), codes.view(np.uint8), np.zeros((3, 32), np.uint8)], axis=1)
-    assert_array_equal(decode(raw, by_name("Q8_K")), d * codes)
+    assert_array_equal(decode(raw, type_by_name("Q8_K")), d * codes)
     signs = rng.integers(0, 2, (3, 128), np.uint8)
     halves = np.array([[0.5], [-2.0], [3.0]], np.float16)
     raw = np.concatenate([halves.view(np.uint8), np.packbits(signs, axis=1, bitorder="little")], axis=1)
-    assert_array_equal(decode(raw, by_name("Q1_0")), halves.astype(np.float32) * (2.0 * signs - 1))
+    assert_array_equal(decode(raw, type_by_name("Q1_0")), halves.astype(np.float32) * (2.0 * signs - 1))
     with pytest.raises(QuantError, match="Q8_1"):
-        decode(np.zeros((1, 40), np.uint8), by_name("Q8_1"))
+        decode(np.zeros((1, 40), np.uint8), type_by_name("Q8_1"))
 
 
-@pytest.mark.parametrize("kind", [*SOME, by_name("IQ2_S")], ids=name)
+@pytest.mark.parametrize("kind", [*SOME, type_by_name("IQ2_S")], ids=name)
 def test_panels_are_parts_of_the_whole_and_threads_change_nothing(kind: GgmlType) -> None:
-    wide = kind.block if kind.block > 1 else 48
+    wide = kind.block_size if kind.block_size > 1 else 48
     size = kind.row_bytes(wide)
-    raw = random_rows(kind, 50, 5 * wide // kind.block)
+    raw = random_rows(kind, 50, 5 * wide // kind.block_size)
     for bf16 in (False, True):
         whole = decode(raw, kind, bf16=bf16)
         panel = decode(raw[7:43, size : 4 * size], kind, bf16=bf16, threads=2)
@@ -116,7 +116,7 @@ def test_panels_are_parts_of_the_whole_and_threads_change_nothing(kind: GgmlType
 
 
 def test_shapes_and_results_given() -> None:
-    kind = by_name("Q4_0")
+    kind = type_by_name("Q4_0")
     raw = random_rows(kind, 6, 2).reshape(2, 3, -1)
     whole = decode(raw, kind)
     assert whole.shape == (2, 3, 64)
@@ -183,9 +183,11 @@ def test_halves_of_any_length_round_to_even() -> None:
     ).astype(np.float32)[None]
     for columns in (x.shape[1], 1, 16, 17):
         some = x[:, :columns]
-        assert_array_equal(encode(some, by_name("F16")), some.astype(np.float16).view(np.uint8))
-        assert_array_equal(encode(some, by_name("BF16")).view(np.uint16), to_bf16(np.ascontiguousarray(some)))
-        assert_array_equal(encode(some, by_name("F32")).view(np.float32), some)
+        assert_array_equal(encode(some, type_by_name("F16")), some.astype(np.float16).view(np.uint8))
+        assert_array_equal(
+            encode(some, type_by_name("BF16")).view(np.uint16), to_bf16(np.ascontiguousarray(some))
+        )
+        assert_array_equal(encode(some, type_by_name("F32")).view(np.float32), some)
 
 
 # error() of what llama.cpp's reference quantiser writes for these weights
@@ -224,7 +226,7 @@ def best_error(x: np.ndarray) -> float:
 @pytest.mark.parametrize("law", LAWS)
 def test_iq4_nl_is_next_to_the_best_that_can_be(law: str) -> None:
     x = weights(law, 8, 512)
-    assert error(x, encode(x, by_name("IQ4_NL")), by_name("IQ4_NL")) <= 1.005 * best_error(x)
+    assert error(x, encode(x, type_by_name("IQ4_NL")), type_by_name("IQ4_NL")) <= 1.005 * best_error(x)
 
 
 def quantize_chunk() -> "ctypes._NamedFuncPointer":
@@ -283,14 +285,14 @@ def test_pieces_and_threads_write_the_same(kind: GgmlType, monkeypatch: pytest.M
     x = weights("student", 24)
     whole = encode(x, kind)
     assert_array_equal(encode(x, kind, threads=2), whole)
-    monkeypatch.setattr(quants, "CHUNK", 5 * 1024)
-    assert_array_equal(np.concatenate(list(quants.encoded(x.astype(np.float64), kind))), whole)
+    monkeypatch.setattr(quants, "CHUNK_ELEMENTS", 5 * 1024)
+    assert_array_equal(np.concatenate(list(quants.encode_chunks(x.astype(np.float64), kind))), whole)
     out = np.zeros_like(whole)
     assert encode(x, kind, out=out) is out
     assert_array_equal(out, whole)
 
 
-@pytest.mark.parametrize("kind", [by_name(each) for each in quants.ENCODED], ids=name)
+@pytest.mark.parametrize("kind", [type_by_name(each) for each in quants.WRITABLE_TYPES], ids=name)
 def test_what_cannot_be_written_is_refused(kind: GgmlType) -> None:
     x = np.zeros((3, 512), np.float32)
     for value, why in ((np.nan, "not finite"), (np.inf, "not finite"), (-np.inf, "not finite")):
@@ -305,13 +307,13 @@ def test_what_cannot_be_written_is_refused(kind: GgmlType) -> None:
     else:
         with pytest.raises(QuantError, match=r"70000 at row 2, column 300, .* beyond 65504"):
             encode(x, kind)
-    if kind.block > 1:
+    if kind.block_size > 1:
         with pytest.raises(
-            QuantError, match=f"rows of 500 cannot be {kind.name}, whose blocks are of {kind.block}"
+            QuantError, match=f"rows of 500 cannot be {kind.name}, whose blocks are of {kind.block_size}"
         ):
             encode(x[:, :500], kind)
 
 
 def test_a_type_that_is_not_written_is_refused() -> None:
     with pytest.raises(QuantError, match=r"IQ2_S cannot be written; F32, F16, .* can"):
-        encode(np.zeros((1, 256), np.float32), by_name("IQ2_S"))
+        encode(np.zeros((1, 256), np.float32), type_by_name("IQ2_S"))

@@ -13,9 +13,9 @@ import pytest
 from llamatrain.errors import FileError
 from llamatrain.gguf import parser
 from llamatrain.gguf.reader import open_gguf
-from llamatrain.gguf.types import TYPES, TensorInfo, by_name
+from llamatrain.gguf.types import TYPES, TensorInfo, type_by_name
 from llamatrain.gguf.values import Kind, Value, numbers, string, strings, u32
-from llamatrain.gguf.writer import new_gguf
+from llamatrain.gguf.writer import create_gguf
 from tests.helpers.test_data import material
 from tests.helpers.tiny_gguf import every_kind, llama_metadata, llama_tensors, write_arrays
 
@@ -23,12 +23,12 @@ from tests.helpers.tiny_gguf import every_kind, llama_metadata, llama_tensors, w
 def test_types_are_those_of_the_gguf_package() -> None:
     from gguf.constants import GGML_QUANT_SIZES
 
-    assert {(kind.name, kind.number, (kind.block, kind.size)) for kind in TYPES.values()} == {
+    assert {(kind.name, kind.number, (kind.block_size, kind.block_bytes)) for kind in TYPES.values()} == {
         (kind.name, int(kind), sizes) for kind, sizes in GGML_QUANT_SIZES.items()
     }
-    assert by_name("Q4_K").row_bytes(512) == 288
+    assert type_by_name("Q4_K").row_bytes(512) == 288
     with pytest.raises(ValueError, match="300 elements"):
-        by_name("Q4_K").row_bytes(300)
+        type_by_name("Q4_K").row_bytes(300)
 
 
 # ---- values ----------------------------------------------------------------
@@ -37,7 +37,7 @@ def test_types_are_those_of_the_gguf_package() -> None:
 def test_each_kind_of_value_comes_back(tmp_path: Path) -> None:
     written = every_kind()
     metadata = open_gguf(write_arrays(tmp_path / "kinds.gguf", written, {})).metadata
-    assert {key: (value.kind, bytes(value.raw)) for key, value in metadata.typed.items()} == {
+    assert {key: (value.kind, bytes(value.raw)) for key, value in metadata.raw_values.items()} == {
         key: (value.kind, value.raw) for key, value in written.items()
     }
     assert (
@@ -58,13 +58,13 @@ def test_a_value_of_another_kind_is_named(tmp_path: Path) -> None:
     gguf = open_gguf(
         write_arrays(tmp_path / "a.gguf", {"n": string("three"), "flag": Value(Kind.BOOL, b"\x01")}, {})
     )
-    assert gguf.value("n", str) == "three" and gguf.value("m", int, 3) == 3
+    assert gguf.get_value("n", str) == "three" and gguf.get_value("m", int, 3) == 3
     with pytest.raises(FileError, match=r"a\.gguf: n is STRING, where int is needed"):
-        gguf.value("n", int)
+        gguf.get_value("n", int)
     with pytest.raises(FileError, match="flag is BOOL, where int is needed"):
-        gguf.value("flag", int)
+        gguf.get_value("flag", int)
     with pytest.raises(FileError, match="the key m is missing"):
-        gguf.value("m", int)
+        gguf.get_value("m", int)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -72,8 +72,8 @@ def test_strings_are_passed_alike_in_leaps_and_in_steps(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Zeros in the texts and empty texts look like lengths; long texts do not."""
-    monkeypatch.setattr(parser, "STRIDE", 8)
-    monkeypatch.setattr(parser, "BLOCK", 1 << 10)
+    monkeypatch.setattr(parser, "MIN_LEAP", 8)
+    monkeypatch.setattr(parser, "LEAP_BYTES", 1 << 10)
     rng = random.Random(seed)
     odd = ["", "\0" * 7, "\0" * 8, "\1" + "\0" * 7, "a" * 255, "b" * 256, "c" * 70000, "\0" * 300]
     share = rng.choice([0, 0.01, 0.3, 1])
@@ -101,9 +101,9 @@ def test_tensors_are_views_of_the_file(tmp_path: Path) -> None:
 
 
 def test_rows_of_blocks_have_their_bytes_as_last_axis(tmp_path: Path) -> None:
-    info = TensorInfo("w", by_name("Q4_K"), (2, 3, 512))
+    info = TensorInfo("w", type_by_name("Q4_K"), (2, 3, 512))
     assert info.elements == 3072 and info.nbytes == 6 * 288
-    with new_gguf(tmp_path / "q.gguf", {}, [info]) as out:
+    with create_gguf(tmp_path / "q.gguf", {}, [info]) as out:
         out.write("w", (bytes([i]) * 288 for i in range(6)))
     raw = open_gguf(tmp_path / "q.gguf").tensors["w"].raw
     assert raw.shape == (2, 3, 288) and (raw[1, 2] == 5).all()
@@ -121,7 +121,7 @@ def test_alignment_is_the_files_own(tmp_path: Path, alignment: int) -> None:
 def test_version_2_is_read(tmp_path: Path) -> None:
     path = write_arrays(tmp_path / "v2.gguf", llama_metadata(), llama_tensors())
     path.write_bytes(b"GGUF\2" + path.read_bytes()[5:])
-    assert open_gguf(path).value("llama.block_count", int) == 1
+    assert open_gguf(path).get_value("llama.block_count", int) == 1
 
 
 # ---- what is no GGUF file --------------------------------------------------
@@ -244,7 +244,7 @@ def test_a_large_vocabulary_opens_fast_and_small() -> None:
     times = []
     for _ in range(5):
         start = time.process_time()
-        assert open_gguf(path).value("llama.embedding_length", int) == 4096
+        assert open_gguf(path).get_value("llama.embedding_length", int) == 4096
         times.append(time.process_time() - start)
     assert min(times) < 0.05
     tracemalloc.start()

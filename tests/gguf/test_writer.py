@@ -12,19 +12,19 @@ import pytest
 
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import open_gguf
-from llamatrain.gguf.types import TensorInfo, by_name
+from llamatrain.gguf.types import TensorInfo, type_by_name
 from llamatrain.gguf.values import string, u32
-from llamatrain.gguf.writer import new_gguf
+from llamatrain.gguf.writer import create_gguf
 from llamatrain.io.atomic_write import AtomicFile
 from tests.helpers.test_data import material
 from tests.helpers.tiny_gguf import every_kind, llama_metadata, llama_tensors, write_arrays
 
-INFOS = [TensorInfo("a", by_name("F32"), (2, 8)), TensorInfo("b", by_name("F16"), (4,))]
+INFOS = [TensorInfo("a", type_by_name("F32"), (2, 8)), TensorInfo("b", type_by_name("F16"), (4,))]
 
 
 def copy(source: Path, target: Path) -> Path:
     base = open_gguf(source)
-    with new_gguf(target, base.metadata.typed, base.tensors.values()) as out:
+    with create_gguf(target, base.metadata.raw_values, base.tensors.values()) as out:
         for name, tensor in base.tensors.items():
             out.write(name, tensor.raw)
     return target
@@ -49,7 +49,7 @@ def test_a_copy_is_the_same(tmp_path: Path) -> None:
 
 def test_data_may_come_in_chunks_and_strides(tmp_path: Path) -> None:
     array = np.arange(16, dtype=np.float32).reshape(8, 2)
-    with new_gguf(tmp_path / "c.gguf", {}, INFOS) as out:
+    with create_gguf(tmp_path / "c.gguf", {}, INFOS) as out:
         out.write("a", array.T)
         out.write("b", iter([b"\1\2\3", np.zeros(5, np.uint8)]))
     tensors = open_gguf(tmp_path / "c.gguf").tensors
@@ -64,7 +64,7 @@ def test_data_may_come_in_chunks_and_strides(tmp_path: Path) -> None:
 def test_an_error_leaves_what_was_there(tmp_path: Path, error: type[BaseException]) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"old")
-    with pytest.raises(error), new_gguf(path, llama_metadata(), INFOS) as out:
+    with pytest.raises(error), create_gguf(path, llama_metadata(), INFOS) as out:
         out.write("a", np.zeros((2, 8), np.float32))
         raise error
     assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"old"
@@ -79,7 +79,7 @@ def test_an_error_leaves_what_was_there(tmp_path: Path, error: type[BaseExceptio
     ],
 )
 def test_tensors_come_as_they_were_said(tmp_path: Path, given: list[tuple[str, int]], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason), new_gguf(tmp_path / "m.gguf", {}, INFOS) as out:
+    with pytest.raises(ValueError, match=reason), create_gguf(tmp_path / "m.gguf", {}, INFOS) as out:
         for name, size in given:
             out.write(name, [bytes(size)])
     assert not list(tmp_path.iterdir())
@@ -89,13 +89,13 @@ def test_tensors_come_as_they_were_said(tmp_path: Path, given: list[tuple[str, i
     ("infos", "reason"),
     [
         ([INFOS[0]] * 2, "two tensors are called 'a'"),
-        ([TensorInfo("n" * 64, by_name("F32"), (1,))], "63 bytes"),
+        ([TensorInfo("n" * 64, type_by_name("F32"), (1,))], "63 bytes"),
     ],
 )
 def test_names_that_llama_cpp_would_refuse_are_refused(
     tmp_path: Path, infos: list[TensorInfo], reason: str
 ) -> None:
-    with pytest.raises(FileError, match=reason), new_gguf(tmp_path / "m.gguf", {}, infos):
+    with pytest.raises(FileError, match=reason), create_gguf(tmp_path / "m.gguf", {}, infos):
         pass
     assert not list(tmp_path.iterdir())
 
@@ -115,9 +115,9 @@ def little_room():
 def test_a_full_disk_is_said(tmp_path: Path, size: int) -> None:
     """The small file fails at the end, when what is left in the buffer is written."""
     path = tmp_path / "m.gguf"
-    info = TensorInfo("a", by_name("I8"), (size,))
+    info = TensorInfo("a", type_by_name("I8"), (size,))
     told = pytest.raises(FileError, match=rf"^{path}: cannot be written: File too large$")
-    with told, little_room(), new_gguf(path, {}, [info]) as out:
+    with told, little_room(), create_gguf(path, {}, [info]) as out:
         out.write("a", [bytes(5000), bytes(size - 5000)])
     assert not list(tmp_path.iterdir())
 
@@ -129,7 +129,7 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
         ("", "a device or a pipe"),
         ("pipe", "a device or a pipe"),
     ):
-        with pytest.raises(FileError, match=reason) as error, new_gguf(tmp_path / place, {}, []):
+        with pytest.raises(FileError, match=reason) as error, create_gguf(tmp_path / place, {}, []):
             pass
         assert str(error.value).startswith(f"{tmp_path / place}: ")
 
@@ -137,7 +137,7 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_without_permission(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(FileError, match="Permission denied"), new_gguf(tmp_path / "m.gguf", {}, []):
+    with pytest.raises(FileError, match="Permission denied"), create_gguf(tmp_path / "m.gguf", {}, []):
         pass
 
 

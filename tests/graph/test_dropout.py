@@ -10,7 +10,7 @@ import pytest
 from llamatrain.engine.program import Program
 from llamatrain.graph import ops
 from llamatrain.graph.autodiff import gradients
-from llamatrain.graph.tensor import I32, nodes_of, parameter, placeholder
+from llamatrain.graph.tensor import I32, collect_nodes, parameter, placeholder
 from llamatrain.train import programs
 from tests.helpers.cli import Argument, losses, pairs_file, ran, same_bits, text_file
 from tests.helpers.lora_runs import LINEAR, base, random_adapter
@@ -39,7 +39,7 @@ def dropped(
     y = ops.dropout(at, told, *numbers, rate=rate, salt=salt, length=length)
     (dx,) = gradients(ops.sum(ops.mul(y, dy)), [at])
     arrays = {at: x, told: np.array(key, np.int32), dy: x, **numbers}
-    program = Program.of([y, dx], arrays, kernels=kernels, threads=threads)
+    program = Program.build([y, dx], arrays, kernels=kernels, threads=threads)
     program()
     return program.read(y).copy(), program.read(dx).copy()
 
@@ -154,14 +154,14 @@ class Watched(programs.BoundGraph):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.dropouts = [node for node in nodes_of(self.graph.outputs) if node.op.name == "dropout"]
+        self.dropouts = [node for node in collect_nodes(self.graph.outputs) if node.op.name == "dropout"]
         if self.dropouts:
             outputs = [
                 self.graph.first,
                 *(each for node in self.dropouts for each in (node.sources[0], node.outputs[0])),
             ]
-            arrays = {leaf: self.program.memory_of(leaf) for leaf in programs.leaves_of(outputs)}
-            self.plain = Program.of(outputs, arrays, kernels="reference")
+            arrays = {leaf: self.program.get_view(leaf) for leaf in programs.leaves_of(outputs)}
+            self.plain = Program.build(outputs, arrays, kernels="reference")
 
     def run(self) -> float:
         if not self.dropouts:

@@ -25,7 +25,7 @@ def scalar(case: Case, made: Tensor) -> Tensor:
 
 
 def run(loss: Tensor, case: Case, outputs: list[Tensor]) -> list[np.ndarray]:
-    program = Program.of([loss, *outputs], case.arrays, kernels="reference")
+    program = Program.build([loss, *outputs], case.arrays, kernels="reference")
     program()
     return [program.read(tensor).copy() for tensor in (loss, *outputs)]
 
@@ -51,7 +51,7 @@ def test_gradient_is_the_difference_quotient(name: str, index: int) -> None:
     loss = scalar(case, CASES[name][index](case))
     grads = gradients(loss, case.wrt)
     found = run(loss, case, grads)[1:]
-    program = Program.of([loss], case.arrays, kernels="reference")
+    program = Program.build([loss], case.arrays, kernels="reference")
     for tensor, grad in zip(case.wrt, found, strict=True):
         values, step = case.arrays[tensor], 1e-5
         numeric = np.zeros_like(values)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from llamatrain.engine.plan import plan
 from llamatrain.engine.program import Program
-from llamatrain.engine.schedule import ordered
+from llamatrain.engine.schedule import order_nodes
 from llamatrain.errors import GraphError
 from llamatrain.graph import ops as O
 from llamatrain.graph.autodiff import gradients, value_and_gradients
@@ -25,8 +25,8 @@ from llamatrain.graph.tensor import (
     Op,
     Spec,
     Tensor,
+    collect_nodes,
     gradient,
-    nodes_of,
     parameter,
     placeholder,
 )
@@ -143,7 +143,7 @@ def sound_nodes(name: str) -> list[Node]:
             outputs = [loss, *gradients(loss, case.wrt)]
             found |= {
                 f"{case_name} {place}": node
-                for place, node in enumerate(nodes_of(outputs))
+                for place, node in enumerate(collect_nodes(outputs))
                 if node.op.name == name
             }
     return list(found.values())[:12]
@@ -256,7 +256,7 @@ def test_a_targets_gradient_cannot_be_had() -> None:
 def test_a_tensor_that_is_a_source_twice(f, derivative) -> None:
     w, values = parameter("w", (3, 4), F64), np.random.default_rng(0).standard_normal((3, 4))
     loss = O.sum(f(w))
-    program = Program.of([loss, *gradients(loss, [w])], {w: values}, kernels="reference")
+    program = Program.build([loss, *gradients(loss, [w])], {w: values}, kernels="reference")
     program()
     np.testing.assert_allclose(program.read(gradients_of(program)), derivative(values), atol=1e-12)
 
@@ -270,7 +270,7 @@ def test_the_gradient_of_a_value_that_is_read_in_three_places() -> None:
     h = O.sqr(w)
     loss = O.add(O.sum(h), O.add(O.sum(O.scale(h, by=2.0)), O.sum_sqr(w)))
     (dw,) = gradients(loss, [w])
-    program = Program.of([dw], {w: np.arange(4.0)}, kernels="reference")
+    program = Program.build([dw], {w: np.arange(4.0)}, kernels="reference")
     program()
     np.testing.assert_array_equal(program.read(dw), 8.0 * np.arange(4.0))
 
@@ -279,7 +279,7 @@ def test_a_gradient_with_respect_to_a_value_inside() -> None:
     w = x(4, dtype=F64)
     h = O.sqr(w)
     dh, dw = gradients(O.sum_sqr(h), [h, w])
-    program = Program.of([dh, dw], {w: np.arange(4.0)}, kernels="reference")
+    program = Program.build([dh, dw], {w: np.arange(4.0)}, kernels="reference")
     program()
     np.testing.assert_array_equal(program.read(dh), 2 * np.arange(4.0) ** 2)
     np.testing.assert_array_equal(program.read(dw), 4 * np.arange(4.0) ** 3)
@@ -288,7 +288,7 @@ def test_a_gradient_with_respect_to_a_value_inside() -> None:
 def test_a_loss_that_is_a_parameter() -> None:
     w = parameter("w", ())
     (dw,) = gradients(w, [w])
-    program = Program.of([dw], {}, kernels="reference")
+    program = Program.build([dw], {}, kernels="reference")
     program()
     assert program.read(dw) == 1
 
@@ -307,7 +307,7 @@ def test_a_sound_graph_passes() -> None:
     model = llama(TINY)
     value, grads = value_and_gradients(model.loss, model.trained)
     verify([value, *grads])
-    verify(recompute([value, *grads], [model.loss], model.borders))
+    verify(recompute([value, *grads], [model.loss], model.block_inputs))
 
 
 def tamper_shape(node: Node) -> None:
@@ -371,7 +371,7 @@ def test_text_and_dot_have_every_node() -> None:
     outputs = [value, *grads]
     text, dot = as_text(outputs), as_dot(outputs)
     assert dot.startswith("digraph {") and dot.endswith("}")
-    for node in nodes_of(outputs):
+    for node in collect_nodes(outputs):
         assert f"%{node.serial}" in text and node.op.name in text
         assert f'"%{node.serial}" [' in dot
         for source in node.sources:
@@ -397,8 +397,8 @@ def chain(length: int) -> tuple[Tensor, Tensor]:
 
 def test_a_graph_20000_nodes_deep() -> None:
     w, loss = chain(DEEP)
-    assert len(nodes_of([loss])) == DEEP + 1
-    assert len(ordered([loss])) == len(ordered([loss], left_to_right=False)) == DEEP + 1
+    assert len(collect_nodes([loss])) == DEEP + 1
+    assert len(order_nodes([loss])) == len(order_nodes([loss], left_to_right=False)) == DEEP + 1
     grads = gradients(loss, [w])
     again = recompute([loss, *grads], [loss], [])
     verify(again)
@@ -409,7 +409,7 @@ def test_a_graph_20000_nodes_deep() -> None:
 
 def test_a_program_10000_nodes_deep() -> None:
     _, loss = chain(DEEP // 5)
-    program = Program.of([loss], {}, kernels="reference")
+    program = Program.build([loss], {}, kernels="reference")
     program()
     assert program.read(loss) == 0
     assert as_dot([loss]).count("\n") > DEEP // 5 < as_text([loss]).count("\n")

@@ -4,21 +4,21 @@ import pytest
 
 from llamatrain.graph import ops as O
 from llamatrain.graph.autodiff import value_and_gradients
-from llamatrain.graph.node_roles import parts_of
-from llamatrain.graph.op_cost import work_of
+from llamatrain.graph.node_roles import find_roles
+from llamatrain.graph.op_cost import estimate_cost
 from llamatrain.graph.remat import recompute
-from llamatrain.graph.tensor import I32, Tensor, nodes_of, parameter, placeholder, quantised, state
+from llamatrain.graph.tensor import I32, Tensor, collect_nodes, parameter, placeholder, quantized, state
 from tests.helpers.op_cases import CASES, Case
 
 
 def flops(tensor: Tensor) -> int:
     assert tensor.node
-    return work_of(tensor.node).flops
+    return estimate_cost(tensor.node).flops
 
 
 def moved(tensor: Tensor) -> int:
     assert tensor.node
-    return work_of(tensor.node).moved
+    return estimate_cost(tensor.node).bytes_moved
 
 
 def test_the_three_products_of_a_layer_do_the_same() -> None:
@@ -29,7 +29,7 @@ def test_the_three_products_of_a_layer_do_the_same() -> None:
 
 
 def test_a_quantised_weight_counts_as_the_bytes_that_it_has() -> None:
-    y = O.matmul(placeholder("x", (1, 64)), state("w", (8, 64), quantised("Q4_0")))
+    y = O.matmul(placeholder("x", (1, 64)), state("w", (8, 64), quantized("Q4_0")))
     assert flops(y) == 2 * 64 * 8 and moved(y) == 4 * 64 + 8 * 2 * 18 + 4 * 8
 
 
@@ -92,8 +92,12 @@ def test_of_a_table_only_the_rows_that_are_taken_move() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_every_op_moves_something(name: str) -> None:
     made = CASES[name][0](Case())
-    for node in nodes_of(made if isinstance(made, tuple) else [made]):
-        assert node.op.layout or not any(output.size for output in node.outputs) or work_of(node).moved > 0
+    for node in collect_nodes(made if isinstance(made, tuple) else [made]):
+        assert (
+            node.op.layout
+            or not any(output.size for output in node.outputs)
+            or estimate_cost(node).bytes_moved > 0
+        )
 
 
 # ---- parts -----------------------------------------------------------------
@@ -107,7 +111,7 @@ def test_parts_of_a_step() -> None:
     m, v, told, one = state("m", (4, 4)), state("v", (4, 4)), placeholder("s", (3,)), placeholder("f", ())
     stepped = O.opt_step_adamw(w, m, v, grad, told, one, beta1=0.9, beta2=0.9, eps=1e-8, decay=0.0)
     outputs = [loss, *stepped, O.clip_factor(O.sum_sqr(grad), limit=1.0)[1]]
-    found = {(node.op.name, part) for node, part in parts_of(outputs).items()}
+    found = {(node.op.name, part) for node, part in find_roles(outputs).items()}
     assert {("silu", "forward"), ("silu", "again"), ("silu_back", "backward"), ("matmul", "forward")} <= found
     assert {("opt_step_adamw", "optimizer"), ("sum_sqr", "optimizer"), ("clip_factor", "optimizer")} <= found
     assert ("silu", "backward") not in found and ("sum", "optimizer") not in found
@@ -118,4 +122,4 @@ def test_parts_of_the_step_alone() -> None:
     factor, norm = O.clip_factor(O.sum_sqr(g), limit=1.0)
     rate = O.mul(told, state("faster", (3,)))
     stepped = O.opt_step_sgd(w, m, g, rate, factor, momentum=0.9, decay=0.0)
-    assert set(parts_of([norm, *stepped]).values()) == {"optimizer"}
+    assert set(find_roles([norm, *stepped]).values()) == {"optimizer"}

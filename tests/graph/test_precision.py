@@ -5,10 +5,10 @@ import pytest
 
 from llamatrain.engine.program import Program
 from llamatrain.graph import ops as O
-from llamatrain.graph.op_cost import work_of
+from llamatrain.graph.op_cost import estimate_cost
 from llamatrain.graph.ops import flash_attn, swiglu, swiglu_back
 from llamatrain.graph.precision import round_products
-from llamatrain.graph.tensor import BF16, F32, I32, Tensor, nodes_of, parameter, placeholder
+from llamatrain.graph.tensor import BF16, F32, I32, Tensor, collect_nodes, parameter, placeholder
 from llamatrain.kernels.reference.registry import from_bf16, to_bf16
 from llamatrain.optim.update_graph import differentiate
 from tests.helpers.llama_step import LlamaStep
@@ -23,7 +23,7 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def of(outputs: list[Tensor], op: str) -> list:
-    return [node for node in nodes_of(outputs) if node.op.name == op]
+    return [node for node in collect_nodes(outputs) if node.op.name == op]
 
 
 def test_a_gate_keeps_halves_and_gives_halves_to_products() -> None:
@@ -38,7 +38,7 @@ def test_a_gate_keeps_halves_and_gives_halves_to_products() -> None:
 def test_who_is_no_product_reads_a_gate_in_full() -> None:
     gate, up = placeholder("gate", (4, 8)), placeholder("up", (4, 8))
     (out,) = round_products([O.scale(swiglu(gate, up), by=2.0)])
-    program = Program.of([out], {gate: random(4, 8), up: random(4, 8, seed=1)}, kernels="reference")
+    program = Program.build([out], {gate: random(4, 8), up: random(4, 8, seed=1)}, kernels="reference")
     program()
     assert out.dtype is F32
     rounded = [
@@ -66,7 +66,7 @@ def test_fused_products_cost_no_more_casts_than_those_of_a_llama() -> None:
         block = Block(**BLOCKS[name])
         found = differentiate(block.loss, block.trained, precision="bf16")
         outputs = [found.loss, *found.grads.values()]
-        moved.append(sum(work_of(node).moved for node in of(outputs, "cast")))
+        moved.append(sum(estimate_cost(node).bytes_moved for node in of(outputs, "cast")))
         products = {
             t
             for name in ("matmul", "matmul_nn", "out_prod")
@@ -87,7 +87,7 @@ def test_gelus_gate_is_rounded_as_silus_is() -> None:
         seen.append(
             [
                 node.op.name.replace("geglu", "swiglu")
-                for node in nodes_of([found.loss, *found.grads.values()])
+                for node in collect_nodes([found.loss, *found.grads.values()])
             ]
         )
     assert seen[0] == seen[1]
@@ -99,7 +99,7 @@ def test_a_bias_is_not_rounded() -> None:
     (node,) = of([found.loss], "matmul")
     assert [source.dtype for source in node.sources] == [BF16, F32, F32] and node.outputs[0].dtype is F32
     arrays = {x: random(6, 8), w: random(5, 8, seed=1), bias: random(5, seed=2) * 1.001}
-    program = Program.of([found.loss, found.grads[bias]], arrays, kernels="cpu")
+    program = Program.build([found.loss, found.grads[bias]], arrays, kernels="cpu")
     program()
     y = (
         from_bf16(to_bf16(arrays[x])).astype(np.float64) @ from_bf16(to_bf16(arrays[w])).T.astype(np.float64)
@@ -131,7 +131,7 @@ def test_compiled_gates_in_bf16(shape: tuple[int, ...]) -> None:
     arrays[gate][0, :1] = to_bf16(np.full(1, -200, np.float32))
     found = []
     for kernels, threads in (("reference", 1), ("cpu", 1), ("cpu", 2)):
-        program = Program.of(
+        program = Program.build(
             outputs, {leaf: array.copy() for leaf, array in arrays.items()}, kernels=kernels, threads=threads
         )
         program()

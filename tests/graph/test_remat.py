@@ -16,9 +16,9 @@ from llamatrain.engine.program import Program
 from llamatrain.errors import GraphError
 from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.ops import matmul, mul, sqr, sum, swiglu, swiglu_halves
-from llamatrain.graph.remat import kept_borders, recompute
-from llamatrain.graph.remat_policy import is_policy, scaled, stretches_of, told
-from llamatrain.graph.tensor import Tensor, nodes_of, parameter, placeholder
+from llamatrain.graph.remat import choose_borders, recompute
+from llamatrain.graph.remat_policy import format_policy, is_policy, parse_policy, scale_policy
+from llamatrain.graph.tensor import Tensor, collect_nodes, parameter, placeholder
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.update_graph import differentiate, stream
 from tests.helpers.random_models import TINY, Size, llama
@@ -48,7 +48,7 @@ POLICIES = (
 
 
 def bits(outputs: list[Tensor], arrays: dict[Tensor, np.ndarray]) -> list[bytes]:
-    program = Program.of(outputs, arrays, kernels="reference")
+    program = Program.build(outputs, arrays, kernels="reference")
     program()
     return [program.read(output).tobytes() for output in outputs]
 
@@ -59,7 +59,7 @@ def made(name: str):
     arrays = model.random()
     rng = np.random.default_rng(3)
     for leaf in {
-        source for node in nodes_of([model.loss]) for source in node.sources if source.role == "state"
+        source for node in collect_nodes([model.loss]) for source in node.sources if source.role == "state"
     } - set(arrays):
         arrays[leaf] = (rng.standard_normal(leaf.shape) * 0.2).astype(np.float32)
     return model, arrays
@@ -67,7 +67,7 @@ def made(name: str):
 
 def trained(name: str, precision: str, remat: str | int) -> list[Tensor]:
     model, _ = made(name)
-    found = differentiate(model.loss, model.trained, precision=precision, borders=model.borders, remat=remat)
+    found = differentiate(model.loss, model.trained, precision=precision, borders=model.block_inputs, remat=remat)
     return [found.loss, *found.grads.values()]
 
 
@@ -82,8 +82,8 @@ def without(name: str, precision: str) -> list[bytes]:
 def test_loss_and_gradients_have_the_same_bits(name: str, precision: str, remat: str | int) -> None:
     outputs = trained(name, precision, remat)
     if remat not in (0, "none:1,products:1"):
-        assert len(nodes_of(outputs)) > len(
-            nodes_of(trained(name, precision, "none"))
+        assert len(collect_nodes(outputs)) > len(
+            collect_nodes(trained(name, precision, "none"))
         )  # something is made again
     assert bits(outputs, made(name)[1]) == without(name, precision)
 
@@ -93,7 +93,7 @@ def test_loss_and_gradients_have_the_same_bits(name: str, precision: str, remat:
 def test_whatever_is_kept_the_bits_are_the_same(name: str, rng: random.Random, limited: bool) -> None:
     model, arrays = made(name)
     value, grads = value_and_gradients(model.loss, model.trained)
-    forward = [output for node in nodes_of([model.loss]) for output in node.outputs]
+    forward = [output for node in collect_nodes([model.loss]) for output in node.outputs]
     keep = [tensor for tensor in forward if rng.random() < 0.3]
     among = [tensor for tensor in forward if rng.random() < 0.5] if limited else None
     assert bits(recompute([value, *grads], [model.loss], keep, among), arrays) == without(name, "f32")
@@ -103,10 +103,10 @@ def test_a_segment_keeps_the_border_that_it_begins_with() -> None:
     """And what the ancestors' spacing does is a case of it."""
     model = llama(replace(SIZES["plain"], layers=9, fused=False))
     made = {
-        remat: differentiate(model.loss, model.trained, borders=model.borders, remat=remat)
+        remat: differentiate(model.loss, model.trained, borders=model.block_inputs, remat=remat)
         for remat in ("segment:3,segment:3,block:2", "optimal", "segment:5,block:1", "8")
     }
-    nodes = {remat: len(nodes_of([found.loss, *found.grads.values()])) for remat, found in made.items()}
+    nodes = {remat: len(collect_nodes([found.loss, *found.grads.values()])) for remat, found in made.items()}
     assert nodes["segment:3,segment:3,block:2"] == nodes["optimal"] > nodes["segment:5,block:1"] > nodes["8"]
     runs = read_by_products([made["segment:5,block:1"].loss, *made["segment:5,block:1"].grads.values()])
     assert [runs[f"blk.{layer}.attn_q.weight"] for layer in range(9)] == [3, 3, 3, 3, 2, 2, 1, 1, 1]
@@ -117,8 +117,8 @@ def test_attention_is_what_is_kept_last() -> None:
     counts = []
     for remat in ("light", "wide:3", "products:3", "block"):
         model = llama(replace(SIZES["plain"], layers=4))
-        found = differentiate(model.loss, model.trained, borders=model.borders, remat=remat)
-        ops = Counter(node.op.name for node in nodes_of([found.loss, *found.grads.values()]))
+        found = differentiate(model.loss, model.trained, borders=model.block_inputs, remat=remat)
+        ops = Counter(node.op.name for node in collect_nodes([found.loss, *found.grads.values()]))
         counts.append((ops["matmul"], ops["flash_attn"]))
     products, attention = zip(*counts, strict=True)
     assert (
@@ -145,21 +145,21 @@ def test_attention_is_what_is_kept_last() -> None:
 def test_words_that_say_nothing_of_blocks(text: str) -> None:
     assert not is_policy(text)
     with pytest.raises(GraphError, match="unknown recomputation policy"):
-        stretches_of(text, 4)
+        parse_policy(text, 4)
 
 
 def test_words_for_blocks() -> None:
-    assert stretches_of("segment:3,block:2", 9) == [("segment", 3), ("block", 2), ("light", 4)]
-    assert stretches_of(3, 9) == stretches_of("3", 9) == [("block", 3), ("light", 6)] and stretches_of(
+    assert parse_policy("segment:3,block:2", 9) == [("segment", 3), ("block", 2), ("light", 4)]
+    assert parse_policy(3, 9) == parse_policy("3", 9) == [("block", 3), ("light", 6)] and parse_policy(
         "block", 2
     ) == [("block", 2)]
-    assert stretches_of("block:5", 4) == [("block", 4)]
+    assert parse_policy("block:5", 4) == [("block", 4)]
     for word in ("light", "3", "segment:3,segment:2,block:2", "block:1,wide:2", "none:2,light:1,wide:1"):
-        assert told(stretches_of(word, 9)) == word and is_policy(word)
+        assert format_policy(parse_policy(word, 9)) == word and is_policy(word)
     assert (
-        scaled("block:2,wide:2", 4, 10) == "block:5,wide:5"
-        and scaled("1", 4, 18) == "5"
-        and scaled("optimal", 4, 9) == "optimal"
+        scale_policy("block:2,wide:2", 4, 10) == "block:5,wide:5"
+        and scale_policy("1", 4, 18) == "5"
+        and scale_policy("optimal", 4, 9) == "optimal"
     )
 
 
@@ -167,14 +167,14 @@ def read_by_products(outputs: list[Tensor]) -> Counter[str]:
     """How often the forward product of each weight is run."""
     return Counter(
         node.sources[1].name
-        for node in nodes_of(outputs)
+        for node in collect_nodes(outputs)
         if node.op.name == "matmul" and node.sources[1].name
     )
 
 
 def test_only_what_a_gradient_reads_is_made_again() -> None:
     model = llama(replace(SIZES["plain"], fused=False))
-    found = differentiate(model.loss, model.trained, borders=model.borders, remat="block")
+    found = differentiate(model.loss, model.trained, borders=model.block_inputs, remat="block")
     runs = read_by_products([found.loss, *found.grads.values()])
     assert set(runs) == {weight.name for weight in model.trained if len(weight.shape) == 2} - {
         "token_embd.weight"
@@ -188,17 +188,17 @@ def test_only_what_a_gradient_reads_is_made_again() -> None:
 def test_forward_results_are_not_made_again() -> None:
     model = llama(SIZES["plain"])
     _, grads = value_and_gradients(model.loss, model.trained[-1:])
-    plain = nodes_of([model.loss])
-    outputs = recompute([model.loss, model.borders[1], *grads], [model.loss], model.borders)
-    assert outputs[:2] == [model.loss, model.borders[1]]
-    assert nodes_of(outputs[:1]) == plain
+    plain = collect_nodes([model.loss])
+    outputs = recompute([model.loss, model.block_inputs[1], *grads], [model.loss], model.block_inputs)
+    assert outputs[:2] == [model.loss, model.block_inputs[1]]
+    assert collect_nodes(outputs[:1]) == plain
 
 
 def test_what_the_gradients_do_not_need_is_not_made_again() -> None:
     """Gradients of the middle block's weights need its values and the last one's, which is never made again."""
     model = llama(replace(SIZES["plain"], fused=False))
     middle = [weight for weight in model.trained if weight.name.startswith("blk.1.")]
-    found = differentiate(model.loss, middle, borders=model.borders, remat="block")
+    found = differentiate(model.loss, middle, borders=model.block_inputs, remat="block")
     runs = read_by_products([found.loss, *found.grads.values()])
     assert all(count == 1 for name, count in runs.items() if name.startswith(("blk.0.", "blk.2.ffn_up")))
     assert runs["blk.1.ffn_gate.weight"] == 2
@@ -208,8 +208,10 @@ def test_kept_values_and_views_of_leaves_stay() -> None:
     x, w = placeholder("x", (3, 4)), parameter("w", (5, 4))
     y = matmul(x, w)
     value, grads = value_and_gradients(sum(sqr(y)), [w])
-    assert len(nodes_of(recompute([value, *grads], [value], [y]))) == len(nodes_of([value, *grads]))
-    assert len(nodes_of(recompute([value, *grads], [value], []))) == len(nodes_of([value, *grads])) + 1
+    assert len(collect_nodes(recompute([value, *grads], [value], [y]))) == len(collect_nodes([value, *grads]))
+    assert (
+        len(collect_nodes(recompute([value, *grads], [value], []))) == len(collect_nodes([value, *grads])) + 1
+    )
 
 
 LONG = Size(vocab=32000, width=512, layers=32, heads=8, kv_heads=8, ff=1376, ctx=512, batch=4)
@@ -218,7 +220,7 @@ LONG = Size(vocab=32000, width=512, layers=32, heads=8, kv_heads=8, ff=1376, ctx
 @cache
 def arena(remat: str | int, precision: str = "f32") -> int:
     model = llama(LONG)
-    found = differentiate(model.loss, model.trained, precision=precision, borders=model.borders, remat=remat)
+    found = differentiate(model.loss, model.trained, precision=precision, borders=model.block_inputs, remat=remat)
     return plan(stream(found, AdamW())[1]).arena
 
 
@@ -231,13 +233,13 @@ BORDER = LONG.batch * LONG.ctx * LONG.width * 4  # bytes
 
 def test_fewer_borders_are_kept_where_they_are_made_again() -> None:
     """Of 32 of them 6 and 6: every sixth, and those that begin it all. The rest is some more of the block that is at work."""
-    assert len(kept_borders([parameter(str(number), (1,)) for number in range(32)])) == 7
+    assert len(choose_borders([parameter(str(number), (1,)) for number in range(32)])) == 7
     assert arena("block") - arena("optimal") >= (32 - 2 * 6 - 1) * BORDER
 
 
 def test_what_costs_least_memory_is_made_thrice_at_most() -> None:
     model = llama(replace(SIZES["plain"], layers=9, fused=False))
-    found = differentiate(model.loss, model.trained, borders=model.borders, remat="optimal")
+    found = differentiate(model.loss, model.trained, borders=model.block_inputs, remat="optimal")
     runs = read_by_products([found.loss, *found.grads.values()])
     assert max(runs.values()) == 3 and runs["blk.8.attn_q.weight"] == 1
 
@@ -251,7 +253,7 @@ def test_a_middle_way() -> None:
 def test_borders_are_as_far_apart_as_makes_them_fewest(blocks: int) -> None:
     """Of those that are kept, one goes with each segment whose gradients are there; beside them are those that are made again."""
     borders = [parameter(str(number), (1,)) for number in range(blocks)]
-    places = [borders.index(border) for border in kept_borders(borders)]
+    places = [borders.index(border) for border in choose_borders(borders)]
     again = [kept + following - place for kept, (place, following) in enumerate(pairwise(places), 1)]
     assert places[0] == 0 and places[-1] == blocks - 1
     assert max(len(places), *again, 0) == min(
@@ -272,7 +274,9 @@ def test_a_gate_is_made_again_wherever_its_sources_lie(gate: str, precision: str
         loss, [down, made[0].node.sources[1]], precision=precision, borders=[border, y], remat="light"
     )
     gates = [
-        node for node in nodes_of([found.loss, *found.grads.values()]) if node.op.name.startswith("swiglu")
+        node
+        for node in collect_nodes([found.loss, *found.grads.values()])
+        if node.op.name.startswith("swiglu")
     ]
     assert [node.op.name.endswith("_back") for node in gates].count(False) == 2
 
@@ -292,7 +296,7 @@ def test_light_recomputation_saves_memory_in_either_precision(precision: str) ->
             Size(vocab=64, width=64, layers=6, heads=4, kv_heads=2, ff=160, ctx=64, batch=4, lora=4)
         )
         made = differentiate(
-            model.loss, model.trained, precision=precision, borders=model.borders, remat=remat
+            model.loss, model.trained, precision=precision, borders=model.block_inputs, remat=remat
         )
         arenas.append(plan([made.loss, *made.grads.values()]).arena)
     assert arenas == sorted(arenas, reverse=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from llamatrain.adapters import gguf
 from llamatrain.adapters.adapter import Adapter, LoraPair
-from llamatrain.model.architectures import find
+from llamatrain.model.architectures import find_architecture
 from tests.helpers.architecture_models import Arrays, Shape, linear, rows, weights, written
 from tests.helpers.cli import Argument, losses, ran, tensors, text
 from tests.helpers.cli import rows as shown
@@ -75,7 +75,7 @@ def factors(shape: Shape, seed: int = 3) -> Pairs:
 
 def adapter_of(shape: Shape, made: Pairs) -> Adapter:
     pairs = {name: LoraPair(a, b, ALPHA / RANK) for name, (a, b) in made.items()}
-    return Adapter(source=Path("made"), alpha=ALPHA, pairs=pairs, architecture=find(shape.arch))
+    return Adapter(source=Path("made"), alpha=ALPHA, pairs=pairs, architecture=find_architecture(shape.arch))
 
 
 def start(folder: Path, shape: Shape) -> Path:

@@ -20,7 +20,7 @@ FEW = sorted(
     [
         f"{MERGING}:word_keys",
         f"{GATES}:silu_flat",
-        *(f"{THREADS}:{name}" for name in ("begin", "follow", "lead")),
+        *(f"{THREADS}:{name}" for name in ("open_table", "help_leader", "run_table")),
     ]
 )
 NAME = cpu.processor().name
@@ -30,8 +30,8 @@ import sys
 sys.path.insert(0, "scripts")
 import build_kernels
 from llamatrain.compiler import prebuilt
-every = build_kernels.declared()
-build_kernels.declared = lambda: [each for each in every if each.where in {few}]
+every = build_kernels.list_compilables()
+build_kernels.list_compilables = lambda: [each for each in every if each.qualified_name in {few}]
 prebuilt.FOLDER.mkdir()
 sys.argv = ["build_kernels", "--here", "{name}"]
 build_kernels.main()
@@ -41,7 +41,7 @@ build_kernels.write_manifest(["{name}"])
 
 def made(folder: Path, seed: str) -> Path:
     words = [sys.executable, "-c", BUILD.format(few=FEW, name=NAME)]
-    more = {prebuilt.SWITCH: str(folder), "PYTHONHASHSEED": seed}
+    more = {prebuilt.LIBRARIES_VARIABLE: str(folder), "PYTHONHASHSEED": seed}
     subprocess.run(words, env=environment(**more), cwd=ROOT, check=True, capture_output=True)
     return closed(folder)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from llamatrain.checkpoints.checkpoint import Checkpoint
-from llamatrain.gguf.types import TensorInfo, by_name
+from llamatrain.gguf.types import TensorInfo, type_by_name
 from llamatrain.gguf.values import Kind, Value, boolean, f32, number, string, u32, u64
-from llamatrain.gguf.writer import new_gguf
+from llamatrain.gguf.writer import create_gguf
 from tests.helpers.small_models import EMBEDDINGS
 
 FILE = (
@@ -177,8 +177,8 @@ def as_theirs(path: Path, ours: Checkpoint, layers: int, way: str = "left", vers
         tensors |= {f"{prefix}memory_{name}": rows(f"memory_{name}") for name in "sy"}
     values[f"{prefix}no_improvement_count"] = u32(0)
     arrays = {name: as_ggml(array) for name, array in tensors.items()}
-    with new_gguf(
-        path, values, [TensorInfo(name, by_name("F32"), array.shape) for name, array in arrays.items()]
+    with create_gguf(
+        path, values, [TensorInfo(name, type_by_name("F32"), array.shape) for name, array in arrays.items()]
     ) as out:
         for name, array in arrays.items():
             out.write(name, array)

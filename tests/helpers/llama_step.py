@@ -28,20 +28,20 @@ class LlamaStep:
     ) -> None:
         m = self.model = llama(size)
         self.memory, self.steps = self.model.random(seed), 0
-        made = differentiate(m.loss, m.trained, precision=precision, borders=m.borders, remat=remat)
+        made = differentiate(m.loss, m.trained, precision=precision, borders=m.block_inputs, remat=remat)
         how = {"kernels": kernels, "threads": threads}
         if kept:
             held = hold(made, whole=False)
             self.inputs, _, outputs = apply(held, OPTIMIZER, CLIP)
-            self.program = Program.of([made.loss, *held.first], self.memory, **how)
+            self.program = Program.build([made.loss, *held.first], self.memory, **how)
             grads = {
-                block: self.program.memory_of(grad)
+                block: self.program.get_view(grad)
                 for block, grad in zip(held.memory, held.first, strict=True)
             }
-            self.programs = [self.program, Program.of(outputs, self.memory | grads, **how)]
+            self.programs = [self.program, Program.build(outputs, self.memory | grads, **how)]
         else:
             self.inputs, outputs = stream(made, OPTIMIZER)
-            self.program = Program.of(outputs, self.memory, **how)
+            self.program = Program.build(outputs, self.memory, **how)
             self.programs = [self.program]
         self.loss, self.arena = made.loss, self.program.plan.arena
         self.batch = {

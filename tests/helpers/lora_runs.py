@@ -10,11 +10,11 @@ from llamatrain.adapters.adapter import Adapter, LoraPair
 from llamatrain.data.tokenizer import new_vocab
 from llamatrain.gguf import quants
 from llamatrain.gguf.reader import open_gguf
-from llamatrain.gguf.types import GgmlType, TensorInfo, by_name
+from llamatrain.gguf.types import GgmlType, TensorInfo, type_by_name
 from llamatrain.gguf.values import string
-from llamatrain.gguf.writer import new_gguf
+from llamatrain.gguf.writer import create_gguf
 from llamatrain.model.hyperparameters import Hyperparameters
-from llamatrain.model.init import fill
+from llamatrain.model.init import init_weights
 from tests.helpers.small_models import EMBEDDINGS, Arrays, small
 
 LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
@@ -44,7 +44,7 @@ WIDE = small(embd=256, heads=4, head_size=64, ff=256, layers=1)  # rows that any
 def new_weights(h: Hyperparameters, seed: int = 1) -> Arrays:
     """As of a new model; its norms are not all 1."""
     made = {name: np.empty(shape, np.float32) for name, shape in h.shapes.items()}
-    fill(h, seed, made)
+    init_weights(h, seed, made)
     random = np.random.default_rng(seed)
     for array in made.values():
         if array.ndim == 1:
@@ -53,7 +53,7 @@ def new_weights(h: Hyperparameters, seed: int = 1) -> Arrays:
 
 
 def random_blocks(shape: tuple[int, ...], kind: GgmlType, random: np.random.Generator) -> np.ndarray:
-    raw = random.integers(0, 256, (shape[0], shape[1] // kind.block, kind.size), np.uint8)
+    raw = random.integers(0, 256, (shape[0], shape[1] // kind.block_size, kind.block_bytes), np.uint8)
     raw[..., :2] = np.frombuffer(np.float16(shape[1] ** -0.5 / SCALED_TO[kind.name]).tobytes(), np.uint8)
     return raw.reshape(shape[0], -1)
 
@@ -66,10 +66,10 @@ def base(
     random = np.random.default_rng(1)
     arrays = arrays or new_weights(h)
     infos = [
-        TensorInfo(name, by_name(kind if array.ndim == 2 else "F32"), array.shape)
+        TensorInfo(name, type_by_name(kind if array.ndim == 2 else "F32"), array.shape)
         for name, array in arrays.items()
     ]
-    with new_gguf(path, h.metadata("base") | new_vocab.bytes_only() | chats, infos) as out:
+    with create_gguf(path, h.metadata("base") | new_vocab.bytes_only() | chats, infos) as out:
         for info in infos:
             if info.type.name in SCALED_TO:
                 out.write(info.name, random_blocks(info.shape, info.type, random))
@@ -96,7 +96,7 @@ def pairs(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def alpha(path: Path) -> float:
-    return open_gguf(path).value("adapter.lora.alpha", float)
+    return open_gguf(path).get_value("adapter.lora.alpha", float)
 
 
 def deltas(path: Path) -> Arrays:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from llamatrain.graph import ops as O
-from llamatrain.graph.tensor import I32, Tensor, leaves_of, parameter, placeholder
+from llamatrain.graph.tensor import I32, Tensor, collect_leaves, parameter, placeholder
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Block:
     def arrays(self) -> dict[Tensor, np.ndarray]:
         """For every leaf; small weights, two samples in the first row."""
         rng, found = np.random.default_rng(0), {}
-        for leaf in leaves_of([self.loss]):
+        for leaf in collect_leaves([self.loss]):
             small = leaf.shape[-1] ** -0.5 if leaf in self.trained and len(leaf.shape) > 1 else 1.0
             found[leaf] = (rng.standard_normal(leaf.shape) * small).astype(leaf.dtype.numpy)
         found[self.starts][:] = 0

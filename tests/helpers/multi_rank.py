@@ -49,13 +49,15 @@ def plainly(made: Any) -> Any:
 
 
 def main() -> None:
-    from llamatrain.distributed.comm import world
+    from llamatrain.distributed.comm import get_comm
 
     asked, given = map(Path, sys.argv[1:])
     made = [plainly(done(tuple(each))) for each in json.loads(asked.read_text())]
-    told = world().gathered([each if isinstance(each, str) else each.get("losses", each) for each in made])
+    told = get_comm().all_gather(
+        [each if isinstance(each, str) else each.get("losses", each) for each in made]
+    )
     assert all(each == told[0] for each in told), "what a function gives is the same on all ranks"
-    if world().rank == 0:
+    if get_comm().rank == 0:
         given.write_text(json.dumps(made))
 
 

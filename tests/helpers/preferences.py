@@ -13,7 +13,7 @@ from llamatrain.adapters.adapter import Adapter
 from llamatrain.data.batches import Batch as Laid
 from llamatrain.run.prepare import begun, prepare
 from llamatrain.run.request import tuning
-from llamatrain.train.parallel.step_sync import MicrobatchInfo, totals_of
+from llamatrain.train.parallel.step_sync import MicrobatchInfo, sum_totals
 from llamatrain.train.programs import TrainPrograms
 from tests.helpers.adapter_files import adapter, linear
 from tests.helpers.lora_runs import base
@@ -118,12 +118,12 @@ def ours(case: str, folder: Path, *, batch: int = 4, **more: Any) -> tuple[Found
     programs = TrainPrograms(way.graphs, way.arena, leaves.frozen)
     prepared.target.begin(programs.weights.parts)
     laid = prepared.data.rows.batch(batch)
-    loss = programs.gradients(laid, totals_of([MicrobatchInfo.of(laid)]), 0)
+    loss = programs.compute_gradients(laid, sum_totals([MicrobatchInfo.from_batch(laid)]), 0)
     rewards = programs.rewards(laid)
     assert programs.grads and rewards
     parts = programs.grads.parts
     pairs = {name: (parts[f"{name}.lora_a"].copy(), parts[f"{name}.lora_b"].copy()) for name in given.pairs}
-    margin = rewards.facts["margin"]
+    margin = rewards.metrics["margin"]
     assert margin is not None
     return Found(loss, pairs, margin), (answers_of if kind == "kto" else pairs_of)(laid)
 

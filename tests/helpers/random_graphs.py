@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from llamatrain.graph import ops as O
 from llamatrain.graph.printing import as_text
-from llamatrain.graph.tensor import I32, Tensor, nodes_of, placeholder, state
+from llamatrain.graph.tensor import I32, Tensor, collect_nodes, placeholder, state
 from llamatrain.kernels.reference import KERNELS
 
 SEEN = {
@@ -22,7 +22,7 @@ SEEN = {
 def evaluated(outputs: Iterable[Tensor], arrays: Mapping[Tensor, np.ndarray]) -> dict[Tensor, np.ndarray]:
     """Every value that the outputs need, each a new array; nothing is changed in place."""
     values = dict(arrays)
-    for node in nodes_of(outputs):
+    for node in collect_nodes(outputs):
         made = (SEEN | KERNELS)[node.op.name](*(values[source] for source in node.sources), **node.attrs)
         made = made if isinstance(made, tuple) else (made,)
         values |= {

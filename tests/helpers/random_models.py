@@ -7,11 +7,11 @@ import numpy as np
 from llamatrain.gguf.quants import encode
 from llamatrain.graph.tensor import BF16, F32, DType, QuantizedType, Tensor, parameter, state
 from llamatrain.kernels.reference.registry import to_bf16
-from llamatrain.model.architectures import USUAL, find
-from llamatrain.model.hyperparameters import Hyperparameters, own_of_new
+from llamatrain.model.architectures import DEFAULT, find_architecture
+from llamatrain.model.hyperparameters import Hyperparameters, default_extra
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.model.rope import Rope
-from llamatrain.model.transformer import mask_of, rope_state, training
+from llamatrain.model.transformer import build_training, dense_mask, rope_state
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Size:
     lora: int = 0  # rank of an adapter on every linear weight; the weights themselves are frozen then
     base: DType = F32  # of the frozen weights
     fused: bool = True  # attention, and head and loss, in one each
-    arch: str = USUAL
+    arch: str = DEFAULT
 
     @property
     def h(self) -> Hyperparameters:
-        head, architecture = self.width // self.heads, find(self.arch)
+        head, architecture = self.width // self.heads, find_architecture(self.arch)
         return Hyperparameters(
             vocab=self.vocab,
             embd=self.width,
@@ -42,8 +42,8 @@ class Size:
             ctx=self.ctx,
             head_size=head,
             rope=Rope(head // 2 * 2),
-            tied=architecture.ties,
-            own=own_of_new(architecture),
+            tied=architecture.ties_by_default,
+            extra=default_extra(architecture),
             architecture=architecture,
         )
 
@@ -69,8 +69,10 @@ class Llama:
                 a, b = (parameter(f"{name}.lora_{half}", each, dtype) for half, each in self._factors(shape))
                 self.trained += a, b
                 deltas[name] = [Delta(a, b, 2.0)]
-        made = training(size.h, Weights(tensors, deltas), size.batch, size.ctx, self.table, flash=size.fused)
-        self.inputs, self.borders, self.loss = made.inputs, made.borders, made.loss
+        made = build_training(
+            size.h, Weights(tensors, deltas), size.batch, size.ctx, self.table, flash=size.fused
+        )
+        self.inputs, self.block_inputs, self.loss = made.inputs, made.block_inputs, made.loss
         self.tokens, self.targets, self.weights = (
             made.inputs[name] for name in ("tokens", "targets", "weights")
         )
@@ -93,7 +95,7 @@ class Llama:
             self.tokens: rng.integers(0, size.vocab, rows).astype(np.int32),
             self.targets: rng.integers(0, size.vocab, rows[0] * rows[1]).astype(np.int32),
             self.weights: np.full(rows[0] * rows[1], 1 / (rows[0] * rows[1]), self.dtype.numpy),
-            self.table: size.h.table(size.ctx).astype(self.dtype.numpy),
+            self.table: size.h.rope_table(size.ctx).astype(self.dtype.numpy),
             **self.sight(np.zeros(rows, np.int32)),
         }
         for weight in self.trained:
@@ -108,7 +110,7 @@ class Llama:
     def sight(self, starts: np.ndarray) -> dict[Tensor, np.ndarray]:
         """Arrays that say what each token sees and where it stands, from where its sample starts: (batch, ctx)."""
         positions = (np.arange(self.size.ctx, dtype=np.int32) - starts).astype(np.int32)
-        seen = starts if "starts" in self.inputs else mask_of(starts).astype(self.dtype.numpy)
+        seen = starts if "starts" in self.inputs else dense_mask(starts).astype(self.dtype.numpy)
         return {self.inputs["positions"]: positions, self.inputs.get("starts", self.inputs.get("mask")): seen}
 
 
@@ -120,7 +122,7 @@ def frozen_array(weight: Tensor, rng: np.random.Generator) -> np.ndarray:
         values = encode(values, weight.dtype.kind)
     elif weight.dtype is BF16:
         values = to_bf16(values)
-    return np.resize(values, weight.dtype.held(weight.shape)).astype(weight.dtype.numpy)
+    return np.resize(values, weight.dtype.storage_shape(weight.shape)).astype(weight.dtype.numpy)
 
 
 def llama(size: Size, dtype: DType = F32) -> Llama:

@@ -14,7 +14,7 @@ import typer
 import llamatrain.cli.evaluate as command
 from llamatrain.__main__ import main
 from llamatrain.distributed import heartbeat
-from llamatrain.distributed.comm import Comm, world
+from llamatrain.distributed.comm import Comm, get_comm
 from llamatrain.errors import FileError, LlamatrainError, UsageError
 from llamatrain.run.signals import CommandInterrupts
 
@@ -40,7 +40,7 @@ def patiently(what: Callable[..., None]) -> Callable[..., None]:
     """All fail: however long it takes until the last has, it is heard before one is chosen."""
 
     def done(there: Comm) -> None:
-        heartbeat.GATHER = heartbeat.ALONE = PATIENCE
+        heartbeat.COLLECT = heartbeat.END_ALONE = PATIENCE
         what(there)
 
     return done
@@ -53,7 +53,7 @@ def shared(there: Comm) -> None:
 
 @patiently
 def agreed(there: Comm) -> None:
-    with there.agreed():
+    with there.raise_on_all():
         if there.rank == 1:
             raise FileError("a.txt: not UTF-8")
 
@@ -65,7 +65,7 @@ def everywhere(there: Comm) -> None:
 
 def one(there: Comm, kind: str) -> None:
     """Fails on the second, while the others wait for it."""
-    heartbeat.ALONE = PATIENCE
+    heartbeat.END_ALONE = PATIENCE
     if there.rank == 1:
         if kind == "os":
             Path("/no/such/file").read_text()
@@ -74,30 +74,30 @@ def one(there: Comm, kind: str) -> None:
             "bug": ZeroDivisionError("a fault"),
             "memory": MemoryError(),
         }[kind]
-    there.gathered(0)
+    there.all_gather(0)
 
 
 def first(there: Comm) -> None:
     """Fails on the first, which also prints."""
-    heartbeat.ALONE = PATIENCE
+    heartbeat.END_ALONE = PATIENCE
     if there.rank == 0:
         raise FileError("disk full")
-    there.met()
+    there.barrier()
 
 
 def steps(there: Comm, timeout: str = "60", mark: str = "") -> None:
     """A run that is told nothing but when to end: it asks at each step, and leaves a mark where it is."""
     asked = 0
     with CommandInterrupts() as interrupts, there.watch(float(timeout), lambda: "llamatrain --resume runs/x"):
-        interrupts.saving = True
+        interrupts.can_save = True
         for step in range(1, STEPS):
-            there.doing(step, "bucket 3")
-            asked = max(there.gathered(interrupts.asked))
+            there.set_status(step, "bucket 3")
+            asked = max(there.all_gather(interrupts.pending))
             if mark:
                 Path(f"{mark}{there.rank}").write_text(f"{step} {os.getpid()}")
             if asked:
                 break
-            there.met()
+            there.barrier()
             time.sleep(0.005)
     print(f"saved at {step}", flush=True)
     raise typer.Exit(128 + asked)
@@ -106,7 +106,7 @@ def steps(there: Comm, timeout: str = "60", mark: str = "") -> None:
 def deaf(there: Comm, mark: str, saving: str) -> None:
     """Asked to end, it goes on."""
     with CommandInterrupts() as interrupts:
-        interrupts.saving = saving == "saving"
+        interrupts.can_save = saving == "saving"
         for step in range(1, STEPS):
             Path(f"{mark}{there.rank}").write_text(f"{step} {os.getpid()}")
             time.sleep(0.005)
@@ -120,7 +120,7 @@ def busy(there: Comm) -> None:
             sum(range(1000))
         if there.rank == 1:
             ctypes.CDLL(None).usleep(3_000_000)
-        there.gathered(0)
+        there.all_gather(0)
     if there.rank == 0:
         print("all well")
 
@@ -130,7 +130,7 @@ def differ(there: Comm, *names: str) -> None:
     if there.rank == 1:
         facts |= {"options": {"lr": 0.1, "batch": 9}} if "options" in names else {}
         facts |= {name: "another" for name in names if name != "options"}
-    there.compared(facts)
+    there.assert_equal_on_all(facts)
     if there.rank == 0:
         print("the same")
 
@@ -138,15 +138,15 @@ def differ(there: Comm, *names: str) -> None:
 def stuck(there: Comm, which: str) -> None:
     """One stands still, and the others wait in MPI for it."""
     with there.watch(2, lambda: "llamatrain --resume runs/x"):
-        there.doing(17, "bucket 3")
+        there.set_status(17, "bucket 3")
         time.sleep(0.6)
         if there.rank == int(which):
             os.kill(os.getpid(), signal.SIGSTOP)
-        there.gathered(0)
+        there.all_gather(0)
 
 
 def work(*_: object) -> NoReturn:
-    globals()[name](world(), *words)
+    globals()[name](get_comm(), *words)
     raise typer.Exit
 
 

@@ -9,20 +9,20 @@ from llamatrain.data.tokenizer import new_vocab
 from llamatrain.engine.program import Program
 from llamatrain.gguf import quants
 from llamatrain.gguf.reader import Gguf
-from llamatrain.gguf.types import TensorInfo, by_name
+from llamatrain.gguf.types import TensorInfo, type_by_name
 from llamatrain.gguf.values import Value
-from llamatrain.gguf.writer import new_gguf
+from llamatrain.gguf.writer import create_gguf
 from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.tensor import F64
 from llamatrain.model.architecture import Architecture
-from llamatrain.model.architectures import find
-from llamatrain.model.hyperparameters import Hyperparameters, read
-from llamatrain.model.init import fill
-from llamatrain.model.load import fill_from
+from llamatrain.model.architectures import find_architecture
+from llamatrain.model.hyperparameters import Hyperparameters, read_hyperparameters
+from llamatrain.model.init import init_weights
+from llamatrain.model.load import load_weights
 from llamatrain.model.rope import TENSORS, Rope
-from llamatrain.model.transformer import mask_of, parameters, rope_state, training
+from llamatrain.model.transformer import build_training, dense_mask, rope_state, trainable_weights
 
-LLAMA = find("llama")
+LLAMA = find_architecture("llama")
 EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
 VOCABULARY = 258  # two control tokens, and the bytes
 Arrays = dict[str, np.ndarray]
@@ -60,7 +60,7 @@ def small(
 def weights(h: Hyperparameters, seed: int = 1) -> Arrays:
     """Larger than those of a new model, so that one token is not as likely as the other; norms are not all 1."""
     made = {name: np.empty(shape, np.float32) for name, shape in h.shapes.items()}
-    fill(h, seed, made)
+    init_weights(h, seed, made)
     random = np.random.default_rng(seed)
     for name, array in made.items():
         if array.ndim == 1:
@@ -81,8 +81,8 @@ def written(
     vocabulary = new_vocab.bytes_only() if h.vocab == VOCABULARY else new_vocab.without_text(h.vocab)
     metadata = h.metadata("small") | vocabulary | (more or {})
     tensors = arrays | {TENSORS[name]: factors for name, factors in h.rope.tensors.items()}
-    kinds = {name: by_name(kind if array.ndim == 2 else "F32") for name, array in tensors.items()}
-    with new_gguf(
+    kinds = {name: type_by_name(kind if array.ndim == 2 else "F32") for name, array in tensors.items()}
+    with create_gguf(
         path, metadata, [TensorInfo(name, kinds[name], array.shape) for name, array in tensors.items()]
     ) as out:
         for name, array in tensors.items():
@@ -92,22 +92,22 @@ def written(
 
 def loaded(gguf: Gguf) -> tuple[Hyperparameters, Arrays]:
     """The model in a file, and its weights in float32."""
-    h = read(gguf)
+    h = read_hyperparameters(gguf)
     arrays = {name: np.empty(shape, np.float32) for name, shape in h.shapes.items()}
-    fill_from(gguf, arrays)
+    load_weights(gguf, arrays)
     return h, arrays
 
 
 def loss_of(h: Hyperparameters, arrays: Arrays, length: int, flash: bool = True) -> tuple[float, Arrays]:
     """In float64, of random tokens; and its gradients."""
-    leaves, table = parameters(h, F64), rope_state(h, length, F64)
-    made = training(h, leaves, 1, length, table, flash=flash)
+    leaves, table = trainable_weights(h, F64), rope_state(h, length, F64)
+    made = build_training(h, leaves, 1, length, table, flash=flash)
     loss, grads = value_and_gradients(made.loss, list(leaves.values()))
     memory = {leaves[name]: array for name, array in arrays.items()} | {
-        table: h.table(length).astype(np.float64)
+        table: h.rope_table(length).astype(np.float64)
     }
-    program, ids = Program.of([loss, *grads], memory, kernels="reference"), np.array(tokens(length + 1))
-    sight = {"starts": 0} if flash else {"mask": mask_of(np.zeros((1, length), np.int32))}
+    program, ids = Program.build([loss, *grads], memory, kernels="reference"), np.array(tokens(length + 1))
+    sight = {"starts": 0} if flash else {"mask": dense_mask(np.zeros((1, length), np.int32))}
     given = {"tokens": ids[:-1], "positions": np.arange(length), **sight, "targets": ids[1:], "weights": 1}
     for name, values in given.items():
         program.write(made.inputs[name], values)

@@ -17,7 +17,7 @@ from llamatrain.checkpoints.checkpoint import (
 from llamatrain.data.batches import CursorState
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.values import Value
-from llamatrain.gguf.writer import new_gguf
+from llamatrain.gguf.writer import create_gguf
 from llamatrain.optim.early_stop import StopState
 from llamatrain.preference.batch import Rewards
 from llamatrain.train.state import Best, Counters, Partial, RunState
@@ -64,8 +64,8 @@ def tiny_checkpoint(optimizer: str = "adam", step: int = 7, partial: bool = Fals
             best=Best(1 / 3, step - min(step, 2), min(step, 2), 2 / 3),
             stop=StopState(1.1, 1.3 / 3, 2, [0.1 * i for i in range(5)]),
             partial=Partial([1 / 3, 2 / 7], 0.1 + 0.7, Rewards(0.1, -1 / 3, 3, 2, 4, 5)) if partial else None,
-            owed=True,
-            ended="the loss rose",
+            validation_due=True,
+            stop_reason="the loss rose",
         ),
         optimizer=optimizer,
         order=order,
@@ -91,13 +91,15 @@ def forge(
 ) -> Path:
     """A copy with other values and float32 tensors; None takes one away. One that had a checksum has a right one."""
     gguf = open_gguf(source)
-    metadata = {key: value for key, value in {**gguf.metadata.typed, **values}.items() if value is not None}
+    metadata = {
+        key: value for key, value in {**gguf.metadata.raw_values, **values}.items() if value is not None
+    }
     arrays = {
         name: tensor.raw.view("<f8" if tensor.type.name == "F64" else "<f4")
         for name, tensor in gguf.tensors.items()
     }
     arrays = {name: array for name, array in {**arrays, **(tensors or {})}.items() if array is not None}
-    with new_gguf(target, metadata, tensor_infos(arrays)) as out:
+    with create_gguf(target, metadata, tensor_infos(arrays)) as out:
         for name, array in arrays.items():
             out.write(name, array)
     return sign(target) if CHECKSUM in metadata else target

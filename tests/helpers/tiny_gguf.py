@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from llamatrain.gguf.types import TensorInfo, by_name
+from llamatrain.gguf.types import TensorInfo, type_by_name
 from llamatrain.gguf.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
-from llamatrain.gguf.writer import new_gguf
+from llamatrain.gguf.writer import create_gguf
 
 WIDTH, FF, VOCABULARY, HEADS = 32, 64, 259, 2
 
@@ -59,8 +59,8 @@ def llama_tensors() -> dict[str, np.ndarray]:
 
 def write_arrays(path: Path, metadata: dict[str, Value], arrays: dict[str, np.ndarray]) -> Path:
     """A file of float32 tensors."""
-    with new_gguf(
-        path, metadata, [TensorInfo(name, by_name("F32"), array.shape) for name, array in arrays.items()]
+    with create_gguf(
+        path, metadata, [TensorInfo(name, type_by_name("F32"), array.shape) for name, array in arrays.items()]
     ) as out:
         for name, array in arrays.items():
             out.write(name, array)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import llamatrain.kernels.cpu.backend  # noqa: F401  brings the bricks
 from llamatrain.compiler import prebuilt
-from llamatrain.compiler.cache import cache_key, code
+from llamatrain.compiler.cache import cache_key, code_cache
 from llamatrain.compiler.declare import SharedKernel
-from llamatrain.compiler.parallel import compile_ahead
+from llamatrain.compiler.parallel import precompile
 from llamatrain.platform.cache_dir import NAME
 
 
@@ -16,7 +16,7 @@ def without_libraries(folder: Path, **more: str) -> dict[str, str]:
     """The environment of a process that compiles what it does not find in this cache."""
     return {
         **os.environ,
-        prebuilt.SWITCH: str(folder / "no libraries"),
+        prebuilt.LIBRARIES_VARIABLE: str(folder / "no libraries"),
         "LLAMATRAIN_CACHE": str(folder),
         **more,
     }
@@ -24,12 +24,12 @@ def without_libraries(folder: Path, **more: str) -> dict[str, str]:
 
 def warm(place: Path, *without: str) -> Path:
     """The folder of a cache at this place: what this machine has, and all bricks, less the functions that are named."""
-    compile_ahead(SharedKernel.made)
+    precompile(SharedKernel.instances)
     folder = place / NAME / cache_key()
     folder.mkdir(parents=True, exist_ok=True)
-    if code.shelf.folder and code.shelf.folder.exists():
-        shutil.copytree(code.shelf.folder, folder, dirs_exist_ok=True)
-    for name, file in code.shelf.loose.items():
+    if code_cache.store.folder and code_cache.store.folder.exists():
+        shutil.copytree(code_cache.store.folder, folder, dirs_exist_ok=True)
+    for name, file in code_cache.store.in_memory.items():
         (folder / name).write_bytes(file)
     for path in [path for path in folder.iterdir() if path.name.startswith(without)]:
         path.unlink()

@@ -136,7 +136,7 @@ def test_what_is_left_is_as_if_it_had_always_stood_there(
 ) -> None:
     """Of one block, whose keys and values know of no other tokens; or one that never turns, or is global."""
     if still:
-        monkeypatch.setattr(smollm3, "STILL", 1)
+        monkeypatch.setattr(smollm3, "NO_ROPE_EVERY", 1)
     shape, ids = replace(shape_of(arch, "a"), layers=1), prompt(60)
     more = {"attention.sliding_window_pattern": 1} if still and arch == "gemma3" else {}
     h, arrays = loaded(open_gguf(written(tmp_path / "model.gguf", shape, weights(shape), keys(shape) | more)))

@@ -71,7 +71,7 @@ def test_the_same_logits(seed: int, either: Path) -> None:
 
     llama_cpp = pytest.importorskip("llama_cpp")
     found = open_gguf(either)
-    heads = [found.value(f"llama.attention.head_count{kv}", int) for kv in ("", "_kv")]
+    heads = [found.get_value(f"llama.attention.head_count{kv}", int) for kv in ("", "_kv")]
     (row,) = rows(1, either.parent.parent / "text.txt", "--model", either, "--ctx", 48, "--seed", seed)
     theirs = llama_cpp.Llama(
         str(either), n_ctx=64, logits_all=True, type_k=0, type_v=0, n_threads=1, verbose=False
@@ -114,7 +114,7 @@ def test_an_ancestor_s_checkpoint_goes_on(tmp_path: Path) -> None:
     done = ran(*command, "--out", tmp_path / "run")
     told = steps(tmp_path / "run")
     assert [line["step"] for line in told] == list(range(21, 31))
-    assert told[0]["tokens"] == open_gguf(checkpoint).value("training.token_count", int) + 2 * 32
+    assert told[0]["tokens"] == open_gguf(checkpoint).get_value("training.token_count", int) + 2 * 32
     assert "shuffle" in done.err, "it starts anew, and it is said"
 
 
@@ -154,8 +154,8 @@ def test_an_ancestor_s_moments_are_taken(tmp_path: Path) -> None:
             "exp_avg_sq": torch.tensor(second[name]),
         }
         trainer.optimizer.state[weight] = state
-    eps = found.value("llama.attention.layer_norm_rms_epsilon", float)
-    numbers = Numbers(heads := found.value("llama.attention.head_count", int), heads, eps)
+    eps = found.get_value("llama.attention.layer_norm_rms_epsilon", float)
+    numbers = Numbers(heads := found.get_value("llama.attention.head_count", int), heads, eps)
     shown = rows(20, data, "--model", material("ancestors/model.gguf"), *GOES_ON)
     for number, line in enumerate(steps(tmp_path / "run")):
         loss, _ = trainer.step(numbers, shown[2 * number : 2 * number + 2], 1e-3)

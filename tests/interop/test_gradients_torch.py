@@ -9,7 +9,7 @@ import pytest
 
 from llamatrain.engine.program import Program
 from llamatrain.graph.autodiff import value_and_gradients
-from llamatrain.graph.tensor import BF16, F32, F64, Tensor, nodes_of
+from llamatrain.graph.tensor import BF16, F32, F64, Tensor, collect_nodes
 from llamatrain.kernels.reference import KERNELS
 from tests.graph.test_gradients import EACH, scalar
 from tests.helpers.op_cases import CASES, Case
@@ -208,7 +208,7 @@ def by_torch(loss: Tensor, wrt: list[Tensor], arrays: dict[Tensor, np.ndarray]) 
         tensor: torch.from_numpy(array.copy()).requires_grad_(tensor in wrt)
         for tensor, array in arrays.items()
     }
-    for node in nodes_of([loss]):
+    for node in collect_nodes([loss]):
         made = TORCH[node.op.name](*(values[source] for source in node.sources), **node.attrs)
         values.update(zip(node.outputs, made if isinstance(made, tuple) else (made,), strict=True))
     found = torch.autograd.grad(values[loss], [values[tensor] for tensor in wrt], materialize_grads=True)
@@ -217,7 +217,7 @@ def by_torch(loss: Tensor, wrt: list[Tensor], arrays: dict[Tensor, np.ndarray]) 
 
 def by_us(loss: Tensor, wrt: list[Tensor], arrays: dict[Tensor, np.ndarray]) -> list[np.ndarray]:
     value, grads = value_and_gradients(loss, wrt)
-    program = Program.of([value, *grads], arrays, kernels="reference")
+    program = Program.build([value, *grads], arrays, kernels="reference")
     program()
     return [program.read(tensor) for tensor in (value, *grads)]
 
@@ -245,7 +245,9 @@ def test_a_llama_against_torch(fused: bool, lora: int) -> None:
     model = llama(size)
     arrays = model.random()
     if lora:
-        frozen = [leaf for node in nodes_of([model.loss]) for leaf in node.sources if leaf.role == "state"]
+        frozen = [
+            leaf for node in collect_nodes([model.loss]) for leaf in node.sources if leaf.role == "state"
+        ]
         rng = np.random.default_rng(1)
         arrays |= {
             w: rng.standard_normal(w.shape).astype(np.float32) * np.float32(0.2)

@@ -38,7 +38,7 @@ def compare(witness: Opened, vocabulary: dict[str, Value], size: int, seed: int 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_a_million_characters(name: str, tmp_path: Path) -> None:
-    vocabulary = open_gguf(material(f"vocab/ggml-vocab-{name}.gguf")).metadata.typed
+    vocabulary = open_gguf(material(f"vocab/ggml-vocab-{name}.gguf")).metadata.raw_values
     with Opened(model_with(vocabulary, tmp_path / "model.gguf")) as witness:
         compare(witness, vocabulary, 1_000_000)
 
@@ -64,7 +64,7 @@ def test_new_vocabularies(made: str, new: dict[str, Value], tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_bytes_that_are_no_text(name: str, tmp_path: Path) -> None:
-    vocabulary = open_gguf(material(f"vocab/ggml-vocab-{name}.gguf")).metadata.typed
+    vocabulary = open_gguf(material(f"vocab/ggml-vocab-{name}.gguf")).metadata.raw_values
     encoder, mixer = load(Metadata(vocabulary)), Mixer(4, control_texts(vocabulary))
     with Opened(model_with(vocabulary, tmp_path / "model.gguf")) as witness:
         for _ in range(10):

@@ -174,7 +174,7 @@ def test_each_gradient(case: Case, tmp_path: Path) -> None:
     norm = math.sqrt(sum(float(gradient @ gradient) for gradient in gradients.values()))
     cut = min(1.0, case.clip / norm) if case.clip else 1.0
     checkpoint = tmp_path / "run" / "checkpoint-LATEST.gguf"
-    order = open_gguf(checkpoint).value("optimizer.parameter_order", list)
+    order = open_gguf(checkpoint).get_value("optimizer.parameter_order", list)
     moments, at = tensors(checkpoint)["optimizer.adam.first_moments"], 0
     assert sorted(order) == sorted(gradients)
     for name in order:

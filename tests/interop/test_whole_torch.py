@@ -41,7 +41,7 @@ def test_every_gradient_by_name(kernels: str) -> None:
     memory = model.random(3)
     memory[model.targets][::5] = -1  # no target
     loss, gradients = value_and_gradients(model.loss, model.trained)
-    program = Program.of([loss, *gradients], memory, kernels=kernels, threads=2)
+    program = Program.build([loss, *gradients], memory, kernels=kernels, threads=2)
     program()
 
     twin = peer(model, memory)

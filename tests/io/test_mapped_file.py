@@ -21,7 +21,7 @@ READERS = {
     "numpy": "array.sum()",
     "bytes": "bytes(file[:])",
     "crc32": "zlib.crc32(array)",
-    "kernel": "quants.decode(array[: 18 * 1000 * 16].reshape(1000, -1), by_name('Q4_0'), threads=2)",
+    "kernel": "quants.decode(array[: 18 * 1000 * 16].reshape(1000, -1), type_by_name('Q4_0'), threads=2)",
     "backwards": "[int(each) for each in array[::-4096]]",
 }
 READING = """
@@ -30,17 +30,17 @@ from pathlib import Path
 import numpy as np
 from llamatrain.gguf import quants
 from llamatrain.io.mapped_file import mapped_files, map_file
-from llamatrain.gguf.types import by_name
+from llamatrain.gguf.types import type_by_name
 for reader in sys.argv[2:]:
     path = Path(sys.argv[1])
     path.write_bytes(b"\\1" * 300_000)
     file = map_file(path)
     array = np.frombuffer(file, np.uint8)
-    assert file.changed() is None and mapped_files([array]) == [file]
+    assert file.describe_change() is None and mapped_files([array]) == [file]
     os.truncate(path, 5000)
     eval(reader)
-    assert file.lost and not array[8192:].any() and array[:5000].all(), reader
-    print(file.changed())
+    assert file.has_lost_pages and not array[8192:].any() and array[:5000].all(), reader
+    print(file.describe_change())
 """
 
 

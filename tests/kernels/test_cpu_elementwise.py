@@ -56,7 +56,7 @@ def exponentials(lo, hi, thread, x: F32, alone: F32, together: F32):
     for i in range(lo, hi):
         alone[i] = vectors.exp(x[i])
     for i in range(lo, hi, vectors.LANES):
-        vectors.store_to(together, i, hi, vectors.exp(vectors.load_to(x, i, hi)), 0)
+        vectors.store_until(together, i, hi, vectors.exp(vectors.load_until(x, i, hi)), 0)
 
 
 def test_the_exponential():
@@ -78,7 +78,7 @@ def tangents(lo, hi, thread, x: F32, alone: F32, together: F32):
     for i in range(lo, hi):
         alone[i] = vectors.tanh(x[i])
     for i in range(lo, hi, vectors.LANES):
-        vectors.store_to(together, i, hi, vectors.tanh(vectors.load_to(x, i, hi)), 0)
+        vectors.store_until(together, i, hi, vectors.tanh(vectors.load_until(x, i, hi)), 0)
 
 
 def test_the_hyperbolic_tangent():

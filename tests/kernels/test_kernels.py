@@ -8,7 +8,7 @@ import pytest
 from llamatrain.engine.program import Program
 from llamatrain.graph.autodiff import gradients
 from llamatrain.graph.ops import matmul
-from llamatrain.graph.tensor import F32, placeholder, quantised, state
+from llamatrain.graph.tensor import F32, placeholder, quantized, state
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.update_graph import differentiate, stream
 from tests.graph.test_gradients import EACH, scalar
@@ -24,7 +24,7 @@ def test_each_op_and_its_gradient(name: str, index: int) -> None:
     case = Case(dtype=F32, seed=index)
     loss = scalar(case, CASES[name][index](case))
     outputs = [loss, *gradients(loss, case.wrt)] if loss.dtype is F32 else [loss]
-    plain, fast = (Program.of(outputs, case.arrays, kernels=kind) for kind in ("reference", "cpu"))
+    plain, fast = (Program.build(outputs, case.arrays, kernels=kind) for kind in ("reference", "cpu"))
     plain(), fast()
     for output in outputs:
         np.testing.assert_allclose(
@@ -42,7 +42,7 @@ def test_each_op_and_its_gradient(name: str, index: int) -> None:
         SMALL,
         replace(SMALL, fused=False),
         replace(SMALL, lora=4),
-        replace(SMALL, lora=4, base=quantised("Q4_0")),
+        replace(SMALL, lora=4, base=quantized("Q4_0")),
     ],
     ids=["tiny", "small", "plain", "lora", "q4_0"],
 )
@@ -53,7 +53,7 @@ def test_a_llama(size: Size, precision: str) -> None:
     outputs = [made.loss, *made.grads.values()]
     arrays = model.random()
     plain, *fast = (
-        Program.of(outputs, arrays, kernels=kind, threads=n)
+        Program.build(outputs, arrays, kernels=kind, threads=n)
         for kind, n in (("reference", 1), ("cpu", 1), ("cpu", 2))
     )
     for program in (plain, *fast):
@@ -74,7 +74,7 @@ def test_a_block_of_another_model(name: str, precision: str) -> None:
     made = differentiate(block.loss, block.trained, precision=precision)
     outputs = [made.loss, *made.grads.values()]
     plain, *fast = (
-        Program.of(outputs, block.arrays(), kernels=kind, threads=n)
+        Program.build(outputs, block.arrays(), kernels=kind, threads=n)
         for kind, n in (("reference", 1), ("cpu", 1), ("cpu", 3))
     )
     assert [len(program.runs) for program in fast] == [1, 1]
@@ -92,11 +92,11 @@ def test_a_block_of_another_model(name: str, precision: str) -> None:
 def test_a_bias_beside_a_quantised_weight(rows: int) -> None:
     """In the steps of a decoder, and in those of a training."""
     rng = np.random.default_rng(0)
-    x, w, bias = placeholder("x", (rows, 64)), state("w", (70, 64), quantised("Q8_0")), state("bias", (70,))
+    x, w, bias = placeholder("x", (rows, 64)), state("w", (70, 64), quantized("Q8_0")), state("bias", (70,))
     arrays = {x: rng.standard_normal(x.shape).astype(np.float32), w: frozen_array(w, rng)}
     arrays[bias] = rng.standard_normal(70).astype(np.float32)
     y, alone = matmul(x, w, bias), matmul(x, w)
-    fast, plain = (Program.of([y, alone], arrays, kernels=kind) for kind in ("cpu", "reference"))
+    fast, plain = (Program.build([y, alone], arrays, kernels=kind) for kind in ("cpu", "reference"))
     fast(), plain()
     np.testing.assert_array_equal(fast.read(y), fast.read(alone) + arrays[bias])
     np.testing.assert_allclose(fast.read(y), plain.read(y), rtol=1e-5, atol=1e-5)
@@ -107,10 +107,10 @@ def test_ten_steps_the_same_bits_however_planned(remat: str) -> None:
     results = []
     for naive, threads, policy in ((True, 1, "none"), (False, 2, remat)):
         model = llama(SMALL)
-        made = differentiate(model.loss, model.trained, borders=model.borders, remat=policy)
+        made = differentiate(model.loss, model.trained, borders=model.block_inputs, remat=policy)
         inputs, outputs = stream(made, AdamW())
         arrays = model.random() | {inputs.schedule: np.array([1e-3, 0.1, 0.001], np.float32)}
-        program = Program.of(outputs, arrays, threads=threads, naive=naive)
+        program = Program.build(outputs, arrays, threads=threads, naive=naive)
         losses = []
         for _ in range(10):
             program()
@@ -126,4 +126,4 @@ def test_a_training_step_is_one_table() -> None:
     for precision in ("f32", "bf16"):
         model = llama(replace(SMALL, lora=0))
         _, outputs = stream(differentiate(model.loss, model.trained, precision=precision), AdamW())
-        assert len(Program.of(outputs, model.random(), threads=2).runs) == 1
+        assert len(Program.build(outputs, model.random(), threads=2).runs) == 1

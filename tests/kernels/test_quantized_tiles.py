@@ -29,10 +29,10 @@ def name(kind: GgmlType) -> str:
 def random_weight(kind: GgmlType, rows: int, columns: int) -> np.ndarray:
     """Any bytes, but of blocks that hold NaN: it may be any of many bits."""
     raw = np.random.default_rng(kind.number).integers(
-        0, 256, (rows, columns // kind.block * kind.size), np.uint8
+        0, 256, (rows, columns // kind.block_size * kind.block_bytes), np.uint8
     )
-    nothing = np.isnan(decode(raw, kind)).reshape(rows, -1, kind.block).any(-1)
-    raw.reshape(rows, -1, kind.size)[nothing] = 0
+    nothing = np.isnan(decode(raw, kind)).reshape(rows, -1, kind.block_size).any(-1)
+    raw.reshape(rows, -1, kind.block_bytes)[nothing] = 0
     return raw
 
 
@@ -82,7 +82,7 @@ def check(
 @pytest.mark.parametrize("kind", TRAINED, ids=name)
 def test_a_whole_weight(kind: GgmlType, across: int) -> None:
     for rows, columns in ((1, 256), (77, 768), (140, 1024)):
-        columns += 0 if kind.block == 256 else kind.block * 7  # ragged, as far as blocks allow
+        columns += 0 if kind.block_size == 256 else kind.block_size * 7  # ragged, as far as blocks allow
         check(kind, random_weight(kind, rows, columns), across, 0, rows, 0, columns)
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.engine.backend import backend_of
+from llamatrain.engine.backend import create_backend
 from llamatrain.engine.plan import plan
 from llamatrain.engine.program import Program
 from llamatrain.errors import GraphError
 from llamatrain.gguf.quants import decode, encode
 from llamatrain.gguf.quants.kinds import COMPILED
-from llamatrain.gguf.types import TYPES, GgmlType, by_name
+from llamatrain.gguf.types import TYPES, GgmlType, type_by_name
 from llamatrain.graph import ops
 from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.precision import round_products
@@ -26,11 +26,11 @@ from llamatrain.graph.tensor import (
     Tensor,
     parameter,
     placeholder,
-    quantised,
+    quantized,
     state,
 )
 from llamatrain.io.madvise import release_pages
-from llamatrain.model.frozen_weights import packed_copy
+from llamatrain.model.frozen_weights import copy_as_bf16
 
 TRAINED = [TYPES[number] for number in sorted(COMPILED)]
 SHAPES = [
@@ -55,7 +55,7 @@ def sane_weight(kind: GgmlType, rows: int, columns: int) -> np.ndarray:
     values = (rng.standard_normal((rows, columns)) * columns**-0.5).astype(np.float32)
     if not kind.name.startswith("IQ4"):
         return encode(values, kind)
-    raw = rng.integers(0, 256, (rows, columns // kind.block, kind.size), np.uint8)
+    raw = rng.integers(0, 256, (rows, columns // kind.block_size, kind.block_bytes), np.uint8)
     raw[..., :2] = np.array([1e-3], np.float16).view(np.uint8)
     return raw.reshape(rows, -1)
 
@@ -71,7 +71,7 @@ def shifted(raw: np.ndarray) -> np.ndarray:
 def results(
     outputs: list[Tensor], arrays: dict[Tensor, np.ndarray], kernels: str, threads: int = 1
 ) -> list[np.ndarray]:
-    program = Program.of(outputs, arrays, kernels=kernels, threads=threads)
+    program = Program.build(outputs, arrays, kernels=kernels, threads=threads)
     program()
     return [program.read(output).copy() for output in outputs]
 
@@ -89,15 +89,15 @@ def check(kind: GgmlType, out: int, width: int, build: Build, precision: str) ->
     raw = sane_weight(kind, out, width)
     decoded = decode(raw, kind)
     found = []
-    for weight, array in ((quantised(kind.name), shifted(raw)), (F32, decoded)):
+    for weight, array in ((quantized(kind.name), shifted(raw)), (F32, decoded)):
         w = state("w", (out, width), weight)
         arrays: dict[Tensor, np.ndarray] = {w: array}
         seen, loss, wrt = build(w, arrays)
         outputs = [seen, *value_and_gradients(loss, wrt)[1]]
         outputs = round_products(outputs) if precision == "bf16" else outputs
-        steps = [step for stretch in Program.of(outputs, arrays).stretches for step in stretch.steps]
+        steps = [step for stretch in Program.build(outputs, arrays).segments for step in stretch.steps]
         assert not any(
-            callable(call) for node, calls in steps if node.op.blocks is not None for call in calls
+            callable(call) for node, calls in steps if node.op.quantized_source is not None for call in calls
         )  # all compiled
         alone, together = (results(outputs, arrays, "cpu", threads) for threads in (1, 2))
         assert all(a.tobytes() == b.tobytes() for a, b in zip(alone, together, strict=True))
@@ -153,7 +153,7 @@ def test_head(kind: GgmlType, precision: str) -> None:
 @pytest.mark.parametrize("kind", TRAINED, ids=name)
 def test_rows(kind: GgmlType) -> None:
     raw = sane_weight(kind, 50, 512)
-    w, ids = state("w", (50, 512), quantised(kind.name)), placeholder("ids", (2, 3), I32)
+    w, ids = state("w", (50, 512), quantized(kind.name)), placeholder("ids", (2, 3), I32)
     arrays = {w: shifted(raw), ids: np.array([[3, 49, 3], [0, 50, -1]], np.int32)}
     (found,) = results([ops.get_rows(w, ids)], arrays, "cpu")
     assert np.isnan(found[1, 1:]).all()
@@ -164,17 +164,21 @@ def test_rows(kind: GgmlType) -> None:
 
 
 def test_types_without_compiled_kernels_are_read_by_the_plain_ones() -> None:
-    kind = by_name("TQ2_0")
-    raw = np.random.default_rng(0).integers(0, 256, (40, 2 * kind.size), np.uint8).reshape(40, 2, kind.size)
+    kind = type_by_name("TQ2_0")
+    raw = (
+        np.random.default_rng(0)
+        .integers(0, 256, (40, 2 * kind.block_bytes), np.uint8)
+        .reshape(40, 2, kind.block_bytes)
+    )
     raw[..., -2:] = np.array([1e-2], np.float16).view(np.uint8)
-    x, w = placeholder("x", (5, 512)), state("w", (40, 512), quantised("TQ2_0"))
+    x, w = placeholder("x", (5, 512)), state("w", (40, 512), quantized("TQ2_0"))
     array = np.random.default_rng(1).standard_normal((5, 512)).astype(np.float32)
     (found,) = results([ops.matmul(x, w)], {x: array, w: raw.reshape(40, -1)}, "cpu")
     np.testing.assert_allclose(found, array @ decode(raw.reshape(40, -1), kind).T, rtol=1e-4, atol=1e-5)
 
 
 def test_what_else_would_read_a_quantised_weight_is_refused() -> None:
-    w, x = state("w", (32, 256), quantised("Q4_K")), placeholder("x", (3, 256))
+    w, x = state("w", (32, 256), quantized("Q4_K")), placeholder("x", (3, 256))
     for make in (
         lambda: ops.transpose(w),
         lambda: ops.reshape(w, shape=(8192,)),
@@ -192,21 +196,21 @@ def test_what_else_would_read_a_quantised_weight_is_refused() -> None:
         value_and_gradients(ops.sum(ops.matmul(x, w)), [w])
     for shape in ((4, 200), (256,), (2, 2, 256)):
         with pytest.raises(GraphError, match=r"no matrix with rows of whole q4_k blocks of 256"):
-            state("w", shape, quantised("Q4_K"))
+            state("w", shape, quantized("Q4_K"))
     with pytest.raises(GraphError, match=r"only read; make it a state"):
-        parameter("w", (4, 256), quantised("Q4_K"))
+        parameter("w", (4, 256), quantized("Q4_K"))
     with pytest.raises(GraphError, match=r"no type called 'Q4_9'"):
-        quantised("Q4_9")
+        quantized("Q4_9")
     with pytest.raises(GraphError, match=r"was given an array of uint8\[32, 143\]"):
-        Program.of([ops.matmul(x, w)], {w: np.zeros((32, 143), np.uint8)})
+        Program.build([ops.matmul(x, w)], {w: np.zeros((32, 143), np.uint8)})
 
 
 def test_a_plan_tells_the_base_apart() -> None:
-    w, table = state("w", (3000, 4096), quantised("Q4_0")), state("table", (10,))
+    w, table = state("w", (3000, 4096), quantized("Q4_0")), state("table", (10,))
     x = placeholder("x", (512, 4096))
     made = plan([ops.matmul(x, w), ops.add(table, table)])
     assert isinstance(w.dtype, QuantizedType) and w.nbytes == 3000 * 4096 // 32 * 18
-    assert (made.base_bytes, made.bytes("state")) == (w.nbytes, table.nbytes)
+    assert (made.base_bytes, made.role_bytes("state")) == (w.nbytes, table.nbytes)
     assert made.total == made.arena + w.nbytes + x.nbytes + table.nbytes
 
 
@@ -215,32 +219,32 @@ def test_scratch_stays_small(op: Callable[..., Tensor]) -> None:
     """Panels of a weight are decoded, never all of it."""
     for out, width in ((2048, 2048), (5632, 2048), (2048, 5632), (11008, 4096)):
         x = placeholder("x", (512, width if op is ops.matmul else out))
-        node = op(x, state("w", (out, width), quantised("Q4_K"))).node
-        assert node and backend_of("cpu", 2).scratch(node) < 11 << 20
+        node = op(x, state("w", (out, width), quantized("Q4_K"))).node
+        assert node and create_backend("cpu", 2).scratch(node) < 11 << 20
 
 
 def test_float64_reads_them_too() -> None:
-    x, w = placeholder("x", (3, 256), F64), state("w", (32, 256), quantised("Q8_0"))
+    x, w = placeholder("x", (3, 256), F64), state("w", (32, 256), quantized("Q8_0"))
     assert ops.matmul(x, w).dtype is F64
 
 
 def test_a_scale_that_is_not_finite_is_found() -> None:
-    raw = sane_weight(by_name("Q4_0"), 40, 256)
+    raw = sane_weight(type_by_name("Q4_0"), 40, 256)
     raw[33, 18:20] = np.array([np.nan], np.float16).view(np.uint8)
-    x, w = placeholder("x", (3, 256)), state("w", (40, 256), quantised("Q4_0"))
-    program = Program.of([ops.matmul(x, w)], {w: raw})
-    assert program.first_not_finite() is w
+    x, w = placeholder("x", (3, 256)), state("w", (40, 256), quantized("Q4_0"))
+    program = Program.build([ops.matmul(x, w)], {w: raw})
+    assert program.find_not_finite() is w
     raw[33, 18:20] = 0
-    assert program.first_not_finite() is None
+    assert program.find_not_finite() is None
 
 
 @linux
 @pytest.mark.parametrize("kernels", ["cpu", "reference"])
 def test_pages_of_the_base_are_handed_back(tmp_path: Path, kernels: str) -> None:
-    raws = [np.resize(sane_weight(by_name("Q4_0"), 64, 2048), (2000, 1152)) for _ in range(3)]
+    raws = [np.resize(sane_weight(type_by_name("Q4_0"), 64, 2048), (2000, 1152)) for _ in range(3)]
     path = tmp_path / "base"
     mapped = file_of(raws, path)
-    weights = [state(f"w{i}", (2000, 2048), quantised("Q4_0")) for i in range(3)]
+    weights = [state(f"w{i}", (2000, 2048), quantized("Q4_0")) for i in range(3)]
     x = placeholder("x", (5, 2048))
     products = [ops.matmul(x, w) for w in weights]
     arrays = dict(zip(weights, mapped.reshape(3, 2000, 1152), strict=True)) | {
@@ -248,7 +252,7 @@ def test_pages_of_the_base_are_handed_back(tmp_path: Path, kernels: str) -> None
     }
     found = []
     for drop in (False, True):
-        program = Program.of(products, arrays, kernels=kernels, drop_base=drop)
+        program = Program.build(products, arrays, kernels=kernels, drop_base=drop)
         release_pages(mapped)
         program()
         assert (resident(path) < mapped.nbytes / 2) is drop
@@ -274,10 +278,10 @@ def resident(path: Path) -> int:
 @pytest.mark.parametrize("kind", TRAINED, ids=name)
 def test_a_packed_copy_serves_every_product(kind: GgmlType) -> None:
     raw = sane_weight(kind, 70, 512)
-    copy = packed_copy(raw, kind, (70, 512), threads=2)
+    copy = copy_as_bf16(raw, kind, (70, 512), threads=2)
     assert copy.ctypes.data % 64 == 0
     found = []
-    for dtype, array in ((quantised(kind.name), raw), (BF16, copy)):
+    for dtype, array in ((quantized(kind.name), raw), (BF16, copy)):
         w, x, dy = (
             state("w", (70, 512), dtype),
             placeholder("x", (9, 512), BF16),
@@ -294,11 +298,11 @@ def test_a_packed_copy_serves_every_product(kind: GgmlType) -> None:
 
 @linux
 def test_a_packed_copy_leaves_no_pages_of_its_weight(tmp_path: Path) -> None:
-    kind, shape = by_name("Q4_0"), (8000, 2048)
+    kind, shape = type_by_name("Q4_0"), (8000, 2048)
     raw = np.resize(sane_weight(kind, 64, 2048), (8000, 1152))
     mapped = file_of([raw] * 3, tmp_path / "base")
     assert mapped.max() and resident(tmp_path / "base") >= mapped.nbytes  # all of it was read
     for number, left in ((1, 2), (0, 1), (2, 0)):
-        copy = packed_copy(mapped.reshape(3, 8000, 1152)[number], kind, shape)
+        copy = copy_as_bf16(mapped.reshape(3, 8000, 1152)[number], kind, shape)
         assert resident(tmp_path / "base") <= left * raw.nbytes + (4 << 20)  # a huge page at each border
     np.testing.assert_array_equal(copy, decode(raw, kind, bf16=True))

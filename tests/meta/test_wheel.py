@@ -33,7 +33,11 @@ runpy.run_module("llamatrain", run_name="__main__")
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    environment = {**os.environ, prebuilt.SWITCH: str(folder / "libraries"), "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        prebuilt.LIBRARIES_VARIABLE: str(folder / "libraries"),
+        "PYTHONPATH": str(ROOT),
+    }
     subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "build_wheel.py"), str(folder)], check=True, env=environment
     )

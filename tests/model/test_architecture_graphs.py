@@ -10,13 +10,13 @@ import pytest
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.values import Kind, number, numbers, strings
-from llamatrain.model.architectures import find, supported
+from llamatrain.model.architectures import find_architecture, supported_names
 from llamatrain.model.distill import Teacher
-from llamatrain.model.hyperparameters import Hyperparameters, own_of_new, read
+from llamatrain.model.hyperparameters import Hyperparameters, default_extra, read_hyperparameters
 from llamatrain.model.limits import BadHyperparameter
 from llamatrain.model.options import ModelOptions
 from llamatrain.model.rope import Rope
-from llamatrain.model.transformer import parameters, rope_state, training
+from llamatrain.model.transformer import build_training, rope_state, trainable_weights
 from llamatrain.preference.loss import PairForward
 from tests.helpers.small_models import loss_of, small, weights, written
 
@@ -35,17 +35,19 @@ OWN = {  # numbers that only some have, such that all of them matter
 
 def of(name: str) -> Hyperparameters:
     """A small model of an architecture."""
-    found = find(name)
-    own = {each: OWN[each] for each in own_of_new(found)}
+    found = find_architecture(name)
+    own = {each: OWN[each] for each in default_extra(found)}
     factors = {"long": FACTORS, "short": FACTORS[::-1], "original_ctx": 4} if name == "phi3" else {}
     turned = 12 if factors else 16
-    return small(architecture=found, layers=4, own=own, tied=found.ties, rope=Rope(turned, **factors))
+    return small(
+        architecture=found, layers=4, own=own, tied=found.ties_by_default, rope=Rope(turned, **factors)
+    )
 
 
 FACTORS = np.linspace(1, 4, 6).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", supported())
+@pytest.mark.parametrize("name", supported_names())
 def test_gradients_of_each(name: str) -> None:
     """Of all weights at once, by differences."""
     h, random, step = of(name), np.random.default_rng(2), 1e-6
@@ -60,7 +62,7 @@ def test_gradients_of_each(name: str) -> None:
     assert all(np.abs(grad).max() > 0 for grad in grads.values())
 
 
-@pytest.mark.parametrize("name", supported())
+@pytest.mark.parametrize("name", supported_names())
 def test_attention_in_pieces_is_the_same(name: str) -> None:
     """As a product, a softmax and a product; of windows and caps too."""
     h = of(name)
@@ -71,17 +73,19 @@ def test_attention_in_pieces_is_the_same(name: str) -> None:
         np.testing.assert_allclose(others[key], grad, rtol=0, atol=1e-9 * max(1, np.abs(grad).max()))
 
 
-@pytest.mark.parametrize("name", supported())
+@pytest.mark.parametrize("name", supported_names())
 def test_numbers_of_a_file(name: str, tmp_path: Path) -> None:
     h = of(name)
-    assert read(open_gguf(written(tmp_path / "m.gguf", h, weights(h)))) == h
+    assert read_hyperparameters(open_gguf(written(tmp_path / "m.gguf", h, weights(h)))) == h
 
 
 def test_blocks_with_windows_may_be_listed(tmp_path: Path) -> None:
     def seen(marks: list[bool]) -> list[int]:
         listed = {"gemma2.attention.sliding_window_pattern": numbers(Kind.BOOL, marks)}
-        h = read(open_gguf(written(tmp_path / "m.gguf", of("gemma2"), weights(of("gemma2")), more=listed)))
-        return [h.sight(layer).window for layer in range(4)]
+        h = read_hyperparameters(
+            open_gguf(written(tmp_path / "m.gguf", of("gemma2"), weights(of("gemma2")), more=listed))
+        )
+        return [h.attention_mask(layer).window for layer in range(4)]
 
     assert (
         seen([True, True, False, True]) == [3, 3, 0, 3]
@@ -136,26 +140,26 @@ def test_numbers_that_cannot_be(name: str, tmp_path: Path) -> None:
     arch, keys, told = HOSTILE[name]
     path = written(tmp_path / "m.gguf", of(arch), weights(of(arch)), more=keys)
     with pytest.raises(FileError, match=rf"^{re.escape(str(path))}: [^\n]*{told}[^\n]*$"):
-        read(open_gguf(path))
+        read_hyperparameters(open_gguf(path))
 
 
 def test_embeddings_of_new_models_are_tied_where_those_of_the_family_are() -> None:
-    tied = {name for name in supported() if ModelOptions(arch=name).hyperparameters(300).tied}
+    tied = {name for name in supported_names() if ModelOptions(arch=name).hyperparameters(300).tied}
     assert tied == {"gemma2", "gemma3"}
 
 
 def test_a_teacher_is_told_how_long_rows_are() -> None:
     """Whatever number of rotations its pupil has: long factors are for long rows."""
     h, teacher = of("gemma3"), Teacher(h=of("phi3"), share=0.5, half=False)
-    made = training(h, parameters(h), 1, 4, rope_state(h, 4), teacher=teacher)
+    made = build_training(h, trainable_weights(h), 1, 4, rope_state(h, 4), teacher=teacher)
     (found,) = made.more_states.values()
-    assert np.array_equal(found, teacher.h.table(4))
+    assert np.array_equal(found, teacher.h.rope_table(4))
 
 
-@pytest.mark.parametrize("name", supported())
+@pytest.mark.parametrize("name", supported_names())
 def test_heads_that_turn_in_part(name: str) -> None:
     """Of some architectures llama.cpp takes none such."""
-    if find(name).partly:
+    if find_architecture(name).partial_rotary:
         assert replace(of(name), rope=Rope(8)).rope.size == 8
     else:
         with pytest.raises(
@@ -167,12 +171,12 @@ def test_heads_that_turn_in_part(name: str) -> None:
 def test_every_fused_head_has_the_cap() -> None:
     """Of a loss, of what judges, and of what compares answers."""
     h = of("gemma2")
-    weights, table = parameters(h), rope_state(h, 8)
-    made = training(h, weights, 1, 8, table)
-    assert made.judged
+    weights, table = trainable_weights(h), rope_state(h, 8)
+    made = build_training(h, weights, 1, 8, table)
+    assert made.evaluation
     ways = PairForward(h=h, table=table, batch=1, length=8, answers=2, sparse=False, flash=True)
     rows, _ = ways.losses(weights, ways.inputs())
-    for name, each in (("", made.loss), ("_judged", made.judged[0]), ("_rows", rows)):
+    for name, each in (("", made.loss), ("_judged", made.evaluation[0]), ("_rows", rows)):
         assert (
             each.node
             and each.node.op.name == f"linear_cross_entropy{name}"

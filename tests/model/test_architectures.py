@@ -13,10 +13,10 @@ from llamatrain.adapters.adapter import check
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.model import architectures
-from llamatrain.model.architectures import USUAL, find, supported
-from llamatrain.model.hyperparameters import Hyperparameters, read
-from llamatrain.model.init import fill
-from llamatrain.model.lora_targets import linear, matching
+from llamatrain.model.architectures import DEFAULT, find_architecture, supported_names
+from llamatrain.model.hyperparameters import Hyperparameters, read_hyperparameters
+from llamatrain.model.init import init_weights
+from llamatrain.model.lora_targets import block_matrices, match_target
 from llamatrain.run.inputs import fingerprint
 from llamatrain.sample.decoder import Decoder
 from tests.helpers.adapter_files import adapter
@@ -50,24 +50,28 @@ def h(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hyperparameters:
     folder.mkdir()
     (folder / "made_here.py").write_text(MADE)
     monkeypatch.setattr(architectures, "__path__", [*architectures.__path__, str(folder)])
-    return small(architecture=find("made-here"), own={"softness": 0.5})
+    return small(architecture=find_architecture("made-here"), own={"softness": 0.5})
 
 
 def test_a_file_more_is_an_architecture_more(h: Hyperparameters, tmp_path: Path) -> None:
-    assert supported() == sorted([*supported()]) and {"llama", "made-here"} <= {*supported()}
+    assert supported_names() == sorted([*supported_names()]) and {"llama", "made-here"} <= {
+        *supported_names()
+    }
     arrays = weights(h)
     assert {name for name in arrays if name.endswith("bias")} == {
         f"blk.{layer}.{name}.bias" for layer in (0, 1) for name in ("attn_q", "ffn_down")
     }
     path = written(tmp_path / "m.gguf", h, arrays)
     gguf = open_gguf(path)
-    assert gguf.value("made-here.softness", float) == 0.5
-    assert read(gguf) == h
+    assert gguf.get_value("made-here.softness", float) == 0.5
+    assert read_hyperparameters(gguf) == h
     assert h.describe().startswith("made-here, 2 layers")
-    del gguf.metadata.typed["made-here.softness"]
-    assert read(gguf).own == {"softness": 0.25}
+    del gguf.metadata.raw_values["made-here.softness"]
+    assert read_hyperparameters(gguf).extra == {"softness": 0.25}
     with pytest.raises(FileError, match=r"m\.gguf: blk\.0\.attn_q\.bias is missing"):
-        read(open_gguf(written(path, h, {name: array for name, array in arrays.items() if name != BIAS})))
+        read_hyperparameters(
+            open_gguf(written(path, h, {name: array for name, array in arrays.items() if name != BIAS}))
+        )
 
 
 def test_bases_are_known_again(h: Hyperparameters, tmp_path: Path) -> None:
@@ -76,9 +80,9 @@ def test_bases_are_known_again(h: Hyperparameters, tmp_path: Path) -> None:
         "Hyperparameters(vocab=258, embd=64, layers=2, heads=4, kv_heads=2, ff=96, ctx=64, head_size=16, rope=Rope(size=16, "
         "base=10000.0, kind='none', factor=1.0, original_ctx=0, length=1.0), rms_eps=9.999999747378752e-06, tied=False)"
     )
-    softer = replace(h, own={"softness": 0.125})
+    softer = replace(h, extra={"softness": 0.125})
     files = [
-        open_gguf(written(tmp_path / f"{each.own['softness']}.gguf", each, weights(h)))
+        open_gguf(written(tmp_path / f"{each.extra['softness']}.gguf", each, weights(h)))
         for each in (h, softer)
     ]
     assert len({fingerprint(file) for file in files}) == 2
@@ -89,7 +93,7 @@ def test_what_is_none(name: str) -> None:
     with pytest.raises(
         UsageError, match=r"^the architecture '.*' is not supported; .*llama.* are; nearest to it is \w+$"
     ) as failure:
-        find(name)
+        find_architecture(name)
     assert len(str(failure.value)) < 240
 
 
@@ -110,12 +114,12 @@ def test_what_is_none(name: str) -> None:
 )
 def test_what_is_near(name: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        find(name)
+        find_architecture(name)
 
 
 def test_each_is_named_in_its_own_file_alone() -> None:
     """Names of vocabularies and of templates are other things; elsewhere stand what is usual, and what old files were."""
-    root, names = Path(llamatrain.__file__).parent, supported()
+    root, names = Path(llamatrain.__file__).parent, supported_names()
     word = re.compile(rf"(?<![\w./-])({'|'.join(names)})(?![\w./-])")
     places: dict[str, int] = {}
     for path in root.rglob("*.py"):
@@ -127,7 +131,7 @@ def test_each_is_named_in_its_own_file_alone() -> None:
             found = (
                 word.findall(text) if isinstance(text, str) and not path.is_relative_to(root / "data") else []
             )
-            if more := [name for name in found if name != own and (name != USUAL or text == USUAL)]:
+            if more := [name for name in found if name != own and (name != DEFAULT or text == DEFAULT)]:
                 places[str(path.relative_to(root))] = len(more)
     del places["api_options.py"]  # a script writes it
     assert places == {"model/architectures/__init__.py": 1, "gguf/legacy.py": 1, "adapters/legacy_bin.py": 1}
@@ -146,11 +150,11 @@ def has_docstring(node: ast.AST) -> bool:
 def test_first_values(h: Hyperparameters) -> None:
     """Biases begin at nothing and norms at one; what has the same name and seed begins the same."""
     made: Arrays = {name: np.full(shape, np.nan, np.float32) for name, shape in h.shapes.items()}
-    fill(h, 3, made)
+    init_weights(h, 3, made)
     plain = {name: np.empty(shape, np.float32) for name, shape in small().shapes.items()}
-    fill(small(), 3, plain)
+    init_weights(small(), 3, plain)
     for name, array in made.items():
-        role = h.kind(name).role
+        role = h.weight_kind(name).role
         if role in ("bias", "norm"):
             assert (array == (role == "norm")).all()
         else:
@@ -166,15 +170,22 @@ def test_first_values(h: Hyperparameters) -> None:
 
 
 def test_targets(h: Hyperparameters) -> None:
-    assert linear(h) == linear(small())
-    assert matching("attn_q", h) == {"blk.0.attn_q.weight", "blk.1.attn_q.weight"}
-    assert matching("blk.1.attn_q.weight", h) == matching("blk.1-1.attn_q", h) == {"blk.1.attn_q.weight"}
-    assert matching("output", h) == {"output.weight"}
-    assert matching("ffn_norm", h) == {"blk.0.ffn_norm.weight", "blk.1.ffn_norm.weight"}
-    assert matching("norms", h) == {name for name in h.shapes if "norm" in name}
-    last = {name for name in linear(h) if name.startswith("blk.1.")}
-    assert len(last) == 7 and matching("blk.1", h) == matching("blk.1-", h) == matching("blk.1-1", h) == last
-    assert matching("blk.0-", h) == set(linear(h)) and matching("blk.1-.attn_q", h) == {"blk.1.attn_q.weight"}
+    assert block_matrices(h) == block_matrices(small())
+    assert match_target("attn_q", h) == {"blk.0.attn_q.weight", "blk.1.attn_q.weight"}
+    assert (
+        match_target("blk.1.attn_q.weight", h) == match_target("blk.1-1.attn_q", h) == {"blk.1.attn_q.weight"}
+    )
+    assert match_target("output", h) == {"output.weight"}
+    assert match_target("ffn_norm", h) == {"blk.0.ffn_norm.weight", "blk.1.ffn_norm.weight"}
+    assert match_target("norms", h) == {name for name in h.shapes if "norm" in name}
+    last = {name for name in block_matrices(h) if name.startswith("blk.1.")}
+    assert (
+        len(last) == 7
+        and match_target("blk.1", h) == match_target("blk.1-", h) == match_target("blk.1-1", h) == last
+    )
+    assert match_target("blk.0-", h) == set(block_matrices(h)) and match_target("blk.1-.attn_q", h) == {
+        "blk.1.attn_q.weight"
+    }
     for target, told in (
         ("blk.2-", "^blk.2-: the model has the blocks 0 to 1$"),
         ("blk.1-0", "^blk.1-0: the model has the blocks 0 to 1$"),
@@ -185,13 +196,13 @@ def test_targets(h: Hyperparameters) -> None:
         ("atn_q", "^atn_q: no such weight; there are attn_q, "),
     ):
         with pytest.raises(UsageError, match=told):
-            matching(target, h)
+            match_target(target, h)
     with pytest.raises(UsageError, match=r"^output: the model's embeddings are tied"):
-        matching("output", replace(h, tied=True))
+        match_target("output", replace(h, tied=True))
 
 
 def test_adapters(h: Hyperparameters) -> None:
-    made = replace(adapter(h, linear(h)), architecture=h.architecture)
+    made = replace(adapter(h, block_matrices(h)), architecture=h.architecture)
     check(made, h, "base")
     with pytest.raises(FileError, match=f"a pair for the bias {BIAS}: biases take no adapter"):
         check(replace(adapter(h, [BIAS]), architecture=h.architecture), h, "base")
@@ -201,19 +212,19 @@ def test_adapters(h: Hyperparameters) -> None:
 
 def test_names_of_hugging_face(h: Hyperparameters) -> None:
     for name in h.shapes:
-        module = h.architecture.module_of(name)
-        assert (module is None) == (h.kind(name).role in ("norm", "bias"))
-        assert module is None or h.architecture.weight_of(module) == name
-    assert LLAMA.weight_of("model.layers.11.mlp.down_proj") == "blk.11.ffn_down.weight"
+        module = h.architecture.module_for_weight(name)
+        assert (module is None) == (h.weight_kind(name).role in ("norm", "bias"))
+        assert module is None or h.architecture.weight_for_module(module) == name
+    assert LLAMA.weight_for_module("model.layers.11.mlp.down_proj") == "blk.11.ffn_down.weight"
     for module in (
         "layers.{}.mlp.down_proj",
         "layers.01.mlp.down_proj",
         "layers.0.input_layernorm",
         "lm_head",
     ):
-        assert LLAMA.weight_of(f"model.{module}") is None
+        assert LLAMA.weight_for_module(f"model.{module}") is None
     for name in ("blk.{}.attn_q.weight", "blk.00.attn_q.weight", "blk.1.attn_q", "blk.1.blk.1.attn_q.weight"):
-        assert LLAMA.kind(name) is None and LLAMA.module_of(name) is None
+        assert LLAMA.weight_kind(name) is None and LLAMA.module_for_weight(name) is None
 
 
 # ---- graphs ----------------------------------------------------------------

@@ -12,7 +12,7 @@ from llamatrain.engine.program import Program
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.tensor import I32, parameter, placeholder, state
-from llamatrain.model.distill import distilled
+from llamatrain.model.distill import distillation_loss
 from tests.helpers.cli import Argument, losses, metrics, ran, run, same_bits, text_file
 from tests.helpers.lora_runs import base
 from tests.helpers.small_models import small
@@ -37,7 +37,7 @@ def graphed(share: float, dtype: Any) -> tuple[list[Any], dict[Any, np.ndarray]]
     x, w = (parameter(name, given[name].shape, dtype) for name in ("x", "w"))
     taught, weights = state("taught", given["taught"].shape, dtype), placeholder("weights", (ROWS,), dtype)
     targets = placeholder("targets", (ROWS,), I32)
-    loss = distilled(O.matmul(x, w), taught, targets, weights, share)
+    loss = distillation_loss(O.matmul(x, w), taught, targets, weights, share)
     value, grads = value_and_gradients(loss, [x, w])
     return [value, *grads], {leaf: given[leaf.name] for leaf in (x, w, taught, weights, targets)}
 
@@ -60,7 +60,7 @@ def test_the_loss_is_the_mix(share: float, kernels: str) -> None:
 
     dtype = F64 if kernels == "reference" else F32
     outputs, leaves = graphed(share, dtype)
-    program = Program.of(outputs, leaves, kernels=kernels)
+    program = Program.build(outputs, leaves, kernels=kernels)
     program()
     assert float(program.read(outputs[0])) == pytest.approx(
         by_hand(share), rel=1e-10 if kernels == "reference" else 1e-5
@@ -72,7 +72,7 @@ def test_gradients_against_differences() -> None:
 
     outputs, leaves = graphed(0.3, F64)
     values = {leaf: array.copy() for leaf, array in leaves.items()}
-    program = Program.of(outputs, values, kernels="reference")
+    program = Program.build(outputs, values, kernels="reference")
     program()
     grads = [program.read(each).copy() for each in outputs[1:]]
     for grad, leaf in zip(grads, list(leaves)[:2], strict=True):
@@ -93,7 +93,7 @@ def test_torch_has_the_same_loss_and_gradients() -> None:
     from llamatrain.graph.tensor import F32
 
     outputs, leaves = graphed(0.5, F32)
-    program = Program.of(outputs, leaves)
+    program = Program.build(outputs, leaves)
     program()
     given = {name: torch.tensor(array) for name, array in arrays(np.float32).items()}
     x, w = given["x"].requires_grad_(), given["w"].requires_grad_()

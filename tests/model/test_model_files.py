@@ -10,13 +10,13 @@ from llamatrain.config.options import build
 from llamatrain.errors import FileError, LlamatrainError, UsageError
 from llamatrain.gguf import quants
 from llamatrain.gguf.reader import open_gguf
-from llamatrain.gguf.types import by_name
+from llamatrain.gguf.types import type_by_name
 from llamatrain.gguf.values import Kind, Value, f32, numbers, string, u32
 from llamatrain.graph.tensor import F32
 from llamatrain.model import load as loading
-from llamatrain.model.frozen_weights import frozen
-from llamatrain.model.hyperparameters import Hyperparameters, read
-from llamatrain.model.load import check_memory, fill_from
+from llamatrain.model.frozen_weights import load_frozen
+from llamatrain.model.hyperparameters import Hyperparameters, read_hyperparameters
+from llamatrain.model.load import check_memory, load_weights
 from llamatrain.model.options import ModelOptions
 from llamatrain.model.rope import Rope
 from tests.helpers.small_models import Arrays, small, weights, written
@@ -34,7 +34,7 @@ MODELS = [
 
 @pytest.mark.parametrize("h", MODELS)
 def test_hyperparameters_come_back(h: Hyperparameters, tmp_path: Path) -> None:
-    found = read(open_gguf(written(tmp_path / "m.gguf", h, weights(h))))
+    found = read_hyperparameters(open_gguf(written(tmp_path / "m.gguf", h, weights(h))))
     assert found == h
     np.testing.assert_array_equal(found.rope.table(50), h.rope.table(50))
 
@@ -53,12 +53,12 @@ def test_defaults_of_old_files(tmp_path: Path) -> None:
         "attention.layer_norm_rms_epsilon",
         "vocab_size",
     ):
-        del gguf.metadata.typed[f"llama.{name}"]
-    assert replace(read(gguf), rope=h.rope) == h
-    gguf.metadata.typed["llama.rope.scale_linear"] = f32(2.0)
-    assert (read(gguf).rope.kind, read(gguf).rope.factor) == ("linear", 2.0)
-    gguf.metadata.typed["llama.rope.scaling.type"] = string("none")
-    assert read(gguf).rope.factor == 1.0
+        del gguf.metadata.raw_values[f"llama.{name}"]
+    assert replace(read_hyperparameters(gguf), rope=h.rope) == h
+    gguf.metadata.raw_values["llama.rope.scale_linear"] = f32(2.0)
+    assert (read_hyperparameters(gguf).rope.kind, read_hyperparameters(gguf).rope.factor) == ("linear", 2.0)
+    gguf.metadata.raw_values["llama.rope.scaling.type"] = string("none")
+    assert read_hyperparameters(gguf).rope.factor == 1.0
 
 
 L = "llama."
@@ -121,7 +121,7 @@ def test_a_model_that_cannot_be(change: dict[str, Value], told: str, tmp_path: P
     h = small()
     path = written(tmp_path / "m.gguf", h, weights(h), more=change)
     with pytest.raises(FileError, match=told) as failure:
-        read(open_gguf(path))
+        read_hyperparameters(open_gguf(path))
     assert (
         str(failure.value).startswith(f"{path}: ")
         and "\n" not in str(failure.value)
@@ -142,7 +142,7 @@ def test_factors_that_cannot_be(factors: np.ndarray, told: str, tmp_path: Path) 
     h = small()
     path = written(tmp_path / "m.gguf", h, weights(h) | {"rope_freqs.weight": factors})
     with pytest.raises(FileError, match=told):
-        read(open_gguf(path))
+        read_hyperparameters(open_gguf(path))
 
 
 def without_matrix(arrays: Arrays) -> Arrays:
@@ -170,7 +170,7 @@ def test_tensors_that_cannot_be(tmp_path: Path) -> None:
         ),
     ):
         with pytest.raises(FileError, match=told):
-            read(open_gguf(written(tmp_path / "m.gguf", h, tensors)))
+            read_hyperparameters(open_gguf(written(tmp_path / "m.gguf", h, tensors)))
 
 
 OPTIONS: list[tuple[dict[str, float], str]] = [
@@ -197,7 +197,7 @@ def test_what_cannot_be_is_told_by_whoever_said_it(options: dict[str, float], to
 def test_float32_is_used_as_it_lies(tmp_path: Path) -> None:
     h = small()
     gguf = open_gguf(written(tmp_path / "m.gguf", h, weights(h)))
-    _, arrays = frozen(gguf, read(gguf))
+    _, arrays = load_frozen(gguf, read_hyperparameters(gguf))
     assert arrays.keys() == h.shapes.keys()
     for name, array in weights(h).items():
         np.testing.assert_array_equal(arrays[name], array)
@@ -213,9 +213,9 @@ def test_other_types_are_decoded(kind: str, tmp_path: Path) -> None:
     h = small(embd=256, heads=4, kv_heads=4, head_size=64, ff=256, layers=1)
     gguf = open_gguf(written(tmp_path / "m.gguf", h, weights(h), kind))
     filled = {name: np.zeros(shape, np.float32) for name, shape in h.shapes.items()}
-    fill_from(gguf, filled, threads=2)
+    load_weights(gguf, filled, threads=2)
     for name, array in weights(h).items():
-        type_ = by_name(kind if array.ndim == 2 else "F32")
+        type_ = type_by_name(kind if array.ndim == 2 else "F32")
         expected = quants.decode(quants.encode(array, type_), type_)
         np.testing.assert_array_equal(filled[name], expected)
 
@@ -227,10 +227,10 @@ def test_float32_off_its_place_is_copied(tmp_path: Path) -> None:
         gguf = open_gguf(
             written(tmp_path / "m.gguf", h, weights(h), more=one | {f"general.{name}": string(name)})
         )
-        leaves, arrays = frozen(gguf, h)
+        leaves, arrays = load_frozen(gguf, h)
         for key, array in arrays.items():
             assert leaves[key].dtype is not F32 or array.ctypes.data % 4 == 0
-            found = array if leaves[key].dtype is F32 else quants.decode(array, by_name("F32"))
+            found = array if leaves[key].dtype is F32 else quants.decode(array, type_by_name("F32"))
             np.testing.assert_array_equal(found, weights(h)[key])
 
 

@@ -12,7 +12,7 @@ from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.rope import Rope
-from llamatrain.model.transformer import mask_of, parameters, rope_state, training
+from llamatrain.model.transformer import build_training, dense_mask, rope_state, trainable_weights
 from tests.helpers.small_models import Arrays, small, weights
 
 pytestmark = pytest.mark.reference
@@ -109,15 +109,17 @@ Ours = tuple[float, np.ndarray | None, Arrays]
 
 def ours(h: Hyperparameters, arrays: Arrays, batch: dict[str, np.ndarray], kernels: str, **how: bool) -> Ours:
     """The loss, the logits if the graph holds them, and the gradients by name."""
-    leaves, (rows, length) = parameters(h), batch["tokens"].shape
+    leaves, (rows, length) = trainable_weights(h), batch["tokens"].shape
     table = rope_state(h, length)
-    made = training(h, leaves, rows, length, table, **how)
+    made = build_training(h, leaves, rows, length, table, **how)
     held = [node_logits] if (node_logits := logits_in(made.loss)) is not None else []
     loss, grads = value_and_gradients(made.loss, list(leaves.values()))
-    memory = {leaves[name]: arrays[name] for name in leaves} | {table: h.table(length)} | made.more_states
-    program = Program.of([loss, *grads, *held], memory, kernels=kernels, threads=2)
+    memory = (
+        {leaves[name]: arrays[name] for name in leaves} | {table: h.rope_table(length)} | made.more_states
+    )
+    program = Program.build([loss, *grads, *held], memory, kernels=kernels, threads=2)
     for name, leaf in made.inputs.items():
-        values = mask_of(batch["starts"]) if name == "mask" else batch[name]
+        values = dense_mask(batch["starts"]) if name == "mask" else batch[name]
         program.write(leaf, values.reshape(leaf.shape))
     program()
     found = {name: program.read(grad).copy() for name, grad in zip(leaves, grads, strict=True)}

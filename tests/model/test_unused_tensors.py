@@ -9,7 +9,7 @@ from llamatrain.adapters import gguf
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.values import Value, f32, u32
-from llamatrain.model.hyperparameters import read
+from llamatrain.model.hyperparameters import read_hyperparameters
 from tests.helpers.adapter_files import adapter, linear
 from tests.helpers.cli import ran
 from tests.helpers.small_models import Arrays, small, weights, written
@@ -69,7 +69,7 @@ def test_full_training_says_what_it_leaves_out(tmp_path: Path) -> None:
 def test_what_would_be_part_of_it_is_refused(name: str, tmp_path: Path) -> None:
     path = base(tmp_path, {name: np.ones(64, np.float32)})
     with pytest.raises(FileError, match=f"base.gguf: has '{name}', which is no weight of a llama$"):
-        read(open_gguf(path))
+        read_hyperparameters(open_gguf(path))
     assert f"all of it has '{name}', which is no weight of a llama" in " ".join(
         ran("inspect", path).out.split()
     )

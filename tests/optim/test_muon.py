@@ -8,8 +8,8 @@ import pytest
 
 from llamatrain.checkpoints.read import read
 from llamatrain.engine.program import Program
-from llamatrain.graph.node_roles import parts_of
-from llamatrain.graph.tensor import F64, Tensor, leaves_of, parameter, placeholder, state
+from llamatrain.graph.node_roles import find_roles
+from llamatrain.graph.tensor import F64, Tensor, collect_leaves, parameter, placeholder, state
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.methods.muon import Muon, newton_schulz
 from llamatrain.optim.update_graph import apply, differentiate, hold, row_of
@@ -36,7 +36,7 @@ def random(*shape: int, seed: int = 0, dtype: type = np.float32) -> np.ndarray:
 
 
 def made(outputs: list[Tensor], arrays: dict[Tensor, np.ndarray], kernels: str = "cpu") -> Program:
-    program = Program.of(outputs, arrays, kernels=kernels)
+    program = Program.build(outputs, arrays, kernels=kernels)
     program()
     return program
 
@@ -73,9 +73,9 @@ def test_steps_against_numpy(shape: tuple[int, int], half: bool) -> None:
     weight, grad = parameter("blk.0.ffn_up.weight", shape), state("g", shape)
     schedule, factor = row_of(rule), placeholder("factor", ())
     outputs = list(rule.step(weight, grad, schedule, factor))
-    (moment,) = (leaf for leaf in leaves_of(outputs) if leaf.name == "blk.0.ffn_up.weight.m")
+    (moment,) = (leaf for leaf in collect_leaves(outputs) if leaf.name == "blk.0.ffn_up.weight.m")
     w, m, g = random(*shape), np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-    program = Program.of(outputs, {weight: w, moment: m, grad: g})
+    program = Program.build(outputs, {weight: w, moment: m, grad: g})
     w64, m64 = w.astype(np.float64), m.astype(np.float64)
     for number, rate in enumerate((0.02, 0.01, 0.03)):
         g = random(*shape, seed=number)
@@ -114,7 +114,7 @@ def test_it_is_the_optimizer_s_part_of_a_profile() -> None:
 
     kept = hold(differentiate(O.sum(O.sqr(weight)), [weight]))
     _, _, outputs = apply(kept, rule, clip=1.0)
-    assert set(parts_of(outputs).values()) == {"optimizer"}
+    assert set(find_roles(outputs).values()) == {"optimizer"}
 
 
 # ---- runs ------------------------------------------------------------------

@@ -13,7 +13,7 @@ from llamatrain.checkpoints.read import read
 from llamatrain.engine.program import Program
 from llamatrain.errors import FileError
 from llamatrain.graph import ops as O
-from llamatrain.graph.tensor import leaves_of, parameter
+from llamatrain.graph.tensor import collect_leaves, parameter
 from llamatrain.optim import methods, registry
 from llamatrain.optim.optimizer import ElementwiseRule
 from llamatrain.optim.update_graph import differentiate, stream
@@ -195,8 +195,8 @@ def test_a_step_of_one_more(more: Path) -> None:
     assert isinstance(rule, ElementwiseRule)
     inputs, outputs = stream(differentiate(O.sum(O.sqr(weight)), [weight]), rule)
     start = np.arange(6, dtype=np.float32).reshape(2, 3)
-    last = next(leaf for leaf in leaves_of(outputs) if leaf.name == "w.g")
-    program = Program.of(outputs, {weight: start.copy()}, kernels="reference")
+    last = next(leaf for leaf in collect_leaves(outputs) if leaf.name == "w.g")
+    program = Program.build(outputs, {weight: start.copy()}, kernels="reference")
     expected, sums = start.copy(), np.zeros_like(start)
     for rate in (0.5, 0.25):
         program.write(inputs.schedule, -rate)

@@ -63,7 +63,7 @@ def few_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         "way_with",
         lambda setting, *more: whole(setting, *more) if setting.h.layers < 12 else unused(),
     )
-    monkeypatch.setattr(fit_memory, "DEEP", 6)
+    monkeypatch.setattr(fit_memory, "MANY_LAYERS", 6)
 
 
 def nearly(told: dict[str, Any], known: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ def test_layers_that_are_not_alike_are_all_planned(tmp_path: Path, monkeypatch: 
     )
     arguments = (model, text_file(tmp_path), "--ctx", 32, "--batch", 2, "--target", "blk.3.attn_q")
     all_of_them = planned(*arguments, command="finetune")
-    monkeypatch.setattr(fit_memory, "DEEP", 6)
+    monkeypatch.setattr(fit_memory, "MANY_LAYERS", 6)
     assert planned(*arguments, command="finetune") == all_of_them
 
 
@@ -114,7 +114,7 @@ def test_a_run_is_planned_whole_and_keeps_to_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And it takes the recomputation that its plan told of."""
-    monkeypatch.setattr(fit_memory, "DEEP", 6)
+    monkeypatch.setattr(fit_memory, "MANY_LAYERS", 6)
     arguments = (text_file(tmp_path), *TINY, "--layer", LAYERS, "--embd", 64, "--ctx", 1024, "--batch", 1)
     light, most = planned(*arguments), planned(*arguments, "--remat", "block")
     assert light["remat"] == "light" and most["total"] < 0.95 * light["total"]

@@ -13,8 +13,8 @@ from llamatrain.compiler.store import ObjectStore
 from llamatrain.config.units import Bandwidth
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import UsageError
-from llamatrain.graph.op_cost import OpCost, work_of
-from llamatrain.graph.tensor import BF16, nodes_of
+from llamatrain.graph.op_cost import OpCost, estimate_cost
+from llamatrain.graph.tensor import BF16, collect_nodes
 from llamatrain.optim.registry import named
 from llamatrain.planner import speeds
 from llamatrain.planner.memory import MemoryDemand, way_with
@@ -265,7 +265,7 @@ def some(layers: int, **more: Any) -> StepSpec:
     setting = speeds.small(replace(TRAINED, **more) if more else TRAINED, None, (32, 4, 96, 64, 32, 4))
     h = replace(setting.h, layers=layers)
     weights = speeds.parameters(h)
-    return replace(setting, h=h, weights=weights, trained=dict(weights.tensors))
+    return replace(setting, h=h, weights=weights, trainable=dict(weights.tensors))
 
 
 TRAINED = speeds.small(
@@ -280,15 +280,19 @@ def test_few_layers_and_rows_tell_of_many(policy: str) -> None:
     setting = some(7)
     found = effort_of(setting, policy, MADE_UP)
     graphs = StepGraphs(replace(setting, batch=5), policy)
-    whole = MADE_UP.of_graph(graphs.gradients(setting.positions, True))
+    whole = MADE_UP.of_graph(graphs.grad_graph(setting.positions, True))
     assert found.micro(5) == pytest.approx(whole, rel=0.01)
-    assert found.update == pytest.approx(MADE_UP.of_graph(graphs.update(setting.positions)), rel=0.01)
+    assert found.update == pytest.approx(MADE_UP.of_graph(graphs.update_graph(setting.positions)), rel=0.01)
 
 
 def test_a_graph_takes_what_its_nodes_take() -> None:
-    graph = StepGraphs(some(1)).gradients(32, True)
+    graph = StepGraphs(some(1)).grad_graph(32, True)
     flops = OpSpeeds({ANY: (0.0, 1.0, 0.0)}, 0.0).of_graph(graph)
-    assert flops == sum(work_of(node).flops for node in nodes_of(graph.outputs)) > 6 * 128 * 32 * 4 * 32
+    assert (
+        flops
+        == sum(estimate_cost(node).flops for node in collect_nodes(graph.outputs))
+        > 6 * 128 * 32 * 4 * 32
+    )
 
 
 @pytest.fixture
@@ -314,7 +318,7 @@ def test_a_measurement_serves_for_a_day(
     assert speeds.speeds_for(replace(TRAINED, threads=2)).of_bytes(1) == 2, "of another number of threads"
     assert speeds.speeds_for(replace(TRAINED, precision="bf16")).of_bytes(1) == 3
     assert speeds.speeds_for(replace(TRAINED, kernels="reference")).of_bytes(1) == 4
-    frozen = replace(TRAINED, trained={}, weights=speeds.adapted(TRAINED.h, BF16))
+    frozen = replace(TRAINED, trainable={}, weights=speeds.adapted(TRAINED.h, BF16))
     assert speeds.speeds_for(frozen).of_bytes(1) == 5, "of weights that are read as another type"
     assert len([*folder.iterdir()]) == 5
     now = speeds.time.time()
@@ -337,7 +341,7 @@ def test_a_damaged_measurement_is_made_again(kept: tuple[list[int], Path]) -> No
 
 def test_nowhere_to_keep_it(kept: tuple[list[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speeds, "default_cache_dir", lambda name: None)
-    assert speeds.speeds_for(TRAINED).of_bytes(1) == 1 and ObjectStore(None).trouble
+    assert speeds.speeds_for(TRAINED).of_bytes(1) == 1 and ObjectStore(None).problem
 
 
 def test_something_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from llamatrain.compiler.cache import code
-from llamatrain.distributed.cores import cores
+from llamatrain.compiler.cache import code_cache
+from llamatrain.distributed.cores import count_cores
 from llamatrain.graph.remat_policy import is_policy
 from llamatrain.planner import disturbance, limits, speeds
 from llamatrain.planner import time as expected
@@ -100,8 +100,8 @@ def test_what_is_left_of_a_run(tmp_path: Path) -> None:
 def test_without_kernels_the_time_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is compiled to find it out, and nothing kept."""
     monkeypatch.setenv("LLAMATRAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(speeds, "missing", lambda needed: [*needed])
-    monkeypatch.setattr(code, "announce", None)
+    monkeypatch.setattr(speeds, "find_missing", lambda needed: [*needed])
+    monkeypatch.setattr(code_cache, "announce", None)
     arguments = (text_file(tmp_path), *TINY)
     said = ran("plan", "from-scratch", *arguments).out
     assert re.search(
@@ -178,7 +178,7 @@ def test_a_busy_machine_is_not_measured_for_long(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.skipif(not disturbance.TASKS.exists(), reason="only Linux counts what threads wait")
 def test_waiting_for_a_processor_is_seen() -> None:
     """With more programs at work than there are processors."""
-    burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * cores())]
+    burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * count_cores())]
     try:
         time.sleep(0.3)
         shares = [disturbance.share_of_waiting(burn) for _ in range(5)]

@@ -137,9 +137,9 @@ def test_use_is_noted_by_reading(root: Path) -> None:
 
 def test_use_of_kernels_is_noted_when_they_are_found(root: Path) -> None:
     code = CodeCache()
-    folder = kernels(root, code.shelf.folder.name if code.shelf.folder else "", 5 * DAY)
+    folder = kernels(root, code.store.folder.name if code.store.folder else "", 5 * DAY)
     assert folder.name == cache_key()
-    code.note_use()
+    code.mark_used()
     assert time.time() - folder.stat().st_mtime < DAY
 
 

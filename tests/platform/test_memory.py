@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llamatrain.kernels.reference.registry import run
-from llamatrain.model.transformer import mask_of, masks_of
+from llamatrain.model.transformer import dense_mask, dense_mask_chunks
 from llamatrain.platform import memory
 
 
@@ -64,11 +64,11 @@ def test_a_mask_is_made_in_pieces() -> None:
     made = np.full((2, 600, 600), np.nan, np.float32)
 
     def fill() -> None:
-        for queries, mask in masks_of(starts):
+        for queries, mask in dense_mask_chunks(starts):
             made[:, queries] = mask
 
     assert most_taken(fill) < made.nbytes / 2
-    np.testing.assert_array_equal(made, mask_of(starts))
+    np.testing.assert_array_equal(made, dense_mask(starts))
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul"])

@@ -208,7 +208,7 @@ def test_a_step_left_half_way_is_gone_on_with(
     """Its rewards are those of all of its batches."""
     many = ("--grad-acc", 3, "--batch", 2, "--iters", 3, "--eval-every", 0)
     tuned(place, tmp_path / "whole", objective, *many)
-    calls, gradients = [], TrainPrograms.gradients
+    calls, gradients = [], TrainPrograms.compute_gradients
 
     def counted(self: TrainPrograms, *of: Any) -> float:
         calls.append(of)
@@ -217,7 +217,7 @@ def test_a_step_left_half_way_is_gone_on_with(
         return gradients(self, *of)
 
     with monkeypatch.context() as patched:
-        patched.setattr(TrainPrograms, "gradients", counted)
+        patched.setattr(TrainPrograms, "compute_gradients", counted)
         said = ("--objective", objective, *SAID, *many, "--out", tmp_path / "parts")
         assert run("finetune", place / "base.gguf", place / "pairs.jsonl", *said).code == 128 + signal.SIGTERM
     assert "rewards" in str(
@@ -237,12 +237,12 @@ def test_the_head_is_for_what_is_compared_alone(
     lengths = dict[str, float]()
 
     def cut(self: Program, count: int) -> None:
-        assert self.most
-        lengths[objective] = count / int(self.most)
+        assert self.dynamic_dim
+        lengths[objective] = count / int(self.dynamic_dim)
         original(self, count)
 
-    original = Program.cut
-    monkeypatch.setattr(Program, "cut", cut)
+    original = Program.set_dynamic_size
+    monkeypatch.setattr(Program, "set_dynamic_size", cut)
     for objective in ("orpo", "dpo", "kto"):
         tuned(place, tmp_path / objective, objective, "--iters", 1, "--eval-every", 0, "--save-every", 0)
     assert lengths["dpo"] < lengths["orpo"] < 1 and lengths["kto"] < 0.5

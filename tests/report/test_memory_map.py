@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from llamatrain.engine.lifetimes import KINDS, Lifetime, lives_of, peak_of
+from llamatrain.engine.lifetimes import KINDS, Lifetime, find_peak, list_lifetimes
 from llamatrain.engine.plan import plan
 from llamatrain.report import memory_layout as arenas
 from llamatrain.report.memory_layout import MemoryLayout, painted
@@ -115,7 +115,7 @@ def test_the_page_has_the_same_picture(drawn: tuple[Path, str], tmp_path: Path) 
 @given(random_graphs())
 def test_of_any_graph_no_two_lives_meet(g: RandomGraph) -> None:
     made = plan(g.outputs, scratch=lambda node: 100 * (len(node.sources) > 1))
-    lives, peak = list(lives_of(made)), peak_of(made)
+    lives, peak = list(list_lifetimes(made)), find_peak(made)
     assert len(lives) == len(made.offsets) + len(made.scratch)
     for one, other in combinations(lives, 2):
         apart = one.last < other.first or other.last < one.first

@@ -150,8 +150,8 @@ def test_what_is_within_a_step_lies_within_it(profiled: tuple[Done, Path]) -> No
 
 
 def test_the_trace_is_bounded_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamatrain.engine.profiler.OPS", 20)
-    monkeypatch.setattr("llamatrain.engine.profiler.SPANS", 12)
+    monkeypatch.setattr("llamatrain.engine.profiler.MAX_OPS", 20)
+    monkeypatch.setattr("llamatrain.engine.profiler.MAX_SPANS", 12)
     done = trained(tmp_path, "--profile")
     kinds = [event["cat"] for event in events(tmp_path / "run") if event["ph"] == "X"]
     assert (
@@ -200,7 +200,7 @@ def test_a_run_that_is_gone_on_with(profiled: tuple[Done, Path], tmp_path: Path)
 def test_nothing_is_left_behind(profiled: tuple[Done, Path]) -> None:
     assert builtins.__import__.__module__ == "builtins"
     x = placeholder("x", (4, 4))
-    program = Program.of([O.matmul(x, parameter("w", (4, 4)))])
+    program = Program.build([O.matmul(x, parameter("w", (4, 4)))])
     assert program.runs[0].__class__.__name__ == "CallTable"
 
 
@@ -246,12 +246,12 @@ def test_what_an_op_loads_is_of_its_step() -> None:
 
     assert made.node
     with recorder.phase("before"):
-        (run,) = recorder.timed([(made.node, "backward", [loading])])
+        (run,) = recorder.time_ops([(made.node, "backward", [loading])])
     run()
-    phases, whole = recorder.started_so_far()
+    phases, whole = recorder.startup_times()
     assert phases.keys() == {IMPORTS, "before"} and 1 <= sum(phases.values()) <= whole
-    assert not recorder.beside and not recorder.ops[0].calls
-    recorder.step(7, waited=99.0)
+    assert not recorder.between_steps and not recorder.ops[0].calls
+    recorder.end_step(7, waited=99.0)
     assert recorder.steps == recorder.ops[0].calls == 1 and recorder.waited == 0
     assert recorder.seconds >= recorder.ops[0].seconds > 0 and recorder.traced_steps == [7]
 
@@ -259,6 +259,6 @@ def test_what_an_op_loads_is_of_its_step() -> None:
 def test_what_is_open_counts_until_now() -> None:
     recorder = Recorder()
     with recorder.phase("outer"), recorder.phase("inner"):
-        phases, whole = recorder.started_so_far()
+        phases, whole = recorder.startup_times()
     assert phases.keys() == {"outer", "inner"} and 0 < sum(phases.values()) <= whole
     assert next(line.split() for line in table(recorder)) == ["until", "the", "end", "s"]

@@ -31,12 +31,12 @@ with Report(Metrics.fresh(folder / "metrics.jsonl"), iters=200) as report:
     report.header([("model", "llama")])
     report.wave([0.0, 0.5], [0.5, 0.0])
     for step in range(1, 101):
-        report.step(line_of(step, 2.0, 1e-3, 0.5, step, 0.01, 100.0))
+        report.on_step(line_of(step, 2.0, 1e-3, 0.5, step, 0.01, 100.0))
         time.sleep(0.006)
-    report.say("a note")
+    report.log("a note")
     print("a warning of another", file=sys.stderr)
     print("data")
-    report.saved(100, "there")
+    report.on_save(100, "there")
     if ending == "fails":
         raise RuntimeError("it broke")
     report.end(folder)
@@ -130,7 +130,7 @@ def test_what_nobody_can_read_any_more_ends_no_run(tmp_path: Path) -> None:
     console = QuietConsole(file=Closed())  # type: ignore[arg-type]
     with Report(Metrics.fresh(tmp_path / "metrics.jsonl"), iters=2, every=1, console=console) as report:
         for step in (1, 2):
-            report.step(line_of(step, 2.0, 1e-3, 0.5, step, 1.0, 1.0))
+            report.on_step(line_of(step, 2.0, 1e-3, 0.5, step, 1.0, 1.0))
     assert console.quiet and len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
@@ -154,7 +154,7 @@ def test_no_colour_where_none_is_wished(
     with Report(Metrics.fresh(tmp_path / "metrics.jsonl"), iters=2, every=1, console=stderr()) as report:
         report.header([("model", "llama")])
         report.warn("beware")
-        report.step(line_of(1, 2.0, 1e-3, 0.5, 1, 1.0, 1.0))
+        report.on_step(line_of(1, 2.0, 1e-3, 0.5, 1, 1.0, 1.0))
     codes = re.findall(r"\x1b\[([\d;]*)m", shown.getvalue())
     assert (
         any(part in map(str, [*range(30, 50), *range(90, 98)]) for code in codes for part in code.split(";"))
@@ -189,11 +189,11 @@ def test_long_lines_break_between_words(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setattr(sys, "stderr", stream := Coloured())
     with terminal.show_log():
-        terminal.say(LONG)
-    voice.complain(LONG)
+        terminal.log_line(LONG)
+    voice.print_error(LONG)
     console = Console(file=stream, width=40, height=24, force_terminal=True, color_system=None)
     with Report(Metrics(tmp_path / "metrics.jsonl"), iters=10, console=console) as report:
-        report.say(LONG)
+        report.log(LONG)
         report.warn(LONG)
         lines = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", stream.getvalue()).splitlines()
     words = {word for line in lines for word in line.split()}
@@ -201,7 +201,7 @@ def test_long_lines_break_between_words(tmp_path: Path, monkeypatch: pytest.Monk
     assert " ".join(lines).split().count("began") == 4
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     with terminal.show_log():
-        terminal.say(LONG)
+        terminal.log_line(LONG)
     assert stream.getvalue() == LONG + "\n"
 
 
@@ -230,14 +230,14 @@ def test_a_bar_within_a_bar_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(terminal, "BAR_DELAY", 0.0, raising=False)
     with terminal.show_log(), terminal.progress_bar("merging", total=100, unit="B") as merging:
         merging.update(10)
-        terminal.say("compiling kernels for this machine, once")
+        terminal.log_line("compiling kernels for this machine, once")
         with terminal.progress_bar("compiling kernels", total=2, unit="kernel") as compiling:
             for count in (1, 2):
                 compiling.update()
                 said, drawn = screen_of(stream.getvalue())
                 assert said == "compiling kernels for this machine, once"
                 assert drawn.startswith(f"compiling kernels: {count} of 2") and "10/100" in drawn
-        terminal.say("compiled 2 kernels")
+        terminal.log_line("compiled 2 kernels")
         _, said, drawn = screen_of(stream.getvalue())
         assert said == "compiled 2 kernels" and drawn.startswith("merging: ")
         merging.update(20)
@@ -252,7 +252,7 @@ def test_a_bar_that_is_soon_done_is_never_drawn(monkeypatch: pytest.MonkeyPatch)
         terminal.progress_bar("compiling", total=1) as compiling,
     ):
         compiling.update()
-        terminal.say("a word")
+        terminal.log_line("a word")
         merging.update()
     assert stream.getvalue() == "a word\n"
 

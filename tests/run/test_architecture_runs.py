@@ -46,7 +46,7 @@ def test_full_training_opens_in_llama_cpp(arch: str, tmp_path: Path) -> None:
     before, after = open_gguf(base), open_gguf(out)
     assert after.tensors.keys() == before.tensors.keys()
     for key, value in keys(shape).items():
-        assert after.value(f"{arch}.{key}", type(value)) == pytest.approx(value), key
+        assert after.get_value(f"{arch}.{key}", type(value)) == pytest.approx(value), key
     changed = [
         name
         for name in before.tensors
@@ -67,7 +67,7 @@ def test_from_scratch_opens_in_llama_cpp(arch: str, tmp_path: Path) -> None:
     told = losses(out)
     assert told[-1] < told[0] - 0.3
     made = open_gguf(out / "model.gguf")
-    assert made.value("general.architecture", str) == arch
+    assert made.get_value("general.architecture", str) == arch
     with served(out / "model.gguf") as server:
         theirs = server.post("completion", prompt="The ", n_predict=12, temperature=0.0)["content"]
     ours = ran("generate", out / "model.gguf", "--prompt", "The ", "-n", 12, "--temp", 0).out

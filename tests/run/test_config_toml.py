@@ -133,6 +133,6 @@ def test_a_time_is_for_the_run_that_it_was_given_to(place: Path) -> None:
 
 def kept(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(
-        open_gguf(folder / "checkpoint-LATEST.gguf").value("training.options", str)
+        open_gguf(folder / "checkpoint-LATEST.gguf").get_value("training.options", str)
     )
     return found

@@ -94,7 +94,9 @@ def test_a_run_that_goes_on_writes_them_where_they_are_named_again(place: Path) 
     told = f"{place}/m-ITERATION.gguf is not written, since only the checkpoint names it; --model-out {place}/m-ITERATION.gguf does"
     assert told in done.err
     ran("from-scratch", "--resume", "it", "--iters", 6, *OUTS)
-    assert "m-6.gguf" in there() and open_gguf("chk-LATEST.gguf").value("training.iteration_count", int) == 6
+    assert (
+        "m-6.gguf" in there() and open_gguf("chk-LATEST.gguf").get_value("training.iteration_count", int) == 6
+    )
     ran("from-scratch", "--resume", "it", "--iters", 8, *OUTS[:2], "--model-out", "")
     assert "m-8.gguf" not in there() and "chk-8.gguf" in there()
     assert (
@@ -149,7 +151,7 @@ def test_what_a_kill_left_undone_is_done_by_the_run_that_goes_on(place: Path) ->
     ran("from-scratch", "--resume", "it", *OUTS, "--iters", 5, "--save-every", 0)
     assert (
         len(whole) == Path("chk-4.gguf").stat().st_size
-        and open_gguf("chk-4.gguf").value("training.iteration_count", int) == 4
+        and open_gguf("chk-4.gguf").get_value("training.iteration_count", int) == 4
     )
     assert there("m-*") == [f"m-{step}.gguf" for step in (2, 4, 5, "LATEST")]
     assert [Path(f"it/model-{step}.gguf").exists() for step in (4, 5)] == [True, True]

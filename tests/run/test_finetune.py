@@ -110,17 +110,17 @@ def test_copies_for_speed_change_nothing_but_rounding(place: Path) -> None:
 
 def test_a_base_in_parts(place: Path) -> None:
     from llamatrain.gguf.values import u32
-    from llamatrain.gguf.writer import new_gguf
+    from llamatrain.gguf.writer import create_gguf
 
     whole = open_gguf(base(place / "whole.gguf", H, "Q8_0"))
     every = list(whole.tensors.values())
     for i, part in enumerate((every[:9], every[9:])):
-        keys = (dict(whole.metadata.typed) if i == 0 else {}) | {
+        keys = (dict(whole.metadata.raw_values) if i == 0 else {}) | {
             "split.no": u32(i),
             "split.count": u32(2),
             "split.tensors.count": u32(len(every)),
         }
-        with new_gguf(place / f"s-0000{i + 1}-of-00002.gguf", keys, part) as out:
+        with create_gguf(place / f"s-0000{i + 1}-of-00002.gguf", keys, part) as out:
             for tensor in part:
                 out.write(tensor.name, tensor.raw)
     split, one = finetuned("split", model="s-00001-of-00002.gguf"), finetuned("one", model="whole.gguf")
@@ -417,8 +417,8 @@ def test_the_whole_model_with_another_rope(place: Path) -> None:
     folder = finetuned("run", *given, "--val", "val.txt")
     model = open_gguf(folder / "model.gguf")
     assert (
-        model.value("llama.rope.freq_base", float) == 500
-        and model.value("llama.rope.scaling.factor", float) == 2
+        model.get_value("llama.rope.freq_base", float) == 500
+        and model.get_value("llama.rope.scaling.factor", float) == 2
     )
     last = [line["val_loss"] for line in metrics(folder) if "val_loss" in line][-1]
     assert evaluated(folder / "model.gguf", "val.txt") == pytest.approx(last, abs=1e-6)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from llamatrain.adapters import gguf
-from llamatrain.gguf.types import TensorInfo, by_name
+from llamatrain.gguf.types import TensorInfo, type_by_name
 from llamatrain.gguf.values import string
-from llamatrain.gguf.writer import new_gguf
+from llamatrain.gguf.writer import create_gguf
 from tests.helpers.adapter_files import adapter, linear
 from tests.helpers.cli import Argument, Done, finished, lines, ran, run, started, text_file
 from tests.helpers.lora_runs import WIDE, base, new_weights
@@ -217,12 +217,12 @@ def test_a_run_that_is_there(place: Path) -> None:
 def test_another_architecture_is_refused_by_its_head(place: Path) -> None:
     """Before loading weights: a base larger than the memory that the process may have."""
     h = small(embd=1 << 12, heads=32, head_size=128, ff=1 << 14, layers=40)
-    infos = [TensorInfo(name, by_name("F32"), shape) for name, shape in h.shapes.items()]
+    infos = [TensorInfo(name, type_by_name("F32"), shape) for name, shape in h.shapes.items()]
     from llamatrain.data.tokenizer import new_vocab
-    from llamatrain.gguf.writer import head
+    from llamatrain.gguf.writer import encode_head
 
     keys = h.metadata("huge") | new_vocab.bytes_only() | {"general.architecture": string("mamba")}
-    made = head(keys, infos, 32)
+    made = encode_head(keys, infos, 32)
     with Path("huge.gguf").open("wb") as file:
         file.write(made + bytes(-len(made) % 32))
         file.truncate(file.tell() + sum(info.nbytes for info in infos))
@@ -256,8 +256,8 @@ def gguf_of(path: Path, a: object, b: object) -> None:
         "adapter.lora.alpha": f32(4.0),
     }
     arrays = {f"{Q}.lora_a": np.asarray(a), f"{Q}.lora_b": np.asarray(b)}
-    with new_gguf(
-        path, keys, [TensorInfo(name, by_name("F32"), array.shape) for name, array in arrays.items()]
+    with create_gguf(
+        path, keys, [TensorInfo(name, type_by_name("F32"), array.shape) for name, array in arrays.items()]
     ) as out:
         for name, array in arrays.items():
             out.write(name, array)

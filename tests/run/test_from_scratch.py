@@ -214,11 +214,11 @@ def test_the_resolved_options_are_a_config(whole: tuple[Path, Done], tmp_path: P
 def test_the_checkpoint_speaks_the_ancestors_words(whole: tuple[Path, Done]) -> None:
     found = open_gguf(whole[0] / "checkpoint-LATEST.gguf")
     assert found.kind == "checkpoint" and found.metadata["training.type"] == "train_model"
-    assert found.value("training.iteration_count", int) == ITERS
-    assert found.value("training.token_count", int) == ITERS * BATCH * ACC * CTX
-    assert found.value("optimizer.type", str) == "adam"
-    assert math.isfinite(found.value("optimizer.adam.best_loss", float))
-    count = found.value("optimizer.parameter_count", int)
+    assert found.get_value("training.iteration_count", int) == ITERS
+    assert found.get_value("training.token_count", int) == ITERS * BATCH * ACC * CTX
+    assert found.get_value("optimizer.type", str) == "adam"
+    assert math.isfinite(found.get_value("optimizer.adam.best_loss", float))
+    count = found.get_value("optimizer.parameter_count", int)
     for name in ("first_moments", "second_moments"):
         assert found.tensors[f"optimizer.adam.{name}"].shape == (count,)
     ran("inspect", whole[0] / "checkpoint-LATEST.gguf")
@@ -365,7 +365,7 @@ def test_a_reader_that_leaves_does_no_harm(tmp_path: Path) -> None:
         assert process.stderr is not None
         process.stderr.close()
         process.wait(60)
-    saved = open_gguf(folder / "checkpoint-LATEST.gguf").value("training.iteration_count", int)
+    saved = open_gguf(folder / "checkpoint-LATEST.gguf").get_value("training.iteration_count", int)
     assert saved == len(steps(folder)) >= 10
 
 

@@ -18,7 +18,7 @@ from llamatrain.gguf.reader import open_gguf
 from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.tensor import F64, parameter
 from llamatrain.model.lora import Delta, Weights
-from llamatrain.model.transformer import parameters, rope_state, training
+from llamatrain.model.transformer import build_training, rope_state, trainable_weights
 from tests.helpers import architecture_runs as runs
 from tests.helpers.architecture_models import Shape, weights, wide, written
 from tests.helpers.cli import losses, ran
@@ -55,7 +55,7 @@ class Exact:
         batch: list[dict[str, np.ndarray]],
     ):
         h, arrays = loaded(open_gguf(model))
-        tensors, rows, length = parameters(h, F64), len(batch), len(batch[0]["tokens"])
+        tensors, rows, length = trainable_weights(h, F64), len(batch), len(batch[0]["tokens"])
         self.first = {
             f"{name}.{half}": each
             for name, pair in first.items()
@@ -64,12 +64,12 @@ class Exact:
         self.leaves = {name: parameter(name, each.shape, F64) for name, each in self.first.items()}
         deltas = {name: [Delta(self.leaves[f"{name}.a"], self.leaves[f"{name}.b"], 1.0)] for name in first}
         table = rope_state(h, length, F64)
-        made = training(h, Weights(dict(tensors), deltas), rows, length, table)
+        made = build_training(h, Weights(dict(tensors), deltas), rows, length, table)
         self.loss, self.grads = value_and_gradients(made.loss, list(self.leaves.values()))
         memory = {tensors[name]: array.astype(np.float64) for name, array in arrays.items()}
-        memory |= {table: h.table(length).astype(np.float64)}
+        memory |= {table: h.rope_table(length).astype(np.float64)}
         memory |= {leaf: np.zeros(leaf.shape) for leaf in self.leaves.values()}
-        self.program = Program.of([self.loss, *self.grads], memory, kernels="reference")
+        self.program = Program.build([self.loss, *self.grads], memory, kernels="reference")
         for name in ("tokens", "positions", "starts"):
             self.program.write(made.inputs[name], np.array([row[name] for row in batch]))
         for name, total in (("targets", 1.0), ("weights", sum(row["weights"].sum() for row in batch))):

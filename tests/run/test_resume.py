@@ -288,7 +288,7 @@ def test_the_terminal_is_closed(tmp_path: Path) -> None:
         assert process.wait(60) == 129
     assert (
         5
-        <= open_gguf(folder / "checkpoint-LATEST.gguf").value("training.iteration_count", int)
+        <= open_gguf(folder / "checkpoint-LATEST.gguf").get_value("training.iteration_count", int)
         == len(steps(folder))
     )
 

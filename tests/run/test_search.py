@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from llamatrain.engine.remat_budget import cheapest
-from llamatrain.graph.tensor import BF16, DType, quantised
-from llamatrain.model.frozen_weights import copies_of
+from llamatrain.engine.remat_budget import find_cheapest
+from llamatrain.graph.tensor import BF16, DType, quantized
+from llamatrain.model.frozen_weights import bf16_copy_bytes
 from llamatrain.planner import speeds
 from llamatrain.planner.cost import step_of
 from llamatrain.planner.memory import MemoryDemand, MemoryPlan, way_with
@@ -35,12 +35,12 @@ def setting_of(
         factor for deltas in weights.deltas.values() for delta in deltas for factor in (delta.a, delta.b)
     ]
     trained = {each.name: each for each in (factors if base else weights.tensors.values())}
-    return replace(made, h=h, weights=weights, trained=trained, gradients="arena", **more)
+    return replace(made, h=h, weights=weights, trainable=trained, gradients="arena", **more)
 
 
 @cache
 def offers_of(name: str) -> list[PlanCandidate]:
-    caches = {"new": [("auto", None)], "adapter": [("bf16", BF16), ("off", quantised("Q8_0"))]}[name]
+    caches = {"new": [("auto", None)], "adapter": [("bf16", BF16), ("off", quantized("Q8_0"))]}[name]
     made = []
     for copied, kind in caches:
         setting = setting_of(kind, precision="bf16", layers=4, batch=4) if kind else setting_of(None)
@@ -49,9 +49,9 @@ def offers_of(name: str) -> list[PlanCandidate]:
             validating=False,
             decoding=0,
             interpreter=10**7,
-            copies=copies_of(setting.h) if copied == "bf16" else 0,
+            copies=bf16_copy_bytes(setting.h) if copied == "bf16" else 0,
         )
-        leaves = TrainableWeights(weights=setting.weights, trained=setting.trained)
+        leaves = TrainableWeights(weights=setting.weights, trained=setting.trainable)
         offer = KNOWN[id(setting)] = PlanCandidate(
             cache=copied, leaves=leaves, setting=setting, demand=demand
         )  # type: ignore[arg-type]
@@ -173,4 +173,6 @@ def test_segments_by_how_much_lives_at_a_time() -> None:
 def test_a_road_ends_where_it_is_too_dear() -> None:
     road = RematLadder(["none", "light", "1", "2", "3"], [1.0, 1.1, 1.2, 1.3, 1.4], [0, 1, 4])
     assert road.below(1.25) == RematLadder(["none", "light", "1"], [1.0, 1.1, 1.2], [0, 1, 2])
-    assert road.below(1.0) == RematLadder([], [], []) and cheapest(lambda policy: 1 / 0, [], [], 1) is None  # type: ignore[arg-type]
+    assert (
+        road.below(1.0) == RematLadder([], [], []) and find_cheapest(lambda policy: 1 / 0, [], [], 1) is None
+    )  # type: ignore[arg-type]

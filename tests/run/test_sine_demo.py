@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llamatrain.config.options import declared, flag_of
-from llamatrain.distributed.cores import cores
+from llamatrain.distributed.cores import count_cores
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.run.options import TrainOptions
 from tests.helpers.cli import PROGRAM, ROOT, Done, environment, losses, ran, same_bits, steps, timeless
@@ -34,7 +34,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done, float]:
 
 def test_it_ends_within_a_minute(demo: tuple[Path, Done, float]) -> None:
     """On a machine that has nothing else to do."""
-    assert demo[2] < 60 * cores()
+    assert demo[2] < 60 * count_cores()
 
 
 def processor() -> float:
@@ -147,7 +147,7 @@ def test_lbfgs_needs_a_third_of_the_evaluations_of_adamw(tmp_path: Path) -> None
         tmp_path / "lbfgs",
     )
     reached = losses(tmp_path / "lbfgs")[-1]
-    needed = open_gguf(tmp_path / "lbfgs" / "checkpoint-LATEST.gguf").value(
+    needed = open_gguf(tmp_path / "lbfgs" / "checkpoint-LATEST.gguf").get_value(
         "optimizer.lbfgs.evaluations", int
     )
     adamw = []

@@ -19,10 +19,16 @@ from llamatrain.graph.ops import cross_entropy_loss, flash_attn
 from llamatrain.graph.tensor import F32, F64, I32, DType, Tensor, parameter, placeholder
 from llamatrain.kernels.host_memory import Host
 from llamatrain.model.forward import ForwardPass
-from llamatrain.model.frozen_weights import frozen
-from llamatrain.model.hyperparameters import Hyperparameters, read
+from llamatrain.model.frozen_weights import load_frozen
+from llamatrain.model.hyperparameters import Hyperparameters, read_hyperparameters
 from llamatrain.model.rope import Rope
-from llamatrain.model.transformer import caches_of, hidden, parameters, rope_state, training
+from llamatrain.model.transformer import (
+    build_training,
+    last_hidden,
+    make_caches,
+    rope_state,
+    trainable_weights,
+)
 from llamatrain.platform.memory import allocate
 from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions
@@ -43,12 +49,12 @@ SHAPES = [
 
 def trained_logits(h: Hyperparameters, arrays: Arrays, ids: list[int], kernels: str) -> np.ndarray:
     """Of all tokens at once, by the graph that is trained."""
-    leaves, table = parameters(h), rope_state(h, len(ids))
-    made = training(h, leaves, 1, len(ids), table, flash=False)
+    leaves, table = trainable_weights(h), rope_state(h, len(ids))
+    made = build_training(h, leaves, 1, len(ids), table, flash=False)
     output = made.loss.node.sources[0]  # the logits that the loss reads
-    program = Program.of(
+    program = Program.build(
         [output],
-        {leaves[name]: arrays[name] for name in leaves} | {table: h.table(len(ids))},
+        {leaves[name]: arrays[name] for name in leaves} | {table: h.rope_table(len(ids))},
         kernels=kernels,
     )
     program.write(made.inputs["tokens"], ids)
@@ -148,7 +154,7 @@ def test_pages_of_a_base_may_be_let_go(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("llamatrain.sample.decoder.Program", program)
     model = base(tmp_path / "base.gguf", WIDE, "Q8_0")
     gguf = open_gguf(model)
-    leaves, arrays = frozen(gguf, h := read(gguf))
+    leaves, arrays = load_frozen(gguf, h := read_hyperparameters(gguf))
     found = [
         Decoder(h, arrays, ctx=8, weights=leaves, drop_base=drops).feed(tokens(3)).copy()
         for drops in (False, True)
@@ -353,7 +359,7 @@ def cached_loss(
             ]
             return flash_attn(q, *seen, given["starts"], given["positions"], scale=h.head_size**-0.5)[0]
 
-        x, _ = hidden(
+        x, _ = last_hidden(
             ForwardPass(
                 h=h,
                 weights=weights_,
@@ -367,7 +373,7 @@ def cached_loss(
         "targets": placeholder("targets", (parts[-1],), I32),
         "weights": placeholder("weights", (parts[-1],), dtype),
     }
-    return cross_entropy_loss(O.matmul(x, weights_[h.output]), *read.values()), inputs, read
+    return cross_entropy_loss(O.matmul(x, weights_[h.output_weight]), *read.values()), inputs, read
 
 
 @pytest.mark.parametrize("parts", [[7], [1, 1, 5], [4, 3]])
@@ -379,14 +385,16 @@ def test_gradients_through_the_cache_are_those_of_training(parts: list[int], ker
     ids, last, length = np.array(tokens(8, vocab=20)), parts[-1], sum(parts)
     shares = np.linspace(1.0, 2.0, last)
 
-    leaves, table = parameters(h, dtype), rope_state(h, h.ctx, dtype)
-    caches = caches_of(h, h.ctx, dtype)
+    leaves, table = trainable_weights(h, dtype), rope_state(h, h.ctx, dtype)
+    caches = make_caches(h, h.ctx, dtype)
     old = np.random.default_rng(3)
-    memory = {leaves[name]: arrays[name] for name in leaves} | {table: h.table(h.ctx).astype(dtype.numpy)}
+    memory = {leaves[name]: arrays[name] for name in leaves} | {
+        table: h.rope_table(h.ctx).astype(dtype.numpy)
+    }
     memory |= {cache: old.standard_normal(cache.shape).astype(dtype.numpy) for cache in caches}
     loss, inputs, read = cached_loss(h, leaves, parts, caches, table, dtype)
     loss, grads = value_and_gradients(loss, list(leaves.values()))
-    program, start = Program.of([loss, *grads], memory, kernels=kernels), 0
+    program, start = Program.build([loss, *grads], memory, kernels=kernels), 0
     for given, count in zip(inputs, parts, strict=True):
         program.write(given["tokens"], ids[start : start + count])
         program.write(given["positions"], np.arange(start, start + count))
@@ -396,9 +404,9 @@ def test_gradients_through_the_cache_are_those_of_training(parts: list[int], ker
     program.write(read["weights"], shares)
     program()
 
-    made = training(h, leaves, 1, length, table)
+    made = build_training(h, leaves, 1, length, table)
     expected, wanted = value_and_gradients(made.loss, list(leaves.values()))
-    whole = Program.of(
+    whole = Program.build(
         [expected, *wanted], {leaf: memory[leaf] for leaf in (*leaves.values(), table)}, kernels=kernels
     )
     for name, values in (
@@ -422,15 +430,15 @@ def test_gradients_through_the_cache_are_those_of_training(parts: list[int], ker
 def test_gradients_through_the_cache_are_slopes() -> None:
     h = small(vocab=12, embd=8, ff=12, heads=2, kv_heads=1, head_size=4, ctx=6, layers=1)
     arrays = {name: array.astype(np.float64) for name, array in weights(h).items()}
-    leaves, table = parameters(h, F64), rope_state(h, h.ctx, F64)
-    caches = [parameter(cache.name, cache.shape, F64) for cache in caches_of(h, h.ctx)]
+    leaves, table = trainable_weights(h, F64), rope_state(h, h.ctx, F64)
+    caches = [parameter(cache.name, cache.shape, F64) for cache in make_caches(h, h.ctx)]
     asked = [*leaves.values(), *caches]
     random = np.random.default_rng(4)
-    memory = {leaves[name]: arrays[name] for name in leaves} | {table: h.table(h.ctx).astype(np.float64)}
+    memory = {leaves[name]: arrays[name] for name in leaves} | {table: h.rope_table(h.ctx).astype(np.float64)}
     memory |= {cache: random.standard_normal(cache.shape) for cache in caches}
     loss, inputs, read = cached_loss(h, leaves, [2, 2], list(caches), table, F64)
     loss, grads = value_and_gradients(loss, asked)
-    program = Program.of([loss, *grads], memory, kernels="reference")
+    program = Program.build([loss, *grads], memory, kernels="reference")
     for start, given in zip((1, 3), inputs, strict=True):  # the first row of the cache is that of the caller
         program.write(given["tokens"], random.integers(0, 12, 2))
         program.write(given["positions"], [start, start + 1])

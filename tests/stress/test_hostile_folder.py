@@ -56,7 +56,7 @@ def with_options(folder: Path, own: bool = False, **parts: object) -> Path:
         options[name] = {**options[name], **values} if isinstance(values, dict) else values
     changed = {"training.options": string(json.dumps(options))}
     if own:
-        extra = json.loads(open_gguf(newest).value("training.extra", str))
+        extra = json.loads(open_gguf(newest).get_value("training.extra", str))
         changed["training.extra"] = string(json.dumps({**extra, SIGNATURE: sign(options)}))
     forged = forge(newest, folder / "forged", changed)
     for file in folder.glob("checkpoint-*"):
@@ -256,7 +256,7 @@ def test_data_that_a_checkpoint_names(
     name: str, part: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its text files are read; nothing that waits, has no end, or is half the disk."""
-    monkeypatch.setattr("llamatrain.data.find_files.MOST_LOOKED_AT", 1000, raising=False)
+    monkeypatch.setattr("llamatrain.data.find_files.MAX_EXAMINED", 1000, raising=False)
     folder = begun()
     fifo(place / "pipe")
     (place / "linked").symlink_to("pipe")
@@ -278,7 +278,7 @@ def test_a_checkpoint_does_not_have_everything_looked_through(
         (many / str(number)).mkdir(parents=True)
         (many / str(number) / "a.txt").touch()
     with_options(folder, files=[str(many / name)])
-    monkeypatch.setattr("llamatrain.data.find_files.MOST_LOOKED_AT", 30, raising=False)
+    monkeypatch.setattr("llamatrain.data.find_files.MAX_EXAMINED", 30, raising=False)
     assert "more than 30 files and folders" in told("from-scratch", "--resume", folder, "--iters", 3).err
     assert (
         "more than 30" not in told("from-scratch", str(many / name), "--resume", folder, "--iters", 3).err

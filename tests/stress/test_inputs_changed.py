@@ -16,7 +16,7 @@ from llamatrain.gguf import reader
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.values import Kind
 from llamatrain.gguf.values import number as number_of
-from llamatrain.gguf.writer import new_gguf
+from llamatrain.gguf.writer import create_gguf
 from tests.helpers.cli import TINY, Argument, Done, environment, ran, run, same_bits, text_file
 from tests.helpers.lora_runs import WIDE, base, pairs, random_adapter
 from tests.helpers.small_models import small, weights, written
@@ -167,9 +167,9 @@ def test_values_outlive_their_file(tmp_path: Path, model: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(model.read_bytes())
     gguf = open_gguf(path)
-    before = {key: bytes(value.raw) for key, value in gguf.metadata.typed.items()}
+    before = {key: bytes(value.raw) for key, value in gguf.metadata.raw_values.items()}
     larger(path)()
-    assert {key: bytes(value.raw) for key, value in gguf.metadata.typed.items()} == before
+    assert {key: bytes(value.raw) for key, value in gguf.metadata.raw_values.items()} == before
 
 
 def test_a_head_that_changes_while_it_is_read(
@@ -185,14 +185,14 @@ def test_a_head_that_changes_while_it_is_read(
 def test_a_head_whose_end_is_cut_off(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(model.read_bytes())
-    monkeypatch.setattr("llamatrain.gguf.parser.PIECE", 64)
+    monkeypatch.setattr("llamatrain.gguf.parser.CHUNK_BYTES", 64)
     meanwhile(monkeypatch, "llamatrain.gguf.reader read_metadata", 1, lambda: os.truncate(path, 1000))
     with pytest.raises(FileError, match=r"m\.gguf: was cut short, from \d+ to 1000 bytes"):
         open_gguf(path)
 
 
 def test_a_head_is_bounded(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamatrain.gguf.parser.LARGEST", 1 << 10)
+    monkeypatch.setattr("llamatrain.gguf.parser.MAX_HEAD_BYTES", 1 << 10)
     with pytest.raises(
         FileError, match="up to 1024 bytes can be before the tensors' data, and here are more"
     ):
@@ -219,8 +219,8 @@ def test_a_run_of_every_weight_needs_its_file_no_more(
     sound(tmp_path / "out", "model.gguf")
     same_bits(tmp_path / "out" / "model.gguf", tmp_path / "calm" / "model.gguf")
     calm, out = (open_gguf(tmp_path / name / "model.gguf").metadata for name in ("calm", "out"))
-    assert {key: value.raw for key, value in calm.typed.items()} == {
-        key: value.raw for key, value in out.typed.items()
+    assert {key: value.raw for key, value in calm.raw_values.items()} == {
+        key: value.raw for key, value in out.raw_values.items()
     }
 
 
@@ -302,7 +302,7 @@ def test_a_base_written_to_before_a_validation(
     options = ("--val-split", 0.2, "--eval-every", 2, "--out", tmp_path / "out", "--cache-base", "off")
     done = run("finetune", copy, text, *ITERS, *options)
     told(done, copy, "was written to", "from step 2")
-    assert read(tmp_path / "out" / "checkpoint-2.gguf").state.owed
+    assert read(tmp_path / "out" / "checkpoint-2.gguf").state.validation_due
 
 
 def test_a_base_that_was_touched(
@@ -403,8 +403,8 @@ def test_a_part_of_a_split_base_cut_short(tmp_path: Path, quantised: Path, text:
         split = {"split.no": number, "split.count": 2, "split.tensors.count": len(names)}
         kinds = {"split.tensors.count": Kind.INT32}
         keys = {key: number_of(kinds.get(key, Kind.UINT16), value) for key, value in split.items()}
-        metadata = gguf.metadata.typed | keys if number == 0 else keys
-        with new_gguf(parts[number], metadata, [gguf.tensors[name] for name in some]) as out:
+        metadata = gguf.metadata.raw_values | keys if number == 0 else keys
+        with create_gguf(parts[number], metadata, [gguf.tensors[name] for name in some]) as out:
             for name in some:
                 out.write(name, gguf.tensors[name].raw)
     words = ("finetune", parts[0], text, "--out", tmp_path / "out", "--cache-base", "off", *ITERS)
@@ -501,7 +501,7 @@ def test_an_adapter_of_a_checkpoint_cut_short(tmp_path: Path, adapter: Path) -> 
 def test_text_cut_short(tmp_path: Path, model: Path) -> None:
     path = tmp_path / "long.txt"
     path.write_text("a sample of some words.\n" * 4000)
-    place, deed = "llamatrain.data.readers.text check_text", cut(path, 5000)
+    place, deed = "llamatrain.data.readers.text check_no_zero_bytes", cut(path, 5000)
     words = ("preview", path, "--model", model, "--sample-start", "a sample", "-n", 1)
     done = disturbed(place, 20, deed, *words)
     told(done, path, "was cut short")

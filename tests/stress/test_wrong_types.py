@@ -23,7 +23,7 @@ from llamatrain.gguf.values import (
     u32,
     u64,
 )
-from llamatrain.gguf.writer import head
+from llamatrain.gguf.writer import encode_head
 from tests.helpers.cli import Argument, run
 from tests.helpers.timeout import in_time
 from tests.helpers.tiny_gguf import bytes_vocabulary, llama_metadata, llama_tensors, write_arrays
@@ -152,8 +152,8 @@ def with_value(path: Path, key: str, value: Value) -> Path:
     """The file with a key that no writer of ours would write, put in by hand: it is the last of the values."""
     gguf, raw = open_gguf(path), path.read_bytes()
     infos = list(gguf.tensors.values())
-    start = len(head(gguf.metadata.typed, infos, 32))
-    made = head({**gguf.metadata.typed, key: value}, infos, 32)
+    start = len(encode_head(gguf.metadata.raw_values, infos, 32))
+    made = encode_head({**gguf.metadata.raw_values, key: value}, infos, 32)
     path.write_bytes(made + bytes(-len(made) % 32) + raw[-(-start // 32) * 32 :])
     return path
 

@@ -12,7 +12,7 @@ from llamatrain.engine.program import Program
 from llamatrain.graph import ops
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import BF16, F32, I32, Tensor, placeholder
-from llamatrain.train.evaluate import LossMeter, judged
+from llamatrain.train.evaluate import LossMeter, evaluate_batch
 from tests.helpers.cli import TINY, metrics, pairs_file, ran, text, text_file
 from tests.helpers.lora_runs import base, random_adapter
 from tests.helpers.preferences import labelled
@@ -47,7 +47,7 @@ def judged_by(
         ops.linear_cross_entropy(a, b, *rest) if fused else ops.cross_entropy_loss(ops.matmul(a, b), *rest)
     )
     outputs = round_products([*made, plain]) if half else [*made, plain]
-    program = Program.of(outputs, leaves, kernels=kernels, threads=2)
+    program = Program.build(outputs, leaves, kernels=kernels, threads=2)
     program()
     loss, right, each, plain = (program.read(output) for output in outputs)
     assert each.sum(dtype=np.float64) == pytest.approx(float(loss), rel=1e-5) and not each[weights == 0].any()
@@ -105,7 +105,7 @@ def batch_of(tokens: int) -> Batch:
 def scored(told: list[tuple[float, int | None]], sizes: list[int]) -> LossMeter:
     scoring, runner = LossMeter(), Foretold(*told)
     for size in sizes:
-        scoring.add(judged(runner, batch_of(size)))  # type: ignore[arg-type]
+        scoring.add(evaluate_batch(runner, batch_of(size)))  # type: ignore[arg-type]
     return scoring
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from llamatrain.graph.node_roles import parts_of
-from llamatrain.graph.tensor import Node, nodes_of
+from llamatrain.graph.node_roles import find_roles
+from llamatrain.graph.tensor import Node, collect_nodes
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.train.graphs import StepGraph, StepGraphs, StepSpec
 from tests.helpers.small_models import small
@@ -16,7 +16,7 @@ def graphs_of(layers: int, names: list[str], **more: object) -> StepGraphs:
     setting = StepSpec(
         h=h,
         weights=weights,
-        trained=trained,
+        trainable=trained,
         batch=BATCH,
         positions=LENGTH,
         precision="f32",
@@ -27,8 +27,8 @@ def graphs_of(layers: int, names: list[str], **more: object) -> StepGraphs:
 
 
 def by_purpose(graph: StepGraph, purpose: str) -> list[Node]:
-    parts = parts_of(graph.outputs)
-    return [node for node in nodes_of(graph.outputs) if parts[node] == purpose]
+    parts = find_roles(graph.outputs)
+    return [node for node in collect_nodes(graph.outputs) if parts[node] == purpose]
 
 
 def weights_read(nodes: list[Node]) -> set[str]:
@@ -41,7 +41,7 @@ def all_of(*layers: int) -> list[str]:
 
 @pytest.mark.parametrize("remat", ["none", "light", "block", "optimal"])
 def test_blocks_below_the_first_adapter_run_forward_only(remat: str) -> None:
-    graph = graphs_of(5, all_of(3, 4), policy=remat).gradients(LENGTH, True)
+    graph = graphs_of(5, all_of(3, 4), policy=remat).grad_graph(LENGTH, True)
     for purpose in ("backward", "again"):
         read = weights_read(by_purpose(graph, purpose))
         assert not [name for name in read if name.startswith(("blk.0.", "blk.1.", "blk.2."))]
@@ -50,17 +50,17 @@ def test_blocks_below_the_first_adapter_run_forward_only(remat: str) -> None:
 
 def test_nothing_of_them_is_kept() -> None:
     few, many = (
-        graphs.plan(graphs.gradients(LENGTH, True)).arena
+        graphs.plan(graphs.grad_graph(LENGTH, True)).arena
         for graphs in (graphs_of(n, all_of(n - 1)) for n in (2, 9))
     )
     assert many == few
     both = graphs_of(9, all_of(*range(9)))
-    assert both.plan(both.gradients(LENGTH, True)).arena > 2 * many
+    assert both.plan(both.grad_graph(LENGTH, True)).arena > 2 * many
 
 
 def test_within_the_first_block_with_one_nothing_is_before_it() -> None:
     """An adapter of the feed-forward's end: no gradient of its block's attention, nor of what it reads."""
-    graph = graphs_of(1, ["blk.0.ffn_down.weight"]).gradients(LENGTH, True)
+    graph = graphs_of(1, ["blk.0.ffn_down.weight"]).grad_graph(LENGTH, True)
     backward = by_purpose(graph, "backward")
     assert weights_read(backward) == {"blk.0.ffn_down.weight.lora_b"}
     assert {node.op.name for node in backward} <= {
@@ -74,7 +74,7 @@ def test_within_the_first_block_with_one_nothing_is_before_it() -> None:
 
 def test_no_gradient_of_an_input_that_nobody_trains() -> None:
     """Of the first block's projections only their adapters', not of what they read."""
-    graph = graphs_of(1, all_of(0)).gradients(LENGTH, True)
+    graph = graphs_of(1, all_of(0)).grad_graph(LENGTH, True)
     backward = by_purpose(graph, "backward")
     for name in ("attn_q", "attn_k", "attn_v"):
         assert f"blk.0.{name}.weight" not in weights_read(backward)

@@ -113,13 +113,13 @@ def steps(
     arrays = dict(zip((w, a), first_values(), strict=True))
     if how == "streamed":
         told, outputs = stream(made, rule)
-        programs = [Program.of(outputs, arrays, kernels=kernels, threads=2)]
+        programs = [Program.build(outputs, arrays, kernels=kernels, threads=2)]
     else:
         kept = hold(made, whole=how == "whole")
         told, norm, outputs = apply(kept, rule, clip)
-        first = Program.of([kept.loss, *kept.first], arrays, kernels=kernels, threads=2)
-        grads = {leaf: first.memory_of(grad) for leaf, grad in zip(kept.memory, kept.first, strict=True)}
-        programs = [first, Program.of(outputs, arrays | grads, kernels=kernels, threads=2)]
+        first = Program.build([kept.loss, *kept.first], arrays, kernels=kernels, threads=2)
+        grads = {leaf: first.get_view(grad) for leaf, grad in zip(kept.memory, kept.first, strict=True)}
+        programs = [first, Program.build(outputs, arrays | grads, kernels=kernels, threads=2)]
     norms = []
     for step, taken in enumerate(STEPS, 1):
         programs[0].write(ids, taken)
@@ -184,7 +184,7 @@ def test_rows_by_differences() -> None:
     made = differentiate(O.sum_sqr(O.get_rows(w, taken)), [w])
     (rows, places), loss = made.brief[w], made.loss
     program, value = (
-        Program.of(outputs, arrays, kernels="reference") for outputs in ([rows, places], [loss])
+        Program.build(outputs, arrays, kernels="reference") for outputs in ([rows, places], [loss])
     )
     program()
     found, at = program.read(rows).reshape(-1, 3), program.read(places)

@@ -6,10 +6,10 @@ import pytest
 from llamatrain.data.batches import Batch
 from llamatrain.errors import GraphError
 from llamatrain.graph import ops as O
-from llamatrain.graph.dynamic_axis import cut, cuts, whole
+from llamatrain.graph.dynamic_axis import node_sizes, resize_node, round_up
 from llamatrain.graph.tensor import DynamicDim, parameter, placeholder, state
 from llamatrain.model import transformer
-from llamatrain.model.distill import NAMED, Teacher
+from llamatrain.model.distill import PREFIX, Teacher
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.optim.methods.adamw import AdamW
@@ -52,12 +52,12 @@ def adapted(h: Hyperparameters, names: list[str], rank: int = 4) -> tuple[Weight
 
 def programs_of(h: Hyperparameters, names: list[str] | None, **more: object) -> TrainPrograms:
     """Of all weights, or of adapters; their values are the same each time."""
-    model = transformer.parameters(h)
+    model = transformer.trainable_weights(h)
     way, trained = (model, dict(model.tensors)) if names is None else adapted(h, names)
     setting = StepSpec(
         h=h,
         weights=way,
-        trained=trained,
+        trainable=trained,
         batch=BATCH,
         positions=LENGTH,
         threads=2,
@@ -65,10 +65,10 @@ def programs_of(h: Hyperparameters, names: list[str] | None, **more: object) -> 
         **{"precision": "f32", **more},  # type: ignore[arg-type]
     )
     graphs = StepGraphs(setting)
-    arena = max(graphs.plan(graph).arena for graph in graphs.all([LENGTH], True, True)[0])
+    arena = max(graphs.plan(graph).arena for graph in graphs.build_all([LENGTH], True, True)[0])
     arrays = weights(h)
     told = (
-        {f"{NAMED}{name}": array for name, array in weights(setting.teacher.h, 5).items()}
+        {f"{PREFIX}{name}": array for name, array in weights(setting.teacher.h, 5).items()}
         if setting.teacher
         else {}
     )
@@ -81,7 +81,7 @@ def programs_of(h: Hyperparameters, names: list[str] | None, **more: object) -> 
 
 def gradients_of(made: TrainPrograms, batch: Batch) -> tuple[float, dict[str, np.ndarray]]:
     total = float(batch.weights.sum(dtype=np.float64))
-    loss = made.gradients(batch, PreferenceTotals(total), 0)
+    loss = made.compute_gradients(batch, PreferenceTotals(total), 0)
     assert made.grads
     return loss, {name: part.copy() for name, part in made.grads.parts.items()}
 
@@ -136,9 +136,9 @@ def test_batches_of_other_shares_follow_each_other_in_one_program() -> None:
 def test_a_batch_without_any_weight_has_no_loss() -> None:
     made = programs_of(small(tied=False), None, sparse=True)
     batch = batch_of(0.0)
-    made.gradients(batch_of(0.9), PreferenceTotals(), 0)
+    made.compute_gradients(batch_of(0.9), PreferenceTotals(), 0)
     assert (
-        made.gradients(batch, PreferenceTotals(), 0) == 0
+        made.compute_gradients(batch, PreferenceTotals(), 0) == 0
         and made.grads is not None
         and not made.grads.vector.any()
     )
@@ -161,7 +161,7 @@ def test_judging_leaves_them_out_too() -> None:
     plain, sparse = (programs_of(h, None, sparse=each) for each in (False, True))
     for share in (0.1, 0.8):
         batch = batch_of(share)
-        (loss, right), (other, found) = plain.judged(batch), sparse.judged(batch)
+        (loss, right), (other, found) = plain.eval_loss(batch), sparse.eval_loss(batch)
         assert other == pytest.approx(loss, rel=1e-6) and found == right
 
 
@@ -169,15 +169,17 @@ def test_the_head_s_work_follows_the_count() -> None:
     """Counted in its products: a tenth of the tokens makes no more than two sixteenths of the work."""
     made = programs_of(small(tied=False), None, sparse=True)
     batch = batch_of(0.1)
-    made.gradients(batch, PreferenceTotals(), 0)
-    program = made.bound("first", LENGTH, lambda: made.graphs.gradients(LENGTH, True)).program
+    made.compute_gradients(batch, PreferenceTotals(), 0)
+    program = made.get_program("first", LENGTH, lambda: made.graphs.grad_graph(LENGTH, True)).program
     heads = [
         stretch
-        for stretch in program.stretches
+        for stretch in program.segments
         for node, _ in stretch.steps
         if "cross_entropy" in node.op.name
     ]
-    assert [stretch.length for stretch in heads] == [whole(program.most, np.count_nonzero(batch.weights))]
+    assert [stretch.length for stretch in heads] == [
+        round_up(program.dynamic_dim, np.count_nonzero(batch.weights))
+    ]
     assert heads[0].length <= 0.2 * BATCH * LENGTH
 
 
@@ -188,11 +190,16 @@ def test_what_computes_with_a_length_that_varies_is_refused() -> None:
     x = placeholder("x", (DynamicDim(64, 16), 8))
     y = O.reshape(x, shape=(8, 64))
     with pytest.raises(GraphError):
-        cut(y.node, 16)
-    assert [each.sources[0].shape for each in cuts(O.silu(x).node)] == [(64, 8), (16, 8), (32, 8), (48, 8)]
+        resize_node(y.node, 16)
+    assert [each.sources[0].shape for each in node_sizes(O.silu(x).node)] == [
+        (64, 8),
+        (16, 8),
+        (32, 8),
+        (48, 8),
+    ]
 
 
 def test_two_lengths_that_vary_are_refused() -> None:
     x, y = placeholder("x", (DynamicDim(64, 16), 8)), placeholder("y", (DynamicDim(32, 16), 8))
     with pytest.raises(GraphError, match="one axis may vary"):
-        list(cuts(O.matmul(x, y).node))
+        list(node_sizes(O.matmul(x, y).node))

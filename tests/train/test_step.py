@@ -20,7 +20,7 @@ SIZE = replace(TINY, layers=2, kv_heads=2, ctx=8)
 
 
 def reference(outputs: list[Tensor], arrays: Arrays | None = None) -> Program:
-    return Program.of(outputs, arrays or {}, kernels="reference")
+    return Program.build(outputs, arrays or {}, kernels="reference")
 
 
 def random(*shape: int, seed: int = 0) -> np.ndarray:

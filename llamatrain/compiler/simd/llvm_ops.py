@@ -14,17 +14,17 @@ NO_MINUS_ZERO = (
 )  # beside its meaning, any flag keeps away the pass that gives arithmetic its caller's flags
 
 
-def like(kind: Any, element: Any) -> Any:
+def with_element(kind: Any, element: Any) -> Any:
     """Another element, in lanes if `kind` has them."""
     return ir.VectorType(element, kind.count) if isinstance(kind, ir.VectorType) else element
 
 
-def each(kind: Any, number: float) -> Any:
+def constant(kind: Any, number: float) -> Any:
     """A constant, in every lane if there are lanes."""
     return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
 
 
-def name_of(kind: Any) -> str:
+def type_suffix(kind: Any) -> str:
     """As LLVM's intrinsics are named: f32, v16f32, v16i16."""
     return f"v{kind.count}{NAMES[kind.element]}" if isinstance(kind, ir.VectorType) else NAMES[kind]
 
@@ -34,10 +34,10 @@ def call(builder: Any, name: str, gives: Any, *values: Any) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
 
 
-def of_itself(builder: Any, name: str, *values: Any) -> Any:
+def call_intrinsic(builder: Any, name: str, *values: Any) -> Any:
     """An intrinsic whose values and result are of one kind, which its name tells."""
     kind = values[0].type
-    return call(builder, f"llvm.{name}.{name_of(kind)}", kind, *values)
+    return call(builder, f"llvm.{name}.{type_suffix(kind)}", kind, *values)
 
 
 def splat(builder: Any, value: Any, kind: Any) -> Any:
@@ -45,23 +45,23 @@ def splat(builder: Any, value: Any, kind: Any) -> Any:
     if isinstance(value.type, ir.VectorType):
         return value
     if value.type != kind.element:
-        made = (
+        convert = (
             builder.trunc
             if kind.element == INT
             else builder.fptrunc
             if value.type == DOUBLE
             else builder.sitofp
         )
-        value = made(value, kind.element)
-    one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, INT(0))
-    return builder.shuffle_vector(one, one, each(like(kind, INT), 0))
+        value = convert(value, kind.element)
+    first_lane = builder.insert_element(ir.Constant(kind, ir.Undefined), value, INT(0))
+    return builder.shuffle_vector(first_lane, first_lane, constant(with_element(kind, INT), 0))
 
 
-def reduced(builder: Any, name: str, x: Any, start: tuple[float, ...], flags: set[str]) -> Any:
+def reduce_lanes(builder: Any, name: str, x: Any, start: tuple[float, ...], flags: set[str]) -> Any:
     """One number of all lanes."""
-    made = call(builder, f"llvm.vector.reduce.{name}.{name_of(x.type)}", FLOAT, *map(FLOAT, start), x)
-    made.fastmath.update(flags)
-    return made
+    result = call(builder, f"llvm.vector.reduce.{name}.{type_suffix(x.type)}", FLOAT, *map(FLOAT, start), x)
+    result.fastmath.update(flags)
+    return result
 
 
 # ---- memory ---------------------------------------------------------------------------------------
@@ -69,8 +69,8 @@ def reduced(builder: Any, name: str, x: Any, start: tuple[float, ...], flags: se
 
 def pointer(builder: Any, address: Any, kind: Any) -> Any:
     """An address, an integer or a pointer already, as one to this kind."""
-    made = builder.inttoptr if isinstance(address.type, ir.IntType) else builder.bitcast
-    return made(address, kind.as_pointer())
+    convert = builder.inttoptr if isinstance(address.type, ir.IntType) else builder.bitcast
+    return convert(address, kind.as_pointer())
 
 
 def load(builder: Any, address: Any, kind: Any, align: int) -> Any:
@@ -91,45 +91,47 @@ def first_lanes(builder: Any, count: Any, lanes: int) -> Any:
 
 def masked_load(builder: Any, address: Any, kind: Any, align: int, mask: Any) -> Any:
     """Zeros where the mask has none; the memory there is not touched."""
-    rest = (INT(align), mask, each(kind, 0))
-    return call(builder, f"llvm.masked.load.{name_of(kind)}.p0", kind, pointer(builder, address, kind), *rest)
+    rest = (INT(align), mask, constant(kind, 0))
+    return call(
+        builder, f"llvm.masked.load.{type_suffix(kind)}.p0", kind, pointer(builder, address, kind), *rest
+    )
 
 
 def masked_store(builder: Any, value: Any, address: Any, align: int, mask: Any) -> None:
-    place = pointer(builder, address, value.type)
-    call(builder, f"llvm.masked.store.{name_of(value.type)}.p0", VOID, value, place, INT(align), mask)
+    target = pointer(builder, address, value.type)
+    call(builder, f"llvm.masked.store.{type_suffix(value.type)}.p0", VOID, value, target, INT(align), mask)
 
 
 # ---- bfloat16: the upper half of a float32 ----------------------------------------------------------
 
 
-def rounded(builder: Any, x: Any) -> Any:
+def round_to_upper_half(builder: Any, x: Any) -> Any:
     """Words whose upper half is the nearest bfloat16, even when halfway; NaN stays NaN. The lower half is noise."""
-    kind = like(x.type, INT)
+    kind = with_element(x.type, INT)
     bits = builder.bitcast(x, kind)
-    odd = builder.and_(builder.lshr(bits, each(kind, 16)), each(kind, 1))
-    nearest = builder.add(bits, builder.add(odd, each(kind, 0x7FFF)))
-    quiet = builder.or_(bits, each(kind, 0x400000))
+    odd = builder.and_(builder.lshr(bits, constant(kind, 16)), constant(kind, 1))
+    nearest = builder.add(bits, builder.add(odd, constant(kind, 0x7FFF)))
+    quiet = builder.or_(bits, constant(kind, 0x400000))
     return builder.select(builder.fcmp_unordered("uno", x, x, flags=NO_MINUS_ZERO), quiet, nearest)
 
 
 def lower_half(builder: Any, words: Any) -> Any:
-    return builder.lshr(words, each(words.type, 16))
+    return builder.lshr(words, constant(words.type, 16))
 
 
 def upper_half(builder: Any, words: Any) -> Any:
-    return builder.and_(words, each(words.type, 0xFFFF0000))
+    return builder.and_(words, constant(words.type, 0xFFFF0000))
 
 
 def to_bf16(builder: Any, x: Any) -> Any:
-    return builder.trunc(lower_half(builder, rounded(builder, x)), like(x.type, SHORT))
+    return builder.trunc(lower_half(builder, round_to_upper_half(builder, x)), with_element(x.type, SHORT))
 
 
-def raised(builder: Any, halves: Any) -> Any:
+def widen_to_upper_half(builder: Any, halves: Any) -> Any:
     """16 bits as the upper half of words."""
-    words = like(halves.type, INT)
-    return builder.shl(builder.zext(halves, words), each(words, 16))
+    words = with_element(halves.type, INT)
+    return builder.shl(builder.zext(halves, words), constant(words, 16))
 
 
 def from_bf16(builder: Any, halves: Any) -> Any:
-    return builder.bitcast(raised(builder, halves), like(halves.type, FLOAT))
+    return builder.bitcast(widen_to_upper_half(builder, halves), with_element(halves.type, FLOAT))

@@ -45,7 +45,7 @@ def store(typing_context: Any, pointer: Any, index: Any, value: Any) -> Any:
 
 
 @intrinsic
-def load_to(typing_context: Any, pointer: Any, index: Any, end: Any) -> Any:
+def load_until(typing_context: Any, pointer: Any, index: Any, end: Any) -> Any:
     """The elements from `index` on, 0 in the lanes from `end` on, whose memory is not touched."""
     lanes, size, half = _kind(pointer)
 
@@ -67,7 +67,7 @@ def load_to(typing_context: Any, pointer: Any, index: Any, end: Any) -> Any:
 
 
 @intrinsic
-def store_to(typing_context: Any, pointer: Any, index: Any, end: Any, value: Any, past: Any) -> Any:
+def store_until(typing_context: Any, pointer: Any, index: Any, end: Any, value: Any, past: Any) -> Any:
     """Write the lanes before `end`; if `past` is not 0, past the caches: then the address must be that of a whole register."""
     lanes, size, half = _kind(pointer)
 

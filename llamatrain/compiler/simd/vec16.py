@@ -23,7 +23,13 @@ from numba.extending import intrinsic
 
 from llamatrain.compiler.simd import llvm_ops as W
 from llamatrain.compiler.simd.float16 import from_half, to_half
-from llamatrain.compiler.simd.vector_type import Lanes, extreme, function, operators, reduction
+from llamatrain.compiler.simd.vector_type import (
+    Lanes,
+    define_extreme,
+    define_function,
+    define_operators,
+    define_reduction,
+)
 
 LANES = 16
 
@@ -32,18 +38,19 @@ WORDS = Lanes(f"{LANES} words", W.INT, LANES, (types.int64,))
 BYTES = types.CPointer(types.uint8)
 REALS, INTS = FLOATS.llvm, WORDS.llvm
 
-operators(FLOATS, add="fadd", sub="fsub", mul="fmul", truediv="fdiv")
-operators(WORDS, add="add", sub="sub", mul="mul", and_="and_", or_="or_", lshift="shl", rshift="lshr")
+define_operators(FLOATS, add="fadd", sub="fsub", mul="fmul", truediv="fdiv")
+define_operators(WORDS, add="add", sub="sub", mul="mul", and_="and_", or_="or_", lshift="shl", rshift="lshr")
 
-smaller, larger = extreme(FLOATS, "<"), extreme(FLOATS, ">")
-total, least, largest = (
-    reduction(FLOATS, *how, flags={"reassoc", "nnan"}) for how in (("fadd", -0.0), ("fmin",), ("fmax",))
+minimum, maximum = define_extreme(FLOATS, "<"), define_extreme(FLOATS, ">")
+reduce_sum, reduce_min, reduce_max = (
+    define_reduction(FLOATS, *how, flags={"reassoc", "nnan"})
+    for how in (("fadd", -0.0), ("fmin",), ("fmax",))
 )
-floats = function(FLOATS, WORDS, lambda builder, x: builder.sitofp(x, REALS))
-whole = function(WORDS, FLOATS, lambda builder, x: builder.fptosi(x, INTS))
-nearest = function(FLOATS, FLOATS, lambda builder, x: W.of_itself(builder, "rint", x))
-floor = function(FLOATS, FLOATS, lambda builder, x: W.of_itself(builder, "floor", x))
-size = function(FLOATS, FLOATS, lambda builder, x: W.of_itself(builder, "fabs", x))
+to_floats = define_function(FLOATS, WORDS, lambda builder, x: builder.sitofp(x, REALS))
+to_ints = define_function(WORDS, FLOATS, lambda builder, x: builder.fptosi(x, INTS))
+round_to_nearest = define_function(FLOATS, FLOATS, lambda builder, x: W.call_intrinsic(builder, "rint", x))
+floor = define_function(FLOATS, FLOATS, lambda builder, x: W.call_intrinsic(builder, "floor", x))
+absolute = define_function(FLOATS, FLOATS, lambda builder, x: W.call_intrinsic(builder, "fabs", x))
 
 
 @intrinsic
@@ -52,70 +59,72 @@ def splat(typing_context: Any, x: Any) -> Any:
 
 
 @intrinsic
-def signed(typing_context: Any, size: Any, of: Any) -> Any:
+def copy_sign(typing_context: Any, size: Any, of: Any) -> Any:
     """The sizes with the signs of others."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return W.of_itself(builder, "copysign", *args)
+        return W.call_intrinsic(builder, "copysign", *args)
 
     return FLOATS(FLOATS, FLOATS), generate
 
 
 @intrinsic
-def bits(typing_context: Any, word: Any) -> Any:
+def unpack_bits(typing_context: Any, word: Any) -> Any:
     """The lowest sixteen bits of a number, one in each lane."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         moved = builder.lshr(W.splat(builder, args[0], INTS), ir.Constant(INTS, list(range(LANES))))
-        return builder.and_(moved, W.each(INTS, 1))
+        return builder.and_(moved, W.constant(INTS, 1))
 
     return WORDS(types.int64), generate
 
 
-def lookup(table: Sequence[int]) -> Any:
+def make_lookup(table: Sequence[int]) -> Any:
     """A function from words 0 to 15 to the table's floats: a choice for each bit, which needs no instruction of its own kind."""
 
     def choose(builder: Any, words: Any) -> Any:
-        level = [W.each(REALS, float(value)) for value in table]
+        level = [W.constant(REALS, float(value)) for value in table]
         for bit in range(4):
-            odd = builder.trunc(builder.lshr(words, W.each(INTS, bit)), W.like(INTS, W.BIT))
+            odd = builder.trunc(builder.lshr(words, W.constant(INTS, bit)), W.with_element(INTS, W.BIT))
             level = [builder.select(odd, level[i + 1], level[i]) for i in range(0, len(level), 2)]
         return level[0]
 
-    return function(FLOATS, WORDS, choose)
+    return define_function(FLOATS, WORDS, choose)
 
 
-def at_steps(table: Sequence[int], gives: Any, kind: Any, one: Callable[[int], float]) -> Any:
+def make_step_function(
+    table: Sequence[int], result: Any, kind: Any, increment: Callable[[int], float]
+) -> Any:
     """A function of floats: a sum over all places of a rising table whose middle to the place before is not above x."""
 
     def climb(builder: Any, x: Any) -> Any:
         parts = []
-        for place in range(1, len(table)):
-            beyond = builder.fcmp_ordered(">=", x, W.each(REALS, (table[place - 1] + table[place]) / 2))
-            parts.append(builder.select(beyond, W.each(kind, one(place)), W.each(kind, 0)))
+        for index in range(1, len(table)):
+            beyond = builder.fcmp_ordered(">=", x, W.constant(REALS, (table[index - 1] + table[index]) / 2))
+            parts.append(builder.select(beyond, W.constant(kind, increment(index)), W.constant(kind, 0)))
         plus = builder.fadd if kind is REALS else builder.add
         while len(parts) > 1:
             parts = [
                 plus(*parts[i : i + 2]) if i + 1 < len(parts) else parts[i] for i in range(0, len(parts), 2)
             ]
-        return plus(parts[0], W.each(kind, one(0)))
+        return plus(parts[0], W.constant(kind, increment(0)))
 
-    return function(gives, FLOATS, climb)
+    return define_function(result, FLOATS, climb)
 
 
-def nearest_of(table: Sequence[int]) -> Any:
+def make_nearest_value(table: Sequence[int]) -> Any:
     """The table's number that is nearest."""
-    return at_steps(
+    return make_step_function(
         table, FLOATS, REALS, lambda place: float(table[place] - (table[place - 1] if place else 0))
     )
 
 
-def place_of(table: Sequence[int]) -> Any:
+def make_nearest_index(table: Sequence[int]) -> Any:
     """The place of that."""
-    return at_steps(table, WORDS, INTS, lambda place: int(place > 0))
+    return make_step_function(table, WORDS, INTS, lambda place: int(place > 0))
 
 
-as_half = function(
+round_to_half = define_function(
     types.float32, types.float32, lambda b, x: from_half(b, b.zext(to_half(b, x), W.INT))
 )  # rounded to one
 
@@ -133,70 +142,73 @@ def _offset(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     return builder.gep(args[0], [args[1]])
 
 
-def _read(element: Any, gives: Any, change: Callable[[Any, Any], Any]) -> Any:
-    kind = W.like(gives.llvm, element) if isinstance(gives, Lanes) else element
+def _make_load(element: Any, result: Any, convert: Callable[[Any, Any], Any]) -> Any:
+    kind = W.with_element(result.llvm, element) if isinstance(result, Lanes) else element
 
     @intrinsic
     def load(typing_context: Any, pointer: Any) -> Any:
         def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            return change(builder, W.load(builder, args[0], kind, align=1))
+            return convert(builder, W.load(builder, args[0], kind, align=1))
 
-        return gives(BYTES), generate
+        return result(BYTES), generate
 
     return load
 
 
-def _write(takes: Any, change: Callable[[Any, Any], Any]) -> Any:
+def _make_store(argument: Any, convert: Callable[[Any, Any], Any]) -> Any:
     @intrinsic
     def store(typing_context: Any, pointer: Any, value: Any) -> Any:
         def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            W.store(builder, change(builder, args[1]), args[0], align=1)
+            W.store(builder, convert(builder, args[1]), args[0], align=1)
             return context.get_dummy_value()
 
-        return types.void(BYTES, takes), generate
+        return types.void(BYTES, argument), generate
 
     return store
 
 
-def _widened(then: Callable[[Any, Any], Any] = lambda builder, word: word) -> Callable[[Any, Any], Any]:
-    return lambda builder, value: then(builder, builder.zext(value, W.like(value.type, W.INT)))
+def _widen(then: Callable[[Any, Any], Any] = lambda builder, word: word) -> Callable[[Any, Any], Any]:
+    return lambda builder, value: then(builder, builder.zext(value, W.with_element(value.type, W.INT)))
 
 
-def _kept(builder: Any, value: Any) -> Any:
+def _identity(builder: Any, value: Any) -> Any:
     return value
 
 
-get_floats, put_floats = _read(W.FLOAT, FLOATS, _kept), _write(FLOATS, _kept)
-get_halves, put_halves = _read(W.SHORT, FLOATS, _widened(from_half)), _write(FLOATS, to_half)
-get_bf16s, put_bf16s = _read(W.SHORT, FLOATS, W.from_bf16), _write(FLOATS, W.to_bf16)
+get_floats, put_floats = _make_load(W.FLOAT, FLOATS, _identity), _make_store(FLOATS, _identity)
+get_halves, put_halves = _make_load(W.SHORT, FLOATS, _widen(from_half)), _make_store(FLOATS, to_half)
+get_bf16s, put_bf16s = _make_load(W.SHORT, FLOATS, W.from_bf16), _make_store(FLOATS, W.to_bf16)
 get_bytes, put_bytes = (
-    _read(W.BYTE, WORDS, _widened()),
-    _write(WORDS, lambda builder, x: builder.trunc(x, W.like(INTS, W.BYTE))),
+    _make_load(W.BYTE, WORDS, _widen()),
+    _make_store(WORDS, lambda builder, x: builder.trunc(x, W.with_element(INTS, W.BYTE))),
 )
-get_signed = _read(W.BYTE, WORDS, lambda builder, value: builder.sext(value, INTS))
+get_signed = _make_load(W.BYTE, WORDS, lambda builder, value: builder.sext(value, INTS))
 
-get_float, put_float = _read(W.FLOAT, types.float32, _kept), _write(types.float32, _kept)
-get_half, put_half = _read(W.SHORT, types.float32, _widened(from_half)), _write(types.float32, to_half)
-get_bf16, put_bf16 = _read(W.SHORT, types.float32, W.from_bf16), _write(types.float32, W.to_bf16)
-get_byte = _read(W.BYTE, types.int64, lambda builder, value: builder.zext(value, W.LONG))
-get_short = _read(W.SHORT, types.int64, lambda builder, value: builder.zext(value, W.LONG))
-get_int8 = _read(W.BYTE, types.int64, lambda builder, value: builder.sext(value, W.LONG))
-put_byte = _write(types.int64, lambda builder, value: builder.trunc(value, W.BYTE))
-put_short = _write(types.int64, lambda builder, value: builder.trunc(value, W.SHORT))
+get_float, put_float = _make_load(W.FLOAT, types.float32, _identity), _make_store(types.float32, _identity)
+get_half, put_half = (
+    _make_load(W.SHORT, types.float32, _widen(from_half)),
+    _make_store(types.float32, to_half),
+)
+get_bf16, put_bf16 = _make_load(W.SHORT, types.float32, W.from_bf16), _make_store(types.float32, W.to_bf16)
+get_byte = _make_load(W.BYTE, types.int64, lambda builder, value: builder.zext(value, W.LONG))
+get_short = _make_load(W.SHORT, types.int64, lambda builder, value: builder.zext(value, W.LONG))
+get_int8 = _make_load(W.BYTE, types.int64, lambda builder, value: builder.sext(value, W.LONG))
+put_byte = _make_store(types.int64, lambda builder, value: builder.trunc(value, W.BYTE))
+put_short = _make_store(types.int64, lambda builder, value: builder.trunc(value, W.SHORT))
 
 
 @intrinsic
-def real(typing_context: Any, number: Any) -> Any:
+def to_float(typing_context: Any, number: Any) -> Any:
     """An integer as a float32."""
     return types.float32(types.int64), lambda context, builder, sig, args: builder.sitofp(args[0], W.FLOAT)
 
 
 @intrinsic
-def mask(typing_context: Any, words: Any) -> Any:
+def pack_bits(typing_context: Any, words: Any) -> Any:
     """The lowest bit of each lane, as the lowest sixteen of a number."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        lowest = builder.trunc(args[0], W.like(INTS, W.BIT))
+        lowest = builder.trunc(args[0], W.with_element(INTS, W.BIT))
         return builder.zext(builder.bitcast(lowest, W.SHORT), W.LONG)
 
     return types.int64(WORDS), generate
@@ -205,7 +217,7 @@ def mask(typing_context: Any, words: Any) -> Any:
 # ---- arrays of a function's own ----------------------------------------------------------------------
 
 
-def room(element: str, *shape: int) -> Any:
+def make_zeros(element: str, *shape: int) -> Any:
     """`name()`: zeros on the stack, as an array of this shape."""
     kind = types.Array(getattr(types, element), len(shape), "C")
 

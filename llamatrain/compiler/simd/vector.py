@@ -14,35 +14,44 @@ from numba import types
 from numba.extending import intrinsic
 
 from llamatrain.compiler.simd import llvm_ops as W
-from llamatrain.compiler.simd.vector_type import Lanes, either, extreme, function, operators, reduction
+from llamatrain.compiler.simd.vector_type import (
+    Lanes,
+    define_extreme,
+    define_function,
+    define_operators,
+    define_overloaded,
+    define_reduction,
+)
 from llamatrain.compiler.vectors import LANES
 
 VECTOR = Lanes(f"vector{LANES}", W.FLOAT, LANES, (types.float32,))
 FLOATS = VECTOR.llvm
 EXACT = ("contract",)  # keeps the pass that relaxes arithmetic away from ours
 
-operators(VECTOR, EXACT, add="fadd", sub="fsub", mul="fmul", truediv="fdiv")
-sqrt = either(VECTOR, types.float32, lambda builder, x: W.of_itself(builder, "sqrt", x))
-splat = function(VECTOR, types.float32, lambda builder, x: W.splat(builder, x, FLOATS))
-larger = extreme(VECTOR, ">", W.NO_MINUS_ZERO)
-total, largest = (reduction(VECTOR, *how, flags={"reassoc"}) for how in (("fadd", -0.0), ("fmax",)))
+define_operators(VECTOR, EXACT, add="fadd", sub="fsub", mul="fmul", truediv="fdiv")
+sqrt = define_overloaded(VECTOR, types.float32, lambda builder, x: W.call_intrinsic(builder, "sqrt", x))
+splat = define_function(VECTOR, types.float32, lambda builder, x: W.splat(builder, x, FLOATS))
+maximum = define_extreme(VECTOR, ">", W.NO_MINUS_ZERO)
+reduce_sum, reduce_max = (
+    define_reduction(VECTOR, *how, flags={"reassoc"}) for how in (("fadd", -0.0), ("fmax",))
+)
 
 
 # ---- a choice for each lane -------------------------------------------------
 
 
 @intrinsic
-def otherwise(typing_context: Any, x: Any, at_zero: Any, value: Any) -> Any:
+def where_nonzero(typing_context: Any, x: Any, at_zero: Any, value: Any) -> Any:
     """`value`, but `at_zero` in the lanes where x is 0."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered("==", args[0], W.each(FLOATS, 0.0)), args[1], args[2])
+        return builder.select(builder.fcmp_ordered("==", args[0], W.constant(FLOATS, 0.0)), args[1], args[2])
 
     return VECTOR(VECTOR, VECTOR, VECTOR), generate
 
 
 @intrinsic
-def within(typing_context: Any, value: Any, index: Any, first: Any, end: Any, other: Any) -> Any:
+def mask_range(typing_context: Any, value: Any, index: Any, first: Any, end: Any, other: Any) -> Any:
     """The lanes of `value`, whose first stands for `index`, that lie in first .. end; `other` in the rest."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -56,7 +65,7 @@ def within(typing_context: Any, value: Any, index: Any, first: Any, end: Any, ot
 
 
 @intrinsic
-def between(typing_context: Any, value: Any, at: Any, first: Any, end: Any, other: Any) -> Any:
+def where_between(typing_context: Any, value: Any, at: Any, first: Any, end: Any, other: Any) -> Any:
     """`value` in the lanes where first <= at < end, `other` in the rest."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -71,21 +80,23 @@ def between(typing_context: Any, value: Any, at: Any, first: Any, end: Any, othe
 
 
 def _shuffle(pattern: Callable[[int], int]) -> Any:
-    places = ir.Constant(W.like(FLOATS, W.INT), [pattern(lane) for lane in range(LANES)])
-    return function(VECTOR, VECTOR, lambda builder, x: builder.shuffle_vector(x, x, places))
+    lanes = ir.Constant(W.with_element(FLOATS, W.INT), [pattern(lane) for lane in range(LANES)])
+    return define_function(VECTOR, VECTOR, lambda builder, x: builder.shuffle_vector(x, x, lanes))
 
 
 SIGNS = ir.Constant(FLOATS, [-1.0 if lane % 2 == 0 else 1.0 for lane in range(LANES)])
-evens = _shuffle(lambda lane: lane & ~1)  # a c .. of a b c d .., each twice
-odds = _shuffle(lambda lane: lane | 1)  # b d ..
-swapped = _shuffle(lambda lane: lane ^ 1)  # b a d c ..
-alternate = function(VECTOR, VECTOR, lambda builder, x: builder.fmul(x, SIGNS, flags=EXACT))  # -a b -c d ..
+duplicate_even = _shuffle(lambda lane: lane & ~1)  # a c .. of a b c d .., each twice
+duplicate_odd = _shuffle(lambda lane: lane | 1)  # b d ..
+swap_pairs = _shuffle(lambda lane: lane ^ 1)  # b a d c ..
+negate_even = define_function(
+    VECTOR, VECTOR, lambda builder, x: builder.fmul(x, SIGNS, flags=EXACT)
+)  # -a b -c d ..
 
 
 # ---- bfloat16, of one number -------------------------------------------------
 
-to_bf16 = function(types.uint16, types.float32, W.to_bf16)
-from_bf16 = function(types.float32, types.uint16, W.from_bf16)
+to_bf16 = define_function(types.uint16, types.float32, W.to_bf16)
+from_bf16 = define_function(types.float32, types.uint16, W.from_bf16)
 
 
 # ---- the exponential --------------------------------------------------------
@@ -103,57 +114,59 @@ SMALLEST, LARGEST = -104.0, 89.0  # beyond these it is 0 and infinity
 ROUND = 1.5 * 2.0**23  # adding it leaves the nearest integer in the low bits
 
 
-def _number(kind: Any, value: float) -> Any:
-    return W.each(kind, float(np.float32(value)))
+def _constant(kind: Any, value: float) -> Any:
+    return W.constant(kind, float(np.float32(value)))
 
 
 def _muladd(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    return W.of_itself(builder, "fmuladd", a, b, c)
+    return W.call_intrinsic(builder, "fmuladd", a, b, c)
 
 
-def _clamped(builder: Any, x: Any, smallest: float, largest: float) -> Any:
-    for value, beyond in ((smallest, "<"), (largest, ">")):
-        limit = _number(x.type, value)
-        x = builder.select(builder.fcmp_ordered(beyond, x, limit, flags=W.NO_MINUS_ZERO), limit, x)
+def _clamp(builder: Any, x: Any, smallest: float, largest: float) -> Any:
+    for value, relation in ((smallest, "<"), (largest, ">")):
+        limit = _constant(x.type, value)
+        x = builder.select(builder.fcmp_ordered(relation, x, limit, flags=W.NO_MINUS_ZERO), limit, x)
     return x
 
 
-def _divided(builder: Any, x: Any) -> tuple[Any, Any, Any, Any]:
+def _reduce_argument(builder: Any, x: Any) -> tuple[Any, Any, Any, Any]:
     """x = n ln(2) + r: n, with its integer in the low bits and as a number; r; and (e^r - 1) / r."""
     kind = x.type
-    rounded = _muladd(builder, x, _number(kind, LOG2_E), _number(kind, ROUND))
-    n = builder.fsub(rounded, _number(kind, ROUND), flags=EXACT)
-    high = _muladd(builder, n, _number(kind, -LN2_HIGH), x)
-    r = _muladd(builder, n, _number(kind, -LN2_LOW), high)
-    series = _number(kind, SERIES[-1])
+    rounded = _muladd(builder, x, _constant(kind, LOG2_E), _constant(kind, ROUND))
+    n = builder.fsub(rounded, _constant(kind, ROUND), flags=EXACT)
+    high = _muladd(builder, n, _constant(kind, -LN2_HIGH), x)
+    r = _muladd(builder, n, _constant(kind, -LN2_LOW), high)
+    series = _constant(kind, SERIES[-1])
     for coefficient in SERIES[-2::-1]:
-        series = _muladd(builder, series, r, _number(kind, coefficient))
-    return rounded, n, r, _muladd(builder, series, r, _number(kind, 1.0))
+        series = _muladd(builder, series, r, _constant(kind, coefficient))
+    return rounded, n, r, _muladd(builder, series, r, _constant(kind, 1.0))
 
 
-def _integer(builder: Any, rounded: Any) -> Any:
-    kind = W.like(rounded.type, W.INT)
-    return builder.sub(builder.bitcast(rounded, kind), W.each(kind, int(np.float32(ROUND).view(np.int32))))
+def _to_integer(builder: Any, rounded: Any) -> Any:
+    kind = W.with_element(rounded.type, W.INT)
+    return builder.sub(
+        builder.bitcast(rounded, kind), W.constant(kind, int(np.float32(ROUND).view(np.int32)))
+    )
 
 
-def _power(builder: Any, n: Any, kind: Any) -> Any:
+def _power_of_two(builder: Any, n: Any, kind: Any) -> Any:
     """2^n of an integer."""
-    return builder.bitcast(builder.shl(builder.add(n, W.each(n.type, 127)), W.each(n.type, 23)), kind)
+    return builder.bitcast(builder.shl(builder.add(n, W.constant(n.type, 127)), W.constant(n.type, 23)), kind)
 
 
 def _exp(builder: Any, x: Any) -> Any:
     """e^x = 2^n e^r, within 2 units of the last place; NaN stays NaN."""
     kind = x.type
-    rounded, n, r, series = _divided(builder, _clamped(builder, x, SMALLEST, LARGEST))
-    series = _muladd(builder, series, r, _number(kind, 1.0))
+    rounded, n, r, series = _reduce_argument(builder, _clamp(builder, x, SMALLEST, LARGEST))
+    series = _muladd(builder, series, r, _constant(kind, 1.0))
     if kind == FLOATS and LANES == 16:
         words = (series, n, series, W.SHORT(0xFFFF), W.INT(4))
         return W.call(builder, "llvm.x86.avx512.mask.scalef.ps.512", kind, *words)
     # 2^n in two halves: n may be 128, or so low that the result loses bits
-    whole = _integer(builder, rounded)
-    half = builder.ashr(whole, W.each(whole.type, 1))
+    whole = _to_integer(builder, rounded)
+    half = builder.ashr(whole, W.constant(whole.type, 1))
     for part in (half, builder.sub(whole, half)):
-        series = builder.fmul(series, _power(builder, part, kind), flags=EXACT)
+        series = builder.fmul(series, _power_of_two(builder, part, kind), flags=EXACT)
     return series
 
 
@@ -163,12 +176,12 @@ FLAT = 10.0  # from here on the hyperbolic tangent is 1
 def _tanh(builder: Any, x: Any) -> Any:
     """(e^2x - 1) / (e^2x + 1), within 4 units of the last place, by a difference that loses none of them; NaN stays NaN."""
     kind = x.type
-    x = _clamped(builder, x, -FLAT, FLAT)
-    rounded, _, r, series = _divided(builder, builder.fadd(x, x, flags=EXACT))
-    power = _power(builder, _integer(builder, rounded), kind)
+    x = _clamp(builder, x, -FLAT, FLAT)
+    rounded, _, r, series = _reduce_argument(builder, builder.fadd(x, x, flags=EXACT))
+    power = _power_of_two(builder, _to_integer(builder, rounded), kind)
     less = builder.fmul(power, builder.fmul(series, r, flags=EXACT), flags=EXACT)
-    less = builder.fadd(less, builder.fsub(power, _number(kind, 1.0), flags=EXACT), flags=EXACT)
-    return builder.fdiv(less, builder.fadd(less, _number(kind, 2.0), flags=EXACT), flags=EXACT)
+    less = builder.fadd(less, builder.fsub(power, _constant(kind, 1.0), flags=EXACT), flags=EXACT)
+    return builder.fdiv(less, builder.fadd(less, _constant(kind, 2.0), flags=EXACT), flags=EXACT)
 
 
-exp, tanh = (either(VECTOR, types.float32, each) for each in (_exp, _tanh))
+exp, tanh = (define_overloaded(VECTOR, types.float32, each) for each in (_exp, _tanh))

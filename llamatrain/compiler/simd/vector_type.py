@@ -27,14 +27,18 @@ class LanesModel(models.PrimitiveModel):
         super().__init__(manager, kind, kind.llvm)
 
 
-def operators(kind: Lanes, flags: Sequence[str] = (), **instructions: str) -> None:
+def define_operators(kind: Lanes, flags: Sequence[str] = (), **instructions: str) -> None:
     """Python's operators, by their names in `operator`, as LLVM's instructions; with each the one that assigns."""
     for name, instruction in instructions.items():
-        for each in (name, "i" + name.rstrip("_")):
-            _define(getattr(operator, each), instruction, kind, {"flags": flags} if flags else {})
+        for operator_name in (name, "i" + name.rstrip("_")):
+            _define_operator(
+                getattr(operator, operator_name), instruction, kind, {"flags": flags} if flags else {}
+            )
 
 
-def _define(operation: Callable[..., Any], instruction: str, kind: Lanes, how: dict[str, Any]) -> None:
+def _define_operator(
+    operation: Callable[..., Any], instruction: str, kind: Lanes, options: dict[str, Any]
+) -> None:
     pairs = [
         (kind, kind),
         *((kind, scalar) for scalar in kind.scalars),
@@ -46,23 +50,23 @@ def _define(operation: Callable[..., Any], instruction: str, kind: Lanes, how: d
         cases = tuple(signature(kind, *pair) for pair in pairs)
 
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return getattr(builder, instruction)(*(W.splat(builder, arg, kind.llvm) for arg in args), **how)
+        return getattr(builder, instruction)(*(W.splat(builder, arg, kind.llvm) for arg in args), **options)
 
     for pair in pairs:
         lower_builtin(operation, *pair)(lower)
 
 
-def function(gives: Any, takes: Any, generate: Callable[[Any, Any], Any]) -> Any:
+def define_function(result: Any, argument: Any, generate: Callable[[Any, Any], Any]) -> Any:
     """`generate(builder, value)` as a function of one value."""
 
     @intrinsic
     def call(typing_context: Any, x: Any) -> Any:
-        return gives(takes), lambda context, builder, sig, args: generate(builder, *args)
+        return result(argument), lambda context, builder, sig, args: generate(builder, *args)
 
     return call
 
 
-def either(kind: Lanes, number: types.Type, generate: Callable[[Any, Any], Any]) -> Any:
+def define_overloaded(kind: Lanes, number: types.Type, generate: Callable[[Any, Any], Any]) -> Any:
     """`generate(builder, value)` as a function of a vector, or of a number."""
 
     @intrinsic
@@ -73,21 +77,23 @@ def either(kind: Lanes, number: types.Type, generate: Callable[[Any, Any], Any])
     return call
 
 
-def extreme(kind: Lanes, relation: str, flags: Sequence[str] = ()) -> Any:
+def define_extreme(kind: Lanes, relation: str, flags: Sequence[str] = ()) -> Any:
     """In each lane x where it stands in this relation to y, otherwise y: also where one of them is no number."""
-    how = {"flags": flags} if flags else {}
+    options = {"flags": flags} if flags else {}
 
     @intrinsic
     def call(typing_context: Any, x: Any, y: Any) -> Any:
         def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             x, y = (W.splat(builder, arg, kind.llvm) for arg in args)
-            return builder.select(builder.fcmp_ordered(relation, x, y, **how), x, y)
+            return builder.select(builder.fcmp_ordered(relation, x, y, **options), x, y)
 
         return kind(kind, y), generate
 
     return call
 
 
-def reduction(kind: Lanes, name: str, *start: float, flags: set[str]) -> Any:
+def define_reduction(kind: Lanes, name: str, *start: float, flags: set[str]) -> Any:
     """The order of a sum over lanes is the compiler's, and always the same."""
-    return function(types.float32, kind, lambda builder, x: W.reduced(builder, name, x, start, flags))
+    return define_function(
+        types.float32, kind, lambda builder, x: W.reduce_lanes(builder, name, x, start, flags)
+    )

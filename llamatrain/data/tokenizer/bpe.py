@@ -4,8 +4,8 @@ from typing import Protocol
 
 import numpy as np
 
-from llamatrain.compiler.declare import HeldFunction, I64s
-from llamatrain.compiler.parallel import compile_ahead
+from llamatrain.compiler.declare import BoundArrays, I64s
+from llamatrain.compiler.parallel import precompile
 from llamatrain.data.tokenizer.bpe_merge import (
     Characters,
     MergeBuffer,
@@ -63,10 +63,10 @@ class ByteLevel:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         words = [word_keys] if vocabulary.cutting.whole_words else []
-        compile_ahead((fill, *words, code_points, split, in_bytes, merge_words))
+        precompile((fill, *words, code_points, split, in_bytes, merge_words))
         self.expressions = [Splitter.by(each) for each in vocabulary.cutting.expressions()]
-        self.symbols = HeldFunction(byte_symbols(vocabulary), Symbols)
-        self.words = HeldFunction(
+        self.symbols = BoundArrays(byte_symbols(vocabulary), Symbols)
+        self.words = BoundArrays(
             whole_words(vocabulary) if vocabulary.cutting.whole_words else NO_WORDS, WholeWords
         )
 
@@ -109,7 +109,7 @@ class ByteLevel:
         return codes[:count], clean[:size]
 
     def _cut(
-        self, codes: np.ndarray, expression: HeldFunction, pieces: np.ndarray, marks: np.ndarray | None = None
+        self, codes: np.ndarray, expression: BoundArrays, pieces: np.ndarray, marks: np.ndarray | None = None
     ) -> tuple[np.ndarray, int]:
         """The words' ends in code points, and how many of these are settled."""
         marks = np.empty(len(codes), np.uint32) if marks is None else marks
@@ -135,10 +135,10 @@ class ScoredEngine:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.space = SPACE.encode()
         self.prefix = b" " if vocabulary.add_space_prefix else b""
-        compile_ahead((fill, merge_text, last_seam))
+        precompile((fill, merge_text, last_seam))
         characters, symbols = score_symbols(vocabulary)
-        self.characters = HeldFunction(Characters(*characters), Characters)
-        self.symbols, self.pairs = HeldFunction(symbols, Symbols), HeldFunction(symbols.keys, I64s)
+        self.characters = BoundArrays(Characters(*characters), Characters)
+        self.symbols, self.pairs = BoundArrays(symbols, Symbols), BoundArrays(symbols.keys, I64s)
 
     def tokens(self, raw: bytes, start: bool) -> np.ndarray:
         check_size(raw)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llamatrain.compiler.declare import Function, I32s, I64Rows, I64s, Int, inline
-from llamatrain.compiler.parallel import compile_ahead
+from llamatrain.compiler.parallel import precompile
 from llamatrain.data.tokenizer.bpe_merge import FREE, slot
 from llamatrain.data.tokenizer.word_counts import LONGEST, TextTable, find, room_for
 
@@ -302,7 +302,7 @@ class BpeTrainer:
     """Learns from pieces; its first tokens are the bytes, in the order given."""
 
     def __init__(self, known: TextTable, counts: np.ndarray, letters: bytes, most: int) -> None:
-        compile_ahead((count_pairs, begin, learn))
+        precompile((count_pairs, begin, learn))
         bounds, order = known.ends[: len(counts) + 1].copy(), np.frombuffer(letters, np.uint8)
         symbols = np.argsort(order).astype(np.int32)[known.text[: bounds[-1]]]
         self.pieces = PieceList(symbols, bounds[:-1], np.diff(bounds), counts.copy())

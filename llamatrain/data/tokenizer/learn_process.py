@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import llamatrain
-from llamatrain.compiler.cache import code
+from llamatrain.compiler.cache import code_cache
 from llamatrain.data.tokenizer import new_vocab
 from llamatrain.data.tokenizer.tokenizer import to_bytes
-from llamatrain.distributed.launcher import unlaunched
+from llamatrain.distributed.launcher import env_without_launcher
 from llamatrain.errors import DataError
 from llamatrain.platform.terminal import is_verbose, show_log
 from llamatrain.platform.threads import start_thread
@@ -43,7 +43,7 @@ def merges(texts: Iterable[str | bytes], size: int) -> list[tuple[str, str]]:
                 send(child, LENGTH.pack(len(text)) + text)
             send(child, END)
         answer = answer_of(child)
-    code.said = code.said or answer["compiled"]
+    code_cache.announced = code_cache.announced or answer["compiled"]
     return [(left, right) for left, right in answer["merges"]]
 
 
@@ -54,7 +54,10 @@ def started() -> "subprocess.Popen[bytes]":
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     words = [sys.executable, "-m", "llamatrain.data.tokenizer.learn_process"]
     return subprocess.Popen(
-        words, env={**unlaunched(), "PYTHONPATH": path}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        words,
+        env={**env_without_launcher(), "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
 
 
@@ -118,7 +121,7 @@ def main() -> None:
     with show_log() if options["shown"] else nullcontext():
         try:
             found = new_vocab.merges(received(source), options["size"])
-            answer: dict[str, Any] = {"merges": found, "compiled": code.said}
+            answer: dict[str, Any] = {"merges": found, "compiled": code_cache.announced}
         except MemoryError:
             answer = {"error": "no vocabulary could be learned: it takes too much memory"}
         except DataError as error:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llamatrain.compiler.declare import Function, HeldFunction, I32s, I64Rows, I64s, Int, U8s, U32s, inline
+from llamatrain.compiler.declare import BoundArrays, Function, I32s, I64Rows, I64s, Int, U8s, U32s, inline
 from llamatrain.data.tokenizer.regex import MANY, Expression
 
 ITEMS, ALTERNATIVES = 16, 64  # more than any expression has
@@ -21,8 +21,8 @@ class Splitter(NamedTuple):
     program: I64s
 
     @staticmethod
-    def by(expression: Expression) -> HeldFunction:
-        return HeldFunction(Splitter(expression.marks, expression.program), Splitter)
+    def by(expression: Expression) -> BoundArrays:
+        return BoundArrays(Splitter(expression.marks, expression.program), Splitter)
 
 
 class RegexState(NamedTuple):

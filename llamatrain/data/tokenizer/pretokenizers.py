@@ -9,7 +9,7 @@ from functools import cache
 
 from llamatrain.data.tokenizer.regex import Expression, expression
 from llamatrain.errors import FileError
-from llamatrain.gguf.parser import quoted
+from llamatrain.gguf.parser import quote
 
 ENGLISH = "'s|'t|'re|'ve|'m|'ll|'d"
 ANY_CASE = "'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
@@ -100,5 +100,5 @@ def pre_tokenizer(name: str) -> PreTokenizer:
     except KeyError:
         known = "llama-bpe, gpt-2, default, smaug-bpe, qwen2, deepseek-llm, tekken, smollm and their kin"
         raise FileError(
-            f"tokenizer.ggml.pre is {quoted(name)}, a pre-tokenizer that is not known here; known are {known}"
+            f"tokenizer.ggml.pre is {quote(name)}, a pre-tokenizer that is not known here; known are {known}"
         ) from None

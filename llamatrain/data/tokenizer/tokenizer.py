@@ -12,11 +12,11 @@ import numpy as np
 from llamatrain.data.tokenizer import vocabulary as vocabularies
 from llamatrain.data.tokenizer.special import Specials
 from llamatrain.data.tokenizer.vocabulary import SPACE, UNDEFINED, Vocabulary, byte_of
-from llamatrain.distributed.cores import cores
+from llamatrain.distributed.cores import count_cores
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.constants import TokenType
 from llamatrain.platform.memory import HUGE_PAGE, trim_heap
-from llamatrain.platform.terminal import say
+from llamatrain.platform.terminal import log_line
 
 VERSION = 1  # of what text becomes: a change makes older fingerprints strangers
 HELD = (
@@ -92,7 +92,7 @@ class Tokenizer:
         """
         from concurrent.futures import Future, ThreadPoolExecutor
 
-        threads = threads or cores()
+        threads = threads or count_cores()
         waiting = deque[tuple[int, Future[np.ndarray]]]()
         with ThreadPoolExecutor(threads) as pool:
             for start, raw in self._pieces(map(to_bytes, chunks), special):
@@ -132,7 +132,7 @@ class Tokenizer:
         that tokens may differ there."""
         if not self._said:
             self._said = True
-            say(
+            log_line(
                 f"note: {len(raw):,} bytes of text without a place between words are cut where they are, as llama.cpp would not"
             )
         at = HELD - self._specials[special].longest - 1

@@ -11,7 +11,7 @@ from llamatrain.data.chat.builtin import CHATML
 from llamatrain.data.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer
 from llamatrain.errors import FileError
 from llamatrain.gguf.constants import TokenType
-from llamatrain.gguf.parser import quoted
+from llamatrain.gguf.parser import quote
 
 # ---- tokens known by their texts -------------------------------------------------
 
@@ -203,7 +203,7 @@ def _model(metadata: Mapping[str, Any]) -> str:
     if model not in MODELS:
         kind = f": {OTHERS[model]}" if model in OTHERS else ""
         raise FileError(
-            f"{KEY}model is {quoted(model)}{kind}; known here are {', '.join(MODELS)}, and {WITHOUT_TEXT[0]}"
+            f"{KEY}model is {quote(model)}{kind}; known here are {', '.join(MODELS)}, and {WITHOUT_TEXT[0]}"
         )
     if model == "gpt2" and f"{KEY}merges" not in metadata:
         raise FileError(f"{KEY}merges is missing; a gpt2 vocabulary cannot do without")
@@ -246,7 +246,7 @@ def _tokens(metadata: Mapping[str, Any]) -> tuple[list[str], dict[str, int]]:
     if len(index) < len(tokens):
         twice = next(i for i, token in enumerate(tokens) if index[token] != i)
         raise FileError(
-            f"{KEY}tokens has {quoted(tokens[twice])} as token {twice} and as token {index[tokens[twice]]}"
+            f"{KEY}tokens has {quote(tokens[twice])} as token {twice} and as token {index[tokens[twice]]}"
         )
     return tokens, index
 

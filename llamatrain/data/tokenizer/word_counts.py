@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llamatrain.compiler.declare import Function, I32s, I64s, Int, U8s, inline
-from llamatrain.compiler.parallel import compile_ahead
+from llamatrain.compiler.parallel import precompile
 from llamatrain.data.tokenizer.bpe_merge import word_key
 from llamatrain.data.tokenizer.pretokenize import RegexState, Splitter, code_points, in_bytes, split
 from llamatrain.data.tokenizer.regex import Expression
@@ -107,7 +107,7 @@ class WordCounter:
 
     def __init__(self, expression: Expression) -> None:
         self.cut = Splitter.by(expression)
-        compile_ahead((code_points, split, in_bytes, parted, count))
+        precompile((code_points, split, in_bytes, parted, count))
         self.known, self.counts, self.pieces = room_for(PIECES, BYTES), np.zeros(PIECES, np.int32), 0
 
     def add(self, text: str | bytes) -> None:

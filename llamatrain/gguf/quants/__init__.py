@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from llamatrain.compiler.cache import HELP, code
+from llamatrain.compiler.cache import INSTALL_HINT, code_cache
 from llamatrain.errors import LlamatrainError
-from llamatrain.gguf.quants.kinds import BF16, COMPILED, F32, FROM_EXTREMES, NON_LINEAR, SEARCHED
+from llamatrain.gguf.quants.kinds import BF16, COMPILED, F32, FROM_EXTREMES, NON_LINEAR, SEARCHED_SCALES
 from llamatrain.gguf.types import TYPES, GgmlType
 
-CHUNK = 1 << 20  # weights that are in the work at once where numpy does it
-SHARE = 1 << 15  # weights that are worth a thread's while
-LARGEST = 65504.0  # of a half float: block scales are half floats
-ENCODED = tuple(kind.name for number, kind in TYPES.items() if number in FROM_EXTREMES | SEARCHED | {F32})
+CHUNK_ELEMENTS = 1 << 20  # weights that are in the work at once where numpy does it
+BLOCK_ELEMENTS = 1 << 15  # weights that are worth a thread's while
+MAX_HALF = 65504.0  # of a half float: block scales are half floats
+WRITABLE_TYPES = tuple(
+    kind.name for number, kind in TYPES.items() if number in FROM_EXTREMES | SEARCHED_SCALES | {F32}
+)
 
 
 class QuantError(LlamatrainError):
@@ -39,23 +41,27 @@ def decode(
 
     The result, new or `out`, is float32, or with `bf16` bfloat16 (held as uint16), rounded to nearest, even when halfway.
     """
-    columns, rest = divmod(raw.shape[-1], kind.size)
-    columns *= kind.block
+    columns, rest = divmod(raw.shape[-1], kind.block_bytes)
+    columns *= kind.block_size
     if rest:
         raise QuantError(
-            f"rows of {raw.shape[-1]} bytes cannot be {kind.name}, whose blocks are {kind.size} bytes"
+            f"rows of {raw.shape[-1]} bytes cannot be {kind.name}, whose blocks are {kind.block_bytes} bytes"
         )
-    out = _target(out, (*raw.shape[:-1], columns), np.uint16 if bf16 else np.float32)
+    out = _check_or_allocate(out, (*raw.shape[:-1], columns), np.uint16 if bf16 else np.float32)
     if out.size:
         rows = raw.reshape(-1, raw.shape[-1])
-        if kind.number in COMPILED and code.able() and (not code.idle or _is_compiled()):
+        if (
+            kind.number in COMPILED
+            and code_cache.is_available()
+            and (not code_cache.lookup_only or _is_compiled())
+        ):
             _decode_compiled(rows, kind, out.reshape(-1, columns), threads)
         else:
-            _decode_plain(rows, kind, out.reshape(-1, columns))
+            _decode_by_numpy(rows, kind, out.reshape(-1, columns))
     return out
 
 
-def _target(out: np.ndarray | None, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+def _check_or_allocate(out: np.ndarray | None, shape: tuple[int, ...], dtype: type) -> np.ndarray:
     if out is None:
         return np.empty(shape, dtype)
     if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
@@ -84,43 +90,43 @@ def _decode_compiled(rows: np.ndarray, kind: GgmlType, out: np.ndarray, threads:
     CallTable(
         [
             decode_rows.call(
-                kind.number, bf16, *source, *to, elements, items=len(rows), block=SHARE // elements
+                kind.number, bf16, *source, *to, elements, items=len(rows), block=BLOCK_ELEMENTS // elements
             )
         ],
         threads,
     )()
 
 
-def _decode_plain(rows: np.ndarray, kind: GgmlType, out: np.ndarray) -> None:
-    step = max(1, CHUNK // out.shape[1])
+def _decode_by_numpy(rows: np.ndarray, kind: GgmlType, out: np.ndarray) -> None:
+    step = max(1, CHUNK_ELEMENTS // out.shape[1])
     for lo in range(0, len(rows), step):
-        some = np.ascontiguousarray(rows[lo : lo + step])
+        chunk = np.ascontiguousarray(rows[lo : lo + step])
         with np.errstate(all="ignore"):  # a block may hold anything
-            values = np.ascontiguousarray(_plain(kind)(some).reshape(len(some), -1), np.float32)
+            values = np.ascontiguousarray(_find_decoder(kind)(chunk).reshape(len(chunk), -1), np.float32)
         if out.dtype == np.uint16:
-            out[lo : lo + step] = _rounded(values)
+            out[lo : lo + step] = _round_to_bf16(values)
         else:
             out[lo : lo + step] = values
 
 
-def _rounded(values: np.ndarray) -> np.ndarray:
+def _round_to_bf16(values: np.ndarray) -> np.ndarray:
     """To bfloat16, even when halfway; NaN stays NaN."""
     bits = values.view(np.uint32)
     nearest = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
     return np.where(np.isnan(values), bits >> 16 | 0x40, nearest).astype(np.uint16)
 
 
-def _plain(kind: GgmlType) -> Callable[[np.ndarray], np.ndarray]:
+def _find_decoder(kind: GgmlType) -> Callable[[np.ndarray], np.ndarray]:
     """What makes numbers of rows of bytes, by numpy."""
-    if kind.name in NUMBERS:
-        return lambda rows: rows.view(NUMBERS[kind.name])
-    if kind.name in DEFINED:
-        return lambda rows: DEFINED[kind.name](rows.reshape(-1, kind.size))
+    if kind.name in NUMPY_TYPES:
+        return lambda rows: rows.view(NUMPY_TYPES[kind.name])
+    if kind.name in OWN_DECODERS:
+        return lambda rows: OWN_DECODERS[kind.name](rows.reshape(-1, kind.block_bytes))
     import gguf
 
     try:
         number = gguf.GGMLQuantizationType(kind.number)
-        gguf.dequantize(np.zeros((1, kind.size), np.uint8), number)
+        gguf.dequantize(np.zeros((1, kind.block_bytes), np.uint8), number)
     except (ValueError, NotImplementedError) as error:
         raise QuantError(
             f"no way is known to decode {kind.name}; a newer `gguf` package may have one"
@@ -139,8 +145,8 @@ def _q1_0(blocks: np.ndarray) -> np.ndarray:
     return np.where(np.unpackbits(blocks[:, 2:], axis=1, bitorder="little") == 1, d, -d)
 
 
-NUMBERS = {"F64": np.float64, "I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64}
-DEFINED = {"Q8_K": _q8_k, "Q1_0": _q1_0}  # the `gguf` package has these types, but not their meaning
+NUMPY_TYPES = {"F64": np.float64, "I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64}
+OWN_DECODERS = {"Q8_K": _q8_k, "Q1_0": _q1_0}  # the `gguf` package has these types, but not their meaning
 
 
 # ---- encoding -----------------------------------------------------------------------------------
@@ -150,60 +156,64 @@ def encode(
     values: np.ndarray, kind: GgmlType, *, out: np.ndarray | None = None, threads: int = 1, name: str = ""
 ) -> np.ndarray:
     """The bytes of weights, floats of any size, with a row's bytes as the last axis; `name` is what an error calls them."""
-    if kind.name not in ENCODED:
-        raise QuantError(f"{kind.name} cannot be written; {', '.join(ENCODED)} can")
+    if kind.name not in WRITABLE_TYPES:
+        raise QuantError(f"{kind.name} cannot be written; {', '.join(WRITABLE_TYPES)} can")
     if values.dtype.kind != "f":  # bfloat16 comes as integers
         raise ValueError(f"weights to encode are floats; these are {values.dtype}")
     columns = values.shape[-1]
-    if columns % kind.block:
+    if columns % kind.block_size:
         raise QuantError(
-            f"{name or 'weights'}: rows of {columns} cannot be {kind.name}, whose blocks are of {kind.block}"
+            f"{name or 'weights'}: rows of {columns} cannot be {kind.name}, whose blocks are of {kind.block_size}"
         )
-    out = _target(out, (*values.shape[:-1], columns // kind.block * kind.size), np.uint8)
-    for lo, hi in _pieces(values):
-        some = np.ascontiguousarray(values.reshape(-1, columns)[lo:hi], np.float32)
-        _check(some, kind, name, lo)
-        to = out.reshape(-1, out.shape[-1])[lo:hi]
-        if code.able():
-            _encode_compiled(some, kind, to, threads)
+    out = _check_or_allocate(
+        out, (*values.shape[:-1], columns // kind.block_size * kind.block_bytes), np.uint8
+    )
+    for lo, hi in _row_chunks(values):
+        chunk = np.ascontiguousarray(values.reshape(-1, columns)[lo:hi], np.float32)
+        _check_values(chunk, kind, name, lo)
+        target = out.reshape(-1, out.shape[-1])[lo:hi]
+        if code_cache.is_available():
+            _encode_compiled(chunk, kind, target, threads)
         else:
-            to[:] = _encode_plain(some, kind)
+            target[:] = _encode_by_numpy(chunk, kind)
     return out
 
 
-def encoded(values: np.ndarray, kind: GgmlType, *, threads: int = 1, name: str = "") -> Iterator[np.ndarray]:
+def encode_chunks(
+    values: np.ndarray, kind: GgmlType, *, threads: int = 1, name: str = ""
+) -> Iterator[np.ndarray]:
     """The same bytes in pieces of some rows, so that a large tensor needs no second home."""
-    for lo, hi in _pieces(values):
+    for lo, hi in _row_chunks(values):
         yield encode(values.reshape(-1, values.shape[-1])[lo:hi], kind, threads=threads, name=name)
 
 
-def _pieces(values: np.ndarray) -> Iterator[tuple[int, int]]:
+def _row_chunks(values: np.ndarray) -> Iterator[tuple[int, int]]:
     """Runs of rows that are worked on at once."""
     if values.size:
-        rows, step = values.size // values.shape[-1], max(1, CHUNK // values.shape[-1])
+        rows, step = values.size // values.shape[-1], max(1, CHUNK_ELEMENTS // values.shape[-1])
         yield from ((lo, min(rows, lo + step)) for lo in range(0, rows, step))
 
 
-def _check(values: np.ndarray, kind: GgmlType, name: str, above: int) -> None:
+def _check_values(values: np.ndarray, kind: GgmlType, name: str, first_row: int) -> None:
     """Every value must be finite, and none so large that its block's scale is not."""
-    limit = np.finfo(np.float32).max if kind.number in (F32, BF16) else LARGEST
+    limit = np.finfo(np.float32).max if kind.number in (F32, BF16) else MAX_HALF
     if -limit <= values.min() and values.max() <= limit:  # neither holds of NaN
         return
     row, column = np.argwhere(~(np.abs(values) <= limit))[0]
     value = values[row, column]
-    why = "not finite" if not np.isfinite(value) else f"beyond {limit:g}, the largest half float"
+    reason = "not finite" if not np.isfinite(value) else f"beyond {limit:g}, the largest half float"
     raise QuantError(
-        f"{name or 'weights'}: {value:g} at row {above + row}, column {column}, cannot be {kind.name}: it is {why}"
+        f"{name or 'weights'}: {value:g} at row {first_row + row}, column {column}, cannot be {kind.name}: it is {reason}"
     )
 
 
-def _encode_plain(values: np.ndarray, kind: GgmlType) -> np.ndarray:
-    if kind.number in SEARCHED:
-        raise QuantError(f"{kind.name} is written by compiled kernels alone; {HELP}")
+def _encode_by_numpy(values: np.ndarray, kind: GgmlType) -> np.ndarray:
+    if kind.number in SEARCHED_SCALES:
+        raise QuantError(f"{kind.name} is written by compiled kernels alone; {INSTALL_HINT}")
     import gguf
 
-    made: np.ndarray = gguf.quantize(values, gguf.GGMLQuantizationType(kind.number))
-    return made.view(np.uint8)
+    encoded: np.ndarray = gguf.quantize(values, gguf.GGMLQuantizationType(kind.number))
+    return encoded.view(np.uint8)
 
 
 def _encode_compiled(values: np.ndarray, kind: GgmlType, out: np.ndarray, threads: int) -> None:
@@ -227,4 +237,6 @@ def _encode_compiled(values: np.ndarray, kind: GgmlType, out: np.ndarray, thread
     elif kind.number in NON_LINEAR:
         CallTable([encode_iq4_rows.call(*words, items=len(values), block=1)], threads)()
     else:
-        CallTable([encode_rows.call(*words, items=len(values), block=SHARE // values.shape[1])], threads)()
+        CallTable(
+            [encode_rows.call(*words, items=len(values), block=BLOCK_ELEMENTS // values.shape[1])], threads
+        )()

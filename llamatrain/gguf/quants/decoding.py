@@ -6,14 +6,14 @@ subtracted, q the codes.
 """
 
 from llamatrain.compiler.declare import U8, KernelEntry, LazyCompiled, exact
-from llamatrain.compiler.vectors import sixteen as L
+from llamatrain.compiler.vectors import vec16 as L
 from llamatrain.gguf.quants import kinds as K
 
-NON_LINEAR = LazyCompiled(lambda: L.lookup(K.VALUES))
+NON_LINEAR = LazyCompiled(lambda: L.make_lookup(K.IQ4_VALUES))
 
 
 @exact
-def put(to, bf16, at, value):
+def store16(to, bf16, at, value):
     if bf16:
         L.put_bf16s(to + 2 * at, value)
     else:
@@ -26,45 +26,45 @@ def put(to, bf16, at, value):
 @exact
 def q4_0(block, to, bf16):
     d, q = L.get_half(block), L.get_bytes(block + 2)
-    put(to, bf16, 0, d * L.floats((q & 15) - 8))
-    put(to, bf16, 16, d * L.floats((q >> 4) - 8))
+    store16(to, bf16, 0, d * L.to_floats((q & 15) - 8))
+    store16(to, bf16, 16, d * L.to_floats((q >> 4) - 8))
 
 
 @exact
 def q4_1(block, to, bf16):
     d, m, q = L.get_half(block), L.get_half(block + 2), L.get_bytes(block + 4)
-    put(to, bf16, 0, d * L.floats(q & 15) + m)
-    put(to, bf16, 16, d * L.floats(q >> 4) + m)
+    store16(to, bf16, 0, d * L.to_floats(q & 15) + m)
+    store16(to, bf16, 16, d * L.to_floats(q >> 4) + m)
 
 
 @exact
 def q5_0(block, to, bf16):
     d, q = L.get_half(block), L.get_bytes(block + 6)
-    low, high = L.bits(L.get_short(block + 2)), L.bits(L.get_short(block + 4))
-    put(to, bf16, 0, d * L.floats((q & 15 | low << 4) - 16))
-    put(to, bf16, 16, d * L.floats((q >> 4 | high << 4) - 16))
+    low, high = L.unpack_bits(L.get_short(block + 2)), L.unpack_bits(L.get_short(block + 4))
+    store16(to, bf16, 0, d * L.to_floats((q & 15 | low << 4) - 16))
+    store16(to, bf16, 16, d * L.to_floats((q >> 4 | high << 4) - 16))
 
 
 @exact
 def q5_1(block, to, bf16):
     d, m, q = L.get_half(block), L.get_half(block + 2), L.get_bytes(block + 8)
-    low, high = L.bits(L.get_short(block + 4)), L.bits(L.get_short(block + 6))
-    put(to, bf16, 0, d * L.floats(q & 15 | low << 4) + m)
-    put(to, bf16, 16, d * L.floats(q >> 4 | high << 4) + m)
+    low, high = L.unpack_bits(L.get_short(block + 4)), L.unpack_bits(L.get_short(block + 6))
+    store16(to, bf16, 0, d * L.to_floats(q & 15 | low << 4) + m)
+    store16(to, bf16, 16, d * L.to_floats(q >> 4 | high << 4) + m)
 
 
 @exact
 def q8_0(block, to, bf16):
     d = L.get_half(block)
-    put(to, bf16, 0, L.floats(L.get_signed(block + 2)) * d)
-    put(to, bf16, 16, L.floats(L.get_signed(block + 18)) * d)
+    store16(to, bf16, 0, L.to_floats(L.get_signed(block + 2)) * d)
+    store16(to, bf16, 16, L.to_floats(L.get_signed(block + 18)) * d)
 
 
 @exact
 def iq4_nl(block, to, bf16):
     d, q = L.get_half(block), L.get_bytes(block + 2)
-    put(to, bf16, 0, d * NON_LINEAR(q & 15))
-    put(to, bf16, 16, d * NON_LINEAR(q >> 4))
+    store16(to, bf16, 0, d * NON_LINEAR(q & 15))
+    store16(to, bf16, 16, d * NON_LINEAR(q >> 4))
 
 
 # ---- blocks of 256, by sixteens -----------------------------------------------------------------
@@ -77,7 +77,7 @@ def q2_k(block, to, bf16):
         half, shift, part = i // 8, i % 8 // 2, i % 2
         q = L.get_bytes(block + 16 + 32 * half + 16 * part) >> 2 * shift & 3
         scale = L.get_byte(block + i)
-        put(to, bf16, 16 * i, d * L.real(scale & 15) * L.floats(q) - dmin * L.real(scale >> 4))
+        store16(to, bf16, 16 * i, d * L.to_float(scale & 15) * L.to_floats(q) - dmin * L.to_float(scale >> 4))
 
 
 @exact
@@ -97,7 +97,7 @@ def q3_k(block, to, bf16):
         low = L.get_bytes(block + 32 + 32 * half + 16 * part) >> 2 * shift & 3
         high = L.get_bytes(block + 16 * part) >> (i // 2) & 1
         scale = q3_k_scale(block + 96, i) - 32
-        put(to, bf16, 16 * i, d * L.real(scale) * L.floats((low | high << 2) - 4))
+        store16(to, bf16, 16 * i, d * L.to_float(scale) * L.to_floats((low | high << 2) - 4))
 
 
 @exact
@@ -119,21 +119,21 @@ def q4_k_min(scales, i):
 def q4_k(block, to, bf16):
     d, dmin = L.get_half(block), L.get_half(block + 2)
     for i in range(8):
-        scale, m = d * L.real(q4_k_scale(block + 4, i)), dmin * L.real(q4_k_min(block + 4, i))
+        scale, m = d * L.to_float(q4_k_scale(block + 4, i)), dmin * L.to_float(q4_k_min(block + 4, i))
         for part in range(2):
             q = L.get_bytes(block + 16 + 32 * (i // 2) + 16 * part) >> 4 * (i % 2) & 15
-            put(to, bf16, 32 * i + 16 * part, scale * L.floats(q) - m)
+            store16(to, bf16, 32 * i + 16 * part, scale * L.to_floats(q) - m)
 
 
 @exact
 def q5_k(block, to, bf16):
     d, dmin = L.get_half(block), L.get_half(block + 2)
     for i in range(8):
-        scale, m = d * L.real(q4_k_scale(block + 4, i)), dmin * L.real(q4_k_min(block + 4, i))
+        scale, m = d * L.to_float(q4_k_scale(block + 4, i)), dmin * L.to_float(q4_k_min(block + 4, i))
         for part in range(2):
             low = L.get_bytes(block + 48 + 32 * (i // 2) + 16 * part) >> 4 * (i % 2) & 15
             high = L.get_bytes(block + 16 + 16 * part) >> i & 1
-            put(to, bf16, 32 * i + 16 * part, scale * L.floats(low | high << 4) - m)
+            store16(to, bf16, 32 * i + 16 * part, scale * L.to_floats(low | high << 4) - m)
 
 
 @exact
@@ -143,7 +143,7 @@ def q6_k(block, to, bf16):
         half, quarter, part = i // 8, i % 8 // 2, i % 2
         low = L.get_bytes(block + 64 * half + 32 * (quarter % 2) + 16 * part) >> 4 * (quarter // 2) & 15
         high = L.get_bytes(block + 128 + 32 * half + 16 * part) >> 2 * quarter & 3
-        put(to, bf16, 16 * i, d * L.real(L.get_int8(block + 192 + i)) * L.floats((low | high << 4) - 32))
+        store16(to, bf16, 16 * i, d * L.to_float(L.get_int8(block + 192 + i)) * L.to_floats((low | high << 4) - 32))
 
 
 @exact
@@ -152,15 +152,15 @@ def iq4_xs(block, to, bf16):
     for i in range(8):
         scale = L.get_byte(block + 4 + i // 2) >> 4 * (i % 2) & 15 | (high >> 2 * i & 3) << 4
         q = L.get_bytes(block + 8 + 16 * i)
-        put(to, bf16, 32 * i, d * L.real(scale - 32) * NON_LINEAR(q & 15))
-        put(to, bf16, 32 * i + 16, d * L.real(scale - 32) * NON_LINEAR(q >> 4))
+        store16(to, bf16, 32 * i, d * L.to_float(scale - 32) * NON_LINEAR(q & 15))
+        store16(to, bf16, 32 * i + 16, d * L.to_float(scale - 32) * NON_LINEAR(q >> 4))
 
 
 # ---- a run of blocks ----------------------------------------------------------------------------
 
 
 @exact
-def block_of_32(kind, block, to, bf16):
+def decode_block32(kind, block, to, bf16):
     if kind == K.Q4_0:
         q4_0(block, to, bf16)
     elif kind == K.Q4_1:
@@ -176,7 +176,7 @@ def block_of_32(kind, block, to, bf16):
 
 
 @exact
-def block_of_256(kind, block, to, bf16):
+def decode_block256(kind, block, to, bf16):
     if kind == K.Q2_K:
         q2_k(block, to, bf16)
     elif kind == K.Q3_K:
@@ -192,48 +192,48 @@ def block_of_256(kind, block, to, bf16):
 
 
 @exact
-def sixteen(kind, source):
+def load16(kind, source):
     if kind == K.F16:
         return L.get_halves(source)
     return L.get_bf16s(source) if kind == K.BF16 else L.get_floats(source)
 
 
 @exact
-def one(kind, source):
+def load1(kind, source):
     if kind == K.F16:
         return L.get_half(source)
     return L.get_bf16(source) if kind == K.BF16 else L.get_float(source)
 
 
 @exact
-def plain(kind, to, bf16, source, elements):
+def convert_floats(kind, to, bf16, source, elements):
     """F32, K.F16 and K.BF16, of any length."""
     size, done = 4 if kind == K.F32 else 2, elements // 16 * 16
     for i in range(0, done, 16):
-        put(to, bf16, i, sixteen(kind, source + i * size))
+        store16(to, bf16, i, load16(kind, source + i * size))
     for i in range(done, elements):
         if bf16:
-            L.put_bf16(to + 2 * i, one(kind, source + i * size))
+            L.put_bf16(to + 2 * i, load1(kind, source + i * size))
         else:
-            L.put_float(to + 4 * i, one(kind, source + i * size))
+            L.put_float(to + 4 * i, load1(kind, source + i * size))
 
 
 @exact
-def segment(kind, to, bf16, source, elements):
+def decode_blocks(kind, to, bf16, source, elements):
     """Decode so many elements at `source`, whole blocks of them, to float32 or (bf16 = 1) bf16 at `to`."""
     block, size, width = K.BLOCK[kind], K.SIZE[kind], 2 if bf16 else 4
     if block == 1:
-        plain(kind, to, bf16, source, elements)
+        convert_floats(kind, to, bf16, source, elements)
     elif block == 32:
         for i in range(elements // 32):
-            block_of_32(kind, source + i * size, to + i * 32 * width, bf16)
+            decode_block32(kind, source + i * size, to + i * 32 * width, bf16)
     else:
         for i in range(elements // 256):
-            block_of_256(kind, source + i * size, to + i * 256 * width, bf16)
+            decode_block256(kind, source + i * size, to + i * 256 * width, bf16)
 
 
 @KernelEntry
 def decode_rows(lo, hi, thread, kind, bf16, source: U8, source_pitch, to: U8, to_pitch, elements):
     """A pitch is what lies from row to row, in bytes."""
     for row in range(lo, hi):
-        segment(kind, to + row * to_pitch, bf16, source + row * source_pitch, elements)
+        decode_blocks(kind, to + row * to_pitch, bf16, source + row * source_pitch, elements)

@@ -7,19 +7,19 @@ import numpy as np
 from numpy import float32
 
 from llamatrain.compiler.declare import U8, KernelEntry, exact
-from llamatrain.compiler.vectors import sixteen as L
+from llamatrain.compiler.vectors import vec16 as L
 from llamatrain.gguf.quants import kinds as K
 
 
 @exact
 def peak(x):
     """The first of 32 values that none exceeds in size."""
-    found = L.get_float(x)
+    largest = L.get_float(x)
     for i in range(1, 32):
         value = L.get_float(x + 4 * i)
-        if abs(value) > abs(found):
-            found = value
-    return found
+        if abs(value) > abs(largest):
+            largest = value
+    return largest
 
 
 @exact
@@ -32,15 +32,15 @@ def codes(x, shift, d, half, top):
     """16 values less `shift` in units of d, rounded after adding `half`; where d has no inverse, a float16 has no d either."""
     per_d = inverse(d)
     if abs(per_d) == float32(np.inf):
-        return L.whole(L.get_floats(x) * 0.0)
-    return L.whole(L.smaller((L.get_floats(x) - shift) * per_d + half, top))
+        return L.to_ints(L.get_floats(x) * 0.0)
+    return L.to_ints(L.minimum((L.get_floats(x) - shift) * per_d + half, top))
 
 
 @exact
-def put_high(to, low, high):
+def store_fifth_bits(to, low, high):
     """The fifth bits of 32 codes."""
-    L.put_short(to, L.mask(low >> 4))
-    L.put_short(to + 2, L.mask(high >> 4))
+    L.put_short(to, L.pack_bits(low >> 4))
+    L.put_short(to + 2, L.pack_bits(high >> 4))
 
 
 @exact
@@ -55,19 +55,19 @@ def q5_0(x, to):
     d = peak(x) / float32(-16.0)
     low, high = codes(x, float32(0.0), d, 16.5, 31.0), codes(x + 64, float32(0.0), d, 16.5, 31.0)
     L.put_half(to, d)
-    put_high(to + 2, low, high)
+    store_fifth_bits(to + 2, low, high)
     L.put_bytes(to + 6, low & 15 | high << 4)
 
 
 @exact
-def range_of(x):
+def min_and_max(x):
     low, high = L.get_floats(x), L.get_floats(x + 64)
-    return L.least(L.smaller(low, high)), L.largest(L.larger(low, high))
+    return L.reduce_min(L.minimum(low, high)), L.reduce_max(L.maximum(low, high))
 
 
 @exact
 def q4_1(x, to):
-    least, largest = range_of(x)
+    least, largest = min_and_max(x)
     d = (largest - least) / float32(15.0)
     L.put_half(to, d)
     L.put_half(to + 2, least)
@@ -76,48 +76,48 @@ def q4_1(x, to):
 
 @exact
 def q5_1(x, to):
-    least, largest = range_of(x)
+    least, largest = min_and_max(x)
     d = (largest - least) / float32(31.0)
     low, high = codes(x, least, d, 0.5, 31.0), codes(x + 64, least, d, 0.5, 31.0)
     L.put_half(to, d)
     L.put_half(to + 2, least)
-    put_high(to + 4, low, high)
+    store_fifth_bits(to + 4, low, high)
     L.put_bytes(to + 8, low & 15 | high << 4)
 
 
 @exact
-def rounded(x, d):
+def round_codes(x, d):
     """16 values in units of d, halves away from zero."""
     per_d = inverse(d)
     if per_d == float32(np.inf):
-        return L.whole(L.get_floats(x) * 0.0)
+        return L.to_ints(L.get_floats(x) * 0.0)
     value = L.get_floats(x) * per_d
-    size = L.size(value)
+    size = L.absolute(value)
     down = L.floor(size)
-    return L.whole(L.signed(down + L.floor((size - down) * 2.0), value))
+    return L.to_ints(L.copy_sign(down + L.floor((size - down) * 2.0), value))
 
 
 @exact
 def q8_0(x, to):
     d = abs(peak(x)) / float32(127.0)
     L.put_half(to, d)
-    L.put_bytes(to + 2, rounded(x, d))
-    L.put_bytes(to + 18, rounded(x + 64, d))
+    L.put_bytes(to + 2, round_codes(x, d))
+    L.put_bytes(to + 18, round_codes(x + 64, d))
 
 
 @exact
-def halves(x, to, elements, brain):
+def encode_halves(x, to, elements, bf16):
     """F16, or BF16, of any length."""
     done = elements // 16 * 16
     for i in range(0, done, 16):
         value = L.get_floats(x + 4 * i)
-        if brain:
+        if bf16:
             L.put_bf16s(to + 2 * i, value)
         else:
             L.put_halves(to + 2 * i, value)
     for i in range(done, elements):
         one = L.get_float(x + 4 * i)
-        if brain:
+        if bf16:
             L.put_bf16(to + 2 * i, one)
         else:
             L.put_half(to + 2 * i, one)
@@ -127,12 +127,12 @@ def halves(x, to, elements, brain):
 def encode_rows(lo, hi, thread, kind, source: U8, source_pitch, target: U8, target_pitch, elements):
     """A pitch is what lies from row to row, in bytes."""
     for row in range(lo, hi):
-        first, made = source + row * source_pitch, target + row * target_pitch
+        first, out = source + row * source_pitch, target + row * target_pitch
         if kind in (K.F16, K.BF16):
-            halves(first, made, elements, kind == K.BF16)
+            encode_halves(first, out, elements, kind == K.BF16)
         else:
             for i in range(elements // 32):
-                x, to = first + 128 * i, made + K.SIZE[kind] * i
+                x, to = first + 128 * i, out + K.SIZE[kind] * i
                 if kind == K.Q4_0:
                     q4_0(x, to)
                 elif kind == K.Q4_1:

@@ -1,10 +1,10 @@
 """The numbers of the types that compiled code knows, as it compares them, and what all types' blocks measure."""
 
-from llamatrain.gguf.types import TYPES, by_name
+from llamatrain.gguf.types import TYPES, type_by_name
 
 
 def _number(name: str) -> int:
-    return by_name(name).number
+    return type_by_name(name).number
 
 
 F32, F16, BF16 = map(_number, ("F32", "F16", "BF16"))
@@ -13,14 +13,14 @@ Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS = map(_number, ("Q2_K", "Q3_K", "Q4_K", "Q5
 
 BLOCK, SIZE = (
     tuple(getattr(TYPES[number], what) if number in TYPES else 0 for number in range(max(TYPES) + 1))
-    for what in ("block", "size")
+    for what in ("block_size", "block_bytes")
 )
 
 FROM_EXTREMES = frozenset((F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0))
 NON_LINEAR = frozenset((IQ4_NL, IQ4_XS))
-SEARCHED = frozenset((Q2_K, Q3_K, Q4_K, Q5_K, Q6_K)) | NON_LINEAR
-COMPILED = FROM_EXTREMES | SEARCHED | {F32}
-VALUES = (
+SEARCHED_SCALES = frozenset((Q2_K, Q3_K, Q4_K, Q5_K, Q6_K)) | NON_LINEAR
+COMPILED = FROM_EXTREMES | SEARCHED_SCALES | {F32}
+IQ4_VALUES = (
     -127,
     -104,
     -83,

@@ -12,12 +12,12 @@ import numpy as np
 from numpy import float32
 
 from llamatrain.compiler.declare import U8, KernelEntry, LazyCompiled, exact
-from llamatrain.compiler.vectors import sixteen as L
+from llamatrain.compiler.vectors import vec16 as L
 from llamatrain.gguf.quants import kinds as K
-from llamatrain.gguf.quants.kblocks import codes, write
+from llamatrain.gguf.quants.kblocks import round_codes, write_block
 
 LARGEST_HALF = 65504.0
-GUESSES, SPACING, TURNS, STEPS, ROUNDS = 12, 0.2, 2, 2, 2
+GUESSES, SPACING, REFITS, STEPS, ROUNDS = 12, 0.2, 2, 2, 2
 
 # of each type: how many sixteens are a group, the lowest and highest code, the highest scale
 SHAPES = {
@@ -28,33 +28,36 @@ SHAPES = {
     K.Q6_K: (1, -32, 31, 127),
 }
 
-reals, counts = LazyCompiled(lambda: L.room("float32", 2, 16)), LazyCompiled(lambda: L.room("int64", 2, 16))
+new_floats, new_ints = (
+    LazyCompiled(lambda: L.make_zeros("float32", 2, 16)),
+    LazyCompiled(lambda: L.make_zeros("int64", 2, 16)),
+)
 
 
 @exact
-def misfit(x, vectors, scale, offset, low, top):
+def squared_error(x, vectors, scale, offset, low, top):
     """Sum of squared errors of a group."""
     squares = L.splat(float32(0.0))
     for v in range(vectors):
-        error = codes(x + 64 * v, scale, offset, low, top) * scale - offset - L.get_floats(x + 64 * v)
+        error = round_codes(x + 64 * v, scale, offset, low, top) * scale - offset - L.get_floats(x + 64 * v)
         squares += error * error
-    return L.total(squares)
+    return L.reduce_sum(squares)
 
 
 @exact
-def sums(x, vectors, scale, offset, low, top):
+def code_sums(x, vectors, scale, offset, low, top):
     """Of a group's codes q and weights x: sum q, sum q q, sum q x, sum x."""
     q1 = q2 = qx = x1 = L.splat(float32(0.0))
     for v in range(vectors):
-        q, value = codes(x + 64 * v, scale, offset, low, top), L.get_floats(x + 64 * v)
+        q, value = round_codes(x + 64 * v, scale, offset, low, top), L.get_floats(x + 64 * v)
         q1, q2, qx, x1 = q1 + q, q2 + q * q, qx + q * value, x1 + value
-    return L.total(q1), L.total(q2), L.total(qx), L.total(x1)
+    return L.reduce_sum(q1), L.reduce_sum(q2), L.reduce_sum(qx), L.reduce_sum(x1)
 
 
 @exact
 def refit(x, vectors, scale, offset, low, top):
     """Scale and offset that suit the codes of this scale and offset best; an offset is never negative, or always 0."""
-    q1, q2, qx, x1 = sums(x, vectors, scale, offset, low, top)
+    q1, q2, qx, x1 = code_sums(x, vectors, scale, offset, low, top)
     if low == 0:
         count = float32(16.0) * vectors
         spread = count * q2 - q1 * q1
@@ -67,20 +70,20 @@ def refit(x, vectors, scale, offset, low, top):
 
 
 @exact
-def extremes(x, vectors):
+def min_and_max(x, vectors):
     least = largest = L.get_floats(x)
     for v in range(1, vectors):
         least, largest = (
-            L.smaller(L.get_floats(x + 64 * v), least),
-            L.larger(L.get_floats(x + 64 * v), largest),
+            L.minimum(L.get_floats(x + 64 * v), least),
+            L.maximum(L.get_floats(x + 64 * v), largest),
         )
-    return L.least(least), L.largest(largest)
+    return L.reduce_min(least), L.reduce_max(largest)
 
 
 @exact
-def fit(x, vectors, low, top):
+def fit_group(x, vectors, low, top):
     """A group's best real scale and offset."""
-    least, largest = extremes(x, vectors)
+    least, largest = min_and_max(x, vectors)
     if low == 0:
         offset, reach, signs, levels = (
             max(-least, float32(0.0)),
@@ -97,94 +100,98 @@ def fit(x, vectors, low, top):
         )
         for sign in range(signs):
             scale, shift = size if sign else -size, offset
-            for _ in range(TURNS):
+            for _ in range(REFITS):
                 scale, shift = refit(x, vectors, scale, shift, low, top)
-            error = misfit(x, vectors, scale, shift, low, top)
+            error = squared_error(x, vectors, scale, shift, low, top)
             if error < best:
                 best, best_scale, best_offset = error, scale, shift
     return best_scale, best_offset
 
 
 @exact
-def take(x, vectors, d, dmin, scale, offset, low, top, most):
+def choose_counts(x, vectors, d, dmin, scale, offset, low, top, max_count):
     """The whole numbers of steps d and dmin that serve a group best: squared error, scale, offset."""
     best, best_count, best_shift = float32(np.inf), 0, 0
-    near = int(min(np.rint(abs(scale / d)), float32(most))) if d != 0 else 0
-    least = -most - 1 if low < 0 else 0
+    near = int(min(np.rint(abs(scale / d)), float32(max_count))) if d != 0 else 0
+    least = -max_count - 1 if low < 0 else 0
     for sign in range(-1 if low < 0 else 1, 2, 2):
-        for count in range(max(sign * near - 1, least), min(sign * near + 1, most) + 1):
-            step = d * L.real(count)
+        for count in range(max(sign * near - 1, least), min(sign * near + 1, max_count) + 1):
+            step = d * L.to_float(count)
             first, last = 0, 0
             if dmin > 0:
-                q1, _, _, x1 = sums(x, vectors, step, offset, low, top)
+                q1, _, _, x1 = code_sums(x, vectors, step, offset, low, top)
                 wanted = (step * q1 - x1) / (float32(16.0) * vectors) / dmin
-                first = int(max(min(np.rint(wanted), float32(most)), float32(0.0)))
-                first, last = max(first - 1, 0), min(first + 1, most)
+                first = int(max(min(np.rint(wanted), float32(max_count)), float32(0.0)))
+                first, last = max(first - 1, 0), min(first + 1, max_count)
             for shift in range(first, last + 1):
-                error = misfit(x, vectors, step, dmin * L.real(shift), low, top)
+                error = squared_error(x, vectors, step, dmin * L.to_float(shift), low, top)
                 if error < best:
                     best, best_count, best_shift = error, count, shift
     return best, best_count, best_shift
 
 
 @exact
-def half_step(value, signed):
+def round_step(value, signed):
     """A step as it can be written; 0 where there is none."""
     if value != value or (value < 0 and not signed):
         return float32(0.0)
-    return L.as_half(max(min(float32(value), float32(LARGEST_HALF)), float32(-LARGEST_HALF)))
+    return L.round_to_half(max(min(float32(value), float32(LARGEST_HALF)), float32(-LARGEST_HALF)))
 
 
 @exact
-def take_all(x, vectors, d, dmin, real, low, top, most, taken):
+def choose_all_counts(x, vectors, d, dmin, real, low, top, max_count, counts):
     """Whole numbers for every group: the squared error, and the steps that would suit them best."""
     error = aa = ab = bb = ax = bx = float32(0.0)
     for group in range(16 // vectors):
         at = x + 64 * vectors * group
-        some, count, shift = take(at, vectors, d, dmin, real[0, group], real[1, group], low, top, most)
-        taken[0, group], taken[1, group] = count, shift
-        a, b = L.real(count), L.real(shift)
-        q1, q2, qx, x1 = sums(at, vectors, d * a, dmin * b, low, top)
-        error += some
+        group_error, count, shift = choose_counts(
+            at, vectors, d, dmin, real[0, group], real[1, group], low, top, max_count
+        )
+        counts[0, group], counts[1, group] = count, shift
+        a, b = L.to_float(count), L.to_float(shift)
+        q1, q2, qx, x1 = code_sums(at, vectors, d * a, dmin * b, low, top)
+        error += group_error
         aa, ab, bb = aa + a * a * q2, ab + a * b * q1, bb + b * b * 16 * vectors
         ax, bx = ax + a * qx, bx + b * x1
     spread = aa * bb - ab * ab
     if spread > 0:
         return (
             error,
-            half_step((bb * ax - ab * bx) / spread, False),
-            half_step((ab * ax - aa * bx) / spread, False),
+            round_step((bb * ax - ab * bx) / spread, False),
+            round_step((ab * ax - aa * bx) / spread, False),
         )
-    return error, half_step(ax / aa if aa > 0 else float32(0.0), low < 0), dmin
+    return error, round_step(ax / aa if aa > 0 else float32(0.0), low < 0), dmin
 
 
 @exact
-def copy(taken, to, groups):
+def copy_counts(counts, to, groups):
     for group in range(groups):
-        to[0, group], to[1, group] = taken[0, group], taken[1, group]
+        to[0, group], to[1, group] = counts[0, group], counts[1, group]
 
 
 @exact
-def search(x, vectors, low, top, most, real, taken, best_taken):
+def search_steps(x, vectors, low, top, max_count, real, counts, best_counts):
     """The best d and dmin for 256 weights, and into `best_taken` each group's scale and offset."""
     widest = deepest = float32(0.0)
     for group in range(16 // vectors):
-        real[0, group], real[1, group] = fit(x + 64 * vectors * group, vectors, low, top)
+        real[0, group], real[1, group] = fit_group(x + 64 * vectors * group, vectors, low, top)
         widest = real[0, group] if abs(real[0, group]) > abs(widest) else widest
         deepest = max(deepest, real[1, group])
     best, best_d, best_dmin = float32(np.inf), float32(0.0), float32(0.0)
     for group in range(16 // vectors):
-        best_taken[0, group] = best_taken[1, group] = 0
+        best_counts[0, group] = best_counts[1, group] = 0
     for guess in range(STEPS):
         scales = (
-            most - guess if low == 0 else guess - most - 1
+            max_count - guess if low == 0 else guess - max_count - 1
         )  # a scale with a sign reaches one further down
-        d, dmin = half_step(widest / scales, low < 0), half_step(deepest / abs(scales), False)
+        d, dmin = round_step(widest / scales, low < 0), round_step(deepest / abs(scales), False)
         for _ in range(ROUNDS):
-            error, next_d, next_dmin = take_all(x, vectors, d, dmin, real, low, top, most, taken)
+            error, next_d, next_dmin = choose_all_counts(
+                x, vectors, d, dmin, real, low, top, max_count, counts
+            )
             if error < best:
                 best, best_d, best_dmin = error, d, dmin
-                copy(taken, best_taken, 16 // vectors)
+                copy_counts(counts, best_counts, 16 // vectors)
             d, dmin = next_d, next_dmin
     return best_d, best_dmin
 
@@ -203,11 +210,11 @@ def encode_k_rows(
     vectors,
     low,
     top,
-    most,
+    max_count,
 ):
-    real, taken, best = reals(), counts(), counts()
+    real, counts, best = new_floats(), new_ints(), new_ints()
     for row in range(lo, hi):
         for i in range(elements // 256):
             x, to = source + (row * source_pitch + 1024 * i), target + (row * target_pitch + K.SIZE[kind] * i)
-            d, dmin = search(x, vectors, low, top, most, real, taken, best)
-            write(kind, x, to, d, dmin, best)
+            d, dmin = search_steps(x, vectors, low, top, max_count, real, counts, best)
+            write_block(kind, x, to, d, dmin, best)

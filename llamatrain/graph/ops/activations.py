@@ -23,7 +23,7 @@ def _(node: Node, dy: Tensor):
     return (fill(shape=dy.shape, value=0.0, dtype=dy.dtype),)
 
 
-@op(in_place=((0, 0),), light=True)
+@op(in_place=((0, 0),), is_cheap=True)
 def relu(x: Spec) -> Spec:
     return Spec(x.shape, floats(x))
 
@@ -40,10 +40,10 @@ def sigmoid(x: Spec) -> Spec:
 
 @gradient(sigmoid)
 def _(node: Node, dy: Tensor):
-    return (mul(dy, slope(node.outputs[0])),)
+    return (mul(dy, sigmoid_slope(node.outputs[0])),)
 
 
-@op(in_place=((0, 0),), light=True)
+@op(in_place=((0, 0),), is_cheap=True)
 def gelu(x: Spec) -> Spec:
     return Spec(x.shape, floats(x))
 
@@ -62,15 +62,15 @@ def gelu_back(dy: Spec, x: Spec) -> Spec:
 @gradient(gelu_back)
 def _(node: Node, d: Tensor):
     dy, x = node.sources
-    return gelu_back(d, x), mul(mul(d, dy), gelu_bend(x))
+    return gelu_back(d, x), mul(mul(d, dy), gelu_second_derivative(x))
 
 
-def gelu_bend(x: Tensor) -> Tensor:
+def gelu_second_derivative(x: Tensor) -> Tensor:
     """The second derivative of gelu: with s = sigmoid(v) it is s(1 - s) · (2v' + x (v'' + (1 - 2s) v'²))."""
-    inner = plus(scale(sqr(x), by=3 * B), A)
-    s = sigmoid(mul(x, plus(scale(sqr(x), by=B), A)))
-    bent = add(scale(x, by=6 * B), mul(plus(scale(s, by=-2.0), 1.0), sqr(inner)))
-    return mul(slope(s), add(scale(inner, by=2.0), mul(x, bent)))
+    inner = add_number(scale(sqr(x), by=3 * B), A)
+    s = sigmoid(mul(x, add_number(scale(sqr(x), by=B), A)))
+    bent = add(scale(x, by=6 * B), mul(add_number(scale(s, by=-2.0), 1.0), sqr(inner)))
+    return mul(sigmoid_slope(s), add(scale(inner, by=2.0), mul(x, bent)))
 
 
 @op(in_place=((0, 0),))
@@ -90,7 +90,7 @@ def _(node: Node, dy: Tensor):
 def softcap_back(dy: Spec, y: Spec, *, cap: float) -> Spec:
     """By what it gave: dy (1 - (y / cap)²)."""
     require(dy.shape == y.shape, "needs dy like y")
-    return softcap.specs_of(Spec(y.shape, floats(dy, y)), cap=cap)[0]
+    return softcap.infer_specs(Spec(y.shape, floats(dy, y)), cap=cap)[0]
 
 
 @gradient(softcap_back)
@@ -99,10 +99,10 @@ def _(node: Node, d: Tensor):
     return softcap_back(d, y, cap=cap), scale(mul(mul(d, dy), y), by=-2 / cap**2)
 
 
-def slope(s: Tensor) -> Tensor:
+def sigmoid_slope(s: Tensor) -> Tensor:
     """Of the sigmoid, by its value: s (1 - s)."""
-    return mul(s, plus(scale(s, by=-1.0), 1.0))
+    return mul(s, add_number(scale(s, by=-1.0), 1.0))
 
 
-def plus(x: Tensor, number: float) -> Tensor:
+def add_number(x: Tensor, number: float) -> Tensor:
     return add(x, fill(shape=(), value=number, dtype=x.dtype))

@@ -38,7 +38,7 @@ def _(node: Node, dy: Tensor):
     return mul(dy, b), mul(dy, a)
 
 
-@op(in_place=((0, 0),), light=True)
+@op(in_place=((0, 0),), is_cheap=True)
 def scale(x: Spec, *, by: float) -> Spec:
     require(isinstance(by, int | float), f"needs a number, not {by!r}")
     return Spec(x.shape, floats(x))

@@ -37,7 +37,7 @@ def _attention(q: Spec, k: Spec, v: Spec, *ranges: Spec, window: int, cap: float
     )
 
 
-@op(rounds=(0, 1, 2), masks=(1,))
+@op(rounded_sources=(0, 1, 2), masked_outputs=(1,))
 def flash_attn(
     q: Spec, k: Spec, v: Spec, *ranges: Spec, scale: float, window: int = 0, cap: float = 0.0
 ) -> tuple[Spec, Spec]:
@@ -55,7 +55,7 @@ def _(node: Node, dout: Tensor | None, dlse: Tensor | None):
     return (*grads, *(None for _ in ranges))
 
 
-@op(rounds=(1, 2, 3, 4), no_gradient=SECOND)
+@op(rounded_sources=(1, 2, 3, 4), no_gradient=SECOND)
 def flash_attn_back(
     dout: Spec,
     q: Spec,

@@ -5,14 +5,21 @@ silu(x) = x · sigmoid(x) alone is for graphs of one's own, as ancestors had it.
 
 from collections.abc import Sequence
 
-from llamatrain.graph.ops.activations import gelu, gelu_back, gelu_bend, plus, sigmoid, slope
+from llamatrain.graph.ops.activations import (
+    add_number,
+    gelu,
+    gelu_back,
+    gelu_second_derivative,
+    sigmoid,
+    sigmoid_slope,
+)
 from llamatrain.graph.ops.arithmetic import add, mul, scale
-from llamatrain.graph.ops.movement import join_columns, or_zeros, split_columns
+from llamatrain.graph.ops.movement import gradient_or_zeros, join_columns, split_columns
 from llamatrain.graph.ops.shape_rules import floats, require
 from llamatrain.graph.tensor import BF16, F32, Node, Op, Spec, Tensor, gradient, op
 
 
-@op(in_place=((0, 0),), light=True)
+@op(in_place=((0, 0),), is_cheap=True)
 def silu(x: Spec) -> Spec:
     return Spec(x.shape, floats(x))
 
@@ -31,13 +38,13 @@ def silu_back(dy: Spec, x: Spec) -> Spec:
 @gradient(silu_back)
 def _(node: Node, d: Tensor):
     dy, x = node.sources
-    return silu_back(d, x), mul(mul(d, dy), bend(x))
+    return silu_back(d, x), mul(mul(d, dy), silu_second_derivative(x))
 
 
-def bend(x: Tensor) -> Tensor:
+def silu_second_derivative(x: Tensor) -> Tensor:
     """The second derivative of silu: s (1 - s) · (2 + x (1 - 2s)) with s = sigmoid(x)."""
     s = sigmoid(x)
-    return mul(slope(s), plus(mul(x, plus(scale(s, by=-2.0), 1.0)), 2.0))
+    return mul(sigmoid_slope(s), add_number(mul(x, add_number(scale(s, by=-2.0), 1.0)), 2.0))
 
 
 def _gate(gate: Spec, up: Spec) -> Spec:
@@ -54,7 +61,7 @@ def _gate_back(dy: Spec, gate: Spec, up: Spec) -> tuple[Spec, Spec]:
     return Spec(gate.shape, floats(dy, gate, up)), Spec(up.shape, up.dtype)
 
 
-def _gate_bent(
+def _gate_back_gradients(
     sources: Sequence[Tensor], a: Tensor, b: Tensor, *, by: Op, back: Op, bent: Tensor
 ) -> tuple[Tensor, ...]:
     """What is given back of both gradients' own, a and b."""
@@ -64,7 +71,7 @@ def _gate_bent(
     return to_dy, to_gate, back(mul(a, dy), gate)
 
 
-@op(in_place=((0, 0), (0, 1)), rounds=(0, 1), gives_rounded=True, light=True)
+@op(in_place=((0, 0), (0, 1)), rounded_sources=(0, 1), rounds_outputs=True, is_cheap=True)
 def swiglu(gate: Spec, up: Spec) -> Spec:
     return _gate(gate, up)
 
@@ -74,7 +81,7 @@ def _(node: Node, dy: Tensor):
     return swiglu_back(dy, *node.sources)
 
 
-@op(in_place=((0, 1), (1, 2), (0, 0), (1, 0)), rounds=(1, 2), gives_rounded=True)
+@op(in_place=((0, 1), (1, 2), (0, 0), (1, 0)), rounded_sources=(1, 2), rounds_outputs=True)
 def swiglu_back(dy: Spec, gate: Spec, up: Spec) -> tuple[Spec, Spec]:
     return _gate_back(dy, gate, up)
 
@@ -82,11 +89,13 @@ def swiglu_back(dy: Spec, gate: Spec, up: Spec) -> tuple[Spec, Spec]:
 @gradient(swiglu_back)
 def _(node: Node, dgate: Tensor | None, dup: Tensor | None):
     _dy, gate, up = node.sources
-    a, b = or_zeros(dgate, gate), or_zeros(dup, up)
-    return _gate_bent(node.sources, a, b, by=silu, back=silu_back, bent=bend(gate))
+    a, b = gradient_or_zeros(dgate, gate), gradient_or_zeros(dup, up)
+    return _gate_back_gradients(
+        node.sources, a, b, by=silu, back=silu_back, bent=silu_second_derivative(gate)
+    )
 
 
-@op(in_place=((0, 0), (0, 1)), rounds=(0, 1), gives_rounded=True, light=True)
+@op(in_place=((0, 0), (0, 1)), rounded_sources=(0, 1), rounds_outputs=True, is_cheap=True)
 def geglu(gate: Spec, up: Spec) -> Spec:
     return _gate(gate, up)
 
@@ -96,7 +105,7 @@ def _(node: Node, dy: Tensor):
     return geglu_back(dy, *node.sources)
 
 
-@op(in_place=((0, 1), (1, 2), (0, 0), (1, 0)), rounds=(1, 2), gives_rounded=True)
+@op(in_place=((0, 1), (1, 2), (0, 0), (1, 0)), rounded_sources=(1, 2), rounds_outputs=True)
 def geglu_back(dy: Spec, gate: Spec, up: Spec) -> tuple[Spec, Spec]:
     return _gate_back(dy, gate, up)
 
@@ -104,11 +113,13 @@ def geglu_back(dy: Spec, gate: Spec, up: Spec) -> tuple[Spec, Spec]:
 @gradient(geglu_back)
 def _(node: Node, dgate: Tensor | None, dup: Tensor | None):
     _dy, gate, up = node.sources
-    a, b = or_zeros(dgate, gate), or_zeros(dup, up)
-    return _gate_bent(node.sources, a, b, by=gelu, back=gelu_back, bent=gelu_bend(gate))
+    a, b = gradient_or_zeros(dgate, gate), gradient_or_zeros(dup, up)
+    return _gate_back_gradients(
+        node.sources, a, b, by=gelu, back=gelu_back, bent=gelu_second_derivative(gate)
+    )
 
 
-@op(rounds=(0,), gives_rounded=True, light=True)
+@op(rounded_sources=(0,), rounds_outputs=True, is_cheap=True)
 def swiglu_halves(x: Spec) -> Spec:
     """swiglu of each row's first half, the gate, and its second."""
     require(len(x.shape) > 0 and x.shape[-1] % 2 == 0, "needs rows of two halves")
@@ -121,10 +132,10 @@ def _(node: Node, dy: Tensor):
     return (swiglu_halves_back(dy, *node.sources),)
 
 
-@op(in_place=((0, 1),), rounds=(1,), gives_rounded=True)
+@op(in_place=((0, 1),), rounded_sources=(1,), rounds_outputs=True)
 def swiglu_halves_back(dy: Spec, x: Spec) -> Spec:
     """Both halves' gradients, where the halves are."""
-    (half,) = swiglu_halves.specs_of(x)
+    (half,) = swiglu_halves.infer_specs(x)
     _gate_back(dy, half, half)
     return x
 
@@ -134,5 +145,7 @@ def _(node: Node, d: Tensor):
     dy, x = node.sources
     sizes = (x.shape[-1] // 2,) * 2
     (gate, up), (a, b) = (split_columns(each, sizes=sizes) for each in (x, d))
-    to_dy, *to_x = _gate_bent((dy, gate, up), a, b, by=silu, back=silu_back, bent=bend(gate))
+    to_dy, *to_x = _gate_back_gradients(
+        (dy, gate, up), a, b, by=silu, back=silu_back, bent=silu_second_derivative(gate)
+    )
     return to_dy, join_columns(*to_x)

@@ -124,7 +124,7 @@ def _(node: Node, dy: Tensor):
     return (reshape(kept, shape=x.shape),)
 
 
-@op(in_place=((0, 0),), masks=(0,))
+@op(in_place=((0, 0),), masked_outputs=(0,))
 def diag_mask_inf(x: Spec, *, past: int = 0) -> Spec:
     """-inf where the column is beyond the row by more than past."""
     require(len(x.shape) >= 2, "needs matrices")

@@ -5,7 +5,7 @@ from llamatrain.graph.ops.arithmetic import mul
 from llamatrain.graph.ops.shape_rules import SECOND, floats, require
 from llamatrain.graph.tensor import Node, Spec, Tensor, gradient, op
 
-CERTAIN = -1e-6  # the largest logarithm of a probability that has odds: those of 1 are infinite
+MAX_LOG_PROB = -1e-6  # the largest logarithm of a probability that has odds: those of 1 are infinite
 
 
 @op(in_place=((0, 0),))
@@ -36,7 +36,7 @@ def log_odds_back(dy: Spec, x: Spec) -> Spec:
     return Spec(x.shape, floats(dy, x))
 
 
-@op(in_place=((0, 0),), stops=True, no_gradient="it is taken as a number that nothing changes")
+@op(in_place=((0, 0),), stops_gradient=True, no_gradient="it is taken as a number that nothing changes")
 def detached(x: Spec) -> Spec:
     """x, past which no gradient goes."""
     return Spec(x.shape, floats(x))

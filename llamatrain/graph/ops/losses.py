@@ -20,7 +20,7 @@ def _targets(logits: Shape, targets: Spec, weights: Spec) -> None:
     require(weights.shape == (rows,), "needs a weight for each row")
 
 
-JUDGING = "it judges, and nothing is trained by it"
+NOT_TRAINED = "it judges, and nothing is trained by it"
 
 
 @op()
@@ -57,18 +57,18 @@ def _(node: Node, d: Tensor):
     return cross_entropy_loss_back(fill(shape=(), value=1.0, dtype=d.dtype), *node.sources, d), None
 
 
-@op(no_gradient=JUDGING)
+@op(no_gradient=NOT_TRAINED)
 def cross_entropy_judged(logits: Spec, targets: Spec, weights: Spec) -> tuple[Spec, ...]:
     """The loss; how many rows of any weight have no larger logit than their target's; and each row's part of the loss."""
     require(targets.dtype is I32, "needs ids as targets")
     return (
-        *cross_entropy_loss.specs_of(logits, targets, weights),
+        *cross_entropy_loss.infer_specs(logits, targets, weights),
         Spec((), weights.dtype),
         Spec(weights.shape, weights.dtype),
     )
 
 
-@op(blocks=1, rounds=(0,))
+@op(quantized_source=1, rounded_sources=(0,))
 def linear_cross_entropy(x: Spec, w: Spec, targets: Spec, weights: Spec, *, cap: float = 0.0) -> Spec:
     """cross_entropy_loss(x wᵀ, targets, weights), chunk by chunk: all the logits are never there."""
     capped(cap)
@@ -86,7 +86,7 @@ def _(node: Node, dloss: Tensor, *, wanted: tuple[bool, ...]):
     return dx, grads.pop(0) if wanted[1] else None, None, None
 
 
-@op(value=0, blocks=2, rounds=(1,), no_gradient=SECOND)
+@op(value_output=0, quantized_source=2, rounded_sources=(1,), no_gradient=SECOND)
 def linear_cross_entropy_back(
     dloss: Spec, x: Spec, w: Spec, targets: Spec, weights: Spec, *, dx: bool, dw: bool, cap: float = 0.0
 ) -> tuple[Spec, ...]:
@@ -94,24 +94,24 @@ def linear_cross_entropy_back(
     require(dx or dw, "no gradient is wanted")
     require(not dw or not isinstance(w.dtype, QuantizedType), "there is no gradient of a quantised weight")
     require(dloss.shape == (), "needs one number as dloss")
-    (loss,) = linear_cross_entropy.specs_of(x, w, targets, weights, cap=cap)
+    (loss,) = linear_cross_entropy.infer_specs(x, w, targets, weights, cap=cap)
     return (loss, *(Spec(source.shape, loss.dtype) for source, asked in ((x, dx), (w, dw)) if asked))
 
 
-@op(blocks=1, rounds=(0,), no_gradient=JUDGING)
+@op(quantized_source=1, rounded_sources=(0,), no_gradient=NOT_TRAINED)
 def linear_cross_entropy_judged(
     x: Spec, w: Spec, targets: Spec, weights: Spec, *, cap: float = 0.0
 ) -> tuple[Spec, ...]:
     """cross_entropy_judged(x wᵀ, targets, weights), chunk by chunk."""
-    loss = linear_cross_entropy.specs_of(x, w, targets, weights, cap=cap)
+    loss = linear_cross_entropy.infer_specs(x, w, targets, weights, cap=cap)
     return (*loss, Spec((), weights.dtype), Spec(weights.shape, weights.dtype))
 
 
-@op(blocks=1, rounds=(0,))
+@op(quantized_source=1, rounded_sources=(0,))
 def linear_cross_entropy_rows(x: Spec, w: Spec, targets: Spec, *, cap: float = 0.0) -> Spec:
     """cross_entropy_rows(x wᵀ, targets), chunk by chunk."""
     made = Spec(targets.shape, F64 if x.dtype is F64 else F32)
-    linear_cross_entropy.specs_of(x, w, targets, made, cap=cap)
+    linear_cross_entropy.infer_specs(x, w, targets, made, cap=cap)
     return made
 
 
@@ -122,9 +122,11 @@ def _(node: Node, d: Tensor, *, wanted: tuple[bool, ...]):
     return dx if wanted[0] else None, dw if wanted[1] else None, None
 
 
-@op(blocks=2, rounds=(1,), no_gradient=SECOND)
+@op(quantized_source=2, rounded_sources=(1,), no_gradient=SECOND)
 def linear_cross_entropy_rows_back(
     d: Spec, x: Spec, w: Spec, targets: Spec, *, dx: bool, dw: bool, cap: float = 0.0
 ) -> tuple[Spec, ...]:
-    _, *made = linear_cross_entropy_back.specs_of(Spec((), d.dtype), x, w, targets, d, dx=dx, dw=dw, cap=cap)
+    _, *made = linear_cross_entropy_back.infer_specs(
+        Spec((), d.dtype), x, w, targets, d, dx=dx, dw=dw, cap=cap
+    )
     return tuple(made)

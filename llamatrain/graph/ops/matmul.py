@@ -21,7 +21,7 @@ def product(a: Spec, b: Spec, rows: int, columns: int, shared: tuple[int, int]) 
     return Spec((*broadcast(a.shape[:-2], b.shape[:-2]), rows, columns), dtype)
 
 
-@op(blocks=1, rounds=(0, 1))
+@op(quantized_source=1, rounded_sources=(0, 1))
 def matmul(x: Spec, w: Spec, bias: Spec | None = None) -> Spec:
     """x wᵀ, plus the bias in each row: (m, k), (n, k), (n,) -> (m, n)"""
     require(min(len(x.shape), len(w.shape)) >= 2, "needs matrices")
@@ -40,7 +40,7 @@ def _(node: Node, dy: Tensor):
     return matmul_nn(dy, w), out_prod(dy, x), *(sum_to(dy, each.shape) for each in bias)
 
 
-@op(blocks=1, rounds=(0, 1))
+@op(quantized_source=1, rounded_sources=(0, 1))
 def matmul_nn(y: Spec, w: Spec) -> Spec:
     """y w: (m, n), (n, k) -> (m, k)"""
     require(min(len(y.shape), len(w.shape)) >= 2, "needs matrices")
@@ -53,7 +53,7 @@ def _(node: Node, dx: Tensor):
     return matmul(dx, w), out_prod(y, dx)
 
 
-@op(rounds=(0, 1))
+@op(rounded_sources=(0, 1))
 def out_prod(a: Spec, b: Spec) -> Spec:
     """aᵀ b: (t, n), (t, k) -> (n, k)"""
     require(min(len(a.shape), len(b.shape)) >= 2, "needs matrices")

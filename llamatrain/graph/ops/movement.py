@@ -32,7 +32,7 @@ def contiguous(at: Layout, shape: Shape) -> bool:
     )
 
 
-@op(layout=_reshape_layout, light=True)
+@op(layout=_reshape_layout, is_cheap=True)
 def reshape(x: Spec, *, shape: Shape) -> Spec:
     require(math.prod(shape) == math.prod(x.shape), f"{list(shape)} holds another number of elements")
     return Spec(tuple(shape), x.dtype)
@@ -92,12 +92,12 @@ def fill(*, shape: Shape, value: float, dtype: DType = F32) -> Spec:
     return Spec(tuple(shape), dtype)
 
 
-def or_zeros(gradient_: Tensor | None, like: Tensor) -> Tensor:
+def gradient_or_zeros(gradient_: Tensor | None, like: Tensor) -> Tensor:
     """A gradient, also where none came."""
     return gradient_ or fill(shape=like.shape, value=0.0, dtype=like.dtype)
 
 
-@op(light=True)
+@op(is_cheap=True)
 def cast(x: Spec, *, dtype: DType) -> Spec:
     require(x.dtype is not I32 and dtype is not I32, "casts are between float types")
     return Spec(x.shape, dtype)
@@ -108,7 +108,7 @@ def _(node: Node, dy: Tensor):
     return (cast(dy, dtype=node.sources[0].dtype),)
 
 
-@op(strided=True)
+@op(takes_views=True)
 def cont(x: Spec) -> Spec:
     """A copy in C order."""
     return x
@@ -132,7 +132,7 @@ def split_columns(x: Spec, *, sizes: tuple[int, ...]) -> tuple[Spec, ...]:
 
 @gradient(split_columns)
 def _(node: Node, *dys: Tensor | None):
-    return (join_columns(*(or_zeros(dy, like) for dy, like in zip(dys, node.outputs, strict=True))),)
+    return (join_columns(*(gradient_or_zeros(dy, like) for dy, like in zip(dys, node.outputs, strict=True))),)
 
 
 @op()

@@ -4,16 +4,16 @@ rms_norm(x, w) = x / rms(x) · w with rms(x) = sqrt(mean(x²) + eps). norm(x) = 
 llama is made, is for graphs of one's own.
 """
 
-from llamatrain.graph.ops.activations import plus
+from llamatrain.graph.ops.activations import add_number
 from llamatrain.graph.ops.arithmetic import add, mul, scale, sqr, sub
 from llamatrain.graph.ops.ggml_extra import div, sqrt
-from llamatrain.graph.ops.movement import fill, or_zeros
+from llamatrain.graph.ops.movement import fill, gradient_or_zeros
 from llamatrain.graph.ops.reduce import sum_rows, sum_to
 from llamatrain.graph.ops.shape_rules import floats, require
 from llamatrain.graph.tensor import Node, Spec, Tensor, gradient, op
 
 
-@op(in_place=((0, 0),), light=True)
+@op(in_place=((0, 0),), is_cheap=True)
 def rms_norm(x: Spec, w: Spec, *, eps: float) -> Spec:
     require(len(w.shape) == 1 and x.shape[-1:] == w.shape, "needs one weight for each element of a row")
     return Spec(x.shape, floats(x, w))
@@ -38,19 +38,19 @@ def rms_norm_back(dy: Spec, x: Spec, w: Spec, *, eps: float) -> tuple[Spec, Spec
 def _(node: Node, dx: Tensor | None, dw: Tensor | None):
     """`through` is the gradient of an x that is normed and not weighed, which is its own counterpart."""
     (dy, x, w), eps = node.sources, node.attrs["eps"]
-    a, b = or_zeros(dx, x), or_zeros(dw, w)
+    a, b = gradient_or_zeros(dx, x), gradient_or_zeros(dw, w)
     ones = fill(shape=w.shape, value=1.0, dtype=w.dtype)
     normal, size = rms_norm(x, ones, eps=eps), rms(x, eps)
 
     def through(d: Tensor) -> Tensor:
         return rms_norm_back(d, x, ones, eps=eps)[0]
 
-    to_normal = add(bent(a, mul(dy, w), normal, size), mul(dy, b))
-    to_x = add(through(to_normal), shrunk(a, node.outputs[0], normal, size))
+    to_normal = add(normal_gradient(a, mul(dy, w), normal, size), mul(dy, b))
+    to_x = add(through(to_normal), size_gradient(a, node.outputs[0], normal, size))
     return add(mul(through(a), w), mul(normal, b)), to_x, sum_to(mul(through(a), dy), w.shape)
 
 
-@op(in_place=((0, 0),), light=True)
+@op(in_place=((0, 0),), is_cheap=True)
 def norm(x: Spec, *, eps: float) -> Spec:
     require(len(x.shape) > 0 and x.shape[-1] > 0, "needs rows")
     return Spec(x.shape, floats(x))
@@ -71,8 +71,8 @@ def norm_back(dy: Spec, x: Spec, *, eps: float) -> Spec:
 def _(node: Node, d: Tensor):
     (dy, x), eps = node.sources, node.attrs["eps"]
     normal, size = norm(x, eps=eps), rms(sub(x, mean_rows(x)), eps)
-    to_normal = bent(d, dy, normal, size)
-    to_x = add(norm_back(to_normal, x, eps=eps), shrunk(d, node.outputs[0], normal, size))
+    to_normal = normal_gradient(d, dy, normal, size)
+    to_x = add(norm_back(to_normal, x, eps=eps), size_gradient(d, node.outputs[0], normal, size))
     return norm_back(d, x, eps=eps), to_x
 
 
@@ -84,15 +84,15 @@ def mean_rows(x: Tensor) -> Tensor:
 
 
 def rms(x: Tensor, eps: float) -> Tensor:
-    return sqrt(plus(mean_rows(sqr(x)), eps))
+    return sqrt(add_number(mean_rows(sqr(x)), eps))
 
 
-def bent(d: Tensor, u: Tensor, normal: Tensor, size: Tensor) -> Tensor:
+def normal_gradient(d: Tensor, u: Tensor, normal: Tensor, size: Tensor) -> Tensor:
     """What d, the gradient of dx, is for the normal."""
     both = add(mul(d, mean_rows(mul(u, normal))), mul(u, mean_rows(mul(d, normal))))
     return scale(div(both, size), by=-1.0)
 
 
-def shrunk(d: Tensor, dx: Tensor, normal: Tensor, size: Tensor) -> Tensor:
+def size_gradient(d: Tensor, dx: Tensor, normal: Tensor, size: Tensor) -> Tensor:
     """What it is for x, by the size alone, by which all was divided."""
     return scale(mul(normal, div(mean_rows(mul(d, dx)), size)), by=-1.0)

@@ -11,7 +11,7 @@ def _ids(spec: Spec) -> None:
     require(spec.dtype is I32, "row numbers must be i32")
 
 
-@op(blocks=0)
+@op(quantized_source=0)
 def get_rows(w: Spec, ids: Spec) -> Spec:
     """w's rows of these numbers: (V, D), any shape -> that shape + (D,)"""
     _ids(ids)

@@ -5,8 +5,8 @@ p = exp(scores - lse), dp = dout vᵀ, ds = p (dp - sum of dout out) scale; dq =
 
 import numpy as np
 
-from llamatrain.compiler.declare import KernelEntry, f32, i32, inline, u16, woven
-from llamatrain.compiler.vectors import LANES, exp, load, load_to, store, store_to
+from llamatrain.compiler.declare import KernelEntry, f32, i32, inline, inline_source, u16
+from llamatrain.compiler.vectors import LANES, exp, load, load_until, store, store_until
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.attention_args import Forward, Gradients, Heads
 from llamatrain.kernels.cpu.attention_blocks import (
@@ -45,11 +45,11 @@ def cap_back(shape, scores, slopes, deltas, rows, count):
         first, end, delta = row * SIDE, row * SIDE + count, deltas[row]
         cap_flat(scores, scores, first, end, shape.scale, shape.cap, 0)
         for j in range(first, end, LANES):
-            store_to(
+            store_until(
                 slopes,
                 j,
                 end,
-                (load_to(slopes, j, end) - delta) * bent(load_to(scores, j, end), inverse) + delta,
+                (load_until(slopes, j, end) - delta) * bent(load_until(scores, j, end), inverse) + delta,
                 0,
             )
     return ONE
@@ -71,7 +71,7 @@ def soften_back(mode, scores, slopes, to, rows, count, key, state, lse, line, sc
             put(mode, to, row, j, across, ds)
 
 
-@woven
+@inline_source
 def clear_gradients(shape, to, batch, kv):
     size, group = shape.size, shape.heads // shape.groups
     for x in (to.dk, to.dv):
@@ -81,7 +81,7 @@ def clear_gradients(shape, to, batch, kv):
     )
 
 
-@woven
+@inline_source
 def pack_queries(shape, given, out_half, to, place, rows, state):
     """q and dout, each as a left operand and across as a right one; for each query the sum of dout out."""
     mode, size, half, pitch, deltas = (
@@ -107,7 +107,7 @@ def pack_queries(shape, given, out_half, to, place, rows, state):
         deltas[row] = out_row
 
 
-@woven
+@inline_source
 def pack_keys(shape, given, to, source, across):
     """k and v as right operands, and k across."""
     mode, size, half = shape.mode, shape.size, shape.half
@@ -117,7 +117,7 @@ def pack_keys(shape, given, to, source, across):
     pack_b(mode, to + 2 * panel, given.k + source * wide, half, ACROSS, pitch, size, across)
 
 
-@woven
+@inline_source
 def block_back(shape, lse, to, work, packed_q, packed_k, place, source, line, rows, across, key, state):
     """What one block of queries and one of keys give to the gradients."""
     mode, heads, groups, size, scale = (

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from llamatrain.compiler.declare import f32, inline, u16
-from llamatrain.compiler.vectors import LANES, load_to, splat, store, store_to, within
+from llamatrain.compiler.vectors import LANES, load_until, mask_range, splat, store, store_until
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.small_attention_layout import seen
 from llamatrain.kernels.cpu.tiles import PAIRS
@@ -46,7 +46,7 @@ STATE = RANGES + 2 * ROW_OF_ROWS
 @inline
 def scale_row(x, start, size, factor):
     for i in range(start, start + size, LANES):
-        store_to(x, i, start + size, load_to(x, i, start + size) * factor, 0)
+        store_until(x, i, start + size, load_until(x, i, start + size) * factor, 0)
 
 
 @inline
@@ -54,7 +54,7 @@ def clear_rows(x, start, rows, pitch, size):
     for row in range(rows):
         first = start + row * pitch
         for i in range(first, first + size, LANES):
-            store_to(x, i, first + size, splat(ZERO), 0)
+            store_until(x, i, first + size, splat(ZERO), 0)
 
 
 @inline
@@ -72,7 +72,7 @@ def put(mode, to, row, column, across, values):
 
 @inline
 def visible(values, j, first, end, whole, other):
-    return values if whole else within(values, j, first, end, other)
+    return values if whole else mask_range(values, j, first, end, other)
 
 
 @inline

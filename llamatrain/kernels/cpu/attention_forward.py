@@ -4,8 +4,18 @@ import math
 
 import numpy as np
 
-from llamatrain.compiler.declare import F32, KernelEntry, f32, i32, inline, u16, woven
-from llamatrain.compiler.vectors import LANES, exp, larger, largest, load, load_to, splat, store_to, total
+from llamatrain.compiler.declare import F32, KernelEntry, f32, i32, inline, inline_source, u16
+from llamatrain.compiler.vectors import (
+    LANES,
+    exp,
+    load,
+    load_until,
+    maximum,
+    reduce_max,
+    reduce_sum,
+    splat,
+    store_until,
+)
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.attention_args import Heads
 from llamatrain.kernels.cpu.attention_blocks import (
@@ -43,8 +53,8 @@ def top_of(scores, line, count, first, end, whole, scale):
     """The largest visible score; what is not a number is passed over, and shows in the sum."""
     top = splat(NOTHING)
     for j in range(0, count, LANES):
-        top = larger(visible(load(scores, line + j) * scale, j, first, end, whole, NOTHING), top)
-    return largest(top)
+        top = maximum(visible(load(scores, line + j) * scale, j, first, end, whole, NOTHING), top)
+    return reduce_max(top)
 
 
 @inline
@@ -78,7 +88,7 @@ def soften(mode, scores, to, rows, count, key, state, out, place, pitch, size, s
             sums[row] *= fade
             scale_row(out, place + row * pitch, size, fade)
         tops[row] = top
-        sums[row] += total(so_far)
+        sums[row] += reduce_sum(so_far)
 
 
 @inline
@@ -93,7 +103,7 @@ def open_block(shape, starts, lasts, out, state, u, batch, kv):
     return i32(state)[2 * SIDE], i32(state)[2 * SIDE + 1]
 
 
-@woven
+@inline_source
 def open_blocks(shape, q, starts, lasts, out, states, packed_q, first, count, batch, kv):
     """Those of a job, with their queries packed. Gives the range of keys of all of them."""
     low, high = shape.keys, 0
@@ -113,7 +123,7 @@ def open_blocks(shape, q, starts, lasts, out, states, packed_q, first, count, ba
     return low, high
 
 
-@woven
+@inline_source
 def close_block(shape, out, lse, state, u, batch, kv):
     """The sums' logs, and out divided by the sums."""
     head, query, rows = query_block(u, kv, shape.length, shape.heads // shape.groups)
@@ -141,16 +151,16 @@ def add_values(out, place, pitch, rows, v, source, apart, across, size, weights)
     for row in range(rows):
         start, line = place + row * pitch, row * 16
         for i in range(0, size, LANES):
-            even, odd = load_to(out, start + i, start + size), splat(ZERO)
+            even, odd = load_until(out, start + i, start + size), splat(ZERO)
             for j in range(0, across, 2):
                 at, after = source + j * apart, source + min(j + 1, across - 1) * apart
                 weight = line + j // 16 * 256 + j % 16  # beyond the last key it is 0
-                even += load_to(v, at + i, at + size) * weights[weight]
-                odd += load_to(v, after + i, after + size) * weights[weight + 1]
-            store_to(out, start + i, start + size, even + odd, 0)
+                even += load_until(v, at + i, at + size) * weights[weight]
+                odd += load_until(v, after + i, after + size) * weights[weight + 1]
+            store_until(out, start + i, start + size, even + odd, 0)
 
 
-@woven
+@inline_source
 def attend_directly(shape, q, k, v, out, scores, packed_p, state, place, rows, key, source, across):
     size, pitch, apart = shape.size, shape.heads * shape.size, shape.groups * shape.size
     if shape.half:

@@ -31,7 +31,7 @@ class Outline:
 class Compiled(ReferenceBackend):
     """Consecutive calls become one table that the thread team runs without coming back to Python."""
 
-    def takes(self, node: Node) -> bool:
+    def has_kernel(self, node: Node) -> bool:
         return _binding(node) is not None
 
     def scratch(self, node: Node) -> int:
@@ -50,7 +50,7 @@ class Compiled(ReferenceBackend):
             )
         return [*found.bind(outs, ins, node.attrs, scratch, self.threads), *self.lets_go(ins)]
 
-    def grouped(self, calls: Iterable[Any]) -> list[Callable[[], None]]:
+    def batch(self, calls: Iterable[Any]) -> list[Callable[[], None]]:
         runs: list[Callable[[], None]] = []
         for plain, group in groupby(calls, callable):
             if plain:
@@ -59,10 +59,10 @@ class Compiled(ReferenceBackend):
                 runs.append(team.CallTable(list(group), self.threads))
         return runs
 
-    def ready(self, runs: Iterable[Callable[[], None]]) -> None:
+    def compile(self, runs: Iterable[Callable[[], None]]) -> None:
         for each in runs:
             if isinstance(each, team.CallTable):
-                each.ready()
+                each.compile()
 
 
 def _binding(node: Node) -> Binding | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from llamatrain.compiler.declare import SharedKernel, inline, u8
 from llamatrain.gguf.quants import kinds as K
-from llamatrain.gguf.quants.decoding import segment
+from llamatrain.gguf.quants.decoding import decode_blocks
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.tile_shape import TILE
 
@@ -24,7 +24,7 @@ ALONG, ACROSS = np.int64(0), np.int64(1)  # typed, as a helper is compiled again
 
 @SharedKernel
 def decode_run(kind, to, half, source, elements):
-    segment(kind, u8(to), half, u8(source), elements)
+    decode_blocks(kind, u8(to), half, u8(source), elements)
 
 
 decode_call = decode_run.call

@@ -6,7 +6,7 @@ from itertools import groupby
 import numpy as np
 
 from llamatrain.compiler.declare import F32, U16, KernelEntry, Real, inline
-from llamatrain.compiler.vectors import LANES, load_to, splat, store_to
+from llamatrain.compiler.vectors import LANES, load_until, splat, store_until
 from llamatrain.kernels.cpu.chunking import portion, streams
 from llamatrain.kernels.cpu.registry import Array, kernel
 
@@ -15,7 +15,7 @@ ADD, SUB, MUL, DIV = range(4)
 
 @inline
 def operand(x, row, column, end, down, along):
-    return load_to(x, row * down + column, row * down + end) if along else splat(x[row * down])
+    return load_until(x, row * down + column, row * down + end) if along else splat(x[row * down])
 
 
 @KernelEntry
@@ -34,7 +34,7 @@ def combine(lo, hi, thread, x: F32, y: F32, out: F32, how, width, past, x_down, 
                 result = left * right
             else:
                 result = left / right
-            store_to(out, row * width + i, row * width + end, result, past)
+            store_until(out, row * width + i, row * width + end, result, past)
 
 
 def as_rows(shape: tuple[int, ...], *operands: tuple[int, ...]) -> tuple[int, list[tuple[int, int]]] | None:
@@ -102,7 +102,7 @@ def acc(outs, ins, attrs, scratch, threads):
 def fill_flat(lo, hi, thread, out: F32, value: Real):
     everywhere = splat(np.float32(value))
     for i in range(lo, hi, LANES):
-        store_to(out, i, hi, everywhere, 0)
+        store_until(out, i, hi, everywhere, 0)
 
 
 @kernel("fill")
@@ -120,13 +120,13 @@ def fill(outs, ins, attrs, scratch, threads):
 @KernelEntry
 def narrow(lo, hi, thread, x: F32, y: U16, past):
     for i in range(lo, hi, LANES):
-        store_to(y, i, hi, load_to(x, i, hi), past)
+        store_until(y, i, hi, load_until(x, i, hi), past)
 
 
 @KernelEntry
 def widen(lo, hi, thread, x: U16, y: F32, past):
     for i in range(lo, hi, LANES):
-        store_to(y, i, hi, load_to(x, i, hi), past)
+        store_until(y, i, hi, load_until(x, i, hi), past)
 
 
 def _half_or_whole(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:

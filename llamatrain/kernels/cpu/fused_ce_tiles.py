@@ -10,13 +10,13 @@ from llamatrain.compiler.vectors import (
     LANES,
     exp,
     load,
-    load_to,
+    load_until,
+    mask_range,
+    reduce_sum,
     splat,
     store,
-    store_to,
+    store_until,
     to_bf16,
-    total,
-    within,
 )
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.dequantize import ROOM
@@ -51,11 +51,11 @@ def exponentials(line, to, width, top, inverse):
         so_far += value
         store(to, i, value if inverse == ZERO else value * bent(load(line, i), inverse))
     if whole < width:
-        value = within(exp(load_to(line, whole, width) - top), whole, 0, width, ZERO)
+        value = mask_range(exp(load_until(line, whole, width) - top), whole, 0, width, ZERO)
         so_far += value
-        kept = value if inverse == ZERO else value * bent(load_to(line, whole, width), inverse)
-        store_to(to, whole, width, kept, 0)
-    return total(so_far)
+        kept = value if inverse == ZERO else value * bent(load_until(line, whole, width), inverse)
+        store_until(to, whole, width, kept, 0)
+    return reduce_sum(so_far)
 
 
 @KernelEntry
@@ -120,7 +120,7 @@ def judge_rows(lo, hi, thread, chunk: Chunk, weights: F32, right: F64, v, slices
 @inline
 def turn_slice(line, first, end, factor):
     for i in range(first, end, LANES):
-        store_to(line, i, end, load_to(line, i, end) * factor if factor != 0 else splat(ZERO), 0)
+        store_until(line, i, end, load_until(line, i, end) * factor if factor != 0 else splat(ZERO), 0)
 
 
 @KernelEntry

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from llamatrain.compiler.declare import F32, KernelEntry, f32, inline, u16
-from llamatrain.compiler.vectors import LANES, exp, load_to, store_to
+from llamatrain.compiler.vectors import LANES, exp, load_until, store_until
 from llamatrain.graph.ops.activations import A, B
 from llamatrain.kernels.cpu.chunking import portion, streams
 from llamatrain.kernels.cpu.registry import Array, all_float32, kernel
@@ -36,22 +36,22 @@ def slope(kind, x, s):
 @KernelEntry
 def silu_flat(lo, hi, thread, x: F32, y: F32, past, half):
     for i in range(lo, hi, LANES):
-        v = load_to(x, i, hi)
-        store_to(y, i, hi, v * part(SILU, v), past)
+        v = load_until(x, i, hi)
+        store_until(y, i, hi, v * part(SILU, v), past)
 
 
 @KernelEntry
 def silu_back_flat(lo, hi, thread, dy: F32, x: F32, dx: F32, past, half):
     for i in range(lo, hi, LANES):
-        v = load_to(x, i, hi)
-        store_to(dx, i, hi, load_to(dy, i, hi) * slope(SILU, v, part(SILU, v)), past)
+        v = load_until(x, i, hi)
+        store_until(dx, i, hi, load_until(dy, i, hi) * slope(SILU, v, part(SILU, v)), past)
 
 
 @inline
 def gate_of(kind, gate, up, y, lo, hi, past):
     for i in range(lo, hi, LANES):
-        g = load_to(gate, i, hi)
-        store_to(y, i, hi, g * part(kind, g) * load_to(up, i, hi), past)
+        g = load_until(gate, i, hi)
+        store_until(y, i, hi, g * part(kind, g) * load_until(up, i, hi), past)
 
 
 @inline
@@ -75,10 +75,10 @@ def geglu_flat(lo, hi, thread, gate, up, y, past, half):
 @inline
 def gate_back_of(kind, dy, gate, up, dgate, dup, lo, hi, past):
     for i in range(lo, hi, LANES):
-        d, g, u = load_to(dy, i, hi), load_to(gate, i, hi), load_to(up, i, hi)
+        d, g, u = load_until(dy, i, hi), load_until(gate, i, hi), load_until(up, i, hi)
         s = part(kind, g)
-        store_to(dgate, i, hi, d * u * slope(kind, g, s), past)
-        store_to(dup, i, hi, d * g * s, past)
+        store_until(dgate, i, hi, d * u * slope(kind, g, s), past)
+        store_until(dup, i, hi, d * g * s, past)
 
 
 @inline

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from llamatrain.compiler.declare import F32, Call, KernelEntry, f32, inline, u16
-from llamatrain.compiler.vectors import LANES, load, load_to, splat, total
+from llamatrain.compiler.vectors import LANES, load, load_until, reduce_sum, splat
 from llamatrain.gguf.quants import kinds as K
 from llamatrain.gguf.quants.decoding import decode_rows
 from llamatrain.kernels.cpu.chunking import portion
@@ -98,8 +98,8 @@ def dot(x, w, count):
         c += load(x, i + 2 * LANES) * load(w, i + 2 * LANES)
         d += load(x, i + 3 * LANES) * load(w, i + 3 * LANES)
     for i in range(whole, count, LANES):
-        a += load_to(x, i, count) * load_to(w, i, count)
-    return total((a + b) + (c + d))
+        a += load_until(x, i, count) * load_until(w, i, count)
+    return reduce_sum((a + b) + (c + d))
 
 
 @KernelEntry

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llamatrain.compiler.declare import I64, Call, KernelEntry, f32, inline
-from llamatrain.compiler.vectors import LANES, load_to, store_to
+from llamatrain.compiler.vectors import LANES, load_until, store_until
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.dequantize import ROOM
 from llamatrain.kernels.cpu.gemv import MOST, GemvPlan
@@ -173,7 +173,7 @@ def add_bias(c, ldc, bias, rows, columns):
     for row in range(rows):
         start, end = row * ldc, row * ldc + columns
         for j in range(0, columns, LANES):
-            store_to(c, start + j, end, load_to(c, start + j, end) + load_to(bias, j, columns), 0)
+            store_until(c, start + j, end, load_until(c, start + j, end) + load_until(bias, j, columns), 0)
 
 
 @KernelEntry

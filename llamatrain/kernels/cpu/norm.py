@@ -3,7 +3,7 @@
 import numpy as np
 
 from llamatrain.compiler.declare import F32, KernelEntry, Real, inline
-from llamatrain.compiler.vectors import LANES, load_to, splat, sqrt, store_to, total
+from llamatrain.compiler.vectors import LANES, load_until, reduce_sum, splat, sqrt, store_until
 from llamatrain.kernels.cpu.chunking import portion, streams
 from llamatrain.kernels.cpu.registry import kernel
 
@@ -17,12 +17,12 @@ def dot(x, i, y, j, size):
     a, b, c, d = splat(0.0), splat(0.0), splat(0.0), splat(0.0)
     x_end, y_end = i + size, j + size
     for _ in range(0, size, 4 * LANES):  # four sums, so that no addition waits for the one before
-        a += load_to(x, i, x_end) * load_to(y, j, y_end)
-        b += load_to(x, i + LANES, x_end) * load_to(y, j + LANES, y_end)
-        c += load_to(x, i + 2 * LANES, x_end) * load_to(y, j + 2 * LANES, y_end)
-        d += load_to(x, i + 3 * LANES, x_end) * load_to(y, j + 3 * LANES, y_end)
+        a += load_until(x, i, x_end) * load_until(y, j, y_end)
+        b += load_until(x, i + LANES, x_end) * load_until(y, j + LANES, y_end)
+        c += load_until(x, i + 2 * LANES, x_end) * load_until(y, j + 2 * LANES, y_end)
+        d += load_until(x, i + 3 * LANES, x_end) * load_until(y, j + 3 * LANES, y_end)
         i, j = i + 4 * LANES, j + 4 * LANES
-    return total((a + b) + (c + d))
+    return reduce_sum((a + b) + (c + d))
 
 
 @inline
@@ -36,7 +36,7 @@ def norm_rows(lo, hi, thread, x: F32, w: F32, y: F32, width, eps: Real, past):
         start, end = row * width, (row + 1) * width
         r = reciprocal_rms(x, start, width, eps)
         for i in range(0, width, LANES):
-            store_to(y, start + i, end, load_to(x, start + i, end) * r * load_to(w, i, width), past)
+            store_until(y, start + i, end, load_until(x, start + i, end) * r * load_until(w, i, width), past)
 
 
 @kernel("rms_norm")
@@ -56,9 +56,9 @@ def weighted_dot(dy, w, x, start, width):
     a, b, end = splat(0.0), splat(0.0), start + width
     for i in range(0, width, 2 * LANES):
         j, k = start + i, i + LANES
-        a += load_to(dy, j, end) * load_to(w, i, width) * load_to(x, j, end)
-        b += load_to(dy, j + LANES, end) * load_to(w, k, width) * load_to(x, j + LANES, end)
-    return total(a + b)
+        a += load_until(dy, j, end) * load_until(w, i, width) * load_until(x, j, end)
+        b += load_until(dy, j + LANES, end) * load_until(w, k, width) * load_until(x, j + LANES, end)
+    return reduce_sum(a + b)
 
 
 @KernelEntry
@@ -67,15 +67,15 @@ def norm_rows_back(
 ):
     dw = lo // chunk * width
     for i in range(0, width, LANES):
-        store_to(sums, dw + i, dw + width, splat(0.0), 0)
+        store_until(sums, dw + i, dw + width, splat(0.0), 0)
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
         r = reciprocal_rms(x, start, width, eps)
         shared = r * r * weighted_dot(dy, w, x, start, width) / np.float32(width)
         for i in range(0, width, LANES):
-            up, normal = load_to(dy, start + i, end), load_to(x, start + i, end) * r
-            store_to(sums, dw + i, dw + width, load_to(sums, dw + i, dw + width) + up * normal, 0)
-            store_to(dx, start + i, end, (up * load_to(w, i, width) - normal * (shared / r)) * r, past)
+            up, normal = load_until(dy, start + i, end), load_until(x, start + i, end) * r
+            store_until(sums, dw + i, dw + width, load_until(sums, dw + i, dw + width) + up * normal, 0)
+            store_until(dx, start + i, end, (up * load_until(w, i, width) - normal * (shared / r)) * r, past)
 
 
 @KernelEntry
@@ -84,8 +84,8 @@ def add_rows(lo, hi, thread, x: F32, y: F32, rows, width):
     for i in range(lo, hi, LANES):
         column = splat(0.0)
         for row in range(rows):
-            column += load_to(x, row * width + i, row * width + hi)
-        store_to(y, i, hi, column, 0)
+            column += load_until(x, row * width + i, row * width + hi)
+        store_until(y, i, hi, column, 0)
 
 
 def chunk_of(rows: int) -> int:

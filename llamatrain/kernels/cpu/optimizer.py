@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llamatrain.compiler.declare import F32, F64, I32, Call, KernelEntry, Real, f32, i32, inline
-from llamatrain.compiler.vectors import LANES, load_to, splat, sqrt, store_to
+from llamatrain.compiler.vectors import LANES, load_until, splat, sqrt, store_until
 from llamatrain.kernels.cpu.chunking import portion
 from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.reduce import BLOCK, add_up
@@ -60,14 +60,14 @@ def adamw_rows(
         source, there = row_of(g, row)
         start, end = row * g.width, min(g.size, (row + 1) * g.width)
         for i in range(start, end, LANES):
-            gradient = load_to(g.values, source + i - start, there) * factor
-            first, second = load_to(m, i, end), load_to(v, i, end)
+            gradient = load_until(g.values, source + i - start, there) * factor
+            first, second = load_until(m, i, end), load_until(v, i, end)
             first = first + (gradient - first) * np.float32(1 - beta1)
             second = second * np.float32(beta2) + gradient * gradient * np.float32(1 - beta2)
-            store_to(m, i, end, first, 0)
-            store_to(v, i, end, second, 0)
+            store_until(m, i, end, first, 0)
+            store_until(v, i, end, second, 0)
             change = first / (sqrt(second) / spread + np.float32(eps))
-            store_to(w, i, end, load_to(w, i, end) * keep + change * step, 0)
+            store_until(w, i, end, load_until(w, i, end) * keep + change * step, 0)
 
 
 @KernelEntry
@@ -81,11 +81,11 @@ def sgd_rows(
         start, end = row * g.width, min(g.size, (row + 1) * g.width)
         for i in range(start, end, LANES):
             gradient = (
-                load_to(g.values, source + i - start, there) * factor
+                load_until(g.values, source + i - start, there) * factor
             )  # rounded: the sum is fused with the other product
-            change = load_to(m, i, end) * carried + gradient
-            store_to(m, i, end, change, 0)
-            store_to(w, i, end, load_to(w, i, end) * keep - change * rate, 0)
+            change = load_until(m, i, end) * carried + gradient
+            store_until(m, i, end, change, 0)
+            store_until(w, i, end, load_until(w, i, end) * keep - change * rate, 0)
 
 
 def stepped(entry: KernelEntry, beside: int, ins: list[np.ndarray], numbers: dict[str, float]) -> list[Call]:
@@ -111,7 +111,7 @@ def opt_step_sgd(outs, ins, attrs, scratch, threads):
 def carry_flat(lo, hi, thread, m: F32, g: F32, out: F32, factors: F32, momentum: Real):
     factor, left = factors[0], np.float32(momentum)
     for i in range(lo, hi, LANES):
-        store_to(out, i, hi, load_to(m, i, hi) * left + load_to(g, i, hi) * factor, 0)
+        store_until(out, i, hi, load_until(m, i, hi) * left + load_until(g, i, hi) * factor, 0)
 
 
 for _name in ("opt_momentum", "opt_ahead"):
@@ -126,7 +126,7 @@ for _name in ("opt_momentum", "opt_ahead"):
 def unit_flat(lo, hi, thread, x: F32, squares: F32, out: F32, eps: Real):
     part = np.float32(1.0 / (math.sqrt(squares[0]) + eps))
     for i in range(lo, hi, LANES):
-        store_to(out, i, hi, load_to(x, i, hi) * part, 0)
+        store_until(out, i, hi, load_until(x, i, hi) * part, 0)
 
 
 @kernel("opt_unit")
@@ -141,7 +141,7 @@ def opt_unit(outs, ins, attrs, scratch, threads):
 def blend_flat(lo, hi, thread, x: F32, y: F32, out: F32, a: Real, b: Real):
     left, right = np.float32(a), np.float32(b)
     for i in range(lo, hi, LANES):
-        store_to(out, i, hi, load_to(x, i, hi) * left + load_to(y, i, hi) * right, 0)
+        store_until(out, i, hi, load_until(x, i, hi) * left + load_until(y, i, hi) * right, 0)
 
 
 @kernel("opt_blend")
@@ -158,7 +158,7 @@ def opt_blend(outs, ins, attrs, scratch, threads):
 def step_flat(lo, hi, thread, w: F32, change: F32, schedule: F32, by: Real, decay: Real):
     keep, rate = np.float32(1 - schedule[0] * decay), np.float32(schedule[0] * by)
     for i in range(lo, hi, LANES):
-        store_to(w, i, hi, load_to(w, i, hi) * keep - load_to(change, i, hi) * rate, 0)
+        store_until(w, i, hi, load_until(w, i, hi) * keep - load_until(change, i, hi) * rate, 0)
 
 
 @kernel("opt_step")
@@ -188,13 +188,13 @@ def gather_rows(lo, hi, thread, dy: F32, ids: I32, out: F32, places: I32, count,
         first = places[ids[row]] if 0 <= ids[row] < rows else -1
         start, to = row * width, first * width
         for i in range(lo, hi, LANES):
-            value = load_to(dy, start + i, start + hi)
+            value = load_until(dy, start + i, start + hi)
             if first == row:
-                store_to(out, start + i, start + hi, value + splat(0.0), 0)
+                store_until(out, start + i, start + hi, value + splat(0.0), 0)
             else:
                 if first >= 0:
-                    store_to(out, to + i, to + hi, load_to(out, to + i, to + hi) + value, 0)
-                store_to(out, start + i, start + hi, splat(0.0), 0)
+                    store_until(out, to + i, to + hi, load_until(out, to + i, to + hi) + value, 0)
+                store_until(out, start + i, start + hi, splat(0.0), 0)
 
 
 @kernel("opt_rows")
@@ -219,7 +219,7 @@ def square_few(lo, hi, thread, g: SparseRows, sums: F64, laid):
             first, last = max(start, row * g.width), min(end, (row + 1) * g.width)
             source += first - row * g.width
             for i in range(first, last, LANES):
-                store_to(mine, i - start, last - start, load_to(g.values, source + i - first, there), 0)
+                store_until(mine, i - start, last - start, load_until(g.values, source + i - first, there), 0)
         sums[block] = dot(mine, 0, mine, 0, end - start)
 
 

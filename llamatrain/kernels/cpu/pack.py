@@ -46,7 +46,7 @@ class Operand:
     @property
     def unit(self) -> int:
         """Rows between which it can be cut: beside each other, rows of a quantised weight come a block at a time."""
-        return max(tiles.SIDE, self.source.kind.block) if self.across and self.form >= BLOCKS else tiles.SIDE
+        return max(tiles.SIDE, self.source.kind.block_size) if self.across and self.form >= BLOCKS else tiles.SIDE
 
     @property
     def stride(self) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from llamatrain.compiler.declare import F32, F64, KernelEntry, Real
-from llamatrain.compiler.vectors import LANES, load_to, splat, store_to, total
+from llamatrain.compiler.vectors import LANES, load_until, reduce_sum, splat, store_until
 from llamatrain.kernels.cpu.chunking import portion
 from llamatrain.kernels.cpu.norm import add_rows, chunk_of, dot
 from llamatrain.kernels.cpu.registry import Array, kernel
@@ -19,9 +19,9 @@ def sum_blocks(lo, hi, thread, x: F32, sums: F64, size):
         start, end = block * BLOCK, min(size, (block + 1) * BLOCK)
         even, odd = splat(0.0), splat(0.0)
         for i in range(start, end, 2 * LANES):
-            even += load_to(x, i, end)
-            odd += load_to(x, i + LANES, end)
-        sums[block] = total(even + odd)
+            even += load_until(x, i, end)
+            odd += load_until(x, i + LANES, end)
+        sums[block] = reduce_sum(even + odd)
 
 
 @KernelEntry
@@ -73,8 +73,8 @@ def sum_chunk(lo, hi, thread, x: F32, sums: F32, width, chunk):
     for i in range(0, width, LANES):
         column = splat(0.0)
         for row in range(lo, hi):
-            column += load_to(x, row * width + i, row * width + width)
-        store_to(sums, to + i, to + width, column, 0)
+            column += load_until(x, row * width + i, row * width + width)
+        store_until(sums, to + i, to + width, column, 0)
 
 
 def _one_row(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:

@@ -3,14 +3,23 @@
 import numpy as np
 
 from llamatrain.compiler.declare import F32, I32, KernelEntry, Real, inline
-from llamatrain.compiler.vectors import LANES, alternate, evens, load_to, odds, splat, store_to, swapped
+from llamatrain.compiler.vectors import (
+    LANES,
+    duplicate_even,
+    duplicate_odd,
+    load_until,
+    negate_even,
+    splat,
+    store_until,
+    swap_pairs,
+)
 from llamatrain.kernels.cpu.chunking import portion, streams
 from llamatrain.kernels.cpu.registry import kernel
 
 
 @inline
 def turn(v, angle, way):
-    return v * evens(angle) + swapped(v) * alternate(odds(angle) * way)
+    return v * duplicate_even(angle) + swap_pairs(v) * negate_even(duplicate_odd(angle) * way)
 
 
 @KernelEntry
@@ -26,10 +35,12 @@ def rotate(
             start = (token * heads + head) * size
             end = start + turned
             for i in range(0, turned, LANES):
-                v, angle = load_to(x, start + i, end), load_to(table, angles + i, angles + turned)
-                store_to(y, start + i, end, turn(v, angle, way) if there else splat(np.float32(np.nan)), past)
+                v, angle = load_until(x, start + i, end), load_until(table, angles + i, angles + turned)
+                store_until(
+                    y, start + i, end, turn(v, angle, way) if there else splat(np.float32(np.nan)), past
+                )
             for i in range(end, start + size, LANES):
-                store_to(y, i, start + size, load_to(x, i, start + size), 0)
+                store_until(y, i, start + size, load_until(x, i, start + size), 0)
 
 
 @KernelEntry
@@ -46,20 +57,23 @@ def rotate_halves(
             start = (token * heads + head) * size
             middle, end = start + pairs, start + turned
             for i in range(0, pairs, LANES):
-                one, other = load_to(x, start + i, middle), load_to(x, middle + i, end)
-                cos, sin = load_to(table, cosines + i, sines), load_to(table, sines + i, sines + pairs) * way
-                store_to(
+                one, other = load_until(x, start + i, middle), load_until(x, middle + i, end)
+                cos, sin = (
+                    load_until(table, cosines + i, sines),
+                    load_until(table, sines + i, sines + pairs) * way,
+                )
+                store_until(
                     y,
                     start + i,
                     middle,
                     one * cos - other * sin if there else splat(np.float32(np.nan)),
                     past,
                 )
-                store_to(
+                store_until(
                     y, middle + i, end, one * sin + other * cos if there else splat(np.float32(np.nan)), past
                 )
             for i in range(end, start + size, LANES):
-                store_to(y, i, start + size, load_to(x, i, start + size), 0)
+                store_until(y, i, start + size, load_until(x, i, start + size), 0)
 
 
 def rope(outs, ins, attrs, sign):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from llamatrain.compiler.declare import F32, I32, KernelEntry, f32, u16
-from llamatrain.compiler.vectors import LANES, load_to, splat, store_to
+from llamatrain.compiler.vectors import LANES, load_until, splat, store_until
 from llamatrain.kernels.cpu.chunking import portion, streams
 from llamatrain.kernels.cpu.dequantize import decode
 from llamatrain.kernels.cpu.pack import packs
@@ -20,15 +20,15 @@ def take_rows(lo, hi, thread, w, ids: I32, y: F32, width, is_half, there):
         source, start = ids[row] * width, row * width
         if not 0 <= ids[row] < there:  # shows in the loss, and reads no foreign memory
             for i in range(0, width, LANES):
-                store_to(y, start + i, start + width, splat(np.float32(np.nan)), 0)
+                store_until(y, start + i, start + width, splat(np.float32(np.nan)), 0)
             continue
         for i in range(0, width, LANES):
             v = (
-                load_to(half, source + i, source + width)
+                load_until(half, source + i, source + width)
                 if is_half
-                else load_to(wide, source + i, source + width)
+                else load_until(wide, source + i, source + width)
             )
-            store_to(y, start + i, start + width, v, 0)
+            store_until(y, start + i, start + width, v, 0)
 
 
 @KernelEntry
@@ -38,7 +38,7 @@ def decode_taken(lo, hi, thread, kind, w, row_bytes, ids: I32, y, width, there):
             decode(kind, y + row * width * 4, 0, w + ids[row] * row_bytes, width)
         else:
             for i in range(row * width, row * width + width, LANES):
-                store_to(f32(y), i, row * width + width, splat(np.float32(np.nan)), 0)
+                store_until(f32(y), i, row * width + width, splat(np.float32(np.nan)), 0)
 
 
 def _floats(outs, ins, attrs) -> bool:
@@ -59,13 +59,13 @@ def get_rows(outs, ins, attrs, scratch, threads):
 def add_to_rows(lo, hi, thread, dy: F32, ids: I32, out: F32, count, width, past):
     """Rows lo to hi of the result: zeros, and each row of dy with such a number added, in order."""
     for i in range(lo * width, hi * width, LANES):
-        store_to(out, i, hi * width, splat(0.0), past)
+        store_until(out, i, hi * width, splat(0.0), past)
     for row in range(count):
         if lo <= ids[row] < hi:
             start, source = ids[row] * width, row * width
             for i in range(0, width, LANES):
-                v = load_to(out, start + i, start + width) + load_to(dy, source + i, source + width)
-                store_to(out, start + i, start + width, v, 0)
+                v = load_until(out, start + i, start + width) + load_until(dy, source + i, source + width)
+                store_until(out, start + i, start + width, v, 0)
 
 
 @kernel("get_rows_back")
@@ -83,7 +83,7 @@ def get_rows_back(outs, ins, attrs, scratch, threads):
 @KernelEntry
 def copy_words(lo, hi, thread, x: F32, y: F32, past):
     for i in range(lo, hi, LANES):
-        store_to(y, i, hi, load_to(x, i, hi), past)
+        store_until(y, i, hi, load_until(x, i, hi), past)
 
 
 @KernelEntry
@@ -94,7 +94,7 @@ def put_rows(lo, hi, thread, rows: F32, ids: I32, y: F32, count, width, there):
             continue
         start, source = ids[row] * width, row * width
         for i in range(lo, hi, LANES):
-            store_to(y, start + i, start + hi, load_to(rows, source + i, source + hi), 0)
+            store_until(y, start + i, start + hi, load_until(rows, source + i, source + hi), 0)
 
 
 def _words(outs, ins, attrs) -> bool:

@@ -8,18 +8,18 @@ import math
 
 import numpy as np
 
-from llamatrain.compiler.declare import F32, KernelEntry, f32, inline, woven
+from llamatrain.compiler.declare import F32, KernelEntry, f32, inline, inline_source
 from llamatrain.compiler.vectors import (
     LANES,
-    between,
     exp,
-    larger,
     load,
-    load_to,
-    otherwise,
+    load_until,
+    mask_range,
+    maximum,
     splat,
     store,
-    within,
+    where_between,
+    where_nonzero,
 )
 from llamatrain.kernels.cpu.attention_args import Forward, Gradients, Heads
 from llamatrain.kernels.cpu.registry import share
@@ -48,10 +48,10 @@ def soften(scores, firsts, ends, low, high):
     """Scores to their exponentials. Gives the largest score of each lane (what is not a number shows in the sum), and the sum."""
     top, sums = splat(NOTHING), splat(ZERO)
     for j in range(low, high):
-        s = between(load(scores, j * LANES), splat(np.float32(j)), firsts, ends, splat(NOTHING))
+        s = where_between(load(scores, j * LANES), splat(np.float32(j)), firsts, ends, splat(NOTHING))
         store(scores, j * LANES, s)
-        top = larger(s, top)
-    base = larger(top, LOWEST)  # a number, even where nothing is seen
+        top = maximum(s, top)
+    base = maximum(top, LOWEST)  # a number, even where nothing is seen
     for j in range(low, high):
         e = exp(load(scores, j * LANES) - base)
         store(scores, j * LANES, e)
@@ -104,7 +104,7 @@ def attend_small(
                     lse[line + query + i] = (
                         tops_of[i] + math.log(sums_of[i]) if sums_of[i] != ZERO else NOTHING
                     )
-                inverse = splat(ONE) / otherwise(sums, splat(ONE), sums)
+                inverse = splat(ONE) / where_nonzero(sums, splat(ONE), sums)
                 for d in range(0, pad * LANES, LANES):
                     store(columns, d, load(columns, d) * inverse)
                 from_lanes(out, place + query * pitch, pitch, rows, size, columns, 0, ONE)
@@ -116,7 +116,11 @@ def slopes(scores, steps, low, high, firsts, ends, lse, delta):
     for j in range(low, high):
         at = splat(np.float32(j))
         p = exp(load(scores, j * LANES) - lse)
-        store(steps, j * LANES, between(p * (load(steps, j * LANES) - delta), at, firsts, ends, splat(ZERO)))
+        store(
+            steps,
+            j * LANES,
+            where_between(p * (load(steps, j * LANES) - delta), at, firsts, ends, splat(ZERO)),
+        )
 
 
 @inline
@@ -125,8 +129,8 @@ def slopes_of_keys(scores, steps, low, high, key, firsts, ends, lse, line, delta
     for i in range(low, high):
         first, end, at = np.int64(firsts[i]), np.int64(ends[i]), i * LANES
         p = exp(load(scores, at) - lse[line + i])
-        store(steps, at, within(p * (load(steps, at) - deltas[i]), key, first, end, ZERO))
-        store(scores, at, within(p, key, first, end, ZERO))
+        store(steps, at, mask_range(p * (load(steps, at) - deltas[i]), key, first, end, ZERO))
+        store(scores, at, mask_range(p, key, first, end, ZERO))
 
 
 @inline
@@ -137,7 +141,7 @@ def sum_products(to, i, x, y, pad):
     store(to, i, so_far)
 
 
-@woven
+@inline_source
 def queries_back(shape, room, lse, line, dq, place, pad, scale):
     """Queries in the lanes: dq."""
     length, keys, pitch = shape.length, shape.keys, shape.heads * shape.size
@@ -150,7 +154,7 @@ def queries_back(shape, room, lse, line, dq, place, pad, scale):
         products(room.steps, room.y, room.v, pad, low, high)
         to_lanes(room.x, room.q, query, pad)
         products(room.scores, room.x, room.k, pad, low, high)
-        of_lanes, delta = load_to(lse, line + query, line + length), load(room.deltas, query)
+        of_lanes, delta = load_until(lse, line + query, line + length), load(room.deltas, query)
         slopes(
             room.scores,
             room.steps,
@@ -166,7 +170,7 @@ def queries_back(shape, room, lse, line, dq, place, pad, scale):
         from_lanes(dq, place + query * pitch, pitch, rows, shape.size, room.x, 0, scale)
 
 
-@woven
+@inline_source
 def keys_back(shape, room, lse, line, pad):
     """Keys in the lanes: what a head of queries adds to dk and dv."""
     for key in range(0, shape.keys, LANES):

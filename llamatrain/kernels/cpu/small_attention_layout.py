@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llamatrain.compiler.declare import F32, f32, i32, inline
-from llamatrain.compiler.vectors import LANES, load, load_to, splat, store
+from llamatrain.compiler.vectors import LANES, load, load_until, splat, store
 
 ZERO = np.float32(0)
 
@@ -36,7 +36,7 @@ def copy_rows(to, x, start, pitch, rows, size, factor):
     """Rows one after the other, zeros to the next multiple of four columns; the store of a row reaches into the next."""
     for row in range(rows):
         first = start + row * pitch
-        store(to, row * padded(size), load_to(x, first, first + size) * factor)
+        store(to, row * padded(size), load_until(x, first, first + size) * factor)
 
 
 @inline

@@ -3,7 +3,7 @@
 import numpy as np
 
 from llamatrain.compiler.declare import F32, KernelEntry, Real, inline
-from llamatrain.compiler.vectors import LANES, load_to, store_to, tanh
+from llamatrain.compiler.vectors import LANES, load_until, store_until, tanh
 from llamatrain.kernels.cpu.chunking import portion, streams
 from llamatrain.kernels.cpu.registry import kernel
 
@@ -15,7 +15,7 @@ def cap_flat(x, y, lo, hi, factor, cap, past):
     """y = cap tanh(x factor / cap)"""
     inner, outer = np.float32(factor / cap), np.float32(cap)
     for i in range(lo, hi, LANES):
-        store_to(y, i, hi, tanh(load_to(x, i, hi) * inner) * outer, past)
+        store_until(y, i, hi, tanh(load_until(x, i, hi) * inner) * outer, past)
 
 
 @inline
@@ -34,7 +34,7 @@ def softcap_flat(lo, hi, thread, x: F32, y: F32, cap: Real, past):
 def softcap_back_flat(lo, hi, thread, dy: F32, y: F32, dx: F32, cap: Real, past):
     inverse = np.float32(1 / cap)
     for i in range(lo, hi, LANES):
-        store_to(dx, i, hi, load_to(dy, i, hi) * bent(load_to(y, i, hi), inverse), past)
+        store_until(dx, i, hi, load_until(dy, i, hi) * bent(load_until(y, i, hi), inverse), past)
 
 
 for _name, _entry in (("softcap", softcap_flat), ("softcap_back", softcap_back_flat)):

@@ -8,14 +8,14 @@ from llamatrain.compiler.declare import F32, F64, I32, KernelEntry, inline
 from llamatrain.compiler.vectors import (
     LANES,
     exp,
-    larger,
-    largest,
-    load_to,
-    otherwise,
+    load_until,
+    mask_range,
+    maximum,
+    reduce_max,
+    reduce_sum,
     splat,
-    store_to,
-    total,
-    within,
+    store_until,
+    where_nonzero,
 )
 from llamatrain.kernels.cpu.chunking import portion
 from llamatrain.kernels.cpu.norm import dot
@@ -31,16 +31,16 @@ def top_of(x, start, end):
     """The largest of a row; what is not a number is passed over, and shows in the sum."""
     top = splat(NOTHING)
     for i in range(start, end, LANES):
-        top = larger(within(load_to(x, i, end), i, start, end, NOTHING), top)
-    return largest(top)
+        top = maximum(mask_range(load_until(x, i, end), i, start, end, NOTHING), top)
+    return reduce_max(top)
 
 
 @inline
 def sum_of_exp(x, start, end, top):
     so_far = splat(0.0)
     for i in range(start, end, LANES):
-        so_far += within(exp(load_to(x, i, end) - top), i, start, end, np.float32(0))
-    return total(so_far)
+        so_far += mask_range(exp(load_until(x, i, end) - top), i, start, end, np.float32(0))
+    return reduce_sum(so_far)
 
 
 @inline
@@ -48,12 +48,12 @@ def soft_max_row(x, y, start, end, factor):
     """y = factor softmax(x)"""
     top, so_far = top_of(x, start, end), splat(0.0)
     for i in range(start, end, LANES):
-        e = within(exp(load_to(x, i, end) - top), i, start, end, np.float32(0))
+        e = mask_range(exp(load_until(x, i, end) - top), i, start, end, np.float32(0))
         so_far += e
-        store_to(y, i, end, e, 0)
-    scale = factor / total(so_far)
+        store_until(y, i, end, e, 0)
+    scale = factor / reduce_sum(so_far)
     for i in range(start, end, LANES):
-        store_to(y, i, end, load_to(y, i, end) * scale, 0)
+        store_until(y, i, end, load_until(y, i, end) * scale, 0)
 
 
 @KernelEntry
@@ -68,7 +68,7 @@ def soft_max_rows_back(lo, hi, thread, dy: F32, y: F32, dx: F32, width):
         start, end = row * width, (row + 1) * width
         shared = dot(dy, start, y, start, width)
         for i in range(start, end, LANES):
-            store_to(dx, i, end, load_to(y, i, end) * (load_to(dy, i, end) - shared), 0)
+            store_until(dx, i, end, load_until(y, i, end) * (load_until(dy, i, end) - shared), 0)
 
 
 @kernel("soft_max")
@@ -143,11 +143,11 @@ def entropy_of_rows(lo, hi, thread, x: F32, targets: F32, weights: F32, sums: F6
         log_sum = np.float32(top + math.log(sum_of_exp(x, start, end, top)))
         each = splat(0.0)
         for i in range(start, end, LANES):
-            share = load_to(targets, i, end)
-            each += otherwise(
-                share, splat(0.0), share * (log_sum - load_to(x, i, end))
+            share = load_until(targets, i, end)
+            each += where_nonzero(
+                share, splat(0.0), share * (log_sum - load_until(x, i, end))
             )  # nothing of an infinity is nothing
-        so_far += weights[row] * total(each)
+        so_far += weights[row] * reduce_sum(each)
     sums[lo // rows] = so_far
 
 
@@ -162,7 +162,7 @@ def entropy_of_ids_back(lo, hi, thread, dloss: F32, x: F32, targets: I32, weight
                 dx[start + targets[row]] -= factor
         else:
             for i in range(start, end, LANES):
-                store_to(dx, i, end, splat(0.0), 0)
+                store_until(dx, i, end, splat(0.0), 0)
 
 
 @KernelEntry
@@ -171,10 +171,10 @@ def entropy_of_rows_back(lo, hi, thread, dloss: F32, x: F32, targets: F32, weigh
         start, end = row * width, (row + 1) * width
         factor, mass = dloss[0] * weights[row], splat(0.0)
         for i in range(start, end, LANES):
-            mass += load_to(targets, i, end)
-        soft_max_row(x, dx, start, end, factor * total(mass))
+            mass += load_until(targets, i, end)
+        soft_max_row(x, dx, start, end, factor * reduce_sum(mass))
         for i in range(start, end, LANES):
-            store_to(dx, i, end, load_to(dx, i, end) - load_to(targets, i, end) * factor, 0)
+            store_until(dx, i, end, load_until(dx, i, end) - load_until(targets, i, end) * factor, 0)
 
 
 def rows_of(logits) -> int:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llamatrain.compiler.declare import Call, KernelEntry, f32, inline, u16
-from llamatrain.compiler.vectors import LANES, load_to, store_to
+from llamatrain.compiler.vectors import LANES, load_until, store_until
 from llamatrain.kernels.cpu.chunking import portion, streams
 from llamatrain.kernels.cpu.registry import Array, kernel
 
@@ -31,7 +31,7 @@ def address(columns, row):
 @inline
 def copy_row(x, y, count, past):
     for i in range(0, count, LANES):
-        store_to(y, i, count, load_to(x, i, count), past)
+        store_until(y, i, count, load_until(x, i, count), past)
 
 
 @KernelEntry

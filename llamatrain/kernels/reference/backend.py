@@ -13,7 +13,7 @@ from llamatrain.kernels.reference.registry import KERNELS, run
 
 
 class ReferenceBackend(Host):
-    def takes(self, node: Node) -> bool:
+    def has_kernel(self, node: Node) -> bool:
         return node.op.name in KERNELS
 
     def scratch(self, node: Node) -> int:
@@ -24,7 +24,7 @@ class ReferenceBackend(Host):
     ) -> list[Any]:
         return [partial(run, node.op.name, outs, ins, node.attrs), *self.lets_go(ins)]
 
-    def grouped(self, calls: Iterable[Any]) -> list[Callable[[], None]]:
+    def batch(self, calls: Iterable[Any]) -> list[Callable[[], None]]:
         return list(calls)
 
-    def ready(self, runs: Iterable[Callable[[], None]]) -> None: ...
+    def compile(self, runs: Iterable[Callable[[], None]]) -> None: ...

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from llamatrain.graph.ops.log_prob import CERTAIN
+from llamatrain.graph.ops.log_prob import MAX_LOG_PROB
 from llamatrain.kernels.reference.registry import kernel
 
 
@@ -13,13 +13,13 @@ def softplus(x):
 
 @kernel
 def log_odds(x):
-    x = np.minimum(x, x.dtype.type(CERTAIN))
+    x = np.minimum(x, x.dtype.type(MAX_LOG_PROB))
     return x - np.log(-np.expm1(x))
 
 
 @kernel
 def log_odds_back(dy, x):
-    return -dy / np.expm1(np.minimum(x, x.dtype.type(CERTAIN)))
+    return -dy / np.expm1(np.minimum(x, x.dtype.type(MAX_LOG_PROB)))
 
 
 @kernel

@@ -9,7 +9,7 @@ from llamatrain.graph import ops as O
 from llamatrain.graph.ops import geglu
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model import layers
-from llamatrain.model.architecture import Architecture, AttentionMask, Key, WindowPattern, windowed
+from llamatrain.model.architecture import Architecture, AttentionMask, Key, WindowPattern, is_windowed
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.rope import Rope
@@ -21,47 +21,47 @@ KEYS = {
     "attn_logit_softcapping": Key("score_cap", float, 50.0),
     "final_logit_softcapping": Key("logit_cap", float, 30.0),
 }
-BEHIND_ATTENTION = {"blk.{}.post_attention_norm.weight": layers.norm("post_attention_layernorm")}
-BEFORE_FEED_FORWARD = {"blk.{}.ffn_norm.weight": layers.norm("pre_feedforward_layernorm")}
-BEHIND_FEED_FORWARD = {"blk.{}.post_ffw_norm.weight": layers.norm("post_feedforward_layernorm")}
-UNLIKE = 46  # blocks of the one model whose scores are scaled by what its width gives a head
+AFTER_ATTENTION = {"blk.{}.post_attention_norm.weight": layers.block_norm("post_attention_layernorm")}
+BEFORE_FEED_FORWARD = {"blk.{}.ffn_norm.weight": layers.block_norm("pre_feedforward_layernorm")}
+AFTER_FEED_FORWARD = {"blk.{}.post_ffw_norm.weight": layers.block_norm("post_feedforward_layernorm")}
+LAYERS_27B = 46  # blocks of the one model whose scores are scaled by what its width gives a head
 
 
 def embed(model: ForwardPass) -> Tensor:
     return O.scale(layers.embed(model), by=math.sqrt(model.h.embd))
 
 
-def block(model: ForwardPass, layer: int, x: Tensor, normed: bool = False) -> Tensor:
-    at = f"blk.{layer}"
-    made = layers.attention(model, layer, model.norm(x, f"{at}.attn_norm"), normed)
-    x = O.add(model.going_on(layer, x), model.norm(made, f"{at}.post_attention_norm"))
-    made = layers.feed_forward(model, layer, model.norm(x, f"{at}.ffn_norm"), geglu)
-    return O.add(x, model.norm(made, f"{at}.post_ffw_norm"))
+def block(model: ForwardPass, layer: int, x: Tensor, norm_heads: bool = False) -> Tensor:
+    prefix = f"blk.{layer}"
+    output = layers.attention(model, layer, model.norm(x, f"{prefix}.attn_norm"), norm_heads)
+    x = O.add(model.keep_scored_rows(layer, x), model.norm(output, f"{prefix}.post_attention_norm"))
+    output = layers.feed_forward(model, layer, model.norm(x, f"{prefix}.ffn_norm"), geglu)
+    return O.add(x, model.norm(output, f"{prefix}.post_ffw_norm"))
 
 
-def near(h: Hyperparameters, layer: int) -> bool:
+def has_window(h: Hyperparameters, layer: int) -> bool:
     """Whether a block has a window."""
-    return bool(h.own["window"]) and windowed(int(h.own["period"]), layer)
+    return bool(h.extra["window"]) and is_windowed(int(h.extra["period"]), layer)
 
 
-def sight(h: Hyperparameters, layer: int, unlike: int = UNLIKE) -> AttentionMask:
-    size = h.embd // h.heads if h.layers == unlike else h.head_size
-    window = int(h.own["window"]) if near(h, layer) else 0
-    return AttentionMask(scale=size**-0.5, window=window, cap=h.own.get("score_cap", 0.0))
+def attention_mask(h: Hyperparameters, layer: int, layers_27b: int = LAYERS_27B) -> AttentionMask:
+    size = h.embd // h.heads if h.layers == layers_27b else h.head_size
+    window = int(h.extra["window"]) if has_window(h, layer) else 0
+    return AttentionMask(scale=size**-0.5, window=window, cap=h.extra.get("score_cap", 0.0))
 
 
-def rotations(h: Hyperparameters) -> Sequence[Rope]:
+def ropes(h: Hyperparameters) -> Sequence[Rope]:
     """Blocks with windows may turn by a base of their own."""
-    near = h.own["near_base"]
-    return [h.rope, replace(h.rope, base=near)] if h.own["window"] and near else [h.rope]
+    window_base = h.extra["near_base"]
+    return [h.rope, replace(h.rope, base=window_base)] if h.extra["window"] and window_base else [h.rope]
 
 
-def turned(h: Hyperparameters, layer: int) -> int:
-    return int(len(h.rotations) > 1 and near(h, layer))
+def rope_index(h: Hyperparameters, layer: int) -> int:
+    return int(len(h.ropes) > 1 and has_window(h, layer))
 
 
-def cap(h: Hyperparameters) -> float:
-    return h.own["logit_cap"]
+def logit_cap(h: Hyperparameters) -> float:
+    return h.extra["logit_cap"]
 
 
 ARCHITECTURE = Architecture(
@@ -71,22 +71,22 @@ ARCHITECTURE = Architecture(
     | layers.BEFORE_ATTENTION
     | layers.ATTENTION
     | layers.BIASES
-    | BEHIND_ATTENTION
+    | AFTER_ATTENTION
     | BEFORE_FEED_FORWARD
     | layers.FEED_FORWARD
-    | BEHIND_FEED_FORWARD
-    | layers.LAST,
+    | AFTER_FEED_FORWARD
+    | layers.FINAL,
     rotation="halves",
     embed=embed,
     block=block,
-    last=layers.last,
-    partly=True,
+    final_norm=layers.final_norm,
+    partial_rotary=True,
     tied=True,
-    rotations=rotations,
-    turned=turned,
-    ties=True,
-    sight=sight,
-    cap=cap,
-    refused=layers.REFUSED,
-    relatives={"gemma": "a model of one norm before each half"},
+    ropes=ropes,
+    rope_index=rope_index,
+    ties_by_default=True,
+    attention_mask=attention_mask,
+    logit_cap=logit_cap,
+    supported_values=layers.SUPPORTED_VALUES,
+    unsupported_names={"gemma": "a model of one norm before each half"},
 )

@@ -13,17 +13,17 @@ from llamatrain.model.rope import Rope
 KEYS = {
     "attention.sliding_window": Key("window", int, 0),
     "attention.sliding_window_pattern": WindowPattern("period", int, 6),
-    "rope.freq_base_swa": Key("near_base", float, 10000.0, least=1),
+    "rope.freq_base_swa": Key("near_base", float, 10000.0, min_value=1),
     "final_logit_softcapping": Key("logit_cap", float, 0.0),
 }
-UNLIKE = 62  # blocks, as in the second
+LAYERS_27B = 62  # blocks, as in the second
 
 
-def rotations(h: Hyperparameters) -> Sequence[Rope]:
+def ropes(h: Hyperparameters) -> Sequence[Rope]:
     """What is scaled are not the blocks with windows; what is made longer are all."""
     return (
-        [h.rope, Rope(h.rope.size, base=h.own["near_base"], length=h.rope.length)]
-        if h.own["window"]
+        [h.rope, Rope(h.rope.size, base=h.extra["near_base"], length=h.rope.length)]
+        if h.extra["window"]
         else [h.rope]
     )
 
@@ -36,24 +36,24 @@ ARCHITECTURE = Architecture(
     | layers.ATTENTION
     | layers.BIASES
     | layers.HEAD_NORMS
-    | gemma2.BEHIND_ATTENTION
+    | gemma2.AFTER_ATTENTION
     | gemma2.BEFORE_FEED_FORWARD
     | layers.FEED_FORWARD
-    | gemma2.BEHIND_FEED_FORWARD
-    | layers.LAST,
+    | gemma2.AFTER_FEED_FORWARD
+    | layers.FINAL,
     rotation="halves",
     embed=gemma2.embed,
-    block=partial(gemma2.block, normed=True),
-    last=layers.last,
-    partly=True,
-    rotations=rotations,
-    turned=gemma2.turned,
-    sight=partial(gemma2.sight, unlike=UNLIKE),
-    cap=gemma2.cap,
-    ties=True,
-    new={"window": 512},
-    refused=layers.REFUSED,
-    relatives={
+    block=partial(gemma2.block, norm_heads=True),
+    final_norm=layers.final_norm,
+    partial_rotary=True,
+    ropes=ropes,
+    rope_index=gemma2.rope_index,
+    attention_mask=partial(gemma2.attention_mask, layers_27b=LAYERS_27B),
+    logit_cap=gemma2.logit_cap,
+    ties_by_default=True,
+    new_model_values={"window": 512},
+    supported_values=layers.SUPPORTED_VALUES,
+    unsupported_names={
         "gemma3n": "a model of other blocks",
         "gemma-embedding": "a model for embeddings",
         "gemma4": "a model of other blocks",

@@ -11,35 +11,35 @@ KEYS = {
     "embedding_scale": Key("embedding_scale", float, 0.0),
     "attention.scale": Key("attention_scale", float, 0.0),
     "residual_scale": Key("residual_scale", float, 0.0),
-    "logit_scale": Key("logit_scale", float, least=1e-6),
+    "logit_scale": Key("logit_scale", float, min_value=1e-6),
 }
 
 
-def scaled(model: ForwardPass, x: Tensor, name: str) -> Tensor:
+def multiply(model: ForwardPass, x: Tensor, name: str) -> Tensor:
     """0 says that there is no such multiplier."""
-    by = model.h.own[name]
+    by = model.h.extra[name]
     return O.scale(x, by=by) if by not in (0, 1) else x
 
 
 def embed(model: ForwardPass) -> Tensor:
-    return scaled(model, model.embedding("token_embd"), "embedding_scale")
+    return multiply(model, model.embedding("token_embd"), "embedding_scale")
 
 
 def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
-    at = f"blk.{layer}"
-    made = layers.attention(model, layer, model.norm(x, f"{at}.attn_norm"))
-    x = O.add(model.going_on(layer, x), scaled(model, made, "residual_scale"))
-    made = layers.feed_forward(model, layer, model.norm(x, f"{at}.ffn_norm"))
-    return O.add(x, scaled(model, made, "residual_scale"))
+    prefix = f"blk.{layer}"
+    output = layers.attention(model, layer, model.norm(x, f"{prefix}.attn_norm"))
+    x = O.add(model.keep_scored_rows(layer, x), multiply(model, output, "residual_scale"))
+    output = layers.feed_forward(model, layer, model.norm(x, f"{prefix}.ffn_norm"))
+    return O.add(x, multiply(model, output, "residual_scale"))
 
 
-def last(model: ForwardPass, x: Tensor) -> Tensor:
+def final_norm(model: ForwardPass, x: Tensor) -> Tensor:
     """Logits are divided by their scale: here what they are made of is."""
-    return O.scale(model.norm(x, "output_norm"), by=1 / model.h.own["logit_scale"])
+    return O.scale(model.norm(x, "output_norm"), by=1 / model.h.extra["logit_scale"])
 
 
-def sight(h: Hyperparameters, layer: int) -> AttentionMask:
-    return AttentionMask(scale=h.own["attention_scale"] or h.head_size**-0.5)
+def attention_mask(h: Hyperparameters, layer: int) -> AttentionMask:
+    return AttentionMask(scale=h.extra["attention_scale"] or h.head_size**-0.5)
 
 
 ARCHITECTURE = Architecture(
@@ -49,11 +49,12 @@ ARCHITECTURE = Architecture(
     rotation="pairs",
     embed=embed,
     block=block,
-    last=last,
-    sight=sight,
-    new={"embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 8.0},
-    refused=layers.REFUSED | {"rope.scaling.finetuned": (True, "a model whose heads do not turn")},
-    relatives={
+    final_norm=final_norm,
+    attention_mask=attention_mask,
+    new_model_values={"embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 8.0},
+    supported_values=layers.SUPPORTED_VALUES
+    | {"rope.scaling.finetuned": (True, "a model whose heads do not turn")},
+    unsupported_names={
         "granitemoe": "a mixture of experts",
         "granitehybrid": "a hybrid, of attention and of blocks that recur",
     },

@@ -3,7 +3,7 @@
 from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture
 
-OTHERS = {  # that stand for themselves, and are told by what they are
+UNSUPPORTED = {  # that stand for themselves, and are told by what they are
     "a mixture of experts": "llama4 deepseek deepseek2 gpt-oss grok dbrx arctic bailingmoe dots1 glm4moe minimax-m2 smallthinker",
     "a model that recurs": "mamba mamba2 rwkv6 rwkv7 arwkv7 rwkv6qwen2",
     "a hybrid, of attention and of blocks that recur": "jamba nemotron_h falcon-h1 lfm2 plamo2 kimi-linear",
@@ -20,8 +20,8 @@ ARCHITECTURE = Architecture(
     rotation="pairs",
     embed=layers.embed,
     block=layers.block,
-    last=layers.last,
-    partly=True,
-    refused=layers.REFUSED,
-    relatives={name: what for what, names in OTHERS.items() for name in names.split()},
+    final_norm=layers.final_norm,
+    partial_rotary=True,
+    supported_values=layers.SUPPORTED_VALUES,
+    unsupported_names={name: what for what, names in UNSUPPORTED.items() for name in names.split()},
 )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from llamatrain.graph import ops as O
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model import layers
-from llamatrain.model.architecture import Architecture, AttentionMask, Key, WindowPattern, windowed
+from llamatrain.model.architecture import Architecture, AttentionMask, Key, WindowPattern, is_windowed
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.rope import Rope
@@ -15,38 +15,40 @@ KEYS = {
     "attention.sliding_window_pattern": WindowPattern("period", int, 4),
 }
 NORMS = {
-    "blk.{}.attn_q_norm.weight": layers.row("norm", lambda h: h.width, "self_attn.q_norm"),
-    "blk.{}.attn_k_norm.weight": layers.row("norm", lambda h: h.kv_width, "self_attn.k_norm"),
-    "blk.{}.post_attention_norm.weight": layers.norm("post_attention_layernorm"),
+    "blk.{}.attn_q_norm.weight": layers.block_vector("norm", lambda h: h.width, "self_attn.q_norm"),
+    "blk.{}.attn_k_norm.weight": layers.block_vector("norm", lambda h: h.kv_width, "self_attn.k_norm"),
+    "blk.{}.post_attention_norm.weight": layers.block_norm("post_attention_layernorm"),
 }
-LAST_NORM = {"blk.{}.post_ffw_norm.weight": layers.norm("post_feedforward_layernorm")}
+LAST_NORM = {"blk.{}.post_ffw_norm.weight": layers.block_norm("post_feedforward_layernorm")}
 
 
 def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
-    h, at = model.h, f"blk.{layer}"
+    h, prefix = model.h, f"blk.{layer}"
 
-    def turned(name: str, count: int) -> Tensor:
-        rows = model.norm(model.linear(x, f"{at}.{name}"), f"{at}.{name}_norm")
-        return model.rotated(layer, model.heads(rows, count))
+    def project_and_rotate(name: str, count: int) -> Tensor:
+        rows = model.norm(model.linear(x, f"{prefix}.{name}"), f"{prefix}.{name}_norm")
+        return model.apply_rope(layer, model.split_heads(rows, count))
 
-    q, k = turned("attn_q", h.heads), turned("attn_k", h.kv_heads)
-    v = model.heads(model.linear(x, f"{at}.attn_v"), h.kv_heads)
-    made = model.linear(model.attended(layer, q, k, v), f"{at}.attn_output")
-    y = O.add(model.going_on(layer, x), model.norm(made, f"{at}.post_attention_norm"))
-    return O.add(y, model.norm(layers.feed_forward(model, layer, y), f"{at}.post_ffw_norm"))
-
-
-def near(h: Hyperparameters, layer: int) -> bool:
-    return bool(h.own["window"]) and windowed(int(h.own["period"]), layer)
+    q, k = project_and_rotate("attn_q", h.heads), project_and_rotate("attn_k", h.kv_heads)
+    v = model.split_heads(model.linear(x, f"{prefix}.attn_v"), h.kv_heads)
+    output = model.linear(model.attention(layer, q, k, v), f"{prefix}.attn_output")
+    y = O.add(model.keep_scored_rows(layer, x), model.norm(output, f"{prefix}.post_attention_norm"))
+    return O.add(y, model.norm(layers.feed_forward(model, layer, y), f"{prefix}.post_ffw_norm"))
 
 
-def sight(h: Hyperparameters, layer: int) -> AttentionMask:
-    return AttentionMask(scale=h.head_size**-0.5, window=int(h.own["window"]) if near(h, layer) else 0)
+def has_window(h: Hyperparameters, layer: int) -> bool:
+    return bool(h.extra["window"]) and is_windowed(int(h.extra["period"]), layer)
 
 
-def rotations(h: Hyperparameters) -> Sequence[Rope]:
+def attention_mask(h: Hyperparameters, layer: int) -> AttentionMask:
+    return AttentionMask(
+        scale=h.head_size**-0.5, window=int(h.extra["window"]) if has_window(h, layer) else 0
+    )
+
+
+def ropes(h: Hyperparameters) -> Sequence[Rope]:
     """Blocks with windows turn as if nothing were scaled."""
-    return [h.rope, Rope(h.rope.size, base=h.rope.base)] if h.own["window"] else [h.rope]
+    return [h.rope, Rope(h.rope.size, base=h.rope.base)] if h.extra["window"] else [h.rope]
 
 
 ARCHITECTURE = Architecture(
@@ -58,16 +60,16 @@ ARCHITECTURE = Architecture(
     | NORMS
     | layers.FEED_FORWARD
     | LAST_NORM
-    | layers.LAST,
+    | layers.FINAL,
     rotation="halves",
     embed=layers.embed,
     block=block,
-    last=layers.last,
+    final_norm=layers.final_norm,
     tied=False,
-    narrow=True,
-    rotations=rotations,
-    turned=lambda h, layer: int(near(h, layer)),
-    sight=sight,
-    refused=layers.REFUSED,
-    relatives={"olmo": "a model with other norms", "olmoe": "a mixture of experts"},
+    heads_fill_width=True,
+    ropes=ropes,
+    rope_index=lambda h, layer: int(has_window(h, layer)),
+    attention_mask=attention_mask,
+    supported_values=layers.SUPPORTED_VALUES,
+    unsupported_names={"olmo": "a model with other norms", "olmoe": "a mixture of experts"},
 )

@@ -11,28 +11,29 @@ from llamatrain.model.architecture import Architecture
 from llamatrain.model.forward import ForwardPass
 
 ATTENTION = {
-    "blk.{}.attn_qkv.weight": layers.matrix(
+    "blk.{}.attn_qkv.weight": layers.block_matrix(
         lambda h: h.width + 2 * h.kv_width, lambda h: h.embd, "self_attn.qkv_proj"
     ),
     "blk.{}.attn_output.weight": layers.ATTENTION["blk.{}.attn_output.weight"],
 }
 FEED_FORWARD = {
-    "blk.{}.ffn_up.weight": layers.matrix(lambda h: 2 * h.ff, lambda h: h.embd, "mlp.gate_up_proj"),
+    "blk.{}.ffn_up.weight": layers.block_matrix(lambda h: 2 * h.ff, lambda h: h.embd, "mlp.gate_up_proj"),
     "blk.{}.ffn_down.weight": layers.FEED_FORWARD["blk.{}.ffn_down.weight"],
 }
 
 
 def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
-    h, at = model.h, f"blk.{layer}"
-    together = model.linear(model.norm(x, f"{at}.attn_norm"), f"{at}.attn_qkv")
-    parts = split_columns(together, sizes=(h.width, h.kv_width, h.kv_width))
+    h, prefix = model.h, f"blk.{layer}"
+    qkv = model.linear(model.norm(x, f"{prefix}.attn_norm"), f"{prefix}.attn_qkv")
+    parts = split_columns(qkv, sizes=(h.width, h.kv_width, h.kv_width))
     q, k, v = (
-        model.heads(part, count) for part, count in zip(parts, (h.heads, h.kv_heads, h.kv_heads), strict=True)
+        model.split_heads(part, count)
+        for part, count in zip(parts, (h.heads, h.kv_heads, h.kv_heads), strict=True)
     )
-    seen = model.attended(layer, model.rotated(layer, q), model.rotated(layer, k), v)
-    x = O.add(model.going_on(layer, x), model.linear(seen, f"{at}.attn_output"))
-    gated = swiglu_halves(model.linear(model.norm(x, f"{at}.ffn_norm"), f"{at}.ffn_up"))
-    return O.add(x, model.linear(gated, f"{at}.ffn_down"))
+    attended = model.attention(layer, model.apply_rope(layer, q), model.apply_rope(layer, k), v)
+    x = O.add(model.keep_scored_rows(layer, x), model.linear(attended, f"{prefix}.attn_output"))
+    gated = swiglu_halves(model.linear(model.norm(x, f"{prefix}.ffn_norm"), f"{prefix}.ffn_up"))
+    return O.add(x, model.linear(gated, f"{prefix}.ffn_down"))
 
 
 ARCHITECTURE = Architecture(
@@ -43,13 +44,13 @@ ARCHITECTURE = Architecture(
     | ATTENTION
     | layers.BEFORE_FEED_FORWARD
     | FEED_FORWARD
-    | layers.LAST,
+    | layers.FINAL,
     rotation="halves",
     embed=layers.embed,
     block=block,
-    last=layers.last,
-    partly=True,
-    narrow=True,
-    refused=layers.REFUSED,
-    relatives={"phi2": "a model with other norms", "phimoe": "a mixture of experts"},
+    final_norm=layers.final_norm,
+    partial_rotary=True,
+    heads_fill_width=True,
+    supported_values=layers.SUPPORTED_VALUES,
+    unsupported_names={"phi2": "a model with other norms", "phimoe": "a mixture of experts"},
 )

@@ -16,12 +16,12 @@ ARCHITECTURE = Architecture(
     | BIASES
     | layers.BEFORE_FEED_FORWARD
     | layers.FEED_FORWARD
-    | layers.LAST,
+    | layers.FINAL,
     rotation="halves",
     embed=layers.embed,
     block=layers.block,
-    last=layers.last,
-    narrow=True,
-    refused=layers.REFUSED,
-    relatives={"qwen2moe": "a mixture of experts", "qwen2vl": "a model that sees"},
+    final_norm=layers.final_norm,
+    heads_fill_width=True,
+    supported_values=layers.SUPPORTED_VALUES,
+    unsupported_names={"qwen2moe": "a mixture of experts", "qwen2vl": "a model that sees"},
 )

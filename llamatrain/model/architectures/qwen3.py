@@ -15,13 +15,13 @@ ARCHITECTURE = Architecture(
     | layers.HEAD_NORMS
     | layers.BEFORE_FEED_FORWARD
     | layers.FEED_FORWARD
-    | layers.LAST,
+    | layers.FINAL,
     rotation="halves",
     embed=layers.embed,
-    block=partial(layers.block, normed=True),
-    last=layers.last,
-    refused=layers.REFUSED,
-    relatives={
+    block=partial(layers.block, norm_heads=True),
+    final_norm=layers.final_norm,
+    supported_values=layers.SUPPORTED_VALUES,
+    unsupported_names={
         "qwen3moe": "a mixture of experts",
         "qwen3next": "a hybrid, of attention and of blocks that recur",
         "qwen3vl": "a model that sees",

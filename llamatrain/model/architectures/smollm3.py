@@ -4,11 +4,11 @@ from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture
 from llamatrain.model.hyperparameters import Hyperparameters
 
-STILL = 4  # of so many blocks the last
+NO_ROPE_EVERY = 4  # of so many blocks the last
 
 
-def turned(h: Hyperparameters, layer: int) -> int | None:
-    return None if layer % STILL == STILL - 1 else 0
+def rope_index(h: Hyperparameters, layer: int) -> int | None:
+    return None if layer % NO_ROPE_EVERY == NO_ROPE_EVERY - 1 else 0
 
 
 ARCHITECTURE = Architecture(
@@ -18,7 +18,7 @@ ARCHITECTURE = Architecture(
     rotation="pairs",
     embed=layers.embed,
     block=layers.block,
-    last=layers.last,
-    turned=turned,
-    refused=layers.REFUSED,
+    final_norm=layers.final_norm,
+    rope_index=rope_index,
+    supported_values=layers.SUPPORTED_VALUES,
 )

@@ -15,14 +15,14 @@ from llamatrain.graph.tensor import Tensor
 from llamatrain.io.madvise import release_pages
 from llamatrain.preference.batch import PreferenceTotals
 from llamatrain.train.graphs import StepGraph, StepGraphs
-from llamatrain.train.parallel.accumulate import GroupStep, turns_of
+from llamatrain.train.parallel.accumulate import GroupStep, plan_accumulation
 from llamatrain.train.parallel.gather import GatheredState
-from llamatrain.train.parallel.partition import share
+from llamatrain.train.parallel.partition import rank_range
 from llamatrain.train.parallel.reduce import TreeReduce
-from llamatrain.train.programs import BoundGraph, Key, TrainPrograms
+from llamatrain.train.programs import BoundGraph, DropoutKey, TrainPrograms
 
 T = TypeVar("T")
-SMALL = 1e-6  # beside a norm that is divided by, as in `clip_factor`
+EPSILON = 1e-6  # beside a norm that is divided by, as in `clip_factor`
 
 
 class ShardedPrograms(TrainPrograms):
@@ -38,167 +38,184 @@ class ShardedPrograms(TrainPrograms):
         arena: int,
         frozen: Mapping[str, np.ndarray] | None = None,
         *,
-        world: Comm,
+        comm: Comm,
         batches: int,
     ) -> None:
         """Allocate the vectors of the accumulation plan for `batches` micro-batches per step."""
         super().__init__(graphs, arena, frozen)
-        setting, division = graphs.setting, graphs.division
+        spec, partition = graphs.spec, graphs.partition
         assert self.grads
-        self.world, self.division = world, division
-        self.turns = turns_of(share(setting.groups, setting.ranks, setting.rank), setting.groups, batches)
+        self.comm, self.partition = comm, partition
+        self.accumulation = plan_accumulation(
+            rank_range(spec.groups, spec.ranks, spec.rank), spec.groups, batches
+        )
         size = self.grads.vector.nbytes
-        more = [setting.backend.take(size).view(np.float32) for _ in range(1, self.turns.vectors)]
-        self._sums = [self.grads.vector, *more]
-        self._exchange = TreeReduce(world, division, self.turns, self._sums, setting.half_wire)
-        self.exposed = 0.0
-        for cut in graphs.cuts if setting.rule else ():
-            place = np.s_[cut.start : cut.stop]
-            self._arrays[cut.key] = self.weights.vector[place].reshape(cut.shape)
-            self._arrays[f"{cut.key}.grad"] = self.grads.vector[place].reshape(cut.shape)
+        more = [
+            spec.backend.allocate(size).view(np.float32) for _ in range(1, self.accumulation.vector_count)
+        ]
+        self._vectors = [self.grads.vector, *more]
+        self._reduce = TreeReduce(comm, partition, self.accumulation, self._vectors, spec.comm_bf16)
+        self.exposed_seconds = 0.0
+        for part in graphs.shard_slices if spec.rule else ():
+            location = np.s_[part.start : part.stop]
+            self._arrays[part.key] = self.weights.vector[location].reshape(part.shape)
+            self._arrays[f"{part.key}.grad"] = self.grads.vector[location].reshape(part.shape)
 
-    def share(self, batches: int) -> range:
+    def local_microbatches(self, batches: int) -> range:
         """Return the indices of a step's micro-batches that this rank runs."""
-        setting = self.setting
-        groups = share(setting.groups, setting.ranks, setting.rank)
+        spec = self.spec
+        groups = rank_range(spec.groups, spec.ranks, spec.rank)
         return range(
-            share(batches, setting.groups, groups[0])[0], share(batches, setting.groups, groups[-1])[-1] + 1
+            rank_range(batches, spec.groups, groups[0])[0],
+            rank_range(batches, spec.groups, groups[-1])[-1] + 1,
         )
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait until the reduction is done."""
-        self.exposed = (self.exposed or 0.0) + self._exchange.finish()
+        self.exposed_seconds = (self.exposed_seconds or 0.0) + self._reduce.finish()
 
-    def whole_of(self, kind: str) -> GatheredState:
+    def full_state(self, kind: str) -> GatheredState:
         """Return an optimizer state of all ranks, to be gathered while it is written."""
-        rule, division = self.setting.optimizer, self.division
+        rule, partition = self.spec.optimizer, self.partition
         assert rule
-        cuts = ((cut, rank) for rank in range(division.ranks) for cut in division.cuts_of(rank))
-        held = ((cut, rank) for cut, rank in cuts if rule.holds(kind, cut.name, cut.shape))
-        return GatheredState(
-            self.world, kind, sorted(held, key=lambda each: each[0].start), self.vectors[kind]
-        )
+        slices = ((part, rank) for rank in range(partition.ranks) for part in partition.rank_slices(rank))
+        held = ((part, rank) for part, rank in slices if rule.holds(kind, part.name, part.shape))
+        return GatheredState(self.comm, kind, sorted(held, key=lambda each: each[0].start), self.states[kind])
 
-    def serve(self, kind: str) -> None:
+    def send_state(self, kind: str) -> None:
         """Send this rank's part of a state to rank 0."""
-        self.whole_of(kind).serve()
+        self.full_state(kind).send_pieces()
 
-    def put_back(self, kind: str, pieces: Mapping[str, np.ndarray]) -> None:
+    def load_state(self, kind: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Load this rank's slices of an optimizer state."""
-        held, begins = self.vectors[kind].parts, self.division.begins
-        for cut in self.graphs.cuts:
-            if cut.key in held:
-                start = cut.start - begins[cut.name]
-                held[cut.key][...] = (
-                    pieces[cut.name].reshape(-1)[start : start + held[cut.key].size].reshape(cut.shape)
+        states, offsets = self.states[kind].parts, self.partition.offsets
+        for part in self.graphs.shard_slices:
+            if part.key in states:
+                start = part.start - offsets[part.name]
+                states[part.key][...] = (
+                    arrays[part.name].reshape(-1)[start : start + states[part.key].size].reshape(part.shape)
                 )
-        for piece in pieces.values():
-            release_pages(piece)
+        for array in arrays.values():
+            release_pages(array)
 
-    def overwrites(self, number: int) -> bool:
+    def starts_sum(self, index: int) -> bool:
         """Return True if this micro-batch starts a sum in vector 0."""
-        return self.turns.overwrites(number)
+        return self.accumulation.starts_sum(index)
 
-    def told(self, graph: StepGraph) -> dict[Tensor, Callable[[], None]]:
+    def output_callbacks(self, graph: StepGraph) -> dict[Tensor, Callable[[], None]]:
         """Return callbacks that mark a bucket as final after its last gradient."""
-        plan, found = self.graphs.plan(graph), dict[Tensor, Callable[[], None]]()
+        plan, callbacks = self.graphs.plan(graph), dict[Tensor, Callable[[], None]]()
         if not graph.grads:
-            return found
-        places = {node: place for place, node in enumerate(plan.nodes)}
+            return callbacks
+        node_indices = {node: index for index, node in enumerate(plan.nodes)}
         last: dict[Tensor, list[int]] = {}
-        for number, segments in enumerate(self.division.buckets):
-            grads = [graph.grads[cut.name] for segment in segments for cut in segment]
-            latest = max(grads, key=lambda grad: places[node] if (node := plan.outputs[grad].node) else -1)
-            last.setdefault(latest, []).append(number)
-        return {grad: partial(self._final, numbers) for grad, numbers in last.items()}
+        for bucket, segments in enumerate(self.partition.buckets):
+            grads = [graph.grads[part.name] for segment in segments for part in segment]
+            latest = max(
+                grads, key=lambda grad: node_indices[node] if (node := plan.outputs[grad].node) else -1
+            )
+            last.setdefault(latest, []).append(bucket)
+        return {grad: partial(self._mark_final, buckets) for grad, buckets in last.items()}
 
-    def _final(self, buckets: list[int]) -> None:
-        for number in buckets:
-            self._exchange.ready(number)
+    def _mark_final(self, buckets: list[int]) -> None:
+        for bucket in buckets:
+            self._reduce.mark_final(bucket)
 
-    def gradients(self, batch: Batch, total: PreferenceTotals, number: int, key: Key = (0, 0)) -> float:
+    def compute_gradients(
+        self, batch: Batch, totals: PreferenceTotals, index: int, key: DropoutKey = (0, 0)
+    ) -> float:
         """Run a micro-batch; the last one of a step starts the reduction."""
-        last = number == self.turns.count - 1
-        if number == 0:
-            self.exposed = 0.0
+        last = index == self.accumulation.count - 1
+        if index == 0:
+            self.exposed_seconds = 0.0
         if last:
-            self._exchange.begin()
+            self._reduce.start()
         try:
-            loss = super().gradients(batch, total, number, key)
+            loss = super().compute_gradients(batch, totals, index, key)
         except BaseException:
-            self._exchange.give_up()
+            self._reduce.cancel()
             raise
-        if not last and (turn := self.turns.after(number)):
-            self._move(turn)
+        if not last and (group := self.accumulation.ending_group(index)):
+            self._accumulate(group)
         return loss
 
-    def _move(self, turn: GroupStep) -> None:
-        sums = self._sums
-        for to, what in turn.added:
-            sums[to] += sums[what]
-        if turn.moved:
-            sums[turn.moved][:] = sums[0]
+    def _accumulate(self, group: GroupStep) -> None:
+        vectors = self._vectors
+        for to, source in group.additions:
+            vectors[to] += vectors[source]
+        if group.move_to:
+            vectors[group.move_to][:] = vectors[0]
 
     # ---- the step ----------------------------------------------------------
 
-    def update(self, step: int, rate: float) -> float:
+    def update_weights(self, step: int, rate: float) -> float:
         """Update this rank's slices and exchange the weights; return the norm of the whole gradient."""
-        mine = list[float]()
-        if self.graphs.cuts:  # where weights stay whole, a rank may have none
-            squares = self._squares()
-            squares.program()
-            mine = [float(squares.program.read(each)) for each in squares.graph.outputs]
+        own_squares = list[float]()
+        if self.graphs.shard_slices:  # where weights stay whole, a rank may have none
+            norm_program = self._norm_program()
+            norm_program.program()
+            own_squares = [float(norm_program.program.read(square)) for square in norm_program.graph.outputs]
         norm = math.sqrt(
-            math.fsum(each for one in self._waiting(lambda: self.world.gathered(mine)) for each in one)
+            math.fsum(
+                square
+                for rank_squares in self._time_exposed(lambda: self.comm.all_gather(own_squares))
+                for square in rank_squares
+            )
         )
-        clip = self.setting.clip
-        factor = min(1.0, clip / (norm + SMALL)) if clip > 0 and math.isfinite(norm) else 1.0
-        if self.graphs.cuts:
-            stepping = self._stepping()
-            stepping.schedule(step, rate).program.write(stepping.graph.inputs["factor"], np.float32(factor))
-            self._last = stepping
-            stepping.program()
-        self._waiting(lambda: self._spread(self.weights.vector))
+        clip = self.spec.clip
+        factor = min(1.0, clip / (norm + EPSILON)) if clip > 0 and math.isfinite(norm) else 1.0
+        if self.graphs.shard_slices:
+            update_program = self._shard_update_program()
+            update_program.set_schedule(step, rate).program.write(
+                update_program.graph.inputs["factor"], np.float32(factor)
+            )
+            self._last = update_program
+            update_program.program()
+        self._time_exposed(lambda: self._all_gather(self.weights.vector))
         return norm
 
-    def summed(self) -> np.ndarray:
+    def total_gradient(self) -> np.ndarray:
         """Return the whole gradient on every rank."""
-        self._waiting(lambda: self._spread(self._sums[0]))
-        return self._sums[0]
+        self._time_exposed(lambda: self._all_gather(self._vectors[0]))
+        return self._vectors[0]
 
-    def _waiting(self, for_what: Callable[[], T]) -> T:
+    def _time_exposed(self, communicate: Callable[[], T]) -> T:
         start = time.perf_counter()
-        found = for_what()
-        self.exposed = (self.exposed or 0.0) + time.perf_counter() - start
-        return found
+        result = communicate()
+        self.exposed_seconds = (self.exposed_seconds or 0.0) + time.perf_counter() - start
+        return result
 
-    def _spread(self, vector: np.ndarray) -> None:
+    def _all_gather(self, vector: np.ndarray) -> None:
         """Share a vector's segments: afterwards every rank has all of them."""
-        division = self.division
-        if division.ranks == 1:
+        partition = self.partition
+        if partition.ranks == 1:
             return
         parts = [
-            [vector[run] for number in range(len(division.buckets)) for run in division.runs(number, rank)]
-            for rank in range(division.ranks)
+            [
+                vector[run]
+                for bucket in range(len(partition.buckets))
+                for run in partition.bucket_ranges(bucket, rank)
+            ]
+            for rank in range(partition.ranks)
         ]
-        self.world.met()
-        self.world.swap([parts[division.rank]] * division.ranks, parts)
+        self.comm.barrier()
+        self.comm.all_to_all([parts[partition.rank]] * partition.ranks, parts)
 
-    def _updates(self) -> None:
-        if self.graphs.cuts:
-            self._squares()
-            self._stepping()
+    def _compile_update(self) -> None:
+        if self.graphs.shard_slices:
+            self._norm_program()
+            self._shard_update_program()
 
-    def _squares(self) -> BoundGraph:
-        return self._own("squares", lambda: self.graphs.squares(self.setting.rank))
+    def _norm_program(self) -> BoundGraph:
+        return self._private_program("squares", lambda: self.graphs.norm_graph(self.spec.rank))
 
-    def _stepping(self) -> BoundGraph:
-        return self._own("own update", lambda: self.graphs.own_update(self.setting.rank))
+    def _shard_update_program(self) -> BoundGraph:
+        return self._private_program("own update", lambda: self.graphs.shard_update_graph(self.spec.rank))
 
-    def _own(self, kind: str, make: Callable[[], StepGraph]) -> BoundGraph:
+    def _private_program(self, kind: str, build: Callable[[], StepGraph]) -> BoundGraph:
         """Return a program with its own arena."""
-        if (kind, 0) not in self._bound:
+        if (kind, 0) not in self._programs:
             with phase("planning"):
-                graph = make()
-            self._bound[kind, 0] = BoundGraph(self.graphs, graph, self._arrays | self.graphs.states)
-        return self._bound[kind, 0]
+                graph = build()
+            self._programs[kind, 0] = BoundGraph(self.graphs, graph, self._arrays | self.graphs.states)
+        return self._programs[kind, 0]

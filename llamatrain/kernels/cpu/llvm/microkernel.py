@@ -88,7 +88,7 @@ def held_or_zero(builder: Any, places: list[Any], accumulate: Any) -> list[Any]:
     first = [builder.phi(FLOATS) for _ in places]
     for made, value in zip(first, held, strict=True):
         made.add_incoming(value, more)
-        made.add_incoming(W.each(FLOATS, 0.0), before)
+        made.add_incoming(W.constant(FLOATS, 0.0), before)
     return first
 
 

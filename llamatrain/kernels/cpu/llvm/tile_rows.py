@@ -27,11 +27,16 @@ def copy_row(builder: Any, to: Any, source: Any, second: Any) -> None:
 
 
 def round_row(builder: Any, to: Any, source: Any, second: Any) -> None:
-    store(builder, W.upper_half(builder, W.rounded(builder, load(builder, source, FLOATS, 4))), to, 64)
+    store(
+        builder,
+        W.upper_half(builder, W.round_to_upper_half(builder, load(builder, source, FLOATS, 4))),
+        to,
+        64,
+    )
 
 
 def widen_row(builder: Any, to: Any, source: Any, second: Any) -> None:
-    store(builder, W.raised(builder, load(builder, source, SHORTS, 2)), to, 64)
+    store(builder, W.widen_to_upper_half(builder, load(builder, source, SHORTS, 2)), to, 64)
 
 
 def both_rounded(builder: Any, first: Any, second: Any) -> Any:
@@ -76,7 +81,7 @@ def pair_twice(builder: Any, to: Any, source: Any, second: Any, next_to: Any) ->
 
 def pair_halves(builder: Any, to: Any, source: Any, second: Any) -> None:
     low, high = (load(builder, address, SHORTS, 2) for address in (source, second))
-    store(builder, builder.or_(builder.zext(low, INTS), W.raised(builder, high)), to, 64)
+    store(builder, builder.or_(builder.zext(low, INTS), W.widen_to_upper_half(builder, high)), to, 64)
 
 
 def part(element: Any) -> Emit:
