@@ -35,7 +35,7 @@ class Backend(Protocol):
     def resident_bytes(self, sizes: Iterable[int]) -> int:
         """Of weights of such sizes that are only read, where their file is mapped: how many bytes are in memory at once."""
 
-    def read(self, place: View) -> np.ndarray:
+    def parse(self, place: View) -> np.ndarray:
         """What lies there, not to be written to; valid until the next run."""
 
     def write(self, place: View, values: Any, at: Any = ...) -> None:
@@ -80,6 +80,6 @@ def create_backend(kernels: str = "cpu", threads: int = 1, drops: bool = False) 
         from llamatrain.kernels.reference.backend import ReferenceBackend
 
         return ReferenceBackend(threads, drops)
-    from llamatrain.kernels.cpu.backend import Compiled
+    from llamatrain.kernels.cpu.backend import CpuBackend
 
-    return Compiled(threads, drops)
+    return CpuBackend(threads, drops)

@@ -34,9 +34,9 @@ else:
 
 __all__ = [
     "ALIGNMENT",
-    "BLOCKS",
+    "BLOCK_LAYOUTS",
     "MAGIC",
-    "QUANTISATION",
+    "QUANT_VERSION",
     "VERSION",
     "GGUFValueType",
     "LlamaFileType",

@@ -217,4 +217,6 @@ def format_options(options: tuple[float, ...]) -> dict[str, Value]:
     kind, _, past, delta, _, _, decay, alpha, beta1, beta2, eps, *_ = options
     rate = f"--lr {alpha:g} --beta1 {beta1:g} --beta2 {beta2:g} --eps {eps:g} --weight-decay {decay:g}"
     text = f"--optimizer lbfgs --lbfgs-history {options[13]}" if kind else rate
-    return {"training.said": string(text + (f" --stop-window {past} --stop-delta {delta:g}" if past > 0 else ""))}
+    return {
+        "training.said": string(text + (f" --stop-window {past} --stop-delta {delta:g}" if past > 0 else ""))
+    }

@@ -12,15 +12,15 @@ from llamatrain.io.madvise import find_mapping, release_pages
 from llamatrain.kernels.quantized import Blocks
 from llamatrain.platform.memory import ALIGNMENT, allocate
 
-DECODED = 1 << 21  # elements of a quantised weight that are looked at together
+CHECKED_ELEMENTS = 1 << 21  # elements of a quantised weight that are looked at together
 
 
-class Host:
+class HostMemory:
     """Memory is a row of bytes; a place in it an array, or the blocks of a quantised weight."""
 
-    def __init__(self, threads: int = 1, drops: bool = False) -> None:
+    def __init__(self, threads: int = 1, drop_pages: bool = False) -> None:
         """With `drops`, pages of mapped files leave memory after each reading: they wait in the system's cache for the next."""
-        self.threads, self.drops = threads, drops
+        self.threads, self.drop_pages = threads, drop_pages
 
     # ---- memory ------------------------------------------------------------
 
@@ -68,11 +68,11 @@ class Host:
         return np.ndarray(tensor.shape, tensor.dtype.numpy, memory, offset, strides)
 
     def resident_bytes(self, sizes: Iterable[int]) -> int:
-        return max(sizes, default=0) if self.drops else sum(sizes)
+        return max(sizes, default=0) if self.drop_pages else sum(sizes)
 
     # ---- what lies there ---------------------------------------------------
 
-    def read(self, place: np.ndarray | Blocks) -> np.ndarray:
+    def parse(self, place: np.ndarray | Blocks) -> np.ndarray:
         seen: np.ndarray = _array(place)[...]
         seen.flags.writeable = False
         return seen
@@ -81,11 +81,11 @@ class Host:
         _array(place)[at] = values
 
     def is_finite(self, place: np.ndarray | Blocks, masks: bool = False) -> bool:
-        return all(_finite(piece, masks) for piece in _pieces(place))
+        return all(_is_finite(piece, masks) for piece in _decoded_chunks(place))
 
-    def lets_go(self, places: Sequence[np.ndarray | Blocks]) -> list[Any]:
+    def release_calls(self, places: Sequence[np.ndarray | Blocks]) -> list[Any]:
         """Calls that drop the pages of what was read of mapped files, but for what is small."""
-        arrays = (_array(place) for place in places) if self.drops else ()
+        arrays = (_array(place) for place in places) if self.drop_pages else ()
         return [
             partial(release_pages, array)
             for array in arrays
@@ -97,7 +97,7 @@ def _array(place: np.ndarray | Blocks) -> np.ndarray:
     return place.raw if isinstance(place, Blocks) else place
 
 
-def _finite(array: np.ndarray, masks: bool) -> bool:
+def _is_finite(array: np.ndarray, masks: bool) -> bool:
     if array.dtype == np.int32:
         return True
     if array.dtype == np.uint16:  # bfloat16: all bits of the exponent
@@ -105,11 +105,11 @@ def _finite(array: np.ndarray, masks: bool) -> bool:
     return bool(np.all(array < np.inf if masks else np.isfinite(array)))
 
 
-def _pieces(place: np.ndarray | Blocks) -> Iterator[np.ndarray]:
+def _decoded_chunks(place: np.ndarray | Blocks) -> Iterator[np.ndarray]:
     """The array; of a quantised weight some rows at a time, decoded."""
     if not isinstance(place, Blocks):
         yield place
         return
-    step = max(1, DECODED // place.shape[1])
+    step = max(1, CHECKED_ELEMENTS // place.shape[1])
     for first in range(0, place.shape[0], step):
-        yield place.rows(np.s_[first : first + step])
+        yield place.decode_rows(np.s_[first : first + step])

@@ -27,6 +27,6 @@ class Blocks:
     def row_bytes(self) -> int:
         return self.kind.row_bytes(self.shape[-1])
 
-    def rows(self, which: np.ndarray | slice = np.s_[:]) -> np.ndarray:
+    def decode_rows(self, selection: np.ndarray | slice = np.s_[:]) -> np.ndarray:
         """Some of them, or all, as float32."""
-        return quants.decode(self.raw[which], self.kind)
+        return quants.decode(self.raw[selection], self.kind)

@@ -130,7 +130,7 @@ def test_chunks_of_tokens(dtype, monkeypatch):
     ins = case(100, 40, 130)
     ins[1] = halved(ins[1]) if dtype == np.uint16 else ins[1]
     whole = both(ins)
-    monkeypatch.setattr(fused_ce, "ROWS", 32)
+    monkeypatch.setattr(fused_ce, "MAX_CHUNK_ROWS", 32)
     parts = both(ins)
     assert whole[0] == parts[0] and whole[1].tobytes() == parts[1].tobytes()
     close(parts[2:], whole[2:], 1e-6)
@@ -181,7 +181,7 @@ def test_no_tokens():
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
 def test_memory_stays_under_40_mb(dtype):
     x, w = (np.broadcast_to(dtype(0), shape) for shape in ((2048, 512), (32000, 512)))
-    assert fused_ce.head_of([x, w], {"dx": True, "dw": True}, 2).scratch < 40e6
+    assert fused_ce.make_loss([x, w], {"dx": True, "dw": True}, 2).scratch < 40e6
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -5,7 +5,7 @@ import pytest
 
 from llamatrain.compiler.thread_pool import CallTable
 from llamatrain.kernels.cpu import matmul
-from llamatrain.kernels.cpu.gemv import MOST, GemvPlan
+from llamatrain.kernels.cpu.gemv import MAX_ROWS, GemvPlan
 from llamatrain.kernels.cpu.registry import BINDINGS
 from tests.kernels.test_matmul import halved, normal, widened
 
@@ -19,7 +19,7 @@ def product(x: np.ndarray, w: np.ndarray, *bias: np.ndarray) -> np.ndarray:
         around = np.full((*x.shape[:-1], len(w) + 2), UNTOUCHED, np.float32)
         out = np.ascontiguousarray(around[..., 1:-1])
         binding = BINDINGS["matmul"]
-        assert isinstance(matmul.matmul_way((x, w, *bias), threads), GemvPlan)
+        assert isinstance(matmul.choose_matmul((x, w, *bias), threads), GemvPlan)
         room = np.full(binding.scratch([out], [x, w, *bias], {}, threads) + 64, 0xFF, np.uint8)
         CallTable(binding.bind([out], [x, w, *bias], {}, room[-room.ctypes.data % 64 :], threads), threads)()
         results.append(out)
@@ -53,15 +53,15 @@ def test_leading_axes_are_rows() -> None:
 
 
 def test_each_row_is_the_same_alone() -> None:
-    x, w = normal(MOST, 300), normal(77, 300)
+    x, w = normal(MAX_ROWS, 300), normal(77, 300)
     together = product(x, w)
-    assert all(product(x[i : i + 1], w).tobytes() == together[i : i + 1].tobytes() for i in range(MOST))
+    assert all(product(x[i : i + 1], w).tobytes() == together[i : i + 1].tobytes() for i in range(MAX_ROWS))
 
 
 def test_more_rows_a_weight_for_each_entry_or_nothing_to_add_are_packed() -> None:
     for x, w in (
-        (normal(MOST + 1, 8), normal(4, 8)),
+        (normal(MAX_ROWS + 1, 8), normal(4, 8)),
         (normal(2, 1, 8), normal(2, 4, 8)),
         (normal(1, 0), normal(4, 0)),
     ):
-        assert isinstance(matmul.matmul_way((x, w), 2), matmul.Product)
+        assert isinstance(matmul.choose_matmul((x, w), 2), matmul.Product)

@@ -60,7 +60,7 @@ def check(op, a, b, way=None):
     half = np.uint16 in (a.dtype, b.dtype)
     plan = PLANS[op]((a, b), 1)
     if way is not None:
-        plan = dataclasses.replace(plan, mode=tiles.mode_of(way))
+        plan = dataclasses.replace(plan, mode=tiles.choose_mode(way))
     a, b = (widened(halved(widened(x)) if half else x).astype(np.float64) for x in (a, b))
     wanted, size = FORMULAS[op](a, b), FORMULAS[op](abs(a), abs(b))
     error = abs(multiply(plan, wanted.shape) - wanted)
@@ -109,9 +109,9 @@ def test_leading_axes_broadcast(op, a, b):
 @pytest.mark.parametrize("op", PLANS)
 def test_what_does_not_fit_is_packed_in_parts(op, monkeypatch):
     monkeypatch.setattr(matmul, "largest_slice", lambda mode: matmul.Slice(128, 64))
-    monkeypatch.setattr(matmul, "PACKED", 20_000)
+    monkeypatch.setattr(matmul, "MAX_PACKED_BYTES", 20_000)
     check(op, *sources(op, 70, 50, 300))
-    monkeypatch.setattr(matmul, "PACKED", 40_000)
+    monkeypatch.setattr(matmul, "MAX_PACKED_BYTES", 40_000)
     a, b = sources(op, 70, 50, 60)
     check(op, np.stack([a, a + 1, a + 2, a + 3, a + 4]), np.stack([b, b - 1, b - 2, b - 3, b - 4]))
 
@@ -138,7 +138,7 @@ def test_a_bias_is_added_to_each_row(a, b, half):
 
 def test_a_bias_is_added_once_where_k_goes_in_parts(monkeypatch):
     monkeypatch.setattr(matmul, "largest_slice", lambda mode: matmul.Slice(128, 64))
-    monkeypatch.setattr(matmul, "PACKED", 20_000)
+    monkeypatch.setattr(matmul, "MAX_PACKED_BYTES", 20_000)
     x, w, bias = normal(5, 70, 300), normal(5, 50, 300), normal(50)
     np.testing.assert_array_equal(run("matmul", x, w, bias), run("matmul", x, w) + bias)
     x = normal(70, 0)
@@ -182,7 +182,7 @@ def test_bf16_rounds_to_the_nearest_even():
     bits[:, ::3] = bits[:, ::3] & 0xFFFF0000 | 0x8000  # halfway
     x, one = bits.view(np.float32), halved(np.eye(48, dtype=np.float32))
     for way in WAYS:
-        plan = dataclasses.replace(matmul.matmul_plan((x, one), 1), mode=tiles.mode_of(way))
+        plan = dataclasses.replace(matmul.matmul_plan((x, one), 1), mode=tiles.choose_mode(way))
         assert (multiply(plan, x.shape) == widened(halved(x))).all()
 
 
@@ -200,9 +200,9 @@ def test_the_tile_units_code_is_made_where_the_unit_is_not():
     module = ir.Module()
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [word] * 8), "kernel")
     builder = ir.IRBuilder(function.append_basic_block())
-    microkernel.configure(builder)
-    microkernel.tile_kernel(builder, *function.args)
-    microkernel.release(builder)
+    microkernel.emit_configure(builder)
+    microkernel.emit_tile_kernel(builder, *function.args)
+    microkernel.emit_release(builder)
     builder.ret_void()
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()

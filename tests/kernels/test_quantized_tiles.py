@@ -12,8 +12,8 @@ from llamatrain.gguf.quants import decode
 from llamatrain.gguf.quants.kinds import COMPILED, F32
 from llamatrain.gguf.types import TYPES, GgmlType
 from llamatrain.kernels.cpu import tiles
-from llamatrain.kernels.cpu.dequantize import ROOM, pack_quantised
-from llamatrain.kernels.cpu.matmul import Product, with_weight
+from llamatrain.kernels.cpu.dequantize import SLAB_BYTES, pack_quantized
+from llamatrain.kernels.cpu.matmul import Product, make_operands
 from llamatrain.kernels.cpu.pack import pack_whole
 from llamatrain.kernels.quantized import Blocks
 
@@ -52,7 +52,7 @@ def pack_decoded(lo, hi, thread, mode, to, source, across, stride, count, k):
 
 @KernelEntry
 def pack_part(lo, hi, thread, mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room):
-    pack_quantised(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room)
+    pack_quantized(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room)
 
 
 def expected(mode: int, weight: np.ndarray, across: int) -> np.ndarray:
@@ -71,7 +71,7 @@ def check(
     part = decode(raw, kind, bf16=True)[first : first + rows, start : start + columns]
     for mode in MODES:
         wanted = expected(mode, part, across)
-        to, room = aligned(wanted.size), aligned(ROOM)
+        to, room = aligned(wanted.size), aligned(SLAB_BYTES)
         args = (mode, to, kind.number, raw, raw.shape[1], across, first, rows, start, columns, room)
         CallTable([pack_part.call(*args, items=1, block=1)], 1)()
         assert_array_equal(to[:-64], wanted)
@@ -98,9 +98,11 @@ def test_each_thread_decodes_into_its_own_room() -> None:
     """Of a product, whose scratch memory has room for each behind the packed weight."""
     kind, threads = TRAINED[0], 3
     weight = Blocks(kind, (64, 256), random_weight(kind, 64, 256))
-    product = Product(*with_weight(np.zeros((100, 256), np.float32), weight, across=0), tiles.PAIRS, threads)
+    product = Product(
+        *make_operands(np.zeros((100, 256), np.float32), weight, across=0), tiles.PAIRS, threads
+    )
     memory = aligned(product.scratch)
-    call = product.pack(memory, np.zeros(1, np.int64), 0)
+    call = product.pack_call(memory, np.zeros(1, np.int64), 0)
     ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(pack_whole.address)(0, 1, 1, call.words.ctypes.data)
     rooms = memory[product.entry_bytes : product.scratch].reshape(threads, -1)
     assert (rooms != UNTOUCHED).any(axis=1).tolist() == [False, True, False]

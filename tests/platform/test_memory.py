@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.kernels.reference.registry import run
+from llamatrain.kernels.reference.registry import run_kernel
 from llamatrain.model.transformer import dense_mask, dense_mask_chunks
 from llamatrain.platform import memory
 
@@ -74,5 +74,5 @@ def test_a_mask_is_made_in_pieces() -> None:
 @pytest.mark.parametrize("name", ["add", "sub", "mul"])
 def test_sums_are_made_where_they_are_to_be(name: str) -> None:
     scores, mask = np.full((2, 8, 100, 100), 3, np.float32), np.full((2, 1, 100, 100), 2, np.float32)
-    assert most_taken(lambda: run(name, [scores], [scores, mask], {})) < scores.nbytes / 2
+    assert most_taken(lambda: run_kernel(name, [scores], [scores, mask], {})) < scores.nbytes / 2
     assert np.all(scores == {"add": 5, "sub": 1, "mul": 6}[name])

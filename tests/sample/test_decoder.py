@@ -17,7 +17,7 @@ from llamatrain.graph import ops as O
 from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.ops import cross_entropy_loss, flash_attn
 from llamatrain.graph.tensor import F32, F64, I32, DType, Tensor, parameter, placeholder
-from llamatrain.kernels.host_memory import Host
+from llamatrain.kernels.host_memory import HostMemory
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.frozen_weights import load_frozen
 from llamatrain.model.hyperparameters import Hyperparameters, read_hyperparameters
@@ -61,7 +61,7 @@ def trained_logits(h: Hyperparameters, arrays: Arrays, ids: list[int], kernels: 
     program.write(made.inputs["positions"], np.arange(len(ids)))
     program.write(made.inputs["mask"], np.where(np.tri(len(ids), dtype=bool), 0, -1e30))
     program()
-    return program.read(output).copy()
+    return program.parse(output).copy()
 
 
 def close(found: np.ndarray, expected: np.ndarray, tolerance: float = 2e-5) -> None:
@@ -145,7 +145,7 @@ def test_what_it_takes_is_known_before() -> None:
 
 def test_pages_of_a_base_may_be_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a decoder that is told to, as that of a run's samples is where the run does it itself."""
-    bound = list[Host]()
+    bound = list[HostMemory]()
 
     def program(plan: Plan, memory: Any, backend: Host, **more: Any) -> Program:
         bound.append(backend)
@@ -159,7 +159,7 @@ def test_pages_of_a_base_may_be_let_go(tmp_path: Path, monkeypatch: pytest.Monke
         Decoder(h, arrays, ctx=8, weights=leaves, drop_base=drops).feed(tokens(3)).copy()
         for drops in (False, True)
     ]
-    assert [backend.drops for backend in bound] == [False, True] and np.array_equal(*found)
+    assert [backend.drop_pages for backend in bound] == [False, True] and np.array_equal(*found)
     assert Decoder.plan(h, 8, weights=leaves, drop_base=True) == Decoder.plan(h, 8, weights=leaves)
     bound.clear()
     run = (
@@ -177,7 +177,7 @@ def test_pages_of_a_base_may_be_let_go(tmp_path: Path, monkeypatch: pytest.Monke
         tmp_path / "run",
     )
     ran("finetune", model, text_file(tmp_path, 300), *run)
-    assert bound and all(backend.drops for backend in bound)
+    assert bound and all(backend.drop_pages for backend in bound)
 
 
 # ---- generating ------------------------------------------------------------
@@ -420,10 +420,10 @@ def test_gradients_through_the_cache_are_those_of_training(parts: list[int], ker
     whole()
 
     tolerance = 1e-11 if dtype is F64 else 1e-5
-    assert float(program.read(loss)) == pytest.approx(float(whole.read(expected)), rel=tolerance)
+    assert float(program.parse(loss)) == pytest.approx(float(whole.parse(expected)), rel=tolerance)
     for name, mine, theirs in zip(leaves, grads, wanted, strict=True):
-        assert np.linalg.norm(program.read(mine) - whole.read(theirs)) <= tolerance * np.linalg.norm(
-            whole.read(theirs)
+        assert np.linalg.norm(program.parse(mine) - whole.parse(theirs)) <= tolerance * np.linalg.norm(
+            whole.parse(theirs)
         ), name
 
 
@@ -446,14 +446,14 @@ def test_gradients_through_the_cache_are_slopes() -> None:
     program.write(read["targets"], [3, 4])
     program.write(read["weights"], [1.0, 0.5])
     program()
-    found = {leaf: program.read(grad).copy() for leaf, grad in zip(asked, grads, strict=True)}
+    found = {leaf: program.parse(grad).copy() for leaf, grad in zip(asked, grads, strict=True)}
     for leaf in asked:
         way = random.standard_normal(leaf.shape)
         ends = []
         for step in (1e-6, -2e-6):
             memory[leaf] += step * way
             program()
-            ends.append(float(program.read(loss)))
+            ends.append(float(program.parse(loss)))
         memory[leaf] += 1e-6 * way
         slope = float(np.sum(found[leaf] * way))
         assert (ends[0] - ends[1]) / 2e-6 == pytest.approx(slope, rel=1e-5, abs=1e-8), leaf.name

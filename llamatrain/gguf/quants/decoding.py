@@ -143,7 +143,12 @@ def q6_k(block, to, bf16):
         half, quarter, part = i // 8, i % 8 // 2, i % 2
         low = L.get_bytes(block + 64 * half + 32 * (quarter % 2) + 16 * part) >> 4 * (quarter // 2) & 15
         high = L.get_bytes(block + 128 + 32 * half + 16 * part) >> 2 * quarter & 3
-        store16(to, bf16, 16 * i, d * L.to_float(L.get_int8(block + 192 + i)) * L.to_floats((low | high << 4) - 32))
+        store16(
+            to,
+            bf16,
+            16 * i,
+            d * L.to_float(L.get_int8(block + 192 + i)) * L.to_floats((low | high << 4) - 32),
+        )
 
 
 @exact

@@ -17,7 +17,10 @@ GUESSES, SPACING, REFITS, ROUNDS = 12, 3.0, 2, 2
 LARGEST_COUNTS = (-32, -31, 31)  # what the largest scale of 8 may count as
 MIN_COUNT, MAX_COUNT = -32, 31
 
-new_floats, new_ints = LazyCompiled(lambda: L.make_zeros("float32", 8)), LazyCompiled(lambda: L.make_zeros("int64", 8))
+new_floats, new_ints = (
+    LazyCompiled(lambda: L.make_zeros("float32", 8)),
+    LazyCompiled(lambda: L.make_zeros("int64", 8)),
+)
 nearest_value, nearest_index = (
     LazyCompiled(lambda: L.make_nearest_value(K.IQ4_VALUES)),
     LazyCompiled(lambda: L.make_nearest_index(K.IQ4_VALUES)),

@@ -10,32 +10,33 @@ from llamatrain.compiler.vectors import LANES, exp, load, load_until, store, sto
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.attention_args import Forward, Gradients, Heads
 from llamatrain.kernels.cpu.attention_blocks import (
+    ACCUMULATE,
     ACROSS,
     ALONG,
-    ANEW,
     BY_ROWS,
-    MORE,
+    IN_FLOAT32,
     ONE,
-    RANGES,
+    OVERWRITE,
+    RANGE_BYTES,
+    SHARED_BLOCKS,
     SIDE,
-    STATE,
-    TOGETHER,
+    STATE_BYTES,
     ZERO,
     clear_rows,
-    fill_range,
-    place_of,
-    put,
+    fill_key_ranges,
+    key_offset,
+    mask_keys,
     query_block,
-    source_of,
-    visible,
+    query_offset,
+    store_packed,
 )
 from llamatrain.kernels.cpu.norm import dot
-from llamatrain.kernels.cpu.softcap import bent, cap_flat
+from llamatrain.kernels.cpu.softcap import cap_flat, cap_slope
 from llamatrain.kernels.cpu.tiles import multiply, pack_a, pack_b, panel_bytes, panel_tiles, tile_depth
 
 
 @inline
-def cap_back(shape, scores, slopes, deltas, rows, count):
+def apply_cap_back(shape, scores, slopes, deltas, rows, count):
     """Where there is a cap: scores capped, and what dp is more than delta made as much less as the cap is flatter than none.
     Gives what scores are still to be multiplied with."""
     if shape.cap == 0:
@@ -49,76 +50,82 @@ def cap_back(shape, scores, slopes, deltas, rows, count):
                 slopes,
                 j,
                 end,
-                (load_until(slopes, j, end) - delta) * bent(load_until(scores, j, end), inverse) + delta,
+                (load_until(slopes, j, end) - delta) * cap_slope(load_until(scores, j, end), inverse) + delta,
                 0,
             )
     return ONE
 
 
 @inline
-def soften_back(mode, scores, slopes, to, rows, count, key, state, lse, line, scale, ready):
+def softmax_back(mode, scores, slopes, to, rows, count, key, state, lse, line, scale, ready):
     """Scores to p, dp to ds, in place; ds packed, too."""
-    ranges, deltas, across = i32(state), f32(state + RANGES), panel_tiles(mode, count)
+    ranges, deltas, across = i32(state), f32(state + RANGE_BYTES), panel_tiles(mode, count)
     filled = across * tile_depth(mode)
     for row in range(rows):
         at, first, end = row * SIDE, ranges[2 * row] - key, min(ranges[2 * row + 1] - key, count)
         whole, base, delta = first <= 0 and end >= filled, lse[line + row], deltas[row]
         for j in range(0, filled, LANES):
-            p = visible(exp(load(scores, at + j) * ready - base), j, first, end, whole, ZERO)
-            ds = visible(p * (load(slopes, at + j) - delta) * scale, j, first, end, whole, ZERO)
+            p = mask_keys(exp(load(scores, at + j) * ready - base), j, first, end, whole, ZERO)
+            ds = mask_keys(p * (load(slopes, at + j) - delta) * scale, j, first, end, whole, ZERO)
             store(scores, at + j, p)
             store(slopes, at + j, ds)
-            put(mode, to, row, j, across, ds)
+            store_packed(mode, to, row, j, across, ds)
 
 
 @inline_source
-def clear_gradients(shape, to, batch, kv):
+def clear_gradients(shape, gradients, batch, kv):
     size, group = shape.size, shape.heads // shape.groups
-    for x in (to.dk, to.dv):
-        clear_rows(f32(x), source_of(shape, batch, 0, kv), shape.keys, shape.groups * size, size)
+    for x in (gradients.dk, gradients.dv):
+        clear_rows(f32(x), key_offset(shape, batch, 0, kv), shape.keys, shape.groups * size, size)
     clear_rows(
-        f32(to.dq), place_of(shape, batch, 0, kv * group), shape.length, shape.heads * size, group * size
+        f32(gradients.dq),
+        query_offset(shape, batch, 0, kv * group),
+        shape.length,
+        shape.heads * size,
+        group * size,
     )
 
 
 @inline_source
-def pack_queries(shape, given, out_half, to, place, rows, state):
+def pack_queries(shape, forward, out_half, to, place, rows, state):
     """q and dout, each as a left operand and across as a right one; for each query the sum of dout out."""
     mode, size, half, pitch, deltas = (
         shape.mode,
         shape.size,
         shape.half,
         shape.heads * shape.size,
-        f32(state + RANGES),
+        f32(state + RANGE_BYTES),
     )
     panel, panel_across = panel_bytes(mode, SIDE, size), panel_bytes(mode, size, SIDE)
-    q, dout, wide = given.q + place * (2 if half else 4), given.dout + 4 * place, f32(given.dout)
+    q, dout, wide = forward.q + place * (2 if half else 4), forward.dout + 4 * place, f32(forward.dout)
     pack_a(mode, to, q, half, ALONG, pitch, rows, size)
     pack_b(mode, to + panel, q, half, ACROSS, pitch, size, rows)
-    pack_a(mode, to + panel + panel_across, dout, ANEW, ALONG, pitch, rows, size)
-    pack_b(mode, to + 2 * panel + panel_across, dout, ANEW, ACROSS, pitch, size, rows)
+    pack_a(mode, to + panel + panel_across, dout, IN_FLOAT32, ALONG, pitch, rows, size)
+    pack_b(mode, to + 2 * panel + panel_across, dout, IN_FLOAT32, ACROSS, pitch, size, rows)
     for row in range(rows):
         line = place + row * pitch
         out_row = (
-            dot(wide, line, u16(given.out), line, size)
+            dot(wide, line, u16(forward.out), line, size)
             if out_half
-            else dot(wide, line, f32(given.out), line, size)
+            else dot(wide, line, f32(forward.out), line, size)
         )
         deltas[row] = out_row
 
 
 @inline_source
-def pack_keys(shape, given, to, source, across):
+def pack_keys(shape, forward, to, source, across):
     """k and v as right operands, and k across."""
     mode, size, half = shape.mode, shape.size, shape.half
     panel, wide, pitch = panel_bytes(mode, SIDE, size), 2 if half else 4, shape.groups * size
-    pack_b(mode, to, given.k + source * wide, half, ALONG, pitch, across, size)
-    pack_b(mode, to + panel, given.v + source * wide, half, ALONG, pitch, across, size)
-    pack_b(mode, to + 2 * panel, given.k + source * wide, half, ACROSS, pitch, size, across)
+    pack_b(mode, to, forward.k + source * wide, half, ALONG, pitch, across, size)
+    pack_b(mode, to + panel, forward.v + source * wide, half, ALONG, pitch, across, size)
+    pack_b(mode, to + 2 * panel, forward.k + source * wide, half, ACROSS, pitch, size, across)
 
 
 @inline_source
-def block_back(shape, lse, to, work, packed_q, packed_k, place, source, line, rows, across, key, state):
+def accumulate_block(
+    shape, lse, gradients, work, packed_q, packed_k, place, source, line, rows, across, key, state
+):
     """What one block of queries and one of keys give to the gradients."""
     mode, heads, groups, size, scale = (
         shape.mode,
@@ -143,26 +150,48 @@ def block_back(shape, lse, to, work, packed_q, packed_k, place, source, line, ro
         packed_q + panel + panel_across,
         packed_q + 2 * panel + panel_across,
     )
-    multiply(mode, scores, SIDE, packed_q, packed_k, rows, across, size, ANEW, BY_ROWS)
-    multiply(mode, slopes, SIDE, dout, packed_k + panel, rows, across, size, ANEW, BY_ROWS)
-    ready = cap_back(shape, f32(scores), f32(slopes), f32(state + RANGES), rows, across)
-    soften_back(mode, f32(scores), f32(slopes), packed_ds, rows, across, key, state, lse, line, scale, ready)
+    multiply(mode, scores, SIDE, packed_q, packed_k, rows, across, size, OVERWRITE, BY_ROWS)
+    multiply(mode, slopes, SIDE, dout, packed_k + panel, rows, across, size, OVERWRITE, BY_ROWS)
+    ready = apply_cap_back(shape, f32(scores), f32(slopes), f32(state + RANGE_BYTES), rows, across)
+    softmax_back(mode, f32(scores), f32(slopes), packed_ds, rows, across, key, state, lse, line, scale, ready)
     multiply(
         mode,
-        to.dq + 4 * place,
+        gradients.dq + 4 * place,
         heads * size,
         packed_ds,
         packed_k + 2 * panel,
         rows,
         size,
         across,
-        MORE,
+        ACCUMULATE,
         BY_ROWS,
     )
-    pack_a(mode, turned, scores, ANEW, ACROSS, SIDE, across, rows)
-    multiply(mode, to.dv + 4 * source, groups * size, turned, dout_across, across, size, rows, MORE, BY_ROWS)
-    pack_a(mode, turned, slopes, ANEW, ACROSS, SIDE, across, rows)
-    multiply(mode, to.dk + 4 * source, groups * size, turned, q_across, across, size, rows, MORE, BY_ROWS)
+    pack_a(mode, turned, scores, IN_FLOAT32, ACROSS, SIDE, across, rows)
+    multiply(
+        mode,
+        gradients.dv + 4 * source,
+        groups * size,
+        turned,
+        dout_across,
+        across,
+        size,
+        rows,
+        ACCUMULATE,
+        BY_ROWS,
+    )
+    pack_a(mode, turned, slopes, IN_FLOAT32, ACROSS, SIDE, across, rows)
+    multiply(
+        mode,
+        gradients.dk + 4 * source,
+        groups * size,
+        turned,
+        q_across,
+        across,
+        size,
+        rows,
+        ACCUMULATE,
+        BY_ROWS,
+    )
 
 
 @KernelEntry
@@ -170,10 +199,10 @@ def attend_back(
     lo,
     hi,
     thread,
-    given: Forward,
+    forward: Forward,
     starts,
     lasts,
-    to: Gradients,
+    gradients: Gradients,
     scratch,
     thread_bytes,
     shape: Heads,
@@ -193,28 +222,40 @@ def attend_back(
     panel, panel_across = panel_bytes(mode, SIDE, size), panel_bytes(mode, size, SIDE)
     packed_q = scratch + thread * thread_bytes
     packed_k, k_bytes = packed_q + 2 * (panel + panel_across), 2 * panel + panel_across
-    state = packed_k + TOGETHER * k_bytes
-    work = state + STATE
-    tiles.begin(mode)
+    state = packed_k + SHARED_BLOCKS * k_bytes
+    work = state + STATE_BYTES
+    tiles.configure_tiles(mode)
     for item in range(lo, hi):
         batch, kv = item // groups, item % groups
-        clear_gradients(shape, to, batch, kv)
-        for first in range(0, keys, TOGETHER * SIDE):
-            last = min(keys, first + TOGETHER * SIDE)
+        clear_gradients(shape, gradients, batch, kv)
+        for first in range(0, keys, SHARED_BLOCKS * SIDE):
+            last = min(keys, first + SHARED_BLOCKS * SIDE)
             for key in range(first, last, SIDE):
-                source, packed = source_of(shape, batch, key, kv), packed_k + (key - first) // SIDE * k_bytes
-                pack_keys(shape, given, packed, source, min(SIDE, keys - key))
+                source, packed = key_offset(shape, batch, key, kv), packed_k + (key - first) // SIDE * k_bytes
+                pack_keys(shape, forward, packed, source, min(SIDE, keys - key))
             for u in range(blocks):
                 head, query, rows = query_block(u, kv, length, group)
-                place, line = place_of(shape, batch, query, head), (batch * heads + head) * length + query
-                fill_range(i32(state), i32(starts), i32(lasts), lasts != 0, batch, query, rows, shape)
+                place, line = query_offset(shape, batch, query, head), (batch * heads + head) * length + query
+                fill_key_ranges(i32(state), i32(starts), i32(lasts), lasts != 0, batch, query, rows, shape)
                 low, high = i32(state)[2 * SIDE], min(last, i32(state)[2 * SIDE + 1])
                 if low < high and high > first:
-                    pack_queries(shape, given, out_half, packed_q, place, rows, state)
+                    pack_queries(shape, forward, out_half, packed_q, place, rows, state)
                 for key in range(max(first, low // SIDE * SIDE), high, SIDE):
-                    source, k = source_of(shape, batch, key, kv), packed_k + (key - first) // SIDE * k_bytes
+                    source, k = key_offset(shape, batch, key, kv), packed_k + (key - first) // SIDE * k_bytes
                     across = min(SIDE, keys - key)
-                    block_back(
-                        shape, given.lse, to, work, packed_q, k, place, source, line, rows, across, key, state
+                    accumulate_block(
+                        shape,
+                        forward.lse,
+                        gradients,
+                        work,
+                        packed_q,
+                        k,
+                        place,
+                        source,
+                        line,
+                        rows,
+                        across,
+                        key,
+                        state,
                     )
-    tiles.end(mode)
+    tiles.release_tiles(mode)

@@ -7,15 +7,19 @@ import numpy as np
 from llamatrain.compiler.declare import f32, inline, u16
 from llamatrain.compiler.vectors import LANES, load_until, mask_range, splat, store, store_until
 from llamatrain.kernels.cpu import tiles
-from llamatrain.kernels.cpu.small_attention_layout import seen
+from llamatrain.kernels.cpu.small_attention_layout import key_range
 from llamatrain.kernels.cpu.tiles import PAIRS
 
 SIDE: Any = np.int64(64)  # queries and keys of a block of scores
-TOGETHER = 4  # blocks of queries (backward: of keys) that share one packing of the other side
-FEW = 4  # queries that are not worth packing the keys for
-# Typed: of a plain number Numba makes a type, and compiles what is called with it once more.
-ALONG, ACROSS, ANEW, MORE, BY_ROWS, PLAIN = (np.int64(word) for word in (0, 1, 0, 1, 1, tiles.FLOAT32))
-NOTHING, ZERO, ONE = np.float32(-np.inf), np.float32(0), np.float32(1)
+SHARED_BLOCKS = 4  # blocks of queries (backward: of keys) that share one packing of the other side
+FEW_QUERIES = 4  # queries that are not worth packing the keys for
+# np.int64, because Numba compiles a helper again for each plain int that is passed to it.
+ALONG, ACROSS = np.int64(0), np.int64(1)  # how rows lie in the source (tiles.pack_a)
+IN_FLOAT32 = np.int64(0)  # the precision of a source
+OVERWRITE, ACCUMULATE = np.int64(0), np.int64(1)  # what a product does with C
+BY_ROWS = np.int64(1)  # the order in which a product walks through C
+FLOAT32_MODE = np.int64(tiles.FLOAT32)
+MINUS_INF, ZERO, ONE = np.float32(-np.inf), np.float32(0), np.float32(1)
 
 
 @inline
@@ -27,20 +31,22 @@ def query_block(u, kv, length, group):
 
 
 @inline
-def fill_range(to, starts, lasts, given, batch, query, rows, shape):
+def fill_key_ranges(to, starts, lasts, has_lasts, batch, query, rows, shape):
     """What each query of a block sees, and after that what any of them sees."""
     low, high = shape.keys, 0
     for row in range(rows):
-        first, end = seen(starts, lasts, given, batch, query + row, shape.length, shape.keys, shape.window)
+        first, end = key_range(
+            starts, lasts, has_lasts, batch, query + row, shape.length, shape.keys, shape.window
+        )
         to[2 * row], to[2 * row + 1] = first, end
         if first < end:
             low, high = min(low, first), max(high, end)
     to[2 * SIDE], to[2 * SIDE + 1] = low, high
 
 
-RANGES = 8 * int(SIDE) + 64  # bytes of such a table
-ROW_OF_ROWS = 4 * int(SIDE)  # bytes of a number for each query
-STATE = RANGES + 2 * ROW_OF_ROWS
+RANGE_BYTES = 8 * int(SIDE) + 64  # bytes of such a table
+QUERY_BYTES = 4 * int(SIDE)  # bytes of a number for each query
+STATE_BYTES = RANGE_BYTES + 2 * QUERY_BYTES
 
 
 @inline
@@ -58,7 +64,7 @@ def clear_rows(x, start, rows, pitch, size):
 
 
 @inline
-def put(mode, to, row, column, across, values):
+def store_packed(mode, to, row, column, across, values):
     """A part of a row of a packed left operand, `across` tiles wide."""
     if mode >= PAIRS:
         store(
@@ -71,17 +77,17 @@ def put(mode, to, row, column, across, values):
 
 
 @inline
-def visible(values, j, first, end, whole, other):
+def mask_keys(values, j, first, end, whole, other):
     return values if whole else mask_range(values, j, first, end, other)
 
 
 @inline
-def place_of(shape, batch, query, head):
+def query_offset(shape, batch, query, head):
     """Where a head of queries begins."""
     return ((batch * shape.length + query) * shape.heads + head) * shape.size
 
 
 @inline
-def source_of(shape, batch, key, kv):
+def key_offset(shape, batch, key, kv):
     """Where a head of keys begins."""
     return ((batch * shape.keys + key) * shape.groups + kv) * shape.size

@@ -17,7 +17,7 @@ from llamatrain.kernels.reference.backend import ReferenceBackend
 
 
 @dataclass(frozen=True)
-class Outline:
+class ArraySpec:
     """An array as a scratch rule sees it, before there is one."""
 
     shape: tuple[int, ...]
@@ -28,27 +28,27 @@ class Outline:
         return prod(self.shape)
 
 
-class Compiled(ReferenceBackend):
+class CpuBackend(ReferenceBackend):
     """Consecutive calls become one table that the thread team runs without coming back to Python."""
 
     def has_kernel(self, node: Node) -> bool:
-        return _binding(node) is not None
+        return _find_binding(node) is not None
 
     def scratch(self, node: Node) -> int:
-        found = _binding(node)
-        return found.scratch(*_seen(node), node.attrs, self.threads) if found else 0
+        binding = _find_binding(node)
+        return binding.scratch(*_specs_of_node(node), node.attrs, self.threads) if binding else 0
 
     def bind(
         self, node: Node, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray | Blocks], scratch: np.ndarray
     ) -> list[Any]:
-        found = _binding(node)
-        if not found:
+        binding = _find_binding(node)
+        if not binding:
             return super().bind(node, outs, ins, scratch)
         if scratch.size < (needed := self.scratch(node)):
             raise GraphError(
                 f"{node!r} needs {needed} bytes of scratch memory, planned are {scratch.size}: plan with its backend's rule"
             )
-        return [*found.bind(outs, ins, node.attrs, scratch, self.threads), *self.lets_go(ins)]
+        return [*binding.bind(outs, ins, node.attrs, scratch, self.threads), *self.release_calls(ins)]
 
     def batch(self, calls: Iterable[Any]) -> list[Callable[[], None]]:
         runs: list[Callable[[], None]] = []
@@ -65,17 +65,17 @@ class Compiled(ReferenceBackend):
                 each.compile()
 
 
-def _binding(node: Node) -> Binding | None:
+def _find_binding(node: Node) -> Binding | None:
     """The compiled kernel that takes this node, if any."""
-    found = BINDINGS.get(node.op.name)
-    return found if found and found.takes(*_seen(node), node.attrs) else None
+    binding = BINDINGS.get(node.op.name)
+    return binding if binding and binding.takes(*_specs_of_node(node), node.attrs) else None
 
 
-def _seen(node: Node) -> tuple[list[Any], list[Any]]:
-    return [_outline(tensor) for tensor in node.outputs], [_outline(tensor) for tensor in node.sources]
+def _specs_of_node(node: Node) -> tuple[list[Any], list[Any]]:
+    return [_array_spec(tensor) for tensor in node.outputs], [_array_spec(tensor) for tensor in node.sources]
 
 
-def _outline(tensor: Tensor) -> Outline | Blocks:
+def _array_spec(tensor: Tensor) -> ArraySpec | Blocks:
     if isinstance(tensor.dtype, QuantizedType):
         return Blocks(tensor.dtype.kind, tensor.shape)
-    return Outline(tensor.shape, tensor.dtype.numpy)
+    return ArraySpec(tensor.shape, tensor.dtype.numpy)

@@ -16,9 +16,9 @@ from llamatrain.gguf.quants.decoding import decode_blocks
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.tile_shape import TILE
 
-LOW, LONG = 16, 512  # rows and columns of a slab where rows become panels
-HIGH, SHORT = 32, 256  # where columns do: both sides whole tiles and whole blocks
-ROOM = 4 * HIGH * SHORT
+ROWS_ALONG, COLUMNS_ALONG = 16, 512  # rows and columns of a slab where rows become panels
+ROWS_ACROSS, COLUMNS_ACROSS = 32, 256  # where columns do: both sides whole tiles and whole blocks
+SLAB_BYTES = 4 * ROWS_ACROSS * COLUMNS_ACROSS
 ALONG, ACROSS = np.int64(0), np.int64(1)  # typed, as a helper is compiled again for each plain constant
 
 
@@ -37,31 +37,38 @@ def decode(kind, to, half, source, elements):
 
 
 @SharedKernel
-def pack_slabs(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room):
+def pack_slabs(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, slab):
     block, size, depth = K.BLOCK[kind], K.SIZE[kind], tiles.tile_depth(mode)
     half, element = (0, 4) if mode == tiles.FLOAT32 else (1, 2)
-    high, wide = (HIGH, SHORT) if across else (LOW, LONG)
+    high, wide = (ROWS_ACROSS, COLUMNS_ACROSS) if across else (ROWS_ALONG, COLUMNS_ALONG)
     down, along = (rows + high - 1) // high, (columns + wide - 1) // wide
     for step in range(down * along):
         row, column = step // along * high, step % along * wide
-        some, many = min(high, rows - row), min(wide, columns - column)
+        row_count, column_count = min(high, rows - row), min(wide, columns - column)
         source = raw + (first + row) * row_bytes + (start + column) // block * size
-        for i in range(some):
-            decode(kind, room + i * many * element, half, source + i * row_bytes, many)
+        for i in range(row_count):
+            decode(kind, slab + i * column_count * element, half, source + i * row_bytes, column_count)
         if across:
-            for panel in range(0, many, 16):
-                place = to + tiles.panel_bytes(mode, column + panel, rows) + row // depth * TILE
+            for panel in range(0, column_count, 16):
+                target = to + tiles.panel_bytes(mode, column + panel, rows) + row // depth * TILE
                 tiles.pack_b(
-                    mode, place, room + panel * element, half, ACROSS, many, min(16, many - panel), some
+                    mode,
+                    target,
+                    slab + panel * element,
+                    half,
+                    ACROSS,
+                    column_count,
+                    min(16, column_count - panel),
+                    row_count,
                 )
         else:
-            place = to + tiles.panel_bytes(mode, row, columns) + column // depth * TILE
-            tiles.pack_b(mode, place, room, half, ALONG, many, some, many)
+            target = to + tiles.panel_bytes(mode, row, columns) + column // depth * TILE
+            tiles.pack_b(mode, target, slab, half, ALONG, column_count, row_count, column_count)
 
 
 slabs_call = pack_slabs.call
 
 
 @inline
-def pack_quantised(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room):
-    slabs_call((mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room))
+def pack_quantized(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, slab):
+    slabs_call((mode, to, kind, raw, row_bytes, across, first, rows, start, columns, slab))

@@ -7,25 +7,25 @@ import numpy as np
 
 from llamatrain.compiler.declare import F32, U16, KernelEntry, Real, inline
 from llamatrain.compiler.vectors import LANES, load_until, splat, store_until
-from llamatrain.kernels.cpu.chunking import portion, streams
+from llamatrain.kernels.cpu.chunking import choose_block, should_stream
 from llamatrain.kernels.cpu.registry import Array, kernel
 
 ADD, SUB, MUL, DIV = range(4)
 
 
 @inline
-def operand(x, row, column, end, down, along):
+def load_operand(x, row, column, end, down, along):
     return load_until(x, row * down + column, row * down + end) if along else splat(x[row * down])
 
 
 @KernelEntry
-def combine(lo, hi, thread, x: F32, y: F32, out: F32, how, width, past, x_down, x_along, y_down, y_along):
+def combine(lo, hi, thread, x: F32, y: F32, out: F32, how, width, stream, x_down, x_along, y_down, y_along):
     """Elements lo to hi of rows of `width`; an operand moves on by `down` a row, and by 1 or 0 (along) a column."""
     for row in range(lo // width, (hi + width - 1) // width):
         first, end = max(0, lo - row * width), min(width, hi - row * width)
         for i in range(first, end, LANES):
-            left = operand(x, row, i, end, x_down, x_along)
-            right = operand(y, row, i, end, y_down, y_along)
+            left = load_operand(x, row, i, end, x_down, x_along)
+            right = load_operand(y, row, i, end, y_down, y_along)
             if how == ADD:
                 result = left + right
             elif how == SUB:
@@ -34,10 +34,12 @@ def combine(lo, hi, thread, x: F32, y: F32, out: F32, how, width, past, x_down, 
                 result = left * right
             else:
                 result = left / right
-            store_until(out, row * width + i, row * width + end, result, past)
+            store_until(out, row * width + i, row * width + end, result, stream)
 
 
-def as_rows(shape: tuple[int, ...], *operands: tuple[int, ...]) -> tuple[int, list[tuple[int, int]]] | None:
+def split_broadcast(
+    shape: tuple[int, ...], *operands: tuple[int, ...]
+) -> tuple[int, list[tuple[int, int]]] | None:
     """The result as rows of a width, with (down, along) of each operand; None where that cannot be said."""
     padded = [(1,) * (len(shape) - len(each)) + tuple(each) for each in operands]
     moving = [tuple(each[axis] != 1 for each in padded) for axis in range(len(shape)) if shape[axis] != 1]
@@ -55,47 +57,49 @@ def as_rows(shape: tuple[int, ...], *operands: tuple[int, ...]) -> tuple[int, li
     ]
 
 
-def _pairs(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
+def _takes_broadcast(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
     floats = all(each.dtype == np.float32 for each in (*outs, *ins))
-    return floats and as_rows(outs[0].shape, *(each.shape for each in ins)) is not None
+    return floats and split_broadcast(outs[0].shape, *(each.shape for each in ins)) is not None
 
 
-def binary(how, out, x, y):
-    split = as_rows(out.shape, x.shape, y.shape)
+def binary_calls(how, out, x, y):
+    split = split_broadcast(out.shape, x.shape, y.shape)
     assert split is not None  # or it would not have been taken
     width, ((x_down, x_along), (y_down, y_along)) = split
-    past = width % LANES == 0 and streams(out.reshape(-1), x, y)
+    stream = width % LANES == 0 and should_stream(out.reshape(-1), x, y)
     moves = {"x_down": x_down, "x_along": x_along, "y_down": y_down, "y_along": y_along}
-    block = portion(out.size, unit=LANES)
-    return [combine.call(x, y, out, how=how, width=width, past=past, **moves, items=out.size, block=block)]
+    block = choose_block(out.size, unit=LANES)
+    return [
+        combine.call(x, y, out, how=how, width=width, stream=stream, **moves, items=out.size, block=block)
+    ]
 
 
 for _name, _how in (("add", ADD), ("sub", SUB), ("mul", MUL), ("div", DIV)):
 
-    @kernel(_name, takes=_pairs)
+    @kernel(_name, takes=_takes_broadcast)
     def arithmetic(outs, ins, attrs, scratch, threads, how=_how):
-        return binary(how, outs[0], *ins)
+        return binary_calls(how, outs[0], *ins)
 
 
 @kernel("scale")
 def scale(outs, ins, attrs, scratch, threads):
-    return binary(MUL, outs[0], ins[0], np.full((), attrs["by"], np.float32))
+    return binary_calls(MUL, outs[0], ins[0], np.full((), attrs["by"], np.float32))
 
 
 @kernel("sqr")
 def sqr(outs, ins, attrs, scratch, threads):
-    return binary(MUL, outs[0], ins[0], ins[0])
+    return binary_calls(MUL, outs[0], ins[0], ins[0])
 
 
-def _covers(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
+def _covers_all(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
     whole = tuple((0, size, 1) for size in ins[0].shape)
     return outs[0].dtype == np.float32 and tuple(attrs["slices"]) == whole
 
 
-@kernel("acc", takes=_covers)
+@kernel("acc", takes=_covers_all)
 def acc(outs, ins, attrs, scratch, threads):
     """Added to all of it, as gradients are over micro-batches."""
-    return binary(ADD, outs[0], *ins)
+    return binary_calls(ADD, outs[0], *ins)
 
 
 @KernelEntry
@@ -109,7 +113,7 @@ def fill_flat(lo, hi, thread, out: F32, value: Real):
 def fill(outs, ins, attrs, scratch, threads):
     return [
         fill_flat.call(
-            outs[0], float(attrs["value"]), items=outs[0].size, block=portion(outs[0].size, unit=LANES)
+            outs[0], float(attrs["value"]), items=outs[0].size, block=choose_block(outs[0].size, unit=LANES)
         )
     ]
 
@@ -118,27 +122,27 @@ def fill(outs, ins, attrs, scratch, threads):
 
 
 @KernelEntry
-def narrow(lo, hi, thread, x: F32, y: U16, past):
+def to_bf16_flat(lo, hi, thread, x: F32, y: U16, stream):
     for i in range(lo, hi, LANES):
-        store_until(y, i, hi, load_until(x, i, hi), past)
+        store_until(y, i, hi, load_until(x, i, hi), stream)
 
 
 @KernelEntry
-def widen(lo, hi, thread, x: U16, y: F32, past):
+def from_bf16_flat(lo, hi, thread, x: U16, y: F32, stream):
     for i in range(lo, hi, LANES):
-        store_until(y, i, hi, load_until(x, i, hi), past)
+        store_until(y, i, hi, load_until(x, i, hi), stream)
 
 
-def _half_or_whole(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
+def _takes_bf16_cast(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
     return {outs[0].dtype, ins[0].dtype} == {np.dtype(np.float32), np.dtype(np.uint16)}
 
 
-@kernel("cast", takes=_half_or_whole)
+@kernel("cast", takes=_takes_bf16_cast)
 def cast(outs, ins, attrs, scratch, threads):
     (x,), (y,) = ins, outs
-    past = streams(y.reshape(-1), x)
+    stream = should_stream(y.reshape(-1), x)
     return [
-        (narrow if x.dtype == np.float32 else widen).call(
-            x, y, past, items=x.size, block=portion(x.size, unit=LANES)
+        (to_bf16_flat if x.dtype == np.float32 else from_bf16_flat).call(
+            x, y, stream, items=x.size, block=choose_block(x.size, unit=LANES)
         )
     ]

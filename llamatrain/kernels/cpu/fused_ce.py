@@ -16,29 +16,29 @@ import numpy as np
 
 from llamatrain.compiler.declare import F32, F64, Call, KernelEntry
 from llamatrain.kernels.cpu import tiles
-from llamatrain.kernels.cpu.fused_ce_tiles import Chunk, finish_rows, judge_rows, logits_slices
+from llamatrain.kernels.cpu.fused_ce_tiles import Chunk, finish_rows, logits_slices, mark_correct_rows
 from llamatrain.kernels.cpu.matmul import Product, largest_slice
-from llamatrain.kernels.cpu.pack import Operand, Packed, pack_call, packs
+from llamatrain.kernels.cpu.pack import Operand, Packed, can_pack, pack_call
 from llamatrain.kernels.cpu.reduce import add_up
 from llamatrain.kernels.cpu.registry import Array, kernel
 
-LOGITS = 33 << 20  # bytes of logits that may be held
-ROWS = 512  # tokens in a chunk, at most
-JUDGED, NARROW = 64, 4096  # tokens, at a time
+MAX_LOGIT_BYTES = 33 << 20  # bytes of logits that may be held
+MAX_CHUNK_ROWS = 512  # tokens in a chunk, at most
+EVAL_BLOCK, COPY_BLOCK = 64, 4096  # tokens, at a time
 LINE = 64  # bytes to which each part of the scratch memory is aligned
-FEW = 32  # of the vocabulary in a slice, where it is small
+MIN_SLICE = 32  # of the vocabulary in a slice, where it is small
 
 
 @dataclass(frozen=True)
-class Head:
+class FusedLoss:
     x: Any  # (N, D)
     w: Any  # (V, D)
     dx: bool
     dw: bool
     mode: int
     threads: int
-    judged: bool = False
-    apart: bool = False  # each row's loss is wanted
+    counts_correct: bool = False
+    per_row: bool = False  # each row's loss is wanted
     cap: float = 0.0  # of logits; 0: they have none
 
     @property
@@ -46,7 +46,7 @@ class Head:
         return int(self.mode != tiles.FLOAT32)
 
     @property
-    def keeps(self) -> bool:
+    def keeps_logits(self) -> bool:
         return self.dx or self.dw
 
     @property
@@ -60,46 +60,52 @@ class Head:
 
     @property
     def rows(self) -> int:
-        fit = LOGITS // (self.pitch * (2 if self.half else 4)) // 32 * 32
-        return min(ROWS, max(1, self.x.shape[0]), max(32, fit) if self.keeps else ROWS)
+        fit = MAX_LOGIT_BYTES // (self.pitch * (2 if self.half else 4)) // 32 * 32
+        return min(
+            MAX_CHUNK_ROWS, max(1, self.x.shape[0]), max(32, fit) if self.keeps_logits else MAX_CHUNK_ROWS
+        )
 
     @property
     def columns(self) -> int:
         """Of a slice; sums are cut there, so the number of threads may not change it."""
         many = largest_slice(self.mode).rows
-        return many if self.vocabulary > 32 * many else FEW
+        return many if self.vocabulary > 32 * many else MIN_SLICE
 
     @property
     def slices(self) -> int:
         return ceil(self.vocabulary / self.columns)
 
-    def packed(self, count: int, k: int) -> int:
+    def packed_bytes(self, count: int, k: int) -> int:
         return tiles.packed_bytes(self.mode, count, k)
 
     @property
-    def block(self) -> int:
+    def k_block(self) -> int:
         return min(int(self.x.shape[1]), largest_slice(self.mode).k)
 
     @property
     def slice_bytes(self) -> int:
         """What a thread needs: its slice of w, packed, the logits of that, and room to decode."""
-        return self.packed(self.columns, self.block) + self.rows * self.columns * 4 + self.side.room
+        return (
+            self.packed_bytes(self.columns, self.k_block)
+            + self.rows * self.columns * 4
+            + self.weight_operand.slab_bytes
+        )
 
     @property
-    def side(self) -> Operand:
+    def weight_operand(self) -> Operand:
         v, d = self.w.shape
         return Operand(self.w, 0, v, d)
 
     @property
     def chunk_bytes(self) -> int:
-        return self.packed(self.rows, self.block) * ceil(self.x.shape[1] / self.block)
+        return self.packed_bytes(self.rows, self.k_block) * ceil(self.x.shape[1] / self.k_block)
 
-    def chunk(self, rows: int, part: dict[str, np.ndarray], targets: np.ndarray) -> Chunk:
+    def make_chunk(self, rows: int, part: dict[str, np.ndarray], targets: np.ndarray) -> Chunk:
         return Chunk(
             width=self.columns,
             rows=rows,
             half=self.half,
-            keeps=self.keeps,
+            keeps_logits=self.keeps_logits,
             pitch=self.pitch,
             logits=part["logits"],
             partial=part["partial"],
@@ -111,16 +117,22 @@ class Head:
     def dx_product(self, logits: Any, rows: int) -> Product:
         v, d = self.w.shape
         return Product(
-            Operand(logits, 0, rows, v, apart=self.pitch), Operand(self.w, 1, d, v), self.mode, self.threads
+            Operand(logits, 0, rows, v, row_stride=self.pitch),
+            Operand(self.w, 1, d, v),
+            self.mode,
+            self.threads,
         )
 
     def dw_product(self, logits: Any, x: Any, rows: int) -> Product:
         v, d = self.w.shape
         return Product(
-            Operand(logits, 1, v, rows, apart=self.pitch), Operand(x, 1, d, rows), self.mode, self.threads
+            Operand(logits, 1, v, rows, row_stride=self.pitch),
+            Operand(x, 1, d, rows),
+            self.mode,
+            self.threads,
         )
 
-    def parts(self) -> dict[str, tuple[int, Any]]:
+    def scratch_parts(self) -> dict[str, tuple[int, Any]]:
         """What lies in the scratch memory: elements and their type."""
         kept = np.empty(0, np.uint16 if self.half else np.float32)
         work = [self.chunk_bytes + self.threads * self.slice_bytes]
@@ -128,28 +140,29 @@ class Head:
             work += [self.dx_product(kept, rows).scratch] if self.dx and rows else []
             work += [self.dw_product(kept, self.x, rows).scratch] if self.dw else []
         return {
-            "logits": (self.rows * self.pitch * self.keeps, kept.dtype),
+            "logits": (self.rows * self.pitch * self.keeps_logits, kept.dtype),
             "partial": (self.slices * self.rows * 2, np.float32),
             "chosen": (self.rows, np.float32),
             "losses": (max(1, self.x.shape[0]), np.float64),
-            "right": (max(1, self.x.shape[0]) * self.judged, np.float64),
+            "right": (max(1, self.x.shape[0]) * self.counts_correct, np.float64),
             "work": (max(work), np.uint8),
         }
 
     @property
     def scratch(self) -> int:
         return sum(
-            ceil(count * np.dtype(dtype).itemsize / LINE) * LINE for count, dtype in self.parts().values()
+            ceil(count * np.dtype(dtype).itemsize / LINE) * LINE
+            for count, dtype in self.scratch_parts().values()
         )
 
 
 @KernelEntry
-def narrowed(lo, hi, thread, losses: F64, out: F32):
+def copy_losses(lo, hi, thread, losses: F64, out: F32):
     for row in range(lo, hi):
         out[row] = np.float32(losses[row])
 
 
-def divide(scratch: np.ndarray, parts: dict[str, tuple[int, Any]]) -> dict[str, np.ndarray]:
+def split_scratch(scratch: np.ndarray, parts: dict[str, tuple[int, Any]]) -> dict[str, np.ndarray]:
     arrays, start = {}, 0
     for name, (count, dtype) in parts.items():
         size = count * np.dtype(dtype).itemsize
@@ -158,130 +171,142 @@ def divide(scratch: np.ndarray, parts: dict[str, tuple[int, Any]]) -> dict[str, 
     return arrays
 
 
-def head_calls(
-    head: Head, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray], dloss: np.ndarray, scratch: np.ndarray
+def fused_loss_calls(
+    fused: FusedLoss, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray], dloss: np.ndarray, scratch: np.ndarray
 ) -> list[Call]:
     x, w, targets, weights = ins
     loss, *gradients = outs
-    dx, dw = gradients.pop(0) if head.dx else None, gradients.pop(0) if head.dw else None
+    dx, dw = gradients.pop(0) if fused.dx else None, gradients.pop(0) if fused.dw else None
     count, (v, d) = x.shape[0], w.shape
-    part, calls = divide(scratch, head.parts()), []
+    part, calls = split_scratch(scratch, fused.scratch_parts()), []
     logits, work = part["logits"], part["work"]
-    for first in range(0, max(1, count), head.rows):
-        here = slice(first, min(count, first + head.rows))
-        chunk, rows = x[here], len(x[here])
+    for first in range(0, max(1, count), fused.rows):
+        token_range = slice(first, min(count, first + fused.rows))
+        chunk, rows = x[token_range], len(x[token_range])
         tokens = Operand(chunk, 0, rows, d)
-        left, right = (each.side(head.mode, 0, d, head.block) for each in (tokens, head.side))
-        whole = Packed(memory=work, entry_bytes=0, spare=0, each=0)
-        calls.append(pack_call(tokens, left, np.zeros(1, np.int64), whole, is_a=True))
-        seen = head.chunk(rows, part, targets[here])
-        packed = Packed(memory=work, entry_bytes=0, spare=head.chunk_bytes, each=head.slice_bytes)
-        own = head.packed(head.columns, head.block)
-        calls.append(logits_slices.call(right, packed, own, seen, items=head.slices, block=1))
-        ends = {"weights": weights[here], "dloss": dloss, "losses": part["losses"][here]}
-        calls.append(
-            finish_rows.call(seen, **ends, v=v, slices=head.slices, items=rows, block=ceil(8192 / v))
+        left, right = (
+            each.to_side(fused.mode, 0, d, fused.k_block) for each in (tokens, fused.weight_operand)
         )
-        if head.judged:
-            ends = {"weights": weights[here], "right": part["right"][here]}
-            calls.append(judge_rows.call(seen, **ends, v=v, slices=head.slices, items=rows, block=JUDGED))
+        whole = Packed(memory=work, entry_bytes=0, thread_offset=0, thread_bytes=0)
+        calls.append(pack_call(tokens, left, np.zeros(1, np.int64), whole, is_a=True))
+        chunk_args = fused.make_chunk(rows, part, targets[token_range])
+        packed = Packed(
+            memory=work, entry_bytes=0, thread_offset=fused.chunk_bytes, thread_bytes=fused.slice_bytes
+        )
+        own = fused.packed_bytes(fused.columns, fused.k_block)
+        calls.append(logits_slices.call(right, packed, own, chunk_args, items=fused.slices, block=1))
+        ends = {"weights": weights[token_range], "dloss": dloss, "losses": part["losses"][token_range]}
+        calls.append(
+            finish_rows.call(chunk_args, **ends, v=v, slices=fused.slices, items=rows, block=ceil(8192 / v))
+        )
+        if fused.counts_correct:
+            ends = {"weights": weights[token_range], "right": part["right"][token_range]}
+            calls.append(
+                mark_correct_rows.call(
+                    chunk_args, **ends, v=v, slices=fused.slices, items=rows, block=EVAL_BLOCK
+                )
+            )
         if dx is not None and rows:
-            calls += head.dx_product(logits, rows).calls(dx[here], work)
+            calls += fused.dx_product(logits, rows).calls(dx[token_range], work)
         if dw is not None:
-            calls += head.dw_product(logits, chunk, rows).calls(dw, work, accumulate=first > 0)
-    if head.apart:
-        return [*calls, narrowed.call(part["losses"], loss, items=count, block=NARROW)]
-    if head.judged:
+            calls += fused.dw_product(logits, chunk, rows).calls(dw, work, accumulate=first > 0)
+    if fused.per_row:
+        return [*calls, copy_losses.call(part["losses"], loss, items=count, block=COPY_BLOCK)]
+    if fused.counts_correct:
         right_sum, of_rows = gradients
         calls.append(add_up.call(part["right"], right_sum, count, 1.0, items=1, block=1))
-        calls.append(narrowed.call(part["losses"], of_rows, items=count, block=NARROW))
+        calls.append(copy_losses.call(part["losses"], of_rows, items=count, block=COPY_BLOCK))
     return [*calls, add_up.call(part["losses"], loss, count, 1.0, items=1, block=1)]
 
 
 # ---- the ops -----------------------------------------------------------------------------------
 
 
-def head_of(ins: Sequence[Any], attrs: dict[str, Any], threads: int, **what: bool) -> Head:
+def make_loss(ins: Sequence[Any], attrs: dict[str, Any], threads: int, **what: bool) -> FusedLoss:
     """With the gradients that the attributes ask for."""
     x, w, *_ = ins
-    mode = tiles.mode_of("bf16" if np.uint16 in (x.dtype, w.dtype) else "f32")
+    mode = tiles.choose_mode("bf16" if np.uint16 in (x.dtype, w.dtype) else "f32")
     wanted = {"dx": attrs.get("dx", False), "dw": attrs.get("dw", False)}
-    return Head(x, w, **wanted, mode=mode, threads=threads, cap=attrs.get("cap", 0.0), **what)
+    return FusedLoss(x, w, **wanted, mode=mode, threads=threads, cap=attrs.get("cap", 0.0), **what)
 
 
-def apart_of(ins: Sequence[Any], attrs: dict[str, Any], threads: int) -> Head:
-    return head_of(ins, attrs, threads, apart=True)
+def make_row_loss(ins: Sequence[Any], attrs: dict[str, Any], threads: int) -> FusedLoss:
+    return make_loss(ins, attrs, threads, apart=True)
 
 
-def judged_of(ins: Sequence[Any], attrs: dict[str, Any], threads: int) -> Head:
-    return head_of(ins, attrs, threads, judged=True)
+def make_eval_loss(ins: Sequence[Any], attrs: dict[str, Any], threads: int) -> FusedLoss:
+    return make_loss(ins, attrs, threads, judged=True)
 
 
-def back_of(ins: Sequence[Any], attrs: dict[str, Any], threads: int) -> Head:
-    return head_of(ins[1:], attrs, threads)
+def make_loss_back(ins: Sequence[Any], attrs: dict[str, Any], threads: int) -> FusedLoss:
+    return make_loss(ins[1:], attrs, threads)
 
 
 def takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) -> bool:
     *_, x, w, targets, weights = ins
     gives = all(out.dtype == np.float32 for out in (*outs, weights))
-    return gives and targets.dtype == np.int32 and packs(x) and packs(w)
+    return gives and targets.dtype == np.int32 and can_pack(x) and can_pack(w)
 
 
-@kernel("linear_cross_entropy", lambda outs, ins, attrs, threads: head_of(ins, attrs, threads).scratch, takes)
+@kernel(
+    "linear_cross_entropy", lambda outs, ins, attrs, threads: make_loss(ins, attrs, threads).scratch, takes
+)
 def linear_cross_entropy(outs, ins, attrs, scratch, threads):
-    return head_calls(head_of(ins, attrs, threads), outs, ins, np.ones((), np.float32), scratch)
+    return fused_loss_calls(make_loss(ins, attrs, threads), outs, ins, np.ones((), np.float32), scratch)
 
 
 @kernel(
     "linear_cross_entropy_judged",
-    lambda outs, ins, attrs, threads: judged_of(ins, attrs, threads).scratch,
+    lambda outs, ins, attrs, threads: make_eval_loss(ins, attrs, threads).scratch,
     takes,
 )
 def linear_cross_entropy_judged(outs, ins, attrs, scratch, threads):
-    return head_calls(judged_of(ins, attrs, threads), outs, ins, np.ones((), np.float32), scratch)
+    return fused_loss_calls(make_eval_loss(ins, attrs, threads), outs, ins, np.ones((), np.float32), scratch)
 
 
 @kernel(
-    "linear_cross_entropy_back", lambda outs, ins, attrs, threads: back_of(ins, attrs, threads).scratch, takes
+    "linear_cross_entropy_back",
+    lambda outs, ins, attrs, threads: make_loss_back(ins, attrs, threads).scratch,
+    takes,
 )
 def linear_cross_entropy_back(outs, ins, attrs, scratch, threads):
     dloss, *sources = ins
-    return head_calls(back_of(ins, attrs, threads), outs, sources, dloss, scratch)
+    return fused_loss_calls(make_loss_back(ins, attrs, threads), outs, sources, dloss, scratch)
 
 
 # ---- each row's own loss -----------------------------------------------------------------------
 
 
-def takes_rows(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) -> bool:
+def takes_row_loss(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) -> bool:
     *d, x, w, targets = ins
     return (
         all(each.dtype == np.float32 for each in (*outs, *d))
         and targets.dtype == np.int32
-        and packs(x)
-        and packs(w)
+        and can_pack(x)
+        and can_pack(w)
     )
 
 
 @kernel(
     "linear_cross_entropy_rows",
-    lambda outs, ins, attrs, threads: apart_of(ins, attrs, threads).scratch,
-    takes_rows,
+    lambda outs, ins, attrs, threads: make_row_loss(ins, attrs, threads).scratch,
+    takes_row_loss,
 )
 def linear_cross_entropy_rows(outs, ins, attrs, scratch, threads):
     one = np.ones((), np.float32)
-    return head_calls(
-        apart_of(ins, attrs, threads), outs, [*ins, np.ones(len(ins[0]), np.float32)], one, scratch
+    return fused_loss_calls(
+        make_row_loss(ins, attrs, threads), outs, [*ins, np.ones(len(ins[0]), np.float32)], one, scratch
     )
 
 
 @kernel(
     "linear_cross_entropy_rows_back",
-    lambda outs, ins, attrs, threads: back_of(ins, attrs, threads).scratch,
-    takes_rows,
+    lambda outs, ins, attrs, threads: make_loss_back(ins, attrs, threads).scratch,
+    takes_row_loss,
 )
 def linear_cross_entropy_rows_back(outs, ins, attrs, scratch, threads):
     d, *sources = ins
     unread = np.empty((), np.float32)
-    return head_calls(
-        back_of(ins, attrs, threads), [unread, *outs], [*sources, d], np.ones((), np.float32), scratch
+    return fused_loss_calls(
+        make_loss_back(ins, attrs, threads), [unread, *outs], [*sources, d], np.ones((), np.float32), scratch
     )

@@ -19,10 +19,10 @@ from llamatrain.compiler.vectors import (
     to_bf16,
 )
 from llamatrain.kernels.cpu import tiles
-from llamatrain.kernels.cpu.dequantize import ROOM
+from llamatrain.kernels.cpu.dequantize import SLAB_BYTES
 from llamatrain.kernels.cpu.pack import Packed, Side, pack_part
-from llamatrain.kernels.cpu.softcap import bent, cap_flat
-from llamatrain.kernels.cpu.softmax import top_of
+from llamatrain.kernels.cpu.softcap import cap_flat, cap_slope
+from llamatrain.kernels.cpu.softmax import row_max
 
 ZERO = np.float32(0)
 
@@ -33,7 +33,7 @@ class Chunk(NamedTuple):
     width: int
     rows: int
     half: int
-    keeps: int
+    keeps_logits: int
     pitch: int
     logits: Any
     partial: F32
@@ -43,29 +43,29 @@ class Chunk(NamedTuple):
 
 
 @inline
-def exponentials(line, to, width, top, inverse):
+def store_exponentials(line, to, width, row_maximum, inverse):
     """exp(logit - top), times the cap's slope where there is one, rounded where `to` is bf16; and their sum before all that."""
-    so_far, whole = splat(ZERO), width // LANES * LANES
+    row_sum, whole = splat(ZERO), width // LANES * LANES
     for i in range(0, whole, LANES):
-        value = exp(load(line, i) - top)
-        so_far += value
-        store(to, i, value if inverse == ZERO else value * bent(load(line, i), inverse))
+        value = exp(load(line, i) - row_maximum)
+        row_sum += value
+        store(to, i, value if inverse == ZERO else value * cap_slope(load(line, i), inverse))
     if whole < width:
-        value = mask_range(exp(load_until(line, whole, width) - top), whole, 0, width, ZERO)
-        so_far += value
-        kept = value if inverse == ZERO else value * bent(load_until(line, whole, width), inverse)
+        value = mask_range(exp(load_until(line, whole, width) - row_maximum), whole, 0, width, ZERO)
+        row_sum += value
+        kept = value if inverse == ZERO else value * cap_slope(load_until(line, whole, width), inverse)
         store_until(to, whole, width, kept, 0)
-    return reduce_sum(so_far)
+    return reduce_sum(row_sum)
 
 
 @KernelEntry
 def logits_slices(lo, hi, thread, side: Side, packed: Packed, own, chunk: Chunk):
     """The side is the weight, a row for each of the vocabulary; what is made of a slice lies at `own` in a thread's memory."""
     mode, width, rows, logits, targets = side.mode, chunk.width, chunk.rows, chunk.logits, chunk.targets
-    mine = packed.memory + packed.spare + thread * packed.each
-    made, decoding = mine + own, mine + packed.each - ROOM  # only quantised weights have that
-    inverse = np.float32(1 / chunk.cap) if chunk.cap != 0 and chunk.keeps else ZERO
-    tiles.begin(mode)
+    mine = packed.memory + packed.thread_offset + thread * packed.thread_bytes
+    made, decoding = mine + own, mine + packed.thread_bytes - SLAB_BYTES  # only quantised weights have that
+    inverse = np.float32(1 / chunk.cap) if chunk.cap != 0 and chunk.keeps_logits else ZERO
+    tiles.configure_tiles(mode)
     for item in range(lo, hi):
         first, whole = item * width, packed.memory
         columns = min(width, side.rows - first)
@@ -78,21 +78,21 @@ def logits_slices(lo, hi, thread, side: Side, packed: Packed, own, chunk: Chunk)
             line, place, at = f32(made + row * width * 4), row * chunk.pitch + first, (item * rows + row) * 2
             if chunk.cap != 0:
                 cap_flat(line, line, 0, columns, 1.0, chunk.cap, 0)
-            top = top_of(line, 0, columns)
+            top = row_max(line, 0, columns)
             if first <= targets[row] < first + columns:
                 chunk.chosen[row] = line[targets[row] - first]
-            if chunk.keeps and chunk.half:
-                rest = exponentials(line, u16(logits + place * 2), columns, top, inverse)
+            if chunk.keeps_logits and chunk.half:
+                rest = store_exponentials(line, u16(logits + place * 2), columns, top, inverse)
             else:
-                rest = exponentials(
-                    line, f32(logits + place * 4) if chunk.keeps else line, columns, top, inverse
+                rest = store_exponentials(
+                    line, f32(logits + place * 4) if chunk.keeps_logits else line, columns, top, inverse
                 )
             chunk.partial[at], chunk.partial[at + 1] = top, rest
-    tiles.end(mode)
+    tiles.release_tiles(mode)
 
 
 @inline
-def log_sum(partial, row, rows, slices):
+def log_sum_exp(partial, row, rows, slices):
     """The logarithm of a row's sum of exponentials, from those of its slices."""
     top, so_far = partial[row * 2], 0.0
     for item in range(slices):
@@ -104,7 +104,7 @@ def log_sum(partial, row, rows, slices):
 
 
 @KernelEntry
-def judge_rows(lo, hi, thread, chunk: Chunk, weights: F32, right: F64, v, slices):
+def mark_correct_rows(lo, hi, thread, chunk: Chunk, weights: F32, right: F64, v, slices):
     """Whether no logit of a row is larger than its target's."""
     partial, chosen, targets, rows = chunk.partial, chunk.chosen, chunk.targets, chunk.rows
     for row in range(lo, hi):
@@ -118,7 +118,7 @@ def judge_rows(lo, hi, thread, chunk: Chunk, weights: F32, right: F64, v, slices
 
 
 @inline
-def turn_slice(line, first, end, factor):
+def scale_slice(line, first, end, factor):
     for i in range(first, end, LANES):
         store_until(line, i, end, load_until(line, i, end) * factor if factor != 0 else splat(ZERO), 0)
 
@@ -130,30 +130,30 @@ def finish_rows(lo, hi, thread, chunk: Chunk, weights: F32, dloss: F32, losses: 
         chunk.width,
         chunk.rows,
         chunk.half,
-        chunk.keeps,
+        chunk.keeps_logits,
         chunk.pitch,
         chunk.logits,
     )
     for row in range(lo, hi):
         target = targets[row] if weights[row] != 0 else -1
-        less = log_sum(partial, row, rows, slices)
-        losses[row] = weights[row] * (less - chosen[row]) if target >= 0 else 0.0
+        log_sum = log_sum_exp(partial, row, rows, slices)
+        losses[row] = weights[row] * (log_sum - chosen[row]) if target >= 0 else 0.0
         if target >= v:  # shows in the loss, and writes to no foreign memory
             losses[row], target = math.nan, -1
         factor = weights[row] * dloss[0] if target >= 0 else ZERO
         here, at_target = (
             logits + row * pitch * (2 if half else 4),
-            factor * np.float32(math.exp(chosen[row] - less) - 1),
+            factor * np.float32(math.exp(chosen[row] - log_sum) - 1),
         )
         if chunk.cap != 0:
-            at_target *= bent(chosen[row], np.float32(1 / chunk.cap))
+            at_target *= cap_slope(chosen[row], np.float32(1 / chunk.cap))
         for item in range(slices if keeps else 0):
-            first, relative = item * width, np.float32(partial[(item * rows + row) * 2] - less)
+            first, relative = item * width, np.float32(partial[(item * rows + row) * 2] - log_sum)
             scale = factor * exp(relative) if target >= 0 else ZERO
             if half:
-                turn_slice(u16(here), first, min(v, first + width), scale)
+                scale_slice(u16(here), first, min(v, first + width), scale)
             else:
-                turn_slice(f32(here), first, min(v, first + width), scale)
+                scale_slice(f32(here), first, min(v, first + width), scale)
         if keeps and target >= 0 and half:
             u16(here)[target] = to_bf16(at_target)
         elif keeps and target >= 0:

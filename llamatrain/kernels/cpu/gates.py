@@ -12,7 +12,7 @@ import numpy as np
 from llamatrain.compiler.declare import F32, KernelEntry, f32, inline, u16
 from llamatrain.compiler.vectors import LANES, exp, load_until, store_until
 from llamatrain.graph.ops.activations import A, B
-from llamatrain.kernels.cpu.chunking import portion, streams
+from llamatrain.kernels.cpu.chunking import choose_block, should_stream
 from llamatrain.kernels.cpu.registry import Array, all_float32, kernel
 
 ONE, LINEAR, CUBIC, CUBIC_SLOPE = (np.float32(each) for each in (1, A, B, 3 * B))
@@ -20,83 +20,83 @@ SILU, GELU = np.int64(0), np.int64(1)
 
 
 @inline
-def part(kind, x):
+def gate_share(kind, x):
     """What is let through of x."""
     v = x * (x * x * CUBIC + LINEAR) if kind == GELU else x
     return ONE / (ONE + exp(v * np.float32(-1)))
 
 
 @inline
-def slope(kind, x, s):
+def gate_slope(kind, x, s):
     """The derivative of x s, s = part(kind, x)."""
     bent = x * (x * x * CUBIC_SLOPE + LINEAR) if kind == GELU else x
     return s * (ONE + bent * (ONE - s))
 
 
 @KernelEntry
-def silu_flat(lo, hi, thread, x: F32, y: F32, past, half):
+def silu_flat(lo, hi, thread, x: F32, y: F32, stream, half):
     for i in range(lo, hi, LANES):
         v = load_until(x, i, hi)
-        store_until(y, i, hi, v * part(SILU, v), past)
+        store_until(y, i, hi, v * gate_share(SILU, v), stream)
 
 
 @KernelEntry
-def silu_back_flat(lo, hi, thread, dy: F32, x: F32, dx: F32, past, half):
+def silu_back_flat(lo, hi, thread, dy: F32, x: F32, dx: F32, stream, half):
     for i in range(lo, hi, LANES):
         v = load_until(x, i, hi)
-        store_until(dx, i, hi, load_until(dy, i, hi) * slope(SILU, v, part(SILU, v)), past)
+        store_until(dx, i, hi, load_until(dy, i, hi) * gate_slope(SILU, v, gate_share(SILU, v)), stream)
 
 
 @inline
-def gate_of(kind, gate, up, y, lo, hi, past):
+def apply_gate(kind, gate, up, y, lo, hi, stream):
     for i in range(lo, hi, LANES):
         g = load_until(gate, i, hi)
-        store_until(y, i, hi, g * part(kind, g) * load_until(up, i, hi), past)
+        store_until(y, i, hi, g * gate_share(kind, g) * load_until(up, i, hi), stream)
 
 
 @inline
-def gate_in(kind, half, gate, up, y, lo, hi, past):
+def apply_gate_typed(kind, half, gate, up, y, lo, hi, stream):
     if half:
-        gate_of(kind, u16(gate), u16(up), u16(y), lo, hi, past)
+        apply_gate(kind, u16(gate), u16(up), u16(y), lo, hi, stream)
     else:
-        gate_of(kind, f32(gate), f32(up), f32(y), lo, hi, past)
+        apply_gate(kind, f32(gate), f32(up), f32(y), lo, hi, stream)
 
 
 @KernelEntry
-def swiglu_flat(lo, hi, thread, gate, up, y, past, half):
-    gate_in(SILU, half, gate, up, y, lo, hi, past)
+def swiglu_flat(lo, hi, thread, gate, up, y, stream, half):
+    apply_gate_typed(SILU, half, gate, up, y, lo, hi, stream)
 
 
 @KernelEntry
-def geglu_flat(lo, hi, thread, gate, up, y, past, half):
-    gate_in(GELU, half, gate, up, y, lo, hi, past)
+def geglu_flat(lo, hi, thread, gate, up, y, stream, half):
+    apply_gate_typed(GELU, half, gate, up, y, lo, hi, stream)
 
 
 @inline
-def gate_back_of(kind, dy, gate, up, dgate, dup, lo, hi, past):
+def gate_gradients(kind, dy, gate, up, dgate, dup, lo, hi, stream):
     for i in range(lo, hi, LANES):
         d, g, u = load_until(dy, i, hi), load_until(gate, i, hi), load_until(up, i, hi)
-        s = part(kind, g)
-        store_until(dgate, i, hi, d * u * slope(kind, g, s), past)
-        store_until(dup, i, hi, d * g * s, past)
+        s = gate_share(kind, g)
+        store_until(dgate, i, hi, d * u * gate_slope(kind, g, s), stream)
+        store_until(dup, i, hi, d * g * s, stream)
 
 
 @inline
-def gate_back_in(kind, half, dy, gate, up, dgate, dup, lo, hi, past):
+def gate_gradients_typed(kind, half, dy, gate, up, dgate, dup, lo, hi, stream):
     if half:
-        gate_back_of(kind, f32(dy), u16(gate), u16(up), u16(dgate), u16(dup), lo, hi, past)
+        gate_gradients(kind, f32(dy), u16(gate), u16(up), u16(dgate), u16(dup), lo, hi, stream)
     else:
-        gate_back_of(kind, f32(dy), f32(gate), f32(up), f32(dgate), f32(dup), lo, hi, past)
+        gate_gradients(kind, f32(dy), f32(gate), f32(up), f32(dgate), f32(dup), lo, hi, stream)
 
 
 @KernelEntry
-def swiglu_back_flat(lo, hi, thread, dy, gate, up, dgate, dup, past, half):
-    gate_back_in(SILU, half, dy, gate, up, dgate, dup, lo, hi, past)
+def swiglu_back_flat(lo, hi, thread, dy, gate, up, dgate, dup, stream, half):
+    gate_gradients_typed(SILU, half, dy, gate, up, dgate, dup, lo, hi, stream)
 
 
 @KernelEntry
-def geglu_back_flat(lo, hi, thread, dy, gate, up, dgate, dup, past, half):
-    gate_back_in(GELU, half, dy, gate, up, dgate, dup, lo, hi, past)
+def geglu_back_flat(lo, hi, thread, dy, gate, up, dgate, dup, stream, half):
+    gate_gradients_typed(GELU, half, dy, gate, up, dgate, dup, lo, hi, stream)
 
 
 ENTRIES = {
@@ -123,10 +123,15 @@ for _name, _entry in ENTRIES.items():
 
     @kernel(_name, takes=all_float32 if _name.startswith("silu") else _takes)
     def flat(outs, ins, attrs, scratch, threads, entry=_entry):
-        past, half = all(streams(out.reshape(-1), *ins) for out in outs), outs[0].dtype == np.uint16
+        stream, half = all(should_stream(out.reshape(-1), *ins) for out in outs), outs[0].dtype == np.uint16
         return [
             entry.call(
-                *ins, *outs, past=past, half=half, items=outs[0].size, block=portion(outs[0].size, 8, LANES)
+                *ins,
+                *outs,
+                stream=stream,
+                half=half,
+                items=outs[0].size,
+                block=choose_block(outs[0].size, 8, LANES),
             )
         ]
 
@@ -135,21 +140,21 @@ for _name, _entry in ENTRIES.items():
 
 
 @KernelEntry
-def halves_flat(lo, hi, thread, x, y, width, past, half):
+def halves_flat(lo, hi, thread, x, y, width, stream, half):
     """Elements lo to hi of the result, of rows of `width`."""
     size = 2 if half else 4
     for row in range(lo // width, (hi + width - 1) // width):
         gate, first, end = x + 2 * row * width * size, max(0, lo - row * width), min(width, hi - row * width)
-        gate_in(SILU, half, gate, gate + width * size, y + row * width * size, first, end, past)
+        apply_gate_typed(SILU, half, gate, gate + width * size, y + row * width * size, first, end, stream)
 
 
 @KernelEntry
-def halves_back_flat(lo, hi, thread, dy, x, dx, width, past, half):
+def halves_back_flat(lo, hi, thread, dy, x, dx, width, stream, half):
     size = 2 if half else 4
     for row in range(lo // width, (hi + width - 1) // width):
         at, first, end = 2 * row * width * size, max(0, lo - row * width), min(width, hi - row * width)
         gate, up, dgate, dup = x + at, x + at + width * size, dx + at, dx + at + width * size
-        gate_back_in(SILU, half, dy + row * width * 4, gate, up, dgate, dup, first, end, past)
+        gate_gradients_typed(SILU, half, dy + row * width * 4, gate, up, dgate, dup, first, end, stream)
 
 
 def _takes_halves(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
@@ -167,6 +172,6 @@ for _name, _entry in (("swiglu_halves", halves_flat), ("swiglu_halves_back", hal
     def halves(outs, ins, attrs, scratch, threads, entry=_entry):
         (out,), x = outs, ins[-1]
         width, size = x.shape[-1] // 2, x.size // 2
-        past = streams(out[..., :width], *ins)
-        how = {"width": width, "past": past, "half": out.dtype == np.uint16}
-        return [entry.call(*ins, out, **how, items=size, block=portion(size, 8, LANES))] if size else []
+        stream = should_stream(out[..., :width], *ins)
+        how = {"width": width, "stream": stream, "half": out.dtype == np.uint16}
+        return [entry.call(*ins, out, **how, items=size, block=choose_block(size, 8, LANES))] if size else []

@@ -14,11 +14,11 @@ from llamatrain.compiler.declare import F32, Call, KernelEntry, f32, inline, u16
 from llamatrain.compiler.vectors import LANES, load, load_until, reduce_sum, splat
 from llamatrain.gguf.quants import kinds as K
 from llamatrain.gguf.quants.decoding import decode_rows
-from llamatrain.kernels.cpu.chunking import portion
+from llamatrain.kernels.cpu.chunking import choose_block
 from llamatrain.kernels.cpu.dequantize import decode
 from llamatrain.kernels.quantized import Blocks
 
-MOST = 3  # rows of x: with more, packing is faster
+MAX_ROWS = 3  # rows of x: with more, packing is faster
 LINE = 64
 STEP = 4 * LANES
 ZERO = np.float32(0)
@@ -36,13 +36,13 @@ class GemvPlan:
         return int(self.x.size // self.x.shape[-1])
 
     @property
-    def rounds(self) -> bool:
+    def rounds_x(self) -> bool:
         """Whether x is not of the product's precision."""
         return self.half and self.x.dtype != np.uint16
 
     @property
     def copy_bytes(self) -> int:
-        return ceil(self.x.size * 2 / LINE) * LINE if self.rounds else 0
+        return ceil(self.x.size * 2 / LINE) * LINE if self.rounds_x else 0
 
     @property
     def kind(self) -> int:
@@ -56,7 +56,7 @@ class GemvPlan:
         )
 
     @property
-    def room(self) -> int:
+    def decode_bytes(self) -> int:
         """What a thread needs to decode a row."""
         k = self.w.shape[-1]
         return (
@@ -67,22 +67,22 @@ class GemvPlan:
 
     @property
     def scratch(self) -> int:
-        return self.copy_bytes + self.threads * self.room
+        return self.copy_bytes + self.threads * self.decode_bytes
 
     def calls(self, y: np.ndarray, scratch: np.ndarray, bias: Any = 0) -> list[Call]:
-        made, x, (*_, n, k) = [], self.x, self.w.shape
-        if self.rounds:
+        calls, x, (*_, n, k) = [], self.x, self.w.shape
+        if self.rounds_x:
             rounding = {"source": x, "source_pitch": k * 4, "to": scratch, "to_pitch": k * 2, "elements": k}
-            made.append(decode_rows.call(K.F32, 1, **rounding, items=self.rows, block=self.rows))
+            calls.append(decode_rows.call(K.F32, 1, **rounding, items=self.rows, block=self.rows))
             x = scratch
         w, row_bytes = (
             (self.w.raw, self.w.row_bytes) if isinstance(self.w, Blocks) else (self.w, k * self.w.itemsize)
         )
         weight = {"kind": self.kind, "w": w, "row_bytes": row_bytes}
-        spare = {"scratch": scratch[self.copy_bytes :], "room": self.room}
-        block = portion(n, self.rows * k // LANES)
+        spare = {"scratch": scratch[self.copy_bytes :], "decode_bytes": self.decode_bytes}
+        block = choose_block(n, self.rows * k // LANES)
         how = {"y": y, "n": n, "bias": bias, **spare}
-        return [*made, multiply_few.call(self.half, x, self.rows, k, **weight, **how, items=n, block=block)]
+        return [*calls, multiply_rows.call(self.half, x, self.rows, k, **weight, **how, items=n, block=block)]
 
 
 # ---- compiled ----------------------------------------------------------------------------------
@@ -103,17 +103,19 @@ def dot(x, w, count):
 
 
 @KernelEntry
-def multiply_few(lo, hi, thread, half, x, rows, k, kind, w, row_bytes, y: F32, n, bias, scratch, room):
-    mine = scratch + thread * room
+def multiply_rows(
+    lo, hi, thread, half, x, rows, k, kind, w, row_bytes, y: F32, n, bias, scratch, decode_bytes
+):
+    buffer = scratch + thread * decode_bytes
     for column in range(lo, hi):
-        here = w + column * row_bytes
-        if room:
-            decode(kind, mine, half, here, k)
-            here = mine
+        row_address = w + column * row_bytes
+        if decode_bytes:
+            decode(kind, buffer, half, row_address, k)
+            row_address = buffer
         for row in range(rows):
             if half:
-                y[row * n + column] = dot(u16(x + row * k * 2), u16(here), k)
+                y[row * n + column] = dot(u16(x + row * k * 2), u16(row_address), k)
             else:
-                y[row * n + column] = dot(f32(x + row * k * 4), f32(here), k)
+                y[row * n + column] = dot(f32(x + row * k * 4), f32(row_address), k)
             if bias:
                 y[row * n + column] += f32(bias)[column]

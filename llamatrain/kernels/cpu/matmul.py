@@ -17,22 +17,22 @@ import numpy as np
 from llamatrain.compiler.declare import I64, Call, KernelEntry, f32, inline
 from llamatrain.compiler.vectors import LANES, load_until, store_until
 from llamatrain.kernels.cpu import tiles
-from llamatrain.kernels.cpu.dequantize import ROOM
-from llamatrain.kernels.cpu.gemv import MOST, GemvPlan
+from llamatrain.kernels.cpu.dequantize import SLAB_BYTES
+from llamatrain.kernels.cpu.gemv import MAX_ROWS, GemvPlan
 from llamatrain.kernels.cpu.pack import (
     HALVES,
-    WORTH,
+    MIN_WORK,
     Operand,
     Packed,
     Side,
-    entry_of,
+    can_pack,
+    entry_address,
     pack_call,
     pack_part,
-    packs,
 )
 from llamatrain.kernels.cpu.registry import Array, kernel
 
-PACKED = 3 << 20  # bytes of the whole operand that are packed at a time
+MAX_PACKED_BYTES = 3 << 20  # bytes of the whole operand that are packed at a time
 
 
 class Slice(NamedTuple):
@@ -70,75 +70,77 @@ class Product:
     def sliced(self) -> Operand:
         return self.b if self.whole_is_a else self.a
 
-    def bytes_of(self, count: int, k: int) -> int:
+    def packed_bytes(self, count: int, k: int) -> int:
         return tiles.packed_bytes(self.mode, count, k)
 
     @property
-    def block(self) -> int:
+    def k_block(self) -> int:
         return max(1, min(self.a.k, largest_slice(self.mode).k))
 
     @cached_property
-    def range(self) -> int:
+    def k_range(self) -> int:
         """How much of k is packed at a time: whole blocks."""
-        blocks = max(1, PACKED // self.bytes_of(self.whole.count, self.block))
-        return self.block * min(blocks, max(1, ceil(self.a.k / self.block)))
+        blocks = max(1, MAX_PACKED_BYTES // self.packed_bytes(self.whole.count, self.k_block))
+        return self.k_block * min(blocks, max(1, ceil(self.a.k / self.k_block)))
 
     @property
     def entry_bytes(self) -> int:
-        return self.bytes_of(self.whole.count, self.block) * (self.range // self.block)
+        return self.packed_bytes(self.whole.count, self.k_block) * (self.k_range // self.k_block)
 
     @cached_property
-    def group(self) -> int:
+    def entries_at_once(self) -> int:
         """How many entries of the result are done at a time."""
-        return min(prod(self.lead), max(1, PACKED // self.entry_bytes))
+        return min(prod(self.lead), max(1, MAX_PACKED_BYTES // self.entry_bytes))
 
     @cached_property
-    def width(self) -> int:
+    def slice_rows(self) -> int:
         """Rows of a slice: several jobs a thread, each worth its while."""
-        strip = tiles.SIDE * self.whole.count * self.block
+        strip = tiles.SIDE * self.whole.count * self.k_block
         strips = ceil(self.sliced.count / tiles.SIDE)
-        fair = ceil(strips * self.group / (4 * self.threads))
+        fair = ceil(strips * self.entries_at_once / (4 * self.threads))
         best = tiles.SIDE * min(
-            max(fair, ceil(WORTH / max(1, strip))), largest_slice(self.mode).rows // tiles.SIDE, strips
+            max(fair, ceil(MIN_WORK / max(1, strip))), largest_slice(self.mode).rows // tiles.SIDE, strips
         )
-        return ceil(best / self.sliced.unit) * self.sliced.unit
+        return ceil(best / self.sliced.cut_unit) * self.sliced.cut_unit
 
     @property
     def slice_bytes(self) -> int:
         """What a thread needs: a slice, packed, and room to decode."""
-        return self.bytes_of(self.width, self.block) + self.a.room + self.b.room
+        return self.packed_bytes(self.slice_rows, self.k_block) + self.a.slab_bytes + self.b.slab_bytes
 
     @property
     def scratch(self) -> int:
-        return self.group * self.entry_bytes + self.threads * self.slice_bytes
+        return self.entries_at_once * self.entry_bytes + self.threads * self.slice_bytes
 
     def calls(
         self, c: np.ndarray, scratch: np.ndarray, accumulate: bool = False, bias: Any = 0
     ) -> list[Call]:
         """With a bias for each row of C, if that is given."""
-        made = []
+        calls = []
         whole, sliced = (operand.entries(self.lead) for operand in (self.whole, self.sliced))
-        for first in range(0, prod(self.lead), self.group):
-            here = slice(first, first + self.group)
+        for first in range(0, prod(self.lead), self.entries_at_once):
+            here = slice(first, first + self.entries_at_once)
             packed, slots = np.unique(whole[here], return_inverse=True)
-            for start in range(0, max(1, self.a.k), self.range):
-                made.append(self.pack(scratch, packed, start))
+            for start in range(0, max(1, self.a.k), self.k_range):
+                calls.append(self.pack_call(scratch, packed, start))
                 ends = {
                     "accumulate": accumulate or start > 0,
-                    "bias": bias if start + self.range >= self.a.k else 0,
+                    "bias": bias if start + self.k_range >= self.a.k else 0,
                 }
-                made.append(self.multiply(c, scratch, first, sliced[here], slots, start, ends))
-        return made
+                calls.append(self.multiply_call(c, scratch, first, sliced[here], slots, start, ends))
+        return calls
 
-    def packed(self, scratch: np.ndarray) -> Packed:
-        spare = self.group * self.entry_bytes
-        return Packed(memory=scratch, entry_bytes=self.entry_bytes, spare=spare, each=self.slice_bytes)
+    def packed_memory(self, scratch: np.ndarray) -> Packed:
+        spare = self.entries_at_once * self.entry_bytes
+        return Packed(
+            memory=scratch, entry_bytes=self.entry_bytes, thread_offset=spare, thread_bytes=self.slice_bytes
+        )
 
-    def pack(self, scratch: np.ndarray, entries: np.ndarray, start: int) -> Call:
-        side = self.whole.side(self.mode, start, self.range, self.block)
-        return pack_call(self.whole, side, entries, self.packed(scratch), is_a=self.whole_is_a)
+    def pack_call(self, scratch: np.ndarray, entries: np.ndarray, start: int) -> Call:
+        side = self.whole.to_side(self.mode, start, self.k_range, self.k_block)
+        return pack_call(self.whole, side, entries, self.packed_memory(scratch), is_a=self.whole_is_a)
 
-    def multiply(
+    def multiply_call(
         self,
         c: np.ndarray,
         scratch: np.ndarray,
@@ -148,20 +150,20 @@ class Product:
         start: int,
         ends: Any,
     ) -> Call:
-        work = self.width * self.whole.count * self.a.k
+        work = self.slice_rows * self.whole.count * self.a.k
         return multiply_slices.call(
-            side=self.sliced.side(self.mode, start, self.range, self.block),
+            side=self.sliced.to_side(self.mode, start, self.k_range, self.k_block),
             entries=entries,
-            packed=self.packed(scratch),
+            packed=self.packed_memory(scratch),
             whole_is_a=self.whole_is_a,
             slots=slots,
             other=self.whole.count,
-            width=self.width,
+            width=self.slice_rows,
             c=c,
             first_entry=first,
             **ends,
-            items=len(entries) * ceil(self.sliced.count / self.width),
-            block=ceil(WORTH / max(1, work)),
+            items=len(entries) * ceil(self.sliced.count / self.slice_rows),
+            block=ceil(MIN_WORK / max(1, work)),
         )
 
 
@@ -193,39 +195,41 @@ def multiply_slices(
     accumulate,
     bias,
 ):
-    mode, count, turned = side.mode, side.rows, 1 - side.across if whole_is_a else side.across
+    mode, count, transpose = side.mode, side.rows, 1 - side.across if whole_is_a else side.across
     slices = (count + width - 1) // width
-    mine = packed.memory + packed.spare + thread * packed.each
-    decoding = mine + packed.each - ROOM  # only quantised sources have that
+    thread_memory = packed.memory + packed.thread_offset + thread * packed.thread_bytes
+    decoding = thread_memory + packed.thread_bytes - SLAB_BYTES  # only quantised sources have that
     ldc = count if whole_is_a else other
-    tiles.begin(mode)
+    tiles.configure_tiles(mode)
     for item in range(lo, hi):
         entry, first = item // slices, item % slices * width
         rows, whole = min(width, count - first), packed.memory + slots[entry] * packed.entry_bytes
         corner = c + ((first_entry + entry) * count * other + (first if whole_is_a else first * ldc)) * 4
         for k0 in range(0, max(1, side.depth), side.k_block):
-            deep = min(side.k_block, side.depth - k0)
-            here = entry_of(side, entries[entry])
-            pack_part(side, mine, here, turned, first, rows, side.start + k0, deep, decoding)
+            depth = min(side.k_block, side.depth - k0)
+            source = entry_address(side, entries[entry])
+            pack_part(side, thread_memory, source, transpose, first, rows, side.start + k0, depth, decoding)
             more = accumulate or k0 > 0
-            left, right, m, n = (whole, mine, other, rows) if whole_is_a else (mine, whole, rows, other)
-            tiles.multiply(mode, corner, ldc, left, right, m, n, deep, more, whole_is_a)
-            whole += tiles.panel_bytes(mode, other, deep)
+            left, right, m, n = (
+                (whole, thread_memory, other, rows) if whole_is_a else (thread_memory, whole, rows, other)
+            )
+            tiles.multiply(mode, corner, ldc, left, right, m, n, depth, more, whole_is_a)
+            whole += tiles.panel_bytes(mode, other, depth)
         if bias:
             m, n = (other, rows) if whole_is_a else (rows, other)
             add_bias(f32(corner), ldc, f32(bias + 4 * first if whole_is_a else bias), m, n)
-    tiles.end(mode)
+    tiles.release_tiles(mode)
 
 
 # ---- the ops -----------------------------------------------------------------------------------
 
 
-def product(x: Operand, y: Operand, threads: int) -> Product:
+def make_product(x: Operand, y: Operand, threads: int) -> Product:
     """In bf16 where one source is."""
-    return Product(x, y, tiles.mode_of("bf16" if HALVES in (x.form, y.form) else "f32"), threads)
+    return Product(x, y, tiles.choose_mode("bf16" if HALVES in (x.form, y.form) else "f32"), threads)
 
 
-def with_weight(x: Array, w: Array, across: int) -> tuple[Operand, Operand]:
+def make_operands(x: Array, w: Array, across: int) -> tuple[Operand, Operand]:
     """x (..., m, k) with w (..., n, k), across: (..., k, n). Where w has no leading axes, all rows of x at once."""
     (*x_lead, m, k), (*w_lead, n, last) = x.shape, w.shape
     n = last if across else n
@@ -236,12 +240,12 @@ def with_weight(x: Array, w: Array, across: int) -> tuple[Operand, Operand]:
 
 def matmul_plan(ins: Sequence[Any], threads: int) -> Product:
     x, w, *_ = ins
-    return product(*with_weight(x, w, across=0), threads)
+    return make_product(*make_operands(x, w, across=0), threads)
 
 
-def matmul_way(ins: Sequence[Any], threads: int) -> Product | GemvPlan:
+def choose_matmul(ins: Sequence[Any], threads: int) -> Product | GemvPlan:
     made = matmul_plan(ins, threads)
-    if made.lead or made.a.count > MOST or not made.a.k:
+    if made.lead or made.a.count > MAX_ROWS or not made.a.k:
         return made
     x, w, *_ = ins
     return GemvPlan(x, w, made.mode != tiles.FLOAT32, threads)
@@ -249,16 +253,16 @@ def matmul_way(ins: Sequence[Any], threads: int) -> Product | GemvPlan:
 
 def matmul_nn_plan(ins: Sequence[Any], threads: int) -> Product:
     y, w = ins
-    return product(*with_weight(y, w, across=1), threads)
+    return make_product(*make_operands(y, w, across=1), threads)
 
 
 def out_prod_plan(ins: Sequence[Any], threads: int) -> Product:
     a, b = (Operand(x, 1, x.shape[-1], x.shape[-2], tuple(x.shape[:-2])) for x in ins)
-    return product(a, b, threads)
+    return make_product(a, b, threads)
 
 
 def takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) -> bool:
-    return outs[0].dtype == np.float32 and all(packs(x) for x in ins)
+    return outs[0].dtype == np.float32 and all(can_pack(x) for x in ins)
 
 
 def register(op: str, plan: Any) -> None:
@@ -277,6 +281,6 @@ def register(op: str, plan: Any) -> None:
         )
 
 
-register("matmul", matmul_way)
+register("matmul", choose_matmul)
 register("matmul_nn", matmul_nn_plan)
 register("out_prod", out_prod_plan)

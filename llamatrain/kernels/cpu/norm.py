@@ -4,11 +4,11 @@ import numpy as np
 
 from llamatrain.compiler.declare import F32, KernelEntry, Real, inline
 from llamatrain.compiler.vectors import LANES, load_until, reduce_sum, splat, sqrt, store_until
-from llamatrain.kernels.cpu.chunking import portion, streams
+from llamatrain.kernels.cpu.chunking import choose_block, should_stream
 from llamatrain.kernels.cpu.registry import kernel
 
 ONE = np.float32(1)
-CHUNKS = 64  # at most so many partial sums of dw
+MAX_CHUNKS = 64  # at most so many partial sums of dw
 
 
 @inline
@@ -31,20 +31,22 @@ def reciprocal_rms(x, start, width, eps):
 
 
 @KernelEntry
-def norm_rows(lo, hi, thread, x: F32, w: F32, y: F32, width, eps: Real, past):
+def norm_rows(lo, hi, thread, x: F32, w: F32, y: F32, width, eps: Real, stream):
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
         r = reciprocal_rms(x, start, width, eps)
         for i in range(0, width, LANES):
-            store_until(y, start + i, end, load_until(x, start + i, end) * r * load_until(w, i, width), past)
+            store_until(
+                y, start + i, end, load_until(x, start + i, end) * r * load_until(w, i, width), stream
+            )
 
 
 @kernel("rms_norm")
 def rms_norm(outs, ins, attrs, scratch, threads):
     (y,), (x, w) = outs, ins
     width, rows = w.size, x.size // w.size
-    block, past = portion(rows, 4 * width), streams(y, x)
-    return [norm_rows.call(x, w, y, width=width, eps=attrs["eps"], past=past, items=rows, block=block)]
+    block, stream = choose_block(rows, 4 * width), should_stream(y, x)
+    return [norm_rows.call(x, w, y, width=width, eps=attrs["eps"], stream=stream, items=rows, block=block)]
 
 
 # ---- gradients --------------------------------------------------------------
@@ -63,7 +65,7 @@ def weighted_dot(dy, w, x, start, width):
 
 @KernelEntry
 def norm_rows_back(
-    lo, hi, thread, dy: F32, x: F32, w: F32, dx: F32, sums: F32, width, eps: Real, chunk, past
+    lo, hi, thread, dy: F32, x: F32, w: F32, dx: F32, sums: F32, width, eps: Real, chunk, stream
 ):
     dw = lo // chunk * width
     for i in range(0, width, LANES):
@@ -75,7 +77,9 @@ def norm_rows_back(
         for i in range(0, width, LANES):
             up, normal = load_until(dy, start + i, end), load_until(x, start + i, end) * r
             store_until(sums, dw + i, dw + width, load_until(sums, dw + i, dw + width) + up * normal, 0)
-            store_until(dx, start + i, end, (up * load_until(w, i, width) - normal * (shared / r)) * r, past)
+            store_until(
+                dx, start + i, end, (up * load_until(w, i, width) - normal * (shared / r)) * r, stream
+            )
 
 
 @KernelEntry
@@ -88,26 +92,26 @@ def add_rows(lo, hi, thread, x: F32, y: F32, rows, width):
         store_until(y, i, hi, column, 0)
 
 
-def chunk_of(rows: int) -> int:
-    return max(16, -(-rows // CHUNKS))
+def choose_chunk(rows: int) -> int:
+    return max(16, -(-rows // MAX_CHUNKS))
 
 
-def chunk_sums(outs, ins, attrs, threads):
+def chunk_sum_bytes(outs, ins, attrs, threads):
     rows = ins[1].size // ins[2].size if ins[2].size else 0
-    return 4 * ins[2].size * -(-rows // chunk_of(rows))
+    return 4 * ins[2].size * -(-rows // choose_chunk(rows))
 
 
-@kernel("rms_norm_back", scratch=chunk_sums)
+@kernel("rms_norm_back", scratch=chunk_sum_bytes)
 def rms_norm_back(outs, ins, attrs, scratch, threads):
     (dx, dw), (dy, x, w) = outs, ins
     width, rows = w.size, x.size // w.size
-    chunk, past = chunk_of(rows), streams(dx, dy, x)
-    how = {"width": width, "eps": attrs["eps"], "chunk": chunk, "past": past}
+    chunk, stream = choose_chunk(rows), should_stream(dx, dy, x)
+    how = {"width": width, "eps": attrs["eps"], "chunk": chunk, "stream": stream}
     back = norm_rows_back.call(dy, x, w, dx, scratch, **how, items=rows, block=chunk)
     chunks = -(-rows // chunk)
     return [
         back,
         add_rows.call(
-            scratch, dw, rows=chunks, width=width, items=width, block=portion(width, chunks, LANES)
+            scratch, dw, rows=chunks, width=width, items=width, block=choose_block(width, chunks, LANES)
         ),
     ]

@@ -11,7 +11,7 @@ import numpy as np
 
 from llamatrain.compiler.declare import F32, F64, I32, Call, KernelEntry, Real, f32, i32, inline
 from llamatrain.compiler.vectors import LANES, load_until, splat, sqrt, store_until
-from llamatrain.kernels.cpu.chunking import portion
+from llamatrain.kernels.cpu.chunking import choose_block
 from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.reduce import BLOCK, add_up
 from llamatrain.kernels.cpu.registry import kernel
@@ -27,7 +27,7 @@ class SparseRows(NamedTuple):
 
 
 @inline
-def row_of(g, row):
+def gradient_range(g, row):
     """Where the gradient of a row begins and ends; at its end, where it is 0."""
     size = min(g.width, g.size - row * g.width)
     if g.places == 0:
@@ -57,7 +57,7 @@ def adamw_rows(
     step = np.float32(-schedule[0] / schedule[1])
     spread = np.float32(math.sqrt(schedule[2]))
     for row in range(lo, hi):
-        source, there = row_of(g, row)
+        source, there = gradient_range(g, row)
         start, end = row * g.width, min(g.size, (row + 1) * g.width)
         for i in range(start, end, LANES):
             gradient = load_until(g.values, source + i - start, there) * factor
@@ -77,7 +77,7 @@ def sgd_rows(
     rate, factor = schedule[0], factors[0]
     carried, keep = np.float32(momentum), np.float32(1 - rate * decay)
     for row in range(lo, hi):
-        source, there = row_of(g, row)
+        source, there = gradient_range(g, row)
         start, end = row * g.width, min(g.size, (row + 1) * g.width)
         for i in range(start, end, LANES):
             gradient = (
@@ -88,27 +88,41 @@ def sgd_rows(
             store_until(w, i, end, load_until(w, i, end) * keep - change * rate, 0)
 
 
-def stepped(entry: KernelEntry, beside: int, ins: list[np.ndarray], numbers: dict[str, float]) -> list[Call]:
+def update_calls(
+    entry: KernelEntry, state_count: int, ins: list[np.ndarray], numbers: dict[str, float]
+) -> list[Call]:
     """An entry for a weight, so many states, its gradient, schedule, factor, and places where there are such."""
-    own, (g, schedule, factor, *places) = ins[: 1 + beside], ins[1 + beside :]
-    size = own[0].size
-    width = own[0].shape[1] if places else max(1, min(size, portion(size, 8, LANES)))
-    few, rows = SparseRows(g, places[0] if places else 0, width, size), -(-size // max(1, width))
-    return [entry.call(*own, few, schedule, factor, **numbers, items=rows, block=portion(rows, 8 * width))]
+    weight_and_states, (g, schedule, factor, *places) = ins[: 1 + state_count], ins[1 + state_count :]
+    size = weight_and_states[0].size
+    width = weight_and_states[0].shape[1] if places else max(1, min(size, choose_block(size, 8, LANES)))
+    sparse, rows = SparseRows(g, places[0] if places else 0, width, size), -(-size // max(1, width))
+    return [
+        entry.call(
+            *weight_and_states,
+            sparse,
+            schedule,
+            factor,
+            **numbers,
+            items=rows,
+            block=choose_block(rows, 8 * width),
+        )
+    ]
 
 
 @kernel("opt_step_adamw")
 def opt_step_adamw(outs, ins, attrs, scratch, threads):
-    return stepped(adamw_rows, 2, ins, {name: attrs[name] for name in ("beta1", "beta2", "eps", "decay")})
+    return update_calls(
+        adamw_rows, 2, ins, {name: attrs[name] for name in ("beta1", "beta2", "eps", "decay")}
+    )
 
 
 @kernel("opt_step_sgd")
 def opt_step_sgd(outs, ins, attrs, scratch, threads):
-    return stepped(sgd_rows, 1, ins, {name: attrs[name] for name in ("momentum", "decay")})
+    return update_calls(sgd_rows, 1, ins, {name: attrs[name] for name in ("momentum", "decay")})
 
 
 @KernelEntry
-def carry_flat(lo, hi, thread, m: F32, g: F32, out: F32, factors: F32, momentum: Real):
+def momentum_flat(lo, hi, thread, m: F32, g: F32, out: F32, factors: F32, momentum: Real):
     factor, left = factors[0], np.float32(momentum)
     for i in range(lo, hi, LANES):
         store_until(out, i, hi, load_until(m, i, hi) * left + load_until(g, i, hi) * factor, 0)
@@ -118,8 +132,8 @@ for _name in ("opt_momentum", "opt_ahead"):
 
     @kernel(_name)
     def carried(outs, ins, attrs, scratch, threads):
-        (m, g, factor), block = ins, portion(ins[0].size, unit=LANES)
-        return [carry_flat.call(m, g, outs[0], factor, attrs["momentum"], items=m.size, block=block)]
+        (m, g, factor), block = ins, choose_block(ins[0].size, unit=LANES)
+        return [momentum_flat.call(m, g, outs[0], factor, attrs["momentum"], items=m.size, block=block)]
 
 
 @KernelEntry
@@ -133,7 +147,9 @@ def unit_flat(lo, hi, thread, x: F32, squares: F32, out: F32, eps: Real):
 def opt_unit(outs, ins, attrs, scratch, threads):
     x, squares = ins
     return [
-        unit_flat.call(x, squares, outs[0], attrs["eps"], items=x.size, block=portion(x.size, unit=LANES))
+        unit_flat.call(
+            x, squares, outs[0], attrs["eps"], items=x.size, block=choose_block(x.size, unit=LANES)
+        )
     ]
 
 
@@ -149,7 +165,7 @@ def opt_blend(outs, ins, attrs, scratch, threads):
     x, y = ins
     return [
         blend_flat.call(
-            x, y, outs[0], attrs["a"], attrs["b"], items=x.size, block=portion(x.size, unit=LANES)
+            x, y, outs[0], attrs["a"], attrs["b"], items=x.size, block=choose_block(x.size, unit=LANES)
         )
     ]
 
@@ -164,7 +180,7 @@ def step_flat(lo, hi, thread, w: F32, change: F32, schedule: F32, by: Real, deca
 @kernel("opt_step")
 def opt_step(outs, ins, attrs, scratch, threads):
     w, change, schedule = ins
-    block = portion(w.size, unit=LANES)
+    block = choose_block(w.size, unit=LANES)
     return [step_flat.call(w, change, schedule, attrs["by"], attrs["decay"], items=w.size, block=block)]
 
 
@@ -172,7 +188,7 @@ def opt_step(outs, ins, attrs, scratch, threads):
 
 
 @KernelEntry
-def find_places(lo, hi, thread, ids: I32, places: I32, count, rows):
+def index_rows(lo, hi, thread, ids: I32, places: I32, count, rows):
     for row in range(rows):
         places[row] = -1
     for i in range(count):
@@ -203,54 +219,58 @@ def opt_rows(outs, ins, attrs, scratch, threads):
     rows, width, count = places.size, dy.shape[-1], ids.size
     seen = {"ids": ids, "places": places, "count": count, "rows": rows}
     added = gather_rows.call(
-        dy, out=out, width=width, **seen, items=width, block=portion(width, count, 4 * LANES)
+        dy, out=out, width=width, **seen, items=width, block=choose_block(width, count, 4 * LANES)
     )
-    return [find_places.call(**seen, items=1, block=1), added]
+    return [index_rows.call(**seen, items=1, block=1), added]
 
 
 @KernelEntry
-def square_few(lo, hi, thread, g: SparseRows, sums: F64, laid):
+def sparse_square_blocks(lo, hi, thread, g: SparseRows, sums: F64, buffers):
     """The blocks of `sum_sqr`, each laid out in the thread's own memory."""
-    mine = f32(laid + thread * 4 * BLOCK)
+    buffer = f32(buffers + thread * 4 * BLOCK)
     for block in range(lo, hi):
         start, end = block * BLOCK, min(g.size, (block + 1) * BLOCK)
         for row in range(start // g.width, (end - 1) // g.width + 1):
-            source, there = row_of(g, row)
+            source, there = gradient_range(g, row)
             first, last = max(start, row * g.width), min(end, (row + 1) * g.width)
             source += first - row * g.width
             for i in range(first, last, LANES):
-                store_until(mine, i - start, last - start, load_until(g.values, source + i - first, there), 0)
-        sums[block] = dot(mine, 0, mine, 0, end - start)
+                store_until(
+                    buffer, i - start, last - start, load_until(g.values, source + i - first, there), 0
+                )
+        sums[block] = dot(buffer, 0, buffer, 0, end - start)
 
 
-def blocks_of(g: Any, places: Any) -> int:
+def count_blocks(g: Any, places: Any) -> int:
     return int(-(-places.size * g.shape[-1] // BLOCK))
 
 
-def sums_and_blocks(outs, ins, attrs, threads):
-    return 8 * -(-blocks_of(*ins) // LANES) * LANES + threads * 4 * BLOCK
+def sum_sqr_bytes(outs, ins, attrs, threads):
+    return 8 * -(-count_blocks(*ins) // LANES) * LANES + threads * 4 * BLOCK
 
 
-@kernel("opt_sum_sqr", scratch=sums_and_blocks)
+@kernel("opt_sum_sqr", scratch=sum_sqr_bytes)
 def opt_sum_sqr(outs, ins, attrs, scratch, threads):
     g, places = ins
-    blocks, few = blocks_of(g, places), SparseRows(g, places, g.shape[-1], places.size * g.shape[-1])
-    laid = scratch[8 * -(-blocks // LANES) * LANES :]
-    each = square_few.call(few, scratch, laid, items=blocks, block=portion(blocks, 2 * BLOCK))
+    blocks, sparse = count_blocks(g, places), SparseRows(g, places, g.shape[-1], places.size * g.shape[-1])
+    buffers = scratch[8 * -(-blocks // LANES) * LANES :]
+    each = sparse_square_blocks.call(
+        sparse, scratch, buffers, items=blocks, block=choose_block(blocks, 2 * BLOCK)
+    )
     return [each, add_up.call(scratch, outs[0], blocks, 1.0, items=1, block=1)]
 
 
 @KernelEntry
-def clip(lo, hi, thread, factor: F32, norm: F32, limit: Real, count, *sums):
+def clip_by_norm(lo, hi, thread, factor: F32, norm: F32, limit: Real, count, *sums):
     """The norm of what `count` sums of squares belong to, and what it leaves of a gradient."""
     squares = 0.0
     for i in range(count):
         squares += f32(sums[i])[0]
-    found = math.sqrt(squares)
-    norm[0] = found
-    factor[0] = min(1.0, limit / (found + 1e-6)) if limit > 0 and found < math.inf else 1.0
+    total_norm = math.sqrt(squares)
+    norm[0] = total_norm
+    factor[0] = min(1.0, limit / (total_norm + 1e-6)) if limit > 0 and total_norm < math.inf else 1.0
 
 
 @kernel("clip_factor")
 def clip_factor(outs, ins, attrs, scratch, threads):
-    return [clip.call(*outs, attrs["limit"], len(ins), *ins, items=1, block=1)]
+    return [clip_by_norm.call(*outs, attrs["limit"], len(ins), *ins, items=1, block=1)]

@@ -12,16 +12,16 @@ import numpy as np
 from llamatrain.compiler.declare import I64, Call, KernelEntry, inline
 from llamatrain.gguf.quants.kinds import COMPILED
 from llamatrain.kernels.cpu import tiles
-from llamatrain.kernels.cpu.dequantize import ROOM, pack_quantised
+from llamatrain.kernels.cpu.dequantize import SLAB_BYTES, pack_quantized
 from llamatrain.kernels.cpu.registry import Array
 from llamatrain.kernels.quantized import Blocks
 
-STRIP = 64  # rows of the whole operand that one job packs
-WORTH = 200_000  # multiply-adds that pay for going parallel, and for a job
+STRIP_ROWS = 64  # rows of the whole operand that one job packs
+MIN_WORK = 200_000  # multiply-adds that pay for going parallel, and for a job
 FLOATS, HALVES, BLOCKS = range(3)  # forms of a source; of a quantised one: BLOCKS + its type's number
 
 
-def packs(x: Array | Blocks) -> bool:
+def can_pack(x: Array | Blocks) -> bool:
     """Whether a product can read it."""
     return x.kind.number in COMPILED if isinstance(x, Blocks) else x.dtype in (np.float32, np.uint16)
 
@@ -35,7 +35,9 @@ class Operand:
     count: int
     k: int
     lead: tuple[int, ...] = ()
-    apart: int = 0  # elements between rows, or between one of k and the next; 0: nothing lies between them
+    row_stride: int = (
+        0  # elements between rows, or between one of k and the next; 0: nothing lies between them
+    )
 
     @property
     def form(self) -> int:
@@ -44,27 +46,31 @@ class Operand:
         return HALVES if self.source.dtype == np.uint16 else FLOATS
 
     @property
-    def unit(self) -> int:
+    def cut_unit(self) -> int:
         """Rows between which it can be cut: beside each other, rows of a quantised weight come a block at a time."""
-        return max(tiles.SIDE, self.source.kind.block_size) if self.across and self.form >= BLOCKS else tiles.SIDE
+        return (
+            max(tiles.SIDE, self.source.kind.block_size)
+            if self.across and self.form >= BLOCKS
+            else tiles.SIDE
+        )
 
     @property
     def stride(self) -> int:
         """Elements between rows, or between one of k and the next; of a quantised weight, bytes between its own rows."""
         if isinstance(self.source, Blocks):
             return self.source.row_bytes
-        return self.apart or (self.count if self.across else self.k)
+        return self.row_stride or (self.count if self.across else self.k)
 
     @property
-    def room(self) -> int:
+    def slab_bytes(self) -> int:
         """What each thread needs to decode a slab of it."""
-        return ROOM if self.form >= BLOCKS else 0
+        return SLAB_BYTES if self.form >= BLOCKS else 0
 
     def entries(self, lead: tuple[int, ...]) -> np.ndarray:
         """Which entry of this operand serves each entry of the result."""
         return np.broadcast_to(np.arange(prod(self.lead)).reshape(self.lead), lead).ravel()
 
-    def side(self, mode: int, start: int, depth: int, k_block: int) -> "Side":
+    def to_side(self, mode: int, start: int, depth: int, k_block: int) -> "Side":
         """This operand as entries take it, of k from `start` on."""
         return Side(
             mode=mode,
@@ -100,14 +106,14 @@ class Packed(NamedTuple):
 
     memory: Any
     entry_bytes: int
-    spare: int
-    each: int
+    thread_offset: int
+    thread_bytes: int
 
 
 def pack_call(whole: Operand, side: Side, entries: np.ndarray, packed: Packed, *, is_a: bool) -> Call:
-    strip = ceil(STRIP / whole.unit) * whole.unit
+    strip = ceil(STRIP_ROWS / whole.cut_unit) * whole.cut_unit
     items = len(entries) * ceil(whole.count / strip) * max(1, ceil(side.depth / side.k_block))
-    portion = ceil(WORTH / 20 / (strip * side.k_block + 1))
+    portion = ceil(MIN_WORK / 20 / (strip * side.k_block + 1))
     return pack_whole.call(side, entries, packed, is_a=is_a, strip=strip, items=items, block=portion)
 
 
@@ -115,22 +121,22 @@ def pack_call(whole: Operand, side: Side, entries: np.ndarray, packed: Packed, *
 
 
 @inline
-def pack_part(side, to, source, turned, first, rows, start, deep, room):
+def pack_part(side, to, source, transpose, first, rows, start, depth, slab):
     """`rows` rows of an entry, from `first` on, of k `deep` from `start` on. `room`: ROOM bytes, for quantised ones."""
     form, across, stride = side.form, side.across, side.stride
     if form >= BLOCKS and across:
-        pack_quantised(side.mode, to, form - BLOCKS, source, stride, across, start, deep, first, rows, room)
+        pack_quantized(side.mode, to, form - BLOCKS, source, stride, across, start, depth, first, rows, slab)
     elif form >= BLOCKS:
-        pack_quantised(side.mode, to, form - BLOCKS, source, stride, across, first, rows, start, deep, room)
+        pack_quantized(side.mode, to, form - BLOCKS, source, stride, across, first, rows, start, depth, slab)
     else:
-        begin = first + start * stride if across else first * stride + start
+        offset = first + start * stride if across else first * stride + start
         tiles.pack(
-            side.mode, to, source + begin * (2 if form else 4), form, across, turned, stride, rows, deep
+            side.mode, to, source + offset * (2 if form else 4), form, across, transpose, stride, rows, depth
         )
 
 
 @inline
-def entry_of(side, entry):
+def entry_address(side, entry):
     """Where an entry of the source begins."""
     return side.source + entry * (side.rows * side.k * (2 if side.form else 4))
 
@@ -138,8 +144,8 @@ def entry_of(side, entry):
 @KernelEntry
 def pack_whole(lo, hi, thread, side: Side, entries: I64, packed: Packed, is_a, strip):
     strips, blocks = (side.rows + strip - 1) // strip, max(1, (side.depth + side.k_block - 1) // side.k_block)
-    room, turned = (
-        packed.memory + packed.spare + thread * packed.each,
+    slab, transpose = (
+        packed.memory + packed.thread_offset + thread * packed.thread_bytes,
         side.across if is_a else 1 - side.across,
     )
     for item in range(lo, hi):
@@ -148,8 +154,18 @@ def pack_whole(lo, hi, thread, side: Side, entries: I64, packed: Packed, is_a, s
             item % strips * strip,
             item // strips % blocks * side.k_block,
         )
-        rows, deep = min(strip, side.rows - first), min(side.k_block, side.depth - k0)
+        rows, depth = min(strip, side.rows - first), min(side.k_block, side.depth - k0)
         to = packed.memory + entry * packed.entry_bytes
         to += tiles.panel_bytes(side.mode, side.rows, side.k_block) * (k0 // side.k_block)
-        to += tiles.panel_bytes(side.mode, first, deep)
-        pack_part(side, to, entry_of(side, entries[entry]), turned, first, rows, side.start + k0, deep, room)
+        to += tiles.panel_bytes(side.mode, first, depth)
+        pack_part(
+            side,
+            to,
+            entry_address(side, entries[entry]),
+            transpose,
+            first,
+            rows,
+            side.start + k0,
+            depth,
+            slab,
+        )

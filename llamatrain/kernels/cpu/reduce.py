@@ -6,8 +6,8 @@ import numpy as np
 
 from llamatrain.compiler.declare import F32, F64, KernelEntry, Real
 from llamatrain.compiler.vectors import LANES, load_until, reduce_sum, splat, store_until
-from llamatrain.kernels.cpu.chunking import portion
-from llamatrain.kernels.cpu.norm import add_rows, chunk_of, dot
+from llamatrain.kernels.cpu.chunking import choose_block
+from llamatrain.kernels.cpu.norm import add_rows, choose_chunk, dot
 from llamatrain.kernels.cpu.registry import Array, kernel
 
 BLOCK = 8192
@@ -39,29 +39,29 @@ def add_up(lo, hi, thread, sums: F64, out: F32, count, factor: Real):
     out[0] = np.float32(so_far * factor)
 
 
-def in_blocks(entry, x, out, scratch, factor=1.0):
+def block_sum_calls(entry, x, out, scratch, factor=1.0):
     blocks = -(-x.size // BLOCK)
-    each = entry.call(x, scratch, x.size, items=blocks, block=portion(blocks, BLOCK))
+    each = entry.call(x, scratch, x.size, items=blocks, block=choose_block(blocks, BLOCK))
     return [each, add_up.call(scratch, out, blocks, factor, items=1, block=1)]
 
 
-def block_sums(outs, ins, attrs, threads):
+def block_sum_bytes(outs, ins, attrs, threads):
     return 8 * -(-int(np.prod(ins[0].shape, dtype=np.int64)) // BLOCK)
 
 
-@kernel("sum", scratch=block_sums)
+@kernel("sum", scratch=block_sum_bytes)
 def sum_all(outs, ins, attrs, scratch, threads):
-    return in_blocks(sum_blocks, ins[0], outs[0], scratch)
+    return block_sum_calls(sum_blocks, ins[0], outs[0], scratch)
 
 
-@kernel("mean", scratch=block_sums)
+@kernel("mean", scratch=block_sum_bytes)
 def mean(outs, ins, attrs, scratch, threads):
-    return in_blocks(sum_blocks, ins[0], outs[0], scratch, 1 / ins[0].size)
+    return block_sum_calls(sum_blocks, ins[0], outs[0], scratch, 1 / ins[0].size)
 
 
-@kernel("sum_sqr", scratch=block_sums)
+@kernel("sum_sqr", scratch=block_sum_bytes)
 def sum_sqr(outs, ins, attrs, scratch, threads):
-    return in_blocks(square_blocks, ins[0], outs[0], scratch)
+    return block_sum_calls(square_blocks, ins[0], outs[0], scratch)
 
 
 # ---- sums of rows, as a bias' gradient is: by chunks of rows first ---------------------------------
@@ -77,24 +77,26 @@ def sum_chunk(lo, hi, thread, x: F32, sums: F32, width, chunk):
         store_until(sums, to + i, to + width, column, 0)
 
 
-def _one_row(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
+def _takes_one_row(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
     (y,), (x,) = outs, ins
     return y.dtype == np.float32 and len(y.shape) > 0 and y.size == y.shape[-1] == x.shape[-1]
 
 
-def row_chunks(outs, ins, attrs, threads):
+def row_chunk_bytes(outs, ins, attrs, threads):
     rows = ins[0].size // outs[0].size
-    return 4 * outs[0].size * -(-rows // chunk_of(rows))
+    return 4 * outs[0].size * -(-rows // choose_chunk(rows))
 
 
-@kernel("repeat_back", scratch=row_chunks, takes=_one_row)
+@kernel("repeat_back", scratch=row_chunk_bytes, takes=_takes_one_row)
 def repeat_back(outs, ins, attrs, scratch, threads):
     (x,), (y,) = ins, outs
     width, rows = y.size, x.size // y.size
-    chunk = chunk_of(rows)
+    chunk = choose_chunk(rows)
     chunks = -(-rows // chunk)
     each = sum_chunk.call(x, scratch, width, chunk, items=rows, block=chunk)
     return [
         each,
-        add_rows.call(scratch, y, rows=chunks, width=width, items=width, block=portion(width, chunks, LANES)),
+        add_rows.call(
+            scratch, y, rows=chunks, width=width, items=width, block=choose_block(width, chunks, LANES)
+        ),
     ]

@@ -59,6 +59,6 @@ def kernel(op: str, scratch: Scratch = no_scratch, takes: Takes = all_float32) -
 BLOCK_COST = 16384  # what a block should be worth, in element operations: 2 to 5 microseconds
 
 
-def share(cost: int) -> int:
+def items_per_block(cost: int) -> int:
     """How many items of this cost make a block; the same for every number of threads."""
     return max(1, BLOCK_COST // max(1, cost))

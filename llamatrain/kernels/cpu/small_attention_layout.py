@@ -11,10 +11,10 @@ ZERO = np.float32(0)
 
 
 @inline
-def seen(starts, lasts, given, batch, query, length, keys, window):
+def key_range(starts, lasts, has_lasts, batch, query, length, keys, window):
     """The keys first .. end that a query sees."""
     place = batch * length + query
-    last = lasts[place] if given else query + keys - length
+    last = lasts[place] if has_lasts else query + keys - length
     return max(0, starts[place], last + 1 - window), min(keys, last + 1)
 
 
@@ -22,12 +22,12 @@ def seen(starts, lasts, given, batch, query, length, keys, window):
 
 
 @inline
-def whole(count):
+def round_up_to_lanes(count):
     return (count + LANES - 1) // LANES * LANES
 
 
 @inline
-def padded(size):
+def pad_size(size):
     return (size + 3) // 4 * 4
 
 
@@ -36,7 +36,7 @@ def copy_rows(to, x, start, pitch, rows, size, factor):
     """Rows one after the other, zeros to the next multiple of four columns; the store of a row reaches into the next."""
     for row in range(rows):
         first = start + row * pitch
-        store(to, row * padded(size), load_until(x, first, first + size) * factor)
+        store(to, row * pad_size(size), load_until(x, first, first + size) * factor)
 
 
 @inline
@@ -55,7 +55,7 @@ def from_lanes(x, start, pitch, rows, size, columns, i, factor):
 
 
 @inline
-def products(to, columns, rows, pad, low, high):
+def dot_products(to, columns, rows, pad, low, high):
     """Of what is in the lanes with each row."""
     for d in range(0, pad, 4):
         i = d * LANES
@@ -101,13 +101,13 @@ def clear(x, size):
 @inline
 def fill_ranges(firsts, ends, starts, lasts, batch, length, keys, window):
     for query in range(length):
-        firsts[query], ends[query] = seen(
+        firsts[query], ends[query] = key_range(
             i32(starts), i32(lasts), lasts != 0, batch, query, length, keys, window
         )
 
 
 @inline
-def any_sees(firsts, ends, query, rows, keys):
+def keys_seen_by(firsts, ends, query, rows, keys):
     """What any of these queries sees."""
     low, high = keys, 0
     for i in range(query, query + rows):
@@ -118,7 +118,7 @@ def any_sees(firsts, ends, query, rows, keys):
 
 
 @inline
-def who_sees(firsts, ends, key, length):
+def queries_that_see(firsts, ends, key, length):
     """The queries from the first to the last that sees any of LANES keys."""
     low, high = length, 0
     for i in range(length):
@@ -133,7 +133,7 @@ def who_sees(firsts, ends, key, length):
 @inline
 def part_bytes(length, keys):
     """A vector for each query or key, and one more, since a row's store may reach beyond."""
-    return 4 * LANES * (whole(max(length, keys)) + 1)
+    return 4 * LANES * (round_up_to_lanes(max(length, keys)) + 1)
 
 
 class ScratchLayout(NamedTuple):
@@ -156,7 +156,7 @@ class ScratchLayout(NamedTuple):
 
 
 @inline
-def parts(at, length, keys):
+def scratch_layout(at, length, keys):
     size = part_bytes(length, keys)
     return ScratchLayout(
         f32(at),

@@ -4,37 +4,37 @@ import numpy as np
 
 from llamatrain.compiler.declare import F32, KernelEntry, Real, inline
 from llamatrain.compiler.vectors import LANES, load_until, store_until, tanh
-from llamatrain.kernels.cpu.chunking import portion, streams
+from llamatrain.kernels.cpu.chunking import choose_block, should_stream
 from llamatrain.kernels.cpu.registry import kernel
 
 ONE = np.float32(1)
 
 
 @inline
-def cap_flat(x, y, lo, hi, factor, cap, past):
+def cap_flat(x, y, lo, hi, factor, cap, stream):
     """y = cap tanh(x factor / cap)"""
     inner, outer = np.float32(factor / cap), np.float32(cap)
     for i in range(lo, hi, LANES):
-        store_until(y, i, hi, tanh(load_until(x, i, hi) * inner) * outer, past)
+        store_until(y, i, hi, tanh(load_until(x, i, hi) * inner) * outer, stream)
 
 
 @inline
-def bent(y, inverse):
+def cap_slope(y, inverse):
     """The slope where y was given, by 1 / cap."""
     part = y * inverse
     return ONE - part * part
 
 
 @KernelEntry
-def softcap_flat(lo, hi, thread, x: F32, y: F32, cap: Real, past):
-    cap_flat(x, y, lo, hi, 1.0, cap, past)
+def softcap_flat(lo, hi, thread, x: F32, y: F32, cap: Real, stream):
+    cap_flat(x, y, lo, hi, 1.0, cap, stream)
 
 
 @KernelEntry
-def softcap_back_flat(lo, hi, thread, dy: F32, y: F32, dx: F32, cap: Real, past):
+def softcap_back_flat(lo, hi, thread, dy: F32, y: F32, dx: F32, cap: Real, stream):
     inverse = np.float32(1 / cap)
     for i in range(lo, hi, LANES):
-        store_until(dx, i, hi, load_until(dy, i, hi) * bent(load_until(y, i, hi), inverse), past)
+        store_until(dx, i, hi, load_until(dy, i, hi) * cap_slope(load_until(y, i, hi), inverse), stream)
 
 
 for _name, _entry in (("softcap", softcap_flat), ("softcap_back", softcap_back_flat)):
@@ -42,5 +42,9 @@ for _name, _entry in (("softcap", softcap_flat), ("softcap_back", softcap_back_f
     @kernel(_name)
     def capped(outs, ins, attrs, scratch, threads, entry=_entry):
         (y,), size = outs, outs[0].size
-        past = streams(y.reshape(-1), *ins)
-        return [entry.call(*ins, y, cap=attrs["cap"], past=past, items=size, block=portion(size, 8, LANES))]
+        stream = should_stream(y.reshape(-1), *ins)
+        return [
+            entry.call(
+                *ins, y, cap=attrs["cap"], stream=stream, items=size, block=choose_block(size, 8, LANES)
+            )
+        ]

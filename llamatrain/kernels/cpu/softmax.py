@@ -17,26 +17,26 @@ from llamatrain.compiler.vectors import (
     store_until,
     where_nonzero,
 )
-from llamatrain.kernels.cpu.chunking import portion
+from llamatrain.kernels.cpu.chunking import choose_block
 from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.reduce import add_up
 from llamatrain.kernels.cpu.registry import kernel
 
-NOTHING = np.float32(-np.inf)
+MINUS_INF = np.float32(-np.inf)
 ONE = np.float32(1)
 
 
 @inline
-def top_of(x, start, end):
+def row_max(x, start, end):
     """The largest of a row; what is not a number is passed over, and shows in the sum."""
-    top = splat(NOTHING)
+    top = splat(MINUS_INF)
     for i in range(start, end, LANES):
-        top = maximum(mask_range(load_until(x, i, end), i, start, end, NOTHING), top)
+        top = maximum(mask_range(load_until(x, i, end), i, start, end, MINUS_INF), top)
     return reduce_max(top)
 
 
 @inline
-def sum_of_exp(x, start, end, top):
+def sum_exp(x, start, end, top):
     so_far = splat(0.0)
     for i in range(start, end, LANES):
         so_far += mask_range(exp(load_until(x, i, end) - top), i, start, end, np.float32(0))
@@ -46,7 +46,7 @@ def sum_of_exp(x, start, end, top):
 @inline
 def soft_max_row(x, y, start, end, factor):
     """y = factor softmax(x)"""
-    top, so_far = top_of(x, start, end), splat(0.0)
+    top, so_far = row_max(x, start, end), splat(0.0)
     for i in range(start, end, LANES):
         e = mask_range(exp(load_until(x, i, end) - top), i, start, end, np.float32(0))
         so_far += e
@@ -76,7 +76,7 @@ def soft_max(outs, ins, attrs, scratch, threads):
     (x,), width = ins, ins[0].shape[-1]
     return [
         soft_max_rows.call(
-            x, outs[0], width, items=x.size // width, block=portion(x.size // width, 8 * width)
+            x, outs[0], width, items=x.size // width, block=choose_block(x.size // width, 8 * width)
         )
     ]
 
@@ -86,7 +86,7 @@ def soft_max_back(outs, ins, attrs, scratch, threads):
     (dy, y), width = ins, ins[0].shape[-1]
     return [
         soft_max_rows_back.call(
-            dy, y, outs[0], width, items=y.size // width, block=portion(y.size // width, 4 * width)
+            dy, y, outs[0], width, items=y.size // width, block=choose_block(y.size // width, 4 * width)
         )
     ]
 
@@ -95,52 +95,52 @@ def soft_max_back(outs, ins, attrs, scratch, threads):
 
 
 @KernelEntry
-def entropy_of_ids(lo, hi, thread, x: F32, targets: I32, weights: F32, sums: F64, width, rows):
+def cross_entropy_ids(lo, hi, thread, x: F32, targets: I32, weights: F32, sums: F64, width, rows):
     so_far = 0.0
     for row in range(lo, hi):
         if targets[row] >= 0:
             start = row * width
-            top = top_of(x, start, start + width)
-            log_sum = top + math.log(sum_of_exp(x, start, start + width, top))
+            top = row_max(x, start, start + width)
+            log_sum = top + math.log(sum_exp(x, start, start + width, top))
             chosen = x[start + targets[row]] if targets[row] < width else np.float32(np.nan)
             so_far += weights[row] * (log_sum - chosen)
     sums[lo // rows] = so_far
 
 
 @KernelEntry
-def entropy_of_each(lo, hi, thread, x: F32, targets: I32, out: F32, width):
+def cross_entropy_each_row(lo, hi, thread, x: F32, targets: I32, out: F32, width):
     for row in range(lo, hi):
         start, out[row] = row * width, 0
         if targets[row] >= 0:
-            top = top_of(x, start, start + width)
+            top = row_max(x, start, start + width)
             chosen = x[start + targets[row]] if targets[row] < width else np.float32(np.nan)
-            out[row] = np.float32(top + math.log(sum_of_exp(x, start, start + width, top)) - chosen)
+            out[row] = np.float32(top + math.log(sum_exp(x, start, start + width, top)) - chosen)
 
 
 @KernelEntry
-def weighed(lo, hi, thread, losses: F32, weights: F32):
+def scale_by_weights(lo, hi, thread, losses: F32, weights: F32):
     for row in range(lo, hi):
         losses[row] = losses[row] * weights[row] if weights[row] != 0 else np.float32(0)
 
 
 @KernelEntry
-def right_of_ids(lo, hi, thread, x: F32, targets: I32, weights: F32, sums: F64, width, rows):
+def count_correct(lo, hi, thread, x: F32, targets: I32, weights: F32, sums: F64, width, rows):
     """Of each block, the rows whose target has no larger logit beside it."""
     right = 0
     for row in range(lo, hi):
         if weights[row] != 0 and 0 <= targets[row] < width:
-            right += x[row * width + targets[row]] >= top_of(x, row * width, (row + 1) * width)
+            right += x[row * width + targets[row]] >= row_max(x, row * width, (row + 1) * width)
     sums[lo // rows] = right
 
 
 @KernelEntry
-def entropy_of_rows(lo, hi, thread, x: F32, targets: F32, weights: F32, sums: F64, width, rows):
+def cross_entropy_distributions(lo, hi, thread, x: F32, targets: F32, weights: F32, sums: F64, width, rows):
     """Targets that are rows of a distribution."""
     so_far = 0.0
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
-        top = top_of(x, start, end)
-        log_sum = np.float32(top + math.log(sum_of_exp(x, start, end, top)))
+        top = row_max(x, start, end)
+        log_sum = np.float32(top + math.log(sum_exp(x, start, end, top)))
         each = splat(0.0)
         for i in range(start, end, LANES):
             share = load_until(targets, i, end)
@@ -152,7 +152,7 @@ def entropy_of_rows(lo, hi, thread, x: F32, targets: F32, weights: F32, sums: F6
 
 
 @KernelEntry
-def entropy_of_ids_back(lo, hi, thread, dloss: F32, x: F32, targets: I32, weights: F32, dx: F32, width):
+def cross_entropy_ids_back(lo, hi, thread, dloss: F32, x: F32, targets: I32, weights: F32, dx: F32, width):
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
         if targets[row] >= 0:
@@ -166,7 +166,9 @@ def entropy_of_ids_back(lo, hi, thread, dloss: F32, x: F32, targets: I32, weight
 
 
 @KernelEntry
-def entropy_of_rows_back(lo, hi, thread, dloss: F32, x: F32, targets: F32, weights: F32, dx: F32, width):
+def cross_entropy_distributions_back(
+    lo, hi, thread, dloss: F32, x: F32, targets: F32, weights: F32, dx: F32, width
+):
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
         factor, mass = dloss[0] * weights[row], splat(0.0)
@@ -177,19 +179,19 @@ def entropy_of_rows_back(lo, hi, thread, dloss: F32, x: F32, targets: F32, weigh
             store_until(dx, i, end, load_until(dx, i, end) - load_until(targets, i, end) * factor, 0)
 
 
-def rows_of(logits) -> int:
-    return portion(logits.shape[0], 8 * logits.shape[1])
+def choose_rows(logits) -> int:
+    return choose_block(logits.shape[0], 8 * logits.shape[1])
 
 
-def row_sums(outs, ins, attrs, threads):
-    return 8 * -(-ins[0].shape[0] // rows_of(ins[0]))
+def row_sum_bytes(outs, ins, attrs, threads):
+    return 8 * -(-ins[0].shape[0] // choose_rows(ins[0]))
 
 
-@kernel("cross_entropy_loss", scratch=row_sums)
+@kernel("cross_entropy_loss", scratch=row_sum_bytes)
 def cross_entropy_loss(outs, ins, attrs, scratch, threads):
     logits, targets, weights = ins
-    (rows, width), block = logits.shape, rows_of(logits)
-    entry = entropy_of_ids if targets.dtype == np.int32 else entropy_of_rows
+    (rows, width), block = logits.shape, choose_rows(logits)
+    entry = cross_entropy_ids if targets.dtype == np.int32 else cross_entropy_distributions
     each = entry.call(logits, targets, weights, scratch, width=width, rows=block, items=rows, block=block)
     return [each, add_up.call(scratch, outs[0], -(-rows // block), 1.0, items=1, block=1)]
 
@@ -198,27 +200,27 @@ def cross_entropy_loss(outs, ins, attrs, scratch, threads):
 def cross_entropy_rows(outs, ins, attrs, scratch, threads):
     logits, targets = ins
     return [
-        entropy_of_each.call(
-            logits, targets, outs[0], logits.shape[1], items=logits.shape[0], block=rows_of(logits)
+        cross_entropy_each_row.call(
+            logits, targets, outs[0], logits.shape[1], items=logits.shape[0], block=choose_rows(logits)
         )
     ]
 
 
-@kernel("cross_entropy_judged", scratch=row_sums)
+@kernel("cross_entropy_judged", scratch=row_sum_bytes)
 def cross_entropy_judged(outs, ins, attrs, scratch, threads):
     logits, targets, weights = ins
-    (rows, width), block = logits.shape, rows_of(logits)
-    each = right_of_ids.call(
+    (rows, width), block = logits.shape, choose_rows(logits)
+    each = count_correct.call(
         logits, targets, weights, scratch, width=width, rows=block, items=rows, block=block
     )
     right = [each, add_up.call(scratch, outs[1], -(-rows // block), 1.0, items=1, block=1)]
     parts = [*cross_entropy_rows(outs[2:], ins[:2], attrs, scratch, threads)]
-    parts.append(weighed.call(outs[2], weights, items=rows, block=portion(rows)))
+    parts.append(scale_by_weights.call(outs[2], weights, items=rows, block=choose_block(rows)))
     return [*cross_entropy_loss(outs[:1], ins, attrs, scratch, threads), *right, *parts]
 
 
 @kernel("cross_entropy_loss_back")
 def cross_entropy_loss_back(outs, ins, attrs, scratch, threads):
     _, logits, targets, _ = ins
-    entry = entropy_of_ids_back if targets.dtype == np.int32 else entropy_of_rows_back
-    return [entry.call(*ins, outs[0], logits.shape[1], items=logits.shape[0], block=rows_of(logits))]
+    entry = cross_entropy_ids_back if targets.dtype == np.int32 else cross_entropy_distributions_back
+    return [entry.call(*ins, outs[0], logits.shape[1], items=logits.shape[0], block=choose_rows(logits))]

@@ -8,10 +8,10 @@ import numpy as np
 
 from llamatrain.compiler.declare import Call, KernelEntry, f32, inline, u16
 from llamatrain.compiler.vectors import LANES, load_until, store_until
-from llamatrain.kernels.cpu.chunking import portion, streams
+from llamatrain.kernels.cpu.chunking import choose_block, should_stream
 from llamatrain.kernels.cpu.registry import Array, kernel
 
-WHOLE = 32  # columns: of whole lines in either precision
+LINE_COLUMNS = 32  # columns: of whole lines in either precision
 
 
 class ColumnCopy(NamedTuple):
@@ -24,67 +24,71 @@ class ColumnCopy(NamedTuple):
 
 
 @inline
-def address(columns, row):
+def row_address(columns, row):
     return columns.memory + (row * columns.pitch + columns.start) * (2 if columns.half else 4)
 
 
 @inline
-def copy_row(x, y, count, past):
+def copy_row(x, y, count, stream):
     for i in range(0, count, LANES):
-        store_until(y, i, count, load_until(x, i, count), past)
+        store_until(y, i, count, load_until(x, i, count), stream)
 
 
 @KernelEntry
-def copy_columns(lo, hi, thread, x: ColumnCopy, y: ColumnCopy, count, past):
+def copy_columns(lo, hi, thread, x: ColumnCopy, y: ColumnCopy, count, stream):
     for row in range(lo, hi):
-        source, to = address(x, row), address(y, row)
+        source, to = row_address(x, row), row_address(y, row)
         if x.half:
-            copy_row(u16(source), u16(to), count, past)
+            copy_row(u16(source), u16(to), count, stream)
         elif y.half:
-            copy_row(f32(source), u16(to), count, past)
+            copy_row(f32(source), u16(to), count, stream)
         else:
-            copy_row(f32(source), f32(to), count, past)
+            copy_row(f32(source), f32(to), count, stream)
 
 
-def moves(pairs: Sequence[tuple[ColumnCopy, ColumnCopy]], sizes: Sequence[int], past: bool) -> list[Call]:
-    made = []
+def copy_calls(
+    pairs: Sequence[tuple[ColumnCopy, ColumnCopy]], sizes: Sequence[int], stream: bool
+) -> list[Call]:
+    calls = []
     for (x, y), count in zip(pairs, sizes, strict=True):
         rows = y.memory.size // y.pitch
-        how = {"count": count, "past": past, "items": rows, "block": portion(rows, 2 * count)}
-        made.append(copy_columns.call(x, y, **how))
-    return made
+        how = {"count": count, "stream": stream, "items": rows, "block": choose_block(rows, 2 * count)}
+        calls.append(copy_columns.call(x, y, **how))
+    return calls
 
 
-def columns_of(array: np.ndarray, start: int = 0) -> ColumnCopy:
+def as_columns(array: np.ndarray, start: int = 0) -> ColumnCopy:
     return ColumnCopy(memory=array, start=start, pitch=array.shape[-1], half=int(array.dtype == np.uint16))
 
 
-def starts(parts: Sequence[np.ndarray]) -> tuple[list[int], list[int], bool]:
+def split_columns_evenly(parts: Sequence[np.ndarray]) -> tuple[list[int], list[int], bool]:
     """Where each begins in the whole, its columns, and whether all are whole lines."""
     sizes = [part.shape[-1] for part in parts]
-    return list(accumulate(sizes[:-1], initial=0)), sizes, all(size % WHOLE == 0 for size in sizes)
+    return list(accumulate(sizes[:-1], initial=0)), sizes, all(size % LINE_COLUMNS == 0 for size in sizes)
 
 
-def _floats(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
+def _takes_floats(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
     (x,), (y,) = ({array.dtype for array in arrays} for arrays in (ins, outs))
     return x in (np.float32, np.uint16) and y in (x, np.uint16)
 
 
-@kernel("split_columns", takes=_floats)
+@kernel("split_columns", takes=_takes_floats)
 def split_columns(outs, ins, attrs, scratch, threads):
-    (x,), (begin, sizes, whole) = ins, starts(outs)
-    past = whole and all(streams(out, x) for out in outs)
-    return moves(
-        [(columns_of(x, start), columns_of(out)) for out, start in zip(outs, begin, strict=True)], sizes, past
+    (x,), (begin, sizes, whole) = ins, split_columns_evenly(outs)
+    stream = whole and all(should_stream(out, x) for out in outs)
+    return copy_calls(
+        [(as_columns(x, start), as_columns(out)) for out, start in zip(outs, begin, strict=True)],
+        sizes,
+        stream,
     )
 
 
-@kernel("join_columns", takes=_floats)
+@kernel("join_columns", takes=_takes_floats)
 def join_columns(outs, ins, attrs, scratch, threads):
-    (y,), (begin, sizes, whole) = outs, starts(ins)
-    past = whole and streams(y, *ins)
-    return moves(
-        [(columns_of(part), columns_of(y, start)) for part, start in zip(ins, begin, strict=True)],
+    (y,), (begin, sizes, whole) = outs, split_columns_evenly(ins)
+    stream = whole and should_stream(y, *ins)
+    return copy_calls(
+        [(as_columns(part), as_columns(y, start)) for part, start in zip(ins, begin, strict=True)],
         sizes,
-        past,
+        stream,
     )

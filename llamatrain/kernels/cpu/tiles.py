@@ -29,10 +29,12 @@ micro, tile_rows = (
 
 FLOAT32, ROUNDED, PAIRS, TILES = range(4)
 SIDE = 32  # of the block of C that is finished at once
-NEAR = 1 << 20  # bytes of b that are gone through for some rows of C before the next rows, by the tile unit
+NEAR_BYTES = (
+    1 << 20
+)  # bytes of b that are gone through for some rows of C before the next rows, by the tile unit
 
 
-def mode_of(precision: str) -> int:
+def choose_mode(precision: str) -> int:
     """The mode for "f32" or "bf16"; "avx512bf16", "amx" and "float32" (bf16 without either) ask for that unit."""
     if precision == "bf16":
         precision = next((unit for unit in ("amx", "avx512bf16") if unit in cpu.enabled_units()), "float32")
@@ -90,17 +92,17 @@ def fill_tile(mode, to, source, half, across, pitch):
 
 
 @inline
-def fill_two(to, apart, source, pitch):
+def fill_two(to, distance, source, pitch):
     """Two whole tiles beside each other, of bf16 that lie across."""
     for i in range(16):
         line = source + 2 * i * pitch
-        tile_rows.pair_both(to + i * ROW, line, line + pitch, to + apart + i * ROW)
+        tile_rows.pair_both(to + i * ROW, line, line + pitch, to + distance + i * ROW)
 
 
 @inline
 def fill_edge(mode, to, source, half, across, pitch, rows, columns):
     """A tile at the source's edge: rows x columns of its elements are there, the rest is zero."""
-    whole, size = micro.room(), 2 if half else 4
+    whole, size = micro.scratch_block(), 2 if half else 4
     for i in range(32 if across else 16):
         # loads of nothing have an address, too: one without a page costs microseconds
         line, there = (source + i * pitch, columns) if i < rows else (source, 0)
@@ -112,37 +114,37 @@ def fill_edge(mode, to, source, half, across, pitch, rows, columns):
 
 
 @SharedKernel
-def pack_tiles(mode, to, source, half, across, turned, stride, count, k):
+def pack_tiles(mode, to, source, half, across, transpose, stride, count, k):
     size, depth = 2 if half else 4, tile_depth(mode)
     panels, tiles = (count + 15) // 16, panel_tiles(mode, k)
-    pitch, two = stride * size, mode >= PAIRS and half and across
+    pitch, in_pairs = stride * size, mode >= PAIRS and half and across
     for step in range(panels * tiles):  # along what lies contiguous in the source
         panel, tile = (step % panels, step // panels) if across else (step // tiles, step % tiles)
         target = to + (panel * tiles + tile) * TILE
-        items, deep = min(16, count - panel * 16), min(depth, k - tile * depth)
+        items, tile_k = min(16, count - panel * 16), min(depth, k - tile * depth)
         if across:
             start = source + tile * depth * pitch + panel * 16 * size
         else:
             start = source + panel * 16 * pitch + tile * depth * size
-        if two and deep == depth and panel // 2 * 32 + 32 <= count:
+        if in_pairs and tile_k == depth and panel // 2 * 32 + 32 <= count:
             if panel % 2 == 0:
                 fill_two(target, tiles * TILE, start, pitch)
-        elif items == 16 and deep == depth:
+        elif items == 16 and tile_k == depth:
             fill_tile(mode, target, start, half, across, pitch)
         elif across:
-            fill_edge(mode, target, start, half, across, pitch, deep, items)
+            fill_edge(mode, target, start, half, across, pitch, tile_k, items)
         else:
-            fill_edge(mode, target, start, half, across, pitch, items, deep)
-        if turned:
-            tile_rows.turn_tile(target)
+            fill_edge(mode, target, start, half, across, pitch, items, tile_k)
+        if transpose:
+            tile_rows.transpose_tile(target)
 
 
 pack_call = pack_tiles.call
 
 
 @inline
-def pack(mode, to, source, half, across, turned, stride, count, k):
-    pack_call((mode, to, source, half, across, turned, stride, count, k))
+def pack(mode, to, source, half, across, transpose, stride, count, k):
+    pack_call((mode, to, source, half, across, transpose, stride, count, k))
 
 
 @inline
@@ -159,38 +161,38 @@ def pack_b(mode, to, source, half, across, stride, n, k):
 
 
 @inline
-def begin(mode):
+def configure_tiles(mode):
     if mode == TILES:
         micro.tiles_on()
 
 
 @inline
-def end(mode):
+def release_tiles(mode):
     if mode == TILES:
         micro.tiles_off()
 
 
 @inline
-def settle(space, c, ldc, rows, columns, accumulate):
+def store_edge(space, c, ldc, rows, columns, accumulate):
     """Bring a part of a finished 32 x 32 block to C."""
     for i in range(rows):
-        micro.settle(c + i * ldc * 4, space + i * SIDE * 4, columns, accumulate)
+        micro.store_row(c + i * ldc * 4, space + i * SIDE * 4, columns, accumulate)
 
 
 @inline
-def by_tiles(c, ldc, a, b, panel, m, n, words, accumulate):
+def multiply_by_amx(c, ldc, a, b, panel, m, n, words, accumulate):
     a_panel, b_panel = panel if m > 16 else 0, panel if n > 16 else 0
     if m >= SIDE and n >= SIDE:
-        micro.tiles(c, ldc * 4, a, a_panel, b, b_panel, words, accumulate)
+        micro.multiply_tiles(c, ldc * 4, a, a_panel, b, b_panel, words, accumulate)
     else:
-        space = micro.room()
-        micro.tiles(space, SIDE * 4, a, a_panel, b, b_panel, words, 0)
-        settle(space, c, ldc, min(m, SIDE), min(n, SIDE), accumulate)
+        space = micro.scratch_block()
+        micro.multiply_tiles(space, SIDE * 4, a, a_panel, b, b_panel, words, 0)
+        store_edge(space, c, ldc, min(m, SIDE), min(n, SIDE), accumulate)
 
 
 @inline
-def by_vectors(mode, c, ldc, a, b, panel, m, n, words, accumulate):
-    wide, space = n > 16, micro.room()
+def multiply_by_vectors(mode, c, ldc, a, b, panel, m, n, words, accumulate):
+    wide, space = n > 16, micro.scratch_block()
     columns, high = (SIDE, WIDE_ROWS) if wide else (16, NARROW_ROWS)
     for i in range(0, min(m, SIDE), high):
         whole = m - i >= high and n >= columns
@@ -205,7 +207,7 @@ def by_vectors(mode, c, ldc, a, b, panel, m, n, words, accumulate):
         else:
             micro.float_narrow(target, pitch, left, b, panel, words, more)
         if not whole:
-            settle(space, c + i * ldc * 4, ldc, min(high, m - i), min(columns, n), accumulate)
+            store_edge(space, c + i * ldc * 4, ldc, min(high, m - i), min(columns, n), accumulate)
 
 
 @SharedKernel
@@ -213,17 +215,19 @@ def multiply_tiles(mode, c, ldc, a, b, m, n, k, accumulate, by_rows):
     panel = panel_bytes(mode, 16, k)
     words = (k + 1) // 2 if mode >= PAIRS else k
     down, along = (m + SIDE - 1) // SIDE, (n + SIDE - 1) // SIDE
-    near = NEAR // (2 * panel) if mode == TILES else along if by_rows else 1
+    near = NEAR_BYTES // (2 * panel) if mode == TILES else along if by_rows else 1
     near = min(max(1, near), along)
     for step in range(down * along):
         first = step // (near * down) * near
-        here, beside = step - first * down, min(near, along - first)
-        i, j = here // beside, first + here % beside
+        offset, columns = step - first * down, min(near, along - first)
+        i, j = offset // columns, first + offset % columns
         corner, left, right = c + (i * SIDE * ldc + j * SIDE) * 4, a + 2 * i * panel, b + 2 * j * panel
         if mode == TILES:
-            by_tiles(corner, ldc, left, right, panel, m - i * SIDE, n - j * SIDE, words, accumulate)
+            multiply_by_amx(corner, ldc, left, right, panel, m - i * SIDE, n - j * SIDE, words, accumulate)
         else:
-            by_vectors(mode, corner, ldc, left, right, panel, m - i * SIDE, n - j * SIDE, words, accumulate)
+            multiply_by_vectors(
+                mode, corner, ldc, left, right, panel, m - i * SIDE, n - j * SIDE, words, accumulate
+            )
 
 
 multiply_call = multiply_tiles.call

@@ -7,9 +7,9 @@ names of those in `graph/ops`; each is imported, for what it registers.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from llamatrain.kernels.reference.registry import KERNELS, run
+from llamatrain.kernels.reference.registry import KERNELS, run_kernel
 
-__all__ = ["KERNELS", "run"]
+__all__ = ["KERNELS", "run_kernel"]
 
 for each in iter_modules(__path__, f"{__name__}."):
     import_module(each.name)

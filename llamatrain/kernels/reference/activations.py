@@ -21,30 +21,30 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def part(x):
+def gelu_gate(x):
     """Of x that gelu lets through."""
     return sigmoid(x * (x.dtype.type(A) + x.dtype.type(B) * x * x))
 
 
 @kernel
 def gelu(x):
-    return x * part(x)
+    return x * gelu_gate(x)
 
 
 @kernel
 def gelu_back(dy, x):
-    s = part(x)
+    s = gelu_gate(x)
     return dy * s * (1 + x * (1 - s) * (x.dtype.type(A) + x.dtype.type(3 * B) * x * x))
 
 
-def capped(x, cap):
+def apply_cap(x, cap):
     """As softcap, or untouched where there is no cap."""
     return x.dtype.type(cap) * np.tanh(x / x.dtype.type(cap)) if cap else x
 
 
 @kernel
 def softcap(x, *, cap):
-    return capped(x, cap)
+    return apply_cap(x, cap)
 
 
 @kernel

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from llamatrain.graph.tensor import Node
-from llamatrain.kernels.host_memory import Host
+from llamatrain.kernels.host_memory import HostMemory
 from llamatrain.kernels.quantized import Blocks
-from llamatrain.kernels.reference.registry import KERNELS, run
+from llamatrain.kernels.reference.registry import KERNELS, run_kernel
 
 
-class ReferenceBackend(Host):
+class ReferenceBackend(HostMemory):
     def has_kernel(self, node: Node) -> bool:
         return node.op.name in KERNELS
 
@@ -22,7 +22,7 @@ class ReferenceBackend(Host):
     def bind(
         self, node: Node, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray | Blocks], scratch: np.ndarray
     ) -> list[Any]:
-        return [partial(run, node.op.name, outs, ins, node.attrs), *self.lets_go(ins)]
+        return [partial(run_kernel, node.op.name, outs, ins, node.attrs), *self.release_calls(ins)]
 
     def batch(self, calls: Iterable[Any]) -> list[Callable[[], None]]:
         return list(calls)

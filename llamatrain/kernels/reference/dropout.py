@@ -5,7 +5,7 @@ import numpy as np
 from llamatrain.kernels.reference.registry import kernel
 
 
-def mixed(z):
+def mix_bits(z):
     """Bits of a 32-bit number spread over all of it (the finaliser of MurmurHash3)."""
     z = (z ^ (z >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     z = (z ^ (z >> np.uint32(13))) * np.uint32(0xC2B2AE35)
@@ -18,7 +18,7 @@ def dropout(x, key, tokens=None, *, rate, salt, length):
     count, size = len(x), x.size // max(1, len(x))
     tokens = np.arange(count, dtype=np.uint32) if tokens is None else tokens.view(np.uint32)
     rows, at = np.divmod(tokens, np.uint32(length))
-    starts = mixed(mixed(mixed(seeds[:1]) + seeds[1:2]) + seeds[2:3] + rows)
+    starts = mix_bits(mix_bits(mix_bits(seeds[:1]) + seeds[1:2]) + seeds[2:3] + rows)
     places = at[:, None] * np.uint32(size) + np.arange(size, dtype=np.uint32)
-    drawn = mixed(places * np.uint32(0x9E3779B9) + starts[:, None]).reshape(x.shape)
+    drawn = mix_bits(places * np.uint32(0x9E3779B9) + starts[:, None]).reshape(x.shape)
     return np.where(drawn < np.uint32(rate * 2**32), 0, x * x.dtype.type(1 / (1 - rate)))

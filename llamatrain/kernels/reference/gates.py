@@ -19,7 +19,7 @@ def silu_back(dy, x):
     return dy * s * (1 + x * (1 - s))
 
 
-def in_full(gate):
+def in_float32(gate):
     """What comes in bf16 is widened before, and what goes out of that is rounded."""
 
     @wraps(gate)
@@ -33,25 +33,25 @@ def in_full(gate):
 
 
 @kernel
-@in_full
+@in_float32
 def swiglu(gate, up):
     return silu(gate) * up
 
 
 @kernel
-@in_full
+@in_float32
 def swiglu_back(dy, gate, up):
     return silu_back(dy * up, gate), dy * silu(gate)
 
 
 @kernel
-@in_full
+@in_float32
 def geglu(gate, up):
     return gelu(gate) * up
 
 
 @kernel
-@in_full
+@in_float32
 def geglu_back(dy, gate, up):
     return gelu_back(dy * up, gate), dy * gelu(gate)
 

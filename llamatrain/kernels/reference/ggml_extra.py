@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from llamatrain.graph.tensor import DType
-from llamatrain.kernels.reference.movement import cast, part
+from llamatrain.kernels.reference.movement import cast, to_slices
 from llamatrain.kernels.reference.registry import from_bf16, kernel, to_bf16
 
 
@@ -46,10 +46,10 @@ def log(x):
 
 @kernel
 def add_cast(a, b, *, dtype: DType):
-    return cast(sum_of(a, b), dtype=dtype)
+    return cast(add_in_float32(a, b), dtype=dtype)
 
 
-def sum_of(a, b):
+def add_in_float32(a, b):
     return (from_bf16(a) if a.dtype == np.uint16 else a) + (from_bf16(b) if b.dtype == np.uint16 else b)
 
 
@@ -63,19 +63,19 @@ def diag(x):
     return x * np.eye(x.shape[-1], dtype=x.dtype)
 
 
-def beyond(x, past):
+def is_above_diagonal(x, past):
     rows, columns = x.shape[-2:]
     return np.arange(columns) > np.arange(rows)[:, None] + past
 
 
 @kernel
 def diag_mask_inf(x, *, past=0):
-    return np.where(beyond(x, past), x.dtype.type(-math.inf), x)
+    return np.where(is_above_diagonal(x, past), x.dtype.type(-math.inf), x)
 
 
 @kernel
 def diag_mask_zero(x, *, past=0):
-    return np.where(beyond(x, past), x.dtype.type(0), x)
+    return np.where(is_above_diagonal(x, past), x.dtype.type(0), x)
 
 
 @kernel
@@ -88,5 +88,5 @@ def cpy(x, y, *, into=False):
 @kernel
 def set(x, y, *, slices, into=False):
     out = x.copy()
-    out[part(slices)] = y
+    out[to_slices(slices)] = y
     return out

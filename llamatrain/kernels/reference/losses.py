@@ -2,18 +2,18 @@
 
 import numpy as np
 
-from llamatrain.kernels.reference.activations import capped
+from llamatrain.kernels.reference.activations import apply_cap
 from llamatrain.kernels.reference.registry import kernel, operands
 from llamatrain.kernels.reference.softmax import soft_max
 
 
-def distribution(targets, like):
+def target_distribution(targets, like):
     """Rows of probabilities; a row of zeros where there is no target."""
     if targets.ndim == 2:
         return targets
     rows = np.zeros_like(like)
-    there = targets >= 0
-    rows[np.flatnonzero(there), targets[there]] = 1
+    has_target = targets >= 0
+    rows[np.flatnonzero(has_target), targets[has_target]] = 1
     return rows
 
 
@@ -24,7 +24,7 @@ def log_soft_max(x):
 
 @kernel
 def cross_entropy_rows(logits, targets):
-    wanted = distribution(targets, logits)
+    wanted = target_distribution(targets, logits)
     return -np.sum(np.where(wanted == 0, 0, wanted * log_soft_max(logits)), axis=-1)
 
 
@@ -35,7 +35,7 @@ def cross_entropy_loss(logits, targets, weights):
 
 @kernel
 def cross_entropy_loss_back(dloss, logits, targets, weights):
-    wanted = distribution(targets, logits)
+    wanted = target_distribution(targets, logits)
     mass = np.sum(wanted, axis=-1, keepdims=True)
     return (soft_max(logits) * mass - wanted) * (weights * dloss)[:, None]
 
@@ -51,13 +51,13 @@ def cross_entropy_judged(logits, targets, weights):
 @kernel
 def linear_cross_entropy(x, w, targets, weights, *, cap=0.0):
     x, w = operands(x, w)
-    return cross_entropy_loss(capped(x @ w.T, cap), targets, weights)
+    return cross_entropy_loss(apply_cap(x @ w.T, cap), targets, weights)
 
 
 @kernel
 def linear_cross_entropy_back(dloss, x, w, targets, weights, *, dx, dw, cap=0.0):
     a, b = operands(x, w)
-    logits = capped(a @ b.T, cap)
+    logits = apply_cap(a @ b.T, cap)
     d = cross_entropy_loss_back(dloss, logits, targets, weights)
     if cap:
         d *= 1 - np.square(logits / logits.dtype.type(cap))
@@ -70,13 +70,13 @@ def linear_cross_entropy_back(dloss, x, w, targets, weights, *, dx, dw, cap=0.0)
 @kernel
 def linear_cross_entropy_judged(x, w, targets, weights, *, cap=0.0):
     x, w = operands(x, w)
-    return cross_entropy_judged(capped(x @ w.T, cap), targets, weights)
+    return cross_entropy_judged(apply_cap(x @ w.T, cap), targets, weights)
 
 
 @kernel
 def linear_cross_entropy_rows(x, w, targets, *, cap=0.0):
     x, w = operands(x, w)
-    return cross_entropy_rows(capped(x @ w.T, cap), targets)
+    return cross_entropy_rows(apply_cap(x @ w.T, cap), targets)
 
 
 @kernel

@@ -22,7 +22,7 @@ def cont(x):
     return x
 
 
-def part(slices):
+def to_slices(slices):
     return tuple(slice(*each) for each in slices)
 
 
@@ -40,5 +40,5 @@ def join_columns(*parts, dtype=None):
 @kernel
 def acc(x, y, *, slices, into=False):
     out = x.copy()
-    out[part(slices)] += y
+    out[to_slices(slices)] += y
     return out

@@ -18,7 +18,7 @@ def opt_rows(dy, ids, *, rows):
     return found.reshape(dy.shape), places
 
 
-def whole(g, places):
+def expand_rows(g, places):
     if places is None:
         return g
     rows = g.reshape(-1, g.shape[-1])
@@ -27,14 +27,14 @@ def whole(g, places):
 
 @kernel
 def opt_sum_sqr(g, places):
-    return np.sum(np.square(whole(g, places), dtype=np.float64))
+    return np.sum(np.square(expand_rows(g, places), dtype=np.float64))
 
 
 @kernel
 def opt_step_adamw(w, m, v, g, schedule, factor, places=None, *, beta1, beta2, eps, decay):
     kind = w.dtype.type
     rate, bias1, bias2 = schedule
-    g = whole(g, places) * factor
+    g = expand_rows(g, places) * factor
     m = m * kind(beta1) + g * kind(1 - beta1)
     v = v * kind(beta2) + g * g * kind(1 - beta2)
     w = w * (1 - rate * kind(decay)) - (rate / bias1) * m / (np.sqrt(v) / np.sqrt(bias2) + kind(eps))
@@ -45,7 +45,7 @@ def opt_step_adamw(w, m, v, g, schedule, factor, places=None, *, beta1, beta2, e
 def opt_step_sgd(w, m, g, schedule, factor, places=None, *, momentum, decay):
     kind = w.dtype.type
     rate = schedule[0]
-    m = m * kind(momentum) + whole(g, places) * factor
+    m = m * kind(momentum) + expand_rows(g, places) * factor
     return w * (1 - rate * kind(decay)) - rate * m, m
 
 

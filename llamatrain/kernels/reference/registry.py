@@ -17,7 +17,7 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def run(
+def run_kernel(
     name: str, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray | Blocks], attrs: dict[str, Any]
 ) -> None:
     """Compute into `outs`, which may share memory with `ins`."""
@@ -43,7 +43,7 @@ def from_bf16(bits: np.ndarray) -> np.ndarray:
 
 def operands(*sources: np.ndarray | Blocks) -> list[np.ndarray]:
     """The sources of a matrix product, decoded; if one is bfloat16, all are rounded to it."""
-    arrays = [source.rows() if isinstance(source, Blocks) else source for source in sources]
+    arrays = [source.decode_rows() if isinstance(source, Blocks) else source for source in sources]
     if not any(array.dtype == np.uint16 for array in arrays):
         return arrays
     return [from_bf16(array if array.dtype == np.uint16 else to_bf16(array)) for array in arrays]

@@ -8,7 +8,7 @@ from llamatrain.kernels.reference.registry import from_bf16, kernel
 
 @kernel
 def get_rows(w, ids):
-    rows = w.rows(ids) if isinstance(w, Blocks) else w[ids]
+    rows = w.decode_rows(ids) if isinstance(w, Blocks) else w[ids]
     return from_bf16(rows) if rows.dtype == np.uint16 else rows
 
 

@@ -41,11 +41,11 @@ PAIRS = ir.VectorType(BFloat(), 32)
 FUSED = ("contract",)  # a product and a sum may become one instruction
 
 
-def plus(builder: Any, address: Any, offset: int) -> Any:
+def add_offset(builder: Any, address: Any, offset: int) -> Any:
     return builder.add(address, LONG(offset)) if offset else address
 
 
-def own_room(builder: Any, size: int) -> Any:
+def allocate_scratch(builder: Any, size: int) -> Any:
     """The address of some bytes that are this call's own, with whatever stands there: Numba's way writes zeros each time."""
     with builder.goto_entry_block():
         space = builder.alloca(ir.ArrayType(BYTE, size))
@@ -74,7 +74,7 @@ def multiply_add(builder: Any, total: Any, a: Any, b: Any, pairs: bool) -> Any:
     return builder.fadd(total, builder.fmul(left, builder.bitcast(b, FLOATS), flags=FUSED), flags=FUSED)
 
 
-def held_or_zero(builder: Any, places: list[Any], accumulate: Any) -> list[Any]:
+def initial_sums(builder: Any, addresses: list[Any], accumulate: Any) -> list[Any]:
     """What stands in C, or zeros where it does not count."""
     enter = builder.append_basic_block("start")
     builder.cbranch(
@@ -82,10 +82,10 @@ def held_or_zero(builder: Any, places: list[Any], accumulate: Any) -> list[Any]:
     )
     before = builder.block
     builder.position_at_end(more)
-    held = [load(builder, place, FLOATS, 4) for place in places]
+    held = [load(builder, place, FLOATS, 4) for place in addresses]
     builder.branch(enter)
     builder.position_at_end(enter)
-    first = [builder.phi(FLOATS) for _ in places]
+    first = [builder.phi(FLOATS) for _ in addresses]
     for made, value in zip(first, held, strict=True):
         made.add_incoming(value, more)
         made.add_incoming(W.constant(FLOATS, 0.0), before)
@@ -103,16 +103,18 @@ class VectorKernel:
     ) -> None:
         rows, vectors = range(self.rows), range(self.vectors)
         places = [
-            plus(builder, builder.add(c, builder.mul(ldc, LONG(i))), ROW * j) for i in rows for j in vectors
+            add_offset(builder, builder.add(c, builder.mul(ldc, LONG(i))), ROW * j)
+            for i in rows
+            for j in vectors
         ]
         columns = [builder.add(b, builder.mul(panel, LONG(j))) for j in vectors]
         for place in places:
             prefetch(builder, place)
-        sums = self.loop(builder, held_or_zero(builder, places, accumulate), a, columns, words)
+        sums = self.emit_loop(builder, initial_sums(builder, places, accumulate), a, columns, words)
         for place, value in zip(places, sums, strict=True):
             store(builder, value, place, 4)
 
-    def loop(self, builder: Any, first: list[Any], a: Any, columns: list[Any], words: Any) -> list[Any]:
+    def emit_loop(self, builder: Any, first: list[Any], a: Any, columns: list[Any], words: Any) -> list[Any]:
         """Over k, STEP words at a time."""
         enter, loop, done = (
             builder.block,
@@ -124,7 +126,7 @@ class VectorKernel:
         word, *totals = (builder.phi(kind) for kind in (LONG, *[FLOATS] * len(first)))
         for phi, value in zip((word, *totals), (LONG(0), *first), strict=True):
             phi.add_incoming(value, enter)
-        sums = self.turn(builder, totals, a, columns, word)
+        sums = self.emit_step(builder, totals, a, columns, word)
         following = builder.add(word, LONG(STEP))
         for phi, value in zip((word, *totals), (following, *sums), strict=True):
             phi.add_incoming(value, builder.block)
@@ -132,18 +134,18 @@ class VectorKernel:
         builder.position_at_end(done)
         return sums
 
-    def turn(self, builder: Any, totals: list[Any], a: Any, columns: list[Any], word: Any) -> list[Any]:
+    def emit_step(self, builder: Any, totals: list[Any], a: Any, columns: list[Any], word: Any) -> list[Any]:
         # word w of A stands in tile w // 16 at w % 16 of each row; in B simply at row w
         within = builder.shl(builder.and_(word, LONG(15)), LONG(2))
         left = builder.add(a, builder.add(builder.shl(builder.and_(word, LONG(-16)), LONG(6)), within))
         down, sums = builder.shl(word, LONG(6)), list(totals)
         for step in range(STEP):
             right = [
-                load(builder, plus(builder, builder.add(column, down), ROW * step), INTS, 64)
+                load(builder, add_offset(builder, builder.add(column, down), ROW * step), INTS, 64)
                 for column in columns
             ]
             for i in range(self.rows):
-                one = load(builder, plus(builder, left, ROW * i + 4 * step), INT, 4)
+                one = load(builder, add_offset(builder, left, ROW * i + 4 * step), INT, 4)
                 for j in range(self.vectors):
                     at = i * self.vectors + j
                     sums[at] = multiply_add(builder, sums[at], one, right[j], self.pairs)
@@ -156,7 +158,7 @@ class VectorKernel:
 QUARTERS = ((0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7))
 
 
-def tile_kernel(
+def emit_tile_kernel(
     builder: Any, c: Any, ldc: Any, a: Any, a_panel: Any, b: Any, b_panel: Any, words: Any, accumulate: Any
 ) -> None:
     def tile(name: str, number: int, *values: Any) -> None:
@@ -170,8 +172,8 @@ def tile_kernel(
         builder.add(b, b_panel),
         builder.add(c, builder.shl(ldc, LONG(4))),
     )
-    corners = [c, plus(builder, c, ROW), lower, plus(builder, lower, ROW)]
-    awake = at(own_room(builder, TILE))
+    corners = [c, add_offset(builder, c, ROW), lower, add_offset(builder, lower, ROW)]
+    awake = at(allocate_scratch(builder, TILE))
     with builder.if_else(builder.icmp_signed("!=", accumulate, LONG(0))) as (more, anew):
         with more:
             for quarter, corner in enumerate(corners):
@@ -179,7 +181,7 @@ def tile_kernel(
         with anew:
             for quarter in range(4):
                 tile("tilezero", quarter)
-    with cgutils.for_range(builder, builder.ashr(plus(builder, words, 15), LONG(4))) as loop:
+    with cgutils.for_range(builder, builder.ashr(add_offset(builder, words, 15), LONG(4))) as loop:
         offset = builder.shl(loop.index, LONG(10))
         for number, panel in zip((4, 6, 7, 5), (a, b, b2, a2), strict=True):
             tile("tileloadd64", number, at(builder.add(panel, offset)), LONG(ROW))
@@ -192,7 +194,7 @@ def tile_kernel(
         tile("tilestored64", quarter, at(corner), ldc)
 
 
-def configure(builder: Any) -> None:
+def emit_configure(builder: Any) -> None:
     """Eight tiles of 16 rows of 64 bytes."""
     palette, bytes_in_row, rows = [1] + [0] * 15, [ROW, 0] * 8 + [0] * 16, [16] * 8 + [0] * 8
     words = ir.Constant(ir.VectorType(BYTE, 64), palette + bytes_in_row + rows)
@@ -201,14 +203,14 @@ def configure(builder: Any) -> None:
     W.call(builder, "llvm.x86.ldtilecfg", VOID, builder.bitcast(place, POINTER))
 
 
-def release(builder: Any) -> None:
+def emit_release(builder: Any) -> None:
     W.call(builder, "llvm.x86.tilerelease", VOID)
 
 
 # ---- what does not fill a vector ---------------------------------------------------------------
 
 
-def settle_row(builder: Any, c: Any, source: Any, count: Any, accumulate: Any) -> None:
+def emit_store_row(builder: Any, c: Any, source: Any, count: Any, accumulate: Any) -> None:
     """Up to 32 finished sums to a row of C."""
     mask, kind = W.first_lanes(builder, count, 32), ir.VectorType(FLOAT, 32)
     wanted = W.first_lanes(
@@ -221,7 +223,7 @@ def settle_row(builder: Any, c: Any, source: Any, count: Any, accumulate: Any) -
 # ---- as Numba calls them: addresses and distances are integers, in bytes ------------------------
 
 
-def vectors(rows: int, count: int, pairs: bool) -> Any:
+def define_vector_kernel(rows: int, count: int, pairs: bool) -> Any:
     """`(c, ldc, a, b, panel, words, accumulate)`; panel: from 16 columns of B to the next."""
     kernel = VectorKernel(rows, count, pairs)
 
@@ -237,23 +239,29 @@ def vectors(rows: int, count: int, pairs: bool) -> Any:
     return call
 
 
-float_wide, float_narrow = vectors(WIDE_ROWS, 2, pairs=False), vectors(NARROW_ROWS, 1, pairs=False)
-pair_wide, pair_narrow = vectors(WIDE_ROWS, 2, pairs=True), vectors(NARROW_ROWS, 1, pairs=True)
+float_wide, float_narrow = (
+    define_vector_kernel(WIDE_ROWS, 2, pairs=False),
+    define_vector_kernel(NARROW_ROWS, 1, pairs=False),
+)
+pair_wide, pair_narrow = (
+    define_vector_kernel(WIDE_ROWS, 2, pairs=True),
+    define_vector_kernel(NARROW_ROWS, 1, pairs=True),
+)
 
 
 @intrinsic
-def tiles(
+def multiply_tiles(
     context: Any, c: Any, ldc: Any, a: Any, a_panel: Any, b: Any, b_panel: Any, words: Any, accumulate: Any
 ) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         if "amx" in cpu.enabled_units():
-            tile_kernel(builder, *values)
+            emit_tile_kernel(builder, *values)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 8), generate
 
 
-def switch(emit: Callable[[Any], None]) -> Any:
+def define_switch(emit: Callable[[Any], None]) -> Any:
     @intrinsic
     def call(context: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -266,23 +274,23 @@ def switch(emit: Callable[[Any], None]) -> Any:
     return call
 
 
-tiles_on, tiles_off = switch(configure), switch(release)
+tiles_on, tiles_off = define_switch(emit_configure), define_switch(emit_release)
 
 
 @intrinsic
-def settle(context: Any, c: Any, source: Any, count: Any, accumulate: Any) -> Any:
+def store_row(context: Any, c: Any, source: Any, count: Any, accumulate: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        settle_row(builder, *values)
+        emit_store_row(builder, *values)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), generate
 
 
 @intrinsic
-def room(context: Any) -> Any:
+def scratch_block(context: Any) -> Any:
     """The address of 4 KB of this call's own, for what does not fill 32 x 32."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return own_room(builder, 4 * TILE)
+        return allocate_scratch(builder, 4 * TILE)
 
     return types.int64(), generate

@@ -9,7 +9,7 @@ from numba.extending import intrinsic
 
 from llamatrain.compiler.simd import llvm_ops as W
 from llamatrain.compiler.simd.llvm_ops import FLOAT, INT, LONG, SHORT, load, store
-from llamatrain.kernels.cpu.llvm.microkernel import FLOATS, INTS, PAIRS, plus, prefetch
+from llamatrain.kernels.cpu.llvm.microkernel import FLOATS, INTS, PAIRS, add_offset, prefetch
 from llamatrain.kernels.cpu.tile_shape import ROW
 from llamatrain.platform import cpu
 
@@ -17,7 +17,7 @@ SHORTS, HALVES, LANES = ir.VectorType(SHORT, 16), ir.VectorType(SHORT, 32), ir.V
 Emit = Callable[[Any, Any, Any, Any], None]
 
 
-def in_turns(first: int, second: int) -> list[int]:
+def interleaved(first: int, second: int) -> list[int]:
     """Of two runs of 16 elements, which begin there: one of each after the other."""
     return [at + i for i in range(16) for at in (first, second)]
 
@@ -39,7 +39,7 @@ def widen_row(builder: Any, to: Any, source: Any, second: Any) -> None:
     store(builder, W.widen_to_upper_half(builder, load(builder, source, SHORTS, 2)), to, 64)
 
 
-def both_rounded(builder: Any, first: Any, second: Any) -> Any:
+def round_both(builder: Any, first: Any, second: Any) -> Any:
     """16 float32 from each address as 32 bf16. The unit takes what is smaller than normal numbers as zero, as products do."""
     low, high = (load(builder, address, FLOATS, 4) for address in (first, second))
     if "avx512bf16" in cpu.enabled_units():
@@ -53,16 +53,16 @@ def both_rounded(builder: Any, first: Any, second: Any) -> Any:
 
 def narrow_row(builder: Any, to: Any, source: Any, second: Any) -> None:
     """32 float32 along k to 16 pairs."""
-    store(builder, both_rounded(builder, source, plus(builder, source, ROW)), to, 64)
+    store(builder, round_both(builder, source, add_offset(builder, source, ROW)), to, 64)
 
 
 def pair_floats(builder: Any, to: Any, source: Any, second: Any) -> None:
     """16 float32 and the 16 that follow them along k, a row further."""
-    made = both_rounded(builder, source, second)
-    store(builder, builder.shuffle_vector(made, made, ir.Constant(LANES, in_turns(0, 16))), to, 64)
+    made = round_both(builder, source, second)
+    store(builder, builder.shuffle_vector(made, made, ir.Constant(LANES, interleaved(0, 16))), to, 64)
 
 
-def pair_twice(builder: Any, to: Any, source: Any, second: Any, next_to: Any) -> None:
+def pair_two_tiles(builder: Any, to: Any, source: Any, second: Any, next_to: Any) -> None:
     """32 bf16 and the 32 that follow them along k: a row of this tile, and one of the next."""
     ahead = builder.mul(
         builder.sub(second, source), LONG(32)
@@ -73,7 +73,7 @@ def pair_twice(builder: Any, to: Any, source: Any, second: Any, next_to: Any) ->
     for target, first in ((to, 0), (next_to, 16)):
         store(
             builder,
-            builder.shuffle_vector(low, high, ir.Constant(LANES, in_turns(first, first + 32))),
+            builder.shuffle_vector(low, high, ir.Constant(LANES, interleaved(first, first + 32))),
             target,
             64,
         )
@@ -84,7 +84,7 @@ def pair_halves(builder: Any, to: Any, source: Any, second: Any) -> None:
     store(builder, builder.or_(builder.zext(low, INTS), W.widen_to_upper_half(builder, high)), to, 64)
 
 
-def part(element: Any) -> Emit:
+def copy_part(element: Any) -> Emit:
     """A row of 32 elements of which only some are there to be read; zeros for the rest."""
     kind, size = ir.VectorType(element, 32), 2 if element == SHORT else 4
 
@@ -104,13 +104,13 @@ BY_TWO = [[4 * lane + w for lane in range(4) for w in words] for words in ((0, 1
 QUARTER = [[4 * lane + w for lane in lanes for w in range(4)] for lanes in ((0, 2, 4, 6), (1, 3, 5, 7))]
 
 
-def turn(builder: Any, tile: Any) -> None:
+def transpose(builder: Any, tile: Any) -> None:
     """Transpose a tile where it stands: its 4 x 4 blocks of words, then the blocks."""
 
     def mix(low: Any, high: Any, picks: list[int]) -> Any:
         return builder.shuffle_vector(low, high, ir.Constant(INTS, picks))
 
-    rows = [load(builder, plus(builder, tile, ROW * i), INTS, 64) for i in range(16)]
+    rows = [load(builder, add_offset(builder, tile, ROW * i), INTS, 64) for i in range(16)]
     for first in range(0, 16, 4):
         upper, lower = (
             [mix(rows[i], rows[i + 1], picks) for picks in INTERLEAVED] for i in (first, first + 2)
@@ -120,13 +120,13 @@ def turn(builder: Any, tile: Any) -> None:
         upper, lower = ([mix(rows[i], rows[i + 4], picks) for picks in QUARTER] for i in (first, first + 8))
         rows[first::4] = [mix(upper[i], lower[i], picks) for picks in QUARTER for i in range(2)]
     for i, row in enumerate(rows):
-        store(builder, row, plus(builder, tile, ROW * i), 64)
+        store(builder, row, add_offset(builder, tile, ROW * i), 64)
 
 
 # ---- as Numba calls them: addresses and distances are integers, in bytes ------------------------
 
 
-def row(emit: Emit) -> Any:
+def define_row(emit: Emit) -> Any:
     """`(to, source, second or count)`"""
 
     @intrinsic
@@ -140,24 +140,29 @@ def row(emit: Emit) -> Any:
     return call
 
 
-copy, round_floats, widen, narrow = row(copy_row), row(round_row), row(widen_row), row(narrow_row)
-pair, pair_up = row(pair_floats), row(pair_halves)
-some_floats, some_halves = row(part(FLOAT)), row(part(SHORT))
+copy, round_floats, widen, narrow = (
+    define_row(copy_row),
+    define_row(round_row),
+    define_row(widen_row),
+    define_row(narrow_row),
+)
+pair, pair_up = define_row(pair_floats), define_row(pair_halves)
+some_floats, some_halves = define_row(copy_part(FLOAT)), define_row(copy_part(SHORT))
 
 
 @intrinsic
 def pair_both(context: Any, to: Any, source: Any, second: Any, next_to: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        pair_twice(builder, *values)
+        pair_two_tiles(builder, *values)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), generate
 
 
 @intrinsic
-def turn_tile(context: Any, tile: Any) -> Any:
+def transpose_tile(context: Any, tile: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        turn(builder, values[0])
+        transpose(builder, values[0])
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
