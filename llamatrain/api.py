@@ -25,18 +25,18 @@ from llamatrain.commands.merge import ExportOptions, Merged
 from llamatrain.commands.plan import RunPlan, plan_of
 from llamatrain.commands.preview import PreviewOptions, PreviewRow, previewed
 from llamatrain.compiler.cache import code_cache
-from llamatrain.config.flag_hints import answered
-from llamatrain.config.messages import cut, nearest, readable, worded
+from llamatrain.config.flag_hints import suggest_option
+from llamatrain.config.messages import shorten, shorten_line, suggest, worded
 from llamatrain.config.options import (
     OptionError,
     Options,
     OptionSpec,
     build,
-    declared,
-    respelt,
+    option_specs,
+    replace_flags,
     with_present_names,
 )
-from llamatrain.config.signatures import documented
+from llamatrain.config.signatures import document_options
 from llamatrain.data.options import DataOptions
 from llamatrain.data.tokenizer import to_bytes
 from llamatrain.distributed.comm import is_printing_rank
@@ -48,7 +48,14 @@ from llamatrain.report.listener import Listener, listening
 from llamatrain.report.metrics import lines_of
 from llamatrain.run.in_memory_rows import Data, Place, of_a_run, passing, path_in
 from llamatrain.run.options import RunFolderOptions
-from llamatrain.run.request import NEW, TUNING, TUNING_DEFAULTS, RunRequest, new_model, tuning
+from llamatrain.run.request import (
+    FINETUNE_DEFAULTS,
+    FINETUNE_OPTIONS,
+    FROM_SCRATCH_OPTIONS,
+    RunRequest,
+    request_finetune,
+    request_from_scratch,
+)
 from llamatrain.run.signals import CallerInterrupts
 from llamatrain.run.train import RunResult, train
 from llamatrain.sample.options import SamplingOptions
@@ -115,7 +122,7 @@ class Run:
 # ---- the commands ----------------------------------------------------------
 
 
-@documented(RunFolderOptions, *NEW)
+@document_options(RunFolderOptions, *FROM_SCRATCH_OPTIONS)
 def from_scratch(
     *data: Data, show: bool = False, progress: Listener | None = None, **options: "Unpack[FromScratchOptions]"
 ) -> Run:
@@ -126,10 +133,10 @@ def from_scratch(
     progress: called with each line of metrics.jsonl as a dict; an error that it raises ends the run.
     """
     with door(show), listening(progress), of_a_run("from-scratch", data, {**options}) as (files, said):
-        return run_of(new_model(files, values_of(said, RunFolderOptions, *NEW)))
+        return run_of(request_from_scratch(files, values_of(said, RunFolderOptions, *FROM_SCRATCH_OPTIONS)))
 
 
-@documented(RunFolderOptions, *TUNING, defaults=TUNING_DEFAULTS)
+@document_options(RunFolderOptions, *FINETUNE_OPTIONS, defaults=FINETUNE_DEFAULTS)
 def finetune(
     base: Place | None = None,
     *data: Data,
@@ -144,10 +151,10 @@ def finetune(
     """
     with door(show), listening(progress), of_a_run("finetune", data, {**options}) as (files, said):
         model = None if base is None else str(path_of(base))
-        return run_of(tuning(model, files, values_of(said, RunFolderOptions, *TUNING)))
+        return run_of(request_finetune(model, files, values_of(said, RunFolderOptions, *FINETUNE_OPTIONS)))
 
 
-@documented(ExportOptions, AdapterOptions, without=("out",))
+@document_options(ExportOptions, AdapterOptions, without=("out",))
 def export_lora(
     base: Place, *, out: Place | None = None, show: bool = False, **options: "Unpack[ExportLoraOptions]"
 ) -> Merged:
@@ -159,7 +166,7 @@ def export_lora(
         return replace(made, notes=in_keywords_all(made.notes))
 
 
-@documented(EvaluateOptions, AdapterOptions, PreferenceOptions, DataOptions)
+@document_options(EvaluateOptions, AdapterOptions, PreferenceOptions, DataOptions)
 def evaluate(
     model: Place, *data: Data, show: bool = False, **options: "Unpack[EvaluateOptionsGiven]"
 ) -> Evaluation:
@@ -200,13 +207,20 @@ def plan(command: str, *data: Data, measure: bool = False, **options: Any) -> Ru
         with passing(data[1:] if base else data) as files:
             if command == "finetune":
                 return plan_of(
-                    tuning(str(base) if base else None, files, values_of(options, RunFolderOptions, *TUNING)),
+                    request_finetune(
+                        str(base) if base else None,
+                        files,
+                        values_of(options, RunFolderOptions, *FINETUNE_OPTIONS),
+                    ),
                     measure,
                 )
-            return plan_of(new_model(files, values_of(options, RunFolderOptions, *NEW)), measure)
+            return plan_of(
+                request_from_scratch(files, values_of(options, RunFolderOptions, *FROM_SCRATCH_OPTIONS)),
+                measure,
+            )
 
 
-@documented(PreviewOptions, PreferenceDataOptions, DataOptions, without=("model",))
+@document_options(PreviewOptions, PreferenceDataOptions, DataOptions, without=("model",))
 def preview(*data: Data, model: Place, **options: "Unpack[PreviewOptionsGiven]") -> list[PreviewRow]:
     """The first rows of data as they would be trained, with the tokenizer and chat template of a model: tokens, text, and what is
     trained of it."""
@@ -220,7 +234,7 @@ def preview(*data: Data, model: Place, **options: "Unpack[PreviewOptionsGiven]")
         )
 
 
-@documented(LoadOptions, AdapterOptions)
+@document_options(LoadOptions, AdapterOptions)
 def load(path: Place, **options: "Unpack[LoadOptionsGiven]") -> "LoadedModel":
     """Open a model once, to generate any number of texts with it, or to chat."""
     with door():
@@ -241,12 +255,12 @@ class LoadedModel:
         """Of the last text that was begun."""
         return in_keywords_all(self._last)
 
-    @documented(SamplingOptions)
+    @document_options(SamplingOptions)
     def generate(self, prompt: str | bytes = "", **sampling: "Unpack[SamplingOptionsGiven]") -> str:
         """The text that goes on from a prompt. `temperature` is another name of `temp`."""
         return "".join(self.stream(prompt, **sampling))
 
-    @documented(SamplingOptions)
+    @document_options(SamplingOptions)
     def stream(self, prompt: str | bytes = "", **sampling: "Unpack[SamplingOptionsGiven]") -> Iterator[str]:
         """The text that goes on from a prompt, piece by piece, as it is drawn."""
         with door():
@@ -257,7 +271,7 @@ class LoadedModel:
             self._last = text.notes
         return pieces(text)
 
-    @documented(SamplingOptions)
+    @document_options(SamplingOptions)
     def chat(
         self,
         *,
@@ -322,7 +336,7 @@ def chat(
     said = dict[str, Any](options)
     with door():
         values_of(said, LoadOptions, AdapterOptions, SamplingOptions)
-    loading = {*declared(LoadOptions), *declared(AdapterOptions)}
+    loading = {*option_specs(LoadOptions), *option_specs(AdapterOptions)}
     model = load(path, **{name: said.pop(name) for name in [*said] if name in loading})
     return model.chat(system=system, chat_template=chat_template, **said)
 
@@ -341,7 +355,7 @@ def path_of(place: Any) -> Path:
 
 def values_of(options: Mapping[str, Any], *classes: type[Options]) -> dict[str, Any]:
     """What was said by keyword, each checked as it is declared; None says nothing."""
-    known = {name: each for cls in classes for name, each in declared(cls).items()}
+    known = {name: each for cls in classes for name, each in option_specs(cls).items()}
     options = with_present_names(options, *classes)
     if "temperature" in options and "temp" in known:
         if "temp" in options:
@@ -349,9 +363,11 @@ def values_of(options: Mapping[str, Any], *classes: type[Options]) -> dict[str, 
         options = {"temp" if name == "temperature" else name: value for name, value in options.items()}
     for name in options:
         if name not in known:
-            raise UsageError(f"there is no option {cut(name)}{answered(f'--{name}') or nearest(name, known)}")
+            raise UsageError(
+                f"there is no option {shorten(name)}{suggest_option(f'--{name}') or suggest(name, known)}"
+            )
     return {
-        name: known[name].checked(plainly(value, known[name]))
+        name: known[name].check(plainly(value, known[name]))
         for name, value in options.items()
         if value is not None
     }
@@ -413,11 +429,13 @@ def door(show: bool = False) -> Iterator[None]:
             code_cache.report()
     except LlamatrainError as error:
         error.args = (
-            readable(in_keywords(error.words(keyword) if isinstance(error, OptionError) else str(error))),
+            shorten_line(
+                in_keywords(error.format(keyword) if isinstance(error, OptionError) else str(error))
+            ),
         )
         raise
     except OSError as error:
-        raise FileError(readable(in_keywords(words_of(error)))) from error
+        raise FileError(shorten_line(in_keywords(words_of(error)))) from error
     except MemoryError as error:
         raise LlamatrainError(in_keywords(words_of(error))) from error
 
@@ -428,7 +446,7 @@ def keyword(name: str) -> str:
 
 def in_keywords(message: str) -> str:
     """Without flags; and without what would steer a terminal that it comes to."""
-    return make_printable(respelt(message, keyword), "utf-8")
+    return make_printable(replace_flags(message, keyword), "utf-8")
 
 
 def in_keywords_all(notes: Sequence[str]) -> tuple[str, ...]:

@@ -17,13 +17,13 @@ from llamatrain.commands.evaluate import EvaluateOptions
 from llamatrain.commands.generate import LoadOptions
 from llamatrain.commands.merge import ExportOptions
 from llamatrain.commands.preview import PreviewOptions
-from llamatrain.config.options import Options, OptionSpec, declared
-from llamatrain.config.signatures import sentence_of
+from llamatrain.config.options import Options, OptionSpec, option_specs
+from llamatrain.config.signatures import sentence_for
 from llamatrain.config.units import Bandwidth, Duration, Size
 from llamatrain.data.options import DataOptions
 from llamatrain.preference.options import PreferenceDataOptions, PreferenceOptions
 from llamatrain.run.options import RunFolderOptions
-from llamatrain.run.request import NEW, TUNING
+from llamatrain.run.request import FINETUNE_OPTIONS, FROM_SCRATCH_OPTIONS
 from llamatrain.sample.options import SamplingOptions
 
 FILE = Path(__file__).resolve().parent.parent / "llamatrain" / "api_options.py"
@@ -48,8 +48,8 @@ MORE = {
 GIVEN: dict[
     str, tuple[tuple[type[Options], ...], tuple[str, ...], str]
 ] = {  # classes, options left out, and more fields
-    "FromScratchOptions": ((RunFolderOptions, *NEW), (), ""),
-    "FinetuneOptions": ((RunFolderOptions, *TUNING), (), ""),
+    "FromScratchOptions": ((RunFolderOptions, *FROM_SCRATCH_OPTIONS), (), ""),
+    "FinetuneOptions": ((RunFolderOptions, *FINETUNE_OPTIONS), (), ""),
     "ExportLoraOptions": ((ExportOptions, AdapterOptions), ("out",), ""),
     "EvaluateOptionsGiven": ((EvaluateOptions, AdapterOptions, PreferenceOptions, DataOptions), (), ""),
     "PreviewOptionsGiven": ((PreviewOptions, PreferenceDataOptions, DataOptions), ("model",), ""),
@@ -65,7 +65,7 @@ def text() -> str:
 
 def class_of(name: str, classes: tuple[type[Options], ...], without: tuple[str, ...], more: str) -> str:
     options = {
-        each: option for cls in classes for each, option in declared(cls).items() if each not in without
+        each: option for cls in classes for each, option in option_specs(cls).items() if each not in without
     }
     return (
         f"class {name}(TypedDict, total=False):\n"
@@ -80,7 +80,7 @@ def field(option: OptionSpec) -> Iterator[str]:
         items = "".join(f'        "{each}",\n' for each in option.choices)
         line = f"    {option.name}: Literal[\n{items}    ]\n"
     yield line
-    sentence = sentence_of(option).replace("\\", "\\\\")
+    sentence = sentence_for(option).replace("\\", "\\\\")
     yield (
         "\n".join(wrap(f'"""{sentence}"""', WIDTH - 4, initial_indent="    ", subsequent_indent="    "))
         + "\n"

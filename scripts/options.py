@@ -7,7 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from llamatrain.adapters.options import AdapterOptions
-from llamatrain.config.options import Options, OptionSpec, declared, flag_of
+from llamatrain.config.options import Options, OptionSpec, format_flag, option_specs
 from llamatrain.data.options import DataOptions
 from llamatrain.model.options import ModelOptions
 from llamatrain.preference.options import PreferenceOptions
@@ -38,7 +38,7 @@ COMMANDS = {  # of panels that not all runs have
 def table() -> str:
     """A block for each panel, which opens where it is clicked."""
     panels: dict[str, list[OptionSpec]] = {}
-    for each in (each for cls in CLASSES for each in declared(cls).values()):
+    for each in (each for cls in CLASSES for each in option_specs(cls).values()):
         if not each.option.hidden:
             panels.setdefault(each.panel, []).append(each)
     return "\n".join(block(title, options) for title, options in panels.items())
@@ -46,7 +46,7 @@ def table() -> str:
 
 def block(title: str, options: list[OptionSpec]) -> str:
     commands = ", ".join(f"<code>{command}</code>" for command in COMMANDS.get(title, ()))
-    flags = " ".join(flag_of(each.name) for each in options[:FEW]) + " ..." * (len(options) > FEW)
+    flags = " ".join(format_flag(each.name) for each in options[:FEW]) + " ..." * (len(options) > FEW)
     head = f"<details><summary><b>{title}</b>{f' ({commands})' if commands else ''} <code>{flags}</code></summary>"
     rows = [f"| {named(each)} | {shown(each)} | {each.option.sentence} |" for each in options]
     return (
@@ -55,7 +55,7 @@ def block(title: str, options: list[OptionSpec]) -> str:
 
 
 def named(option: OptionSpec) -> str:
-    flag = flag_of(option.name)
+    flag = format_flag(option.name)
     off = option.kind is bool and option.default is not False
     return f"`{flag}`, `--no-{flag.removeprefix('--')}`" if off else f"`{flag}`"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from llamatrain.adapters.adapter import Adapter
-from llamatrain.config.options import flag_of
+from llamatrain.config.options import format_flag
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf import quants
 from llamatrain.gguf.constants import QUANT_VERSION, LlamaFileType
@@ -84,7 +84,7 @@ def pieces(base: Gguf, adapters: Sequence[Adapter], kind: GgmlType | None = None
         made.append(MergedTensor(tensor, wanted, touching))
     if kind and not any(piece.type is kind for piece in made):
         raise UsageError(
-            f"{flag_of('type')} {kind.name.lower()}: no matrix of {base.path} has rows of whole blocks of {kind.block_size}"
+            f"{format_flag('type')} {kind.name.lower()}: no matrix of {base.path} has rows of whole blocks of {kind.block_size}"
         )
     for piece in made:
         check(piece, base.path)
@@ -98,7 +98,7 @@ def check(piece: MergedTensor, path: Path) -> None:
     if piece.type.name not in quants.WRITABLE_TYPES:
         raise FileError(
             f"{path}: {piece.base.name} is {piece.type.name}, which can be read but not written: "
-            f"{flag_of('type')} names another one, such as q8_0, or f16 if its rows fit no other"
+            f"{format_flag('type')} names another one, such as q8_0, or f16 if its rows fit no other"
         )
     try:
         quants.decode(np.zeros((1, piece.base.type.block_bytes), np.uint8), piece.base.type)

@@ -47,7 +47,7 @@ from llamatrain.checkpoints.lock import FolderLock, locked
 from llamatrain.checkpoints.new_run_dir import again, instead, made_here, missing_above, next_folder
 from llamatrain.checkpoints.read import read
 from llamatrain.checkpoints.replaced_run import ASIDE
-from llamatrain.config.options import flag_of
+from llamatrain.config.options import format_flag
 from llamatrain.errors import FileError
 from llamatrain.io.atomic_write import link_or_copy, move_aside
 
@@ -86,12 +86,14 @@ class RunFolder:
         folder.made, folder.above = made, above
         with telling(folder.path, "cannot be looked into"):
             there = [] if overwrite or _is_vain(folder.path) else sorted(files_of(folder.path))
-            goes_on = f"{flag_of('resume')} {folder.path} goes on with it, " if can_go_on(folder.path) else ""
+            goes_on = (
+                f"{format_flag('resume')} {folder.path} goes on with it, " if can_go_on(folder.path) else ""
+            )
         if there:
             folder.close()
             raise FileError(
                 f"{folder.path}: there is a run already ({there[0].name}): {goes_on}"
-                f"{flag_of('overwrite')} removes it, another {flag_of('out')} leaves it alone"
+                f"{format_flag('overwrite')} removes it, another {format_flag('out')} leaves it alone"
             )
         return folder
 
@@ -277,5 +279,5 @@ def _check_apart(there: list[Path], sources: Iterable[Path]) -> None:
             found = source.stat()
             if (found.st_dev, found.st_ino) in taken:
                 raise FileError(
-                    f"{source}: the run would replace what it reads; give another {flag_of('out')}"
+                    f"{source}: the run would replace what it reads; give another {format_flag('out')}"
                 )

@@ -8,7 +8,7 @@ import typer
 from llamatrain.cli.typer_app import MultiProcessCommand, application, options_of
 from llamatrain.platform.terminal import quiet
 from llamatrain.run.options import RunFolderOptions
-from llamatrain.run.request import NEW, new_model
+from llamatrain.run.request import FROM_SCRATCH_OPTIONS, request_from_scratch
 
 if TYPE_CHECKING:
     from llamatrain.run.request import RunRequest
@@ -18,14 +18,14 @@ command = application()
 
 
 @command.command(cls=MultiProcessCommand)
-@options_of(RunFolderOptions, *NEW)
+@options_of(RunFolderOptions, *FROM_SCRATCH_OPTIONS)
 def from_scratch(data: Data = None, **said: Any) -> None:
     """Train a new llama on DATA; without any, on the built-in sine wave.
 
     DATA are files (text, JSON, CSV, Parquet), folders, globs, or - for standard input. The model is written as a GGUF file that
     llama.cpp runs, into the folder of the run, beside checkpoints, options and figures.
     """
-    trained(new_model(data or (), said))
+    trained(request_from_scratch(data or (), said))
 
 
 def trained(request: "RunRequest") -> None:
@@ -33,9 +33,9 @@ def trained(request: "RunRequest") -> None:
     from llamatrain.run.signals import CommandInterrupts
     from llamatrain.run.train import train
 
-    with quiet(request.place.quiet):
+    with quiet(request.folder_options.quiet):
         number = train(request, CommandInterrupts()).outcome.signal
-        if request.place.quiet and (compiled := sys.modules.get("llamatrain.compiler.cache")):
+        if request.folder_options.quiet and (compiled := sys.modules.get("llamatrain.compiler.cache")):
             compiled.code_cache.report()  # to nobody, and not later
     if number:
         raise typer.Exit(128 + number)

@@ -108,11 +108,11 @@ def lowest(line: LegacyCommandLine, command: str) -> None:
     by = next((name for name in ("--adam-min-alpha", "--cos-decay-min") if name in line.made_of), None)
     if by is None:
         return
-    from llamatrain.run.request import TUNING_DEFAULTS
+    from llamatrain.run.request import FINETUNE_DEFAULTS
 
     if line.value("--config") and not line.value("--lr"):
         raise UsageError(f"{by} goes by the rate, which is in the file of --config: say --lr-min instead")
-    usual = TUNING_DEFAULTS["lr"] if command == "finetune" else RATE
+    usual = FINETUNE_DEFAULTS["lr"] if command == "finetune" else RATE
     said = (
         line.value("--lr") or str(usual),
         line.made_of.get("--adam-min-alpha", "0"),

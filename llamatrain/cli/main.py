@@ -9,8 +9,8 @@ import typer
 
 import llamatrain
 from llamatrain.cli.typer_app import ALIASES, CommandGroup, offered, see_help
-from llamatrain.config.flag_hints import answered
-from llamatrain.config.messages import cut, nearest
+from llamatrain.config.flag_hints import suggest_option
+from llamatrain.config.messages import shorten, suggest
 from llamatrain.distributed import comm as together
 from llamatrain.distributed import stderr
 from llamatrain.distributed.comm import ExitStatus
@@ -137,7 +137,7 @@ def misread(error: typer.TyperException) -> str:
             for param in (context.command.params if context else ())
             for option in (*param.opts, *param.secondary_opts)
         ]
-        words, near = f"no such option {cut(name)}", answered(name) or nearest(name, known)
+        words, near = f"no such option {shorten(name)}", suggest_option(name) or suggest(name, known)
     elif words.startswith("Got unexpected extra"):
         near = TOO_MUCH.get(getattr(getattr(error, "ctx", None), "info_name", ""), "")
     elif words.startswith("Missing option '--model'"):

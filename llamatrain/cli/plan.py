@@ -19,7 +19,13 @@ from llamatrain.errors import MemoryPlanError, UsageError
 from llamatrain.platform.terminal import log_line
 from llamatrain.report.format import duration, time_of_step
 from llamatrain.run.options import RunFolderOptions
-from llamatrain.run.request import NEW, TUNING, TUNING_DEFAULTS, new_model, tuning
+from llamatrain.run.request import (
+    FINETUNE_DEFAULTS,
+    FINETUNE_OPTIONS,
+    FROM_SCRATCH_OPTIONS,
+    request_finetune,
+    request_from_scratch,
+)
 
 if TYPE_CHECKING:
     from llamatrain.planner.speeds import OpSpeeds
@@ -73,7 +79,7 @@ class PlanOptions(Options, panel="The plan"):
         Option("The link of each of these machines, such as 1Gbit; else 10Gbit. Takes --ranks."),
     ] = None
 
-    def agree(self) -> None:
+    def validate(self) -> None:
         if self.network is not None and self.ranks is None:
             raise OptionError(
                 lambda spelt: f"{spelt('network')} means nothing without {spelt('ranks')}; leave it out"
@@ -93,28 +99,28 @@ def plan(context: typer.Context) -> None:
 
 
 @command.command("from-scratch", cls=ReadOnlyCommand)
-@options_of(PlanOptions, RunFolderOptions, *NEW)
+@options_of(PlanOptions, RunFolderOptions, *FROM_SCRATCH_OPTIONS)
 def plan_from_scratch(data: Data = None, **said: Any) -> None:
     """Of `llamatrain from-scratch` with these options. Text is not read: a vocabulary to be learned counts in full."""
-    show(new_model(data or (), said), build(PlanOptions, said))
+    show(request_from_scratch(data or (), said), build(PlanOptions, said))
 
 
 @command.command("finetune", cls=ReadOnlyCommand)
-@options_of(PlanOptions, RunFolderOptions, *TUNING, defaults=TUNING_DEFAULTS)
+@options_of(PlanOptions, RunFolderOptions, *FINETUNE_OPTIONS, defaults=FINETUNE_DEFAULTS)
 def plan_finetune(base: Base = None, data: Data = None, **said: Any) -> None:
     """Of `llamatrain finetune` with these options. Of the base only its head is read."""
-    show(tuning(base, data or (), said), build(PlanOptions, said))
+    show(request_finetune(base, data or (), said), build(PlanOptions, said))
 
 
 def show(request: "RunRequest", options: PlanOptions) -> None:
     from llamatrain.report.output_file import check_place
-    from llamatrain.run.prepare import planned
+    from llamatrain.run.prepare import plan_run
 
     if options.svg:
         check_place(options.svg)
     drawn = options.graph is not None or options.svg is not None
-    found = planned(request, graphs=drawn, ranks=options.ranks or 0)
-    way, excess, limit = found.fitted.way, found.fitted.excess, request.asked.train.memory
+    found = plan_run(request, graphs=drawn, ranks=options.ranks or 0)
+    way, excess, limit = found.plan.way, found.plan.excess, request.config.train.memory
     if options.svg:
         draw(way.graphs, options.svg, way.setting.h.describe())
     if options.graph:
@@ -126,7 +132,7 @@ def show(request: "RunRequest", options: PlanOptions) -> None:
     if options.ranks:
         from llamatrain.run.scaling import foretold
 
-        told = foretold(way, found.asked, options.network or NETWORK, options.measure)
+        told = foretold(way, found.config, options.network or NETWORK, options.measure)
     else:
         from llamatrain.planner.time import expected
 
@@ -137,8 +143,8 @@ def show(request: "RunRequest", options: PlanOptions) -> None:
     print("\n".join(in_words(found)))
     if time is not None:
         print("\n".join(of_time(time)))
-    if len(found.fitted.tried) > 1:
-        print("\n".join(of_tried(found.fitted, time)))
+    if len(found.plan.tried) > 1:
+        print("\n".join(of_tried(found.plan, time)))
     if told:
         print("\n".join(lines_of(told, options.network or NETWORK)))
     if excess:
@@ -146,8 +152,8 @@ def show(request: "RunRequest", options: PlanOptions) -> None:
 
 
 def in_json(found: "PlannedRun", time: "TimeForecast | str | None") -> dict[str, Any]:
-    way, told = found.fitted.way, None if time is None or isinstance(time, str) else time
-    setting, tried = way.setting, found.fitted.tried
+    way, told = found.plan.way, None if time is None or isinstance(time, str) else time
+    setting, tried = way.setting, found.plan.tried
     seconds = {
         "tokens_per_second": told and told.rate,
         "seconds_of_step": told and told.step,
@@ -180,7 +186,7 @@ def in_json(found: "PlannedRun", time: "TimeForecast | str | None") -> dict[str,
 
 
 def in_words(found: "PlannedRun") -> Iterator[str]:
-    way = found.fitted.way
+    way = found.plan.way
     setting = way.setting
     yield f"{setting.h.describe()}: {setting.h.parameter_count:,} parameters"
     parts = f" in {way.splits} parts each" if way.splits > 1 else ""
@@ -188,7 +194,7 @@ def in_words(found: "PlannedRun") -> Iterator[str]:
     yield f"{setting.precision}, {setting.threads} threads, {rows}, recomputing: {way.policy}\n"
     for name, size in {**asdict(way.needs), "total": way.total}.items():
         if size:
-            yield f"{name.replace('_', ' '):14} {size:>18,}  {Size(size).words:>8}"
+            yield f"{name.replace('_', ' '):14} {size:>18,}  {Size(size).text:>8}"
 
 
 def of_time(time: "TimeForecast | str") -> Iterator[str]:
@@ -229,7 +235,7 @@ def of_tried(fitted: "FittedRun", time: "TimeForecast | str | None") -> Iterator
         here = (
             "  taken" if each is taken else "  too much" if fitted.most and each.total > fitted.most else ""
         )
-        row = f"{each.policy!s:30} {each.splits:>6} {copies[each.offer.cache] if based else '':>9} {Size(each.total).words:>9}"
+        row = f"{each.policy!s:30} {each.splits:>6} {copies[each.offer.cache] if based else '':>9} {Size(each.total).text:>9}"
         yield f"{row} {factor:>7.2f}{step}{here}".rstrip()
 
 
@@ -259,7 +265,7 @@ def lines_of(told: "ScalingForecast", network: Bandwidth) -> Iterator[str]:
 
     rows, size, last = told.rows[0].rows, Size(told.sent), told.rows[-1]
     for what in ("sent", "received"):
-        yield f"{what:14} {size:>18,}  {size.words:>8}  by each of {told.step.ranks:,}, a step"
+        yield f"{what:14} {size:>18,}  {size.text:>8}  by each of {told.step.ranks:,}, a step"
     yield ""
     yield from of_speed(told.speeds)
     yield f"Links of {network.words}, {MESSAGE * 1e6:.0f} µs a message, ranks that differ by {SPREAD * 100:.0f} %.\n"

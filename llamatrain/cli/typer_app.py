@@ -12,9 +12,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from llamatrain.cli.legacy_translate import in_our_words
-from llamatrain.config.flag_hints import instead
-from llamatrain.config.messages import nearest, worded
-from llamatrain.config.options import Options, OptionSpec, declared, flag_of
+from llamatrain.config.flag_hints import suggest_command
+from llamatrain.config.messages import suggest, worded
+from llamatrain.config.options import Options, OptionSpec, format_flag, option_specs
 from llamatrain.distributed.comm import get_comm, get_launch_info
 from llamatrain.errors import UsageError
 from llamatrain.platform import terminal
@@ -138,9 +138,9 @@ class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
             near = (
-                instead(args[0])
+                suggest_command(args[0])
                 or first_of(args[0], self.list_commands(ctx), ctx)
-                or nearest(args[0], (*self.list_commands(ctx), *ALIASES))
+                or suggest(args[0], (*self.list_commands(ctx), *ALIASES))
             )
             raise UsageError(f"no such command {worded(args[0])}{near or see_help(ctx)}")
         return super().resolve_command(ctx, args)
@@ -226,7 +226,7 @@ def options_of(
     *classes: type[Options], defaults: Mapping[str, Any] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Gives a command the options of these classes, of which it is handed those that are said; `defaults` are its own."""
-    options = {name: each for cls in classes for name, each in declared(cls).items()}
+    options = {name: each for cls in classes for name, each in option_specs(cls).items()}
     told = {name: each.default for name, each in options.items()} | dict(defaults or {})
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -239,7 +239,7 @@ def options_of(
         @wraps(command)
         def called(**values: Any) -> Any:
             said = {
-                name: each.read(values[name])
+                name: each.parse(values[name])
                 for name, each in options.items()
                 if values[name] not in (None, (), [])
             }
@@ -256,7 +256,7 @@ def options_of(
 
 def former_flags(specs: Iterable[OptionSpec]) -> dict[str, str]:
     """Return the present flags of options by their former ones."""
-    return {flag_of(alias): flag_of(spec.name) for spec in specs for alias in spec.option.aliases}
+    return {format_flag(alias): format_flag(spec.name) for spec in specs for alias in spec.option.aliases}
 
 
 def replace_former_flags(args: Sequence[str], former: Mapping[str, str]) -> tuple[list[str], list[str]]:
@@ -275,7 +275,7 @@ def replace_former_flags(args: Sequence[str], former: Mapping[str, str]) -> tupl
 
 def parameter(each: OptionSpec, default: Any) -> inspect.Parameter:
     """An option as typer has it: texts, which are read and checked as declared; nothing at all where it is not said."""
-    flag, sentence = flag_of(each.name), each.option.sentence
+    flag, sentence = format_flag(each.name), each.option.sentence
     short = [f"-{each.option.short}"] if each.option.short else []
     kind: Any = bool if each.kind is bool else list[Any] | None if each.repeated else Any
     open_ = each.kind is bool and each.optional and default is None

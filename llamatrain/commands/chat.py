@@ -31,7 +31,7 @@ class ChatOptions(Options, panel="Text"):
     chat_template: Annotated[Path | None, TEMPLATE] = None
     verbose: Annotated[bool, Option("Say the line of llama.cpp's that does the same.", short="v")] = False
 
-    def agree(self) -> None:
+    def validate(self) -> None:
         for name in ("system", "chat_template"):
             if getattr(self, name) and not self.chat:
                 raise OptionError(partial(self._without_chat, name))
@@ -48,7 +48,7 @@ class Conversation:
         from llamatrain.data.chat.builtin import CHATML
         from llamatrain.data.chat.prompt import PromptReader
         from llamatrain.data.chat.template import ChatTemplate
-        from llamatrain.data.warnings import lines, plain_marks
+        from llamatrain.data.warnings import find_plain_marks, format_notes
 
         if model.tokenizer is None:
             raise UsageError(
@@ -56,20 +56,20 @@ class Conversation:
             )
         self.model, self.sampling, self.reader = model, sampling, PromptReader(model.tokenizer)
         own = DataOptions(chat_template=options.chat_template).template or model.tokenizer.chat_template
-        bos, eos = map(self.reader.text_of, (model.tokenizer.bos, model.tokenizer.eos))
+        bos, eos = map(self.reader.token_text, (model.tokenizer.bos, model.tokenizer.eos))
         self.template = ChatTemplate(own or CHATML, bos, eos, self.reader.ends.values())
         self.messages: list[Message] = (
             [{"role": "system", "content": options.system}] if options.system else []
         )
         self.turns, self.prompt = 0, ""
         self.told: dict[str, str] = {} if own else {"fallback": ""}
-        if marks := plain_marks(self.template, self.reader):
+        if marks := find_plain_marks(self.template, self.reader):
             self.told["marks"] = ", ".join(marks)
-        self.notes = list(lines(self.told, str(model.gguf.path)))
+        self.notes = list(format_notes(self.told, str(model.gguf.path)))
 
     def said(self, words: str) -> Generator["AnswerPiece", None, None]:
         """Give the answer as it comes, thoughts apart from words; one that is broken off was said as far as it came."""
-        from llamatrain.data.warnings import lines
+        from llamatrain.data.warnings import format_notes
         from llamatrain.sample.thoughts import AnswerPiece, split_thoughts
 
         self.messages.append({"role": "user", "content": words})
@@ -79,7 +79,7 @@ class Conversation:
             self.messages.pop()
             raise
         more = dict.fromkeys(sorted(self.template.notes - self.told.keys()), "")
-        self.notes += lines({kind: "" for kind in more if kind == "system"}, str(self.model.gguf.path))
+        self.notes += format_notes({kind: "" for kind in more if kind == "system"}, str(self.model.gguf.path))
         self.told |= more
         seed = self.sampling.seed
         made = self.model.going_on(
@@ -111,7 +111,7 @@ class Conversation:
 
     def marked_by(self) -> list[int]:
         """Find the control tokens that are marks of thoughts."""
-        found = (self.reader.token_of(mark) for mark in self.marks or ())
+        found = (self.reader.find_token(mark) for mark in self.marks or ())
         return [token for token in found if token is not None]
 
     @property
@@ -128,7 +128,7 @@ class Conversation:
             self.prompt = prompt.decode("utf-8", "replace")
             tokens = [
                 *([] if self.reader.lead is None else [self.reader.lead]),
-                *self.reader.begun(prompt).tolist(),
+                *self.reader.encode_prompt(prompt).tolist(),
             ]
             if len(tokens) <= self.model.ctx:
                 return tokens
@@ -182,7 +182,7 @@ def line_for_llama(
             given = DataOptions(chat_template=template)
             named = (
                 ["--chat-template", given.template or ""]
-                if given.names_template
+                if given.is_named_template
                 else ["--chat-template-file", str(template)]
             )
             words += named

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.config.common import BATCH, CTX, THREADS
-from llamatrain.config.options import Option, Options, altered, reject_unused, unused_options
+from llamatrain.config.options import Option, Options, changed_options, reject_unused, unused_options
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.preference.options import PreferenceOptions, check_evaluation
@@ -67,7 +67,7 @@ def evaluated(
 ) -> Evaluation:
     """Judge all the data, a row at a time; `given` are the options as they were given, by name."""
     from llamatrain.adapters.load_adapted import opened
-    from llamatrain.data.dataset import open_corpus
+    from llamatrain.data.dataset import open_dataset
     from llamatrain.distributed.cores import count_cores
     from llamatrain.distributed.once import run_once_per_host
     from llamatrain.gguf.reader import open_gguf
@@ -75,7 +75,7 @@ def evaluated(
     from llamatrain.preference.dataset import KINDS
     from llamatrain.train.graphs import StepSpec
 
-    changed = altered(given, DataOptions, PreferenceOptions)
+    changed = changed_options(given, DataOptions, PreferenceOptions)
     check_given(options, preference, lora, data_options, changed)
     gguf, threads = open_gguf(model), options.threads or count_cores()
     h, weights, arrays = opened(gguf, lora, threads)
@@ -86,7 +86,7 @@ def evaluated(
         options.ctx or min(USUAL_CTX, h.ctx),
     )
     corpus, _ = run_once_per_host(
-        lambda: open_corpus(data, tokenizer, once, ctx, 0, KINDS[preference.data_kind], "judge")
+        lambda: open_dataset(data, tokenizer, once, ctx, 0, KINDS[preference.data_kind], "judge")
     )
     rows = batches_class(preference.data_kind)(corpus, data_options, 0, tokenizer.eos, tokenizer.bos)
     setting = StepSpec(
@@ -157,19 +157,19 @@ def score(
     from llamatrain.platform.terminal import progress_bar
     from llamatrain.train.evaluate import BatchLoss, LossMeter, evaluate_batch, gather_batch_losses
 
-    texts, files, among = tokenizer.lengths, mapped_files(arrays), get_comm()
+    texts, files, among = tokenizer.byte_lengths, mapped_files(arrays), get_comm()
     scoring, text = LossMeter(), 0
 
     def judging() -> Iterator[BatchLoss]:
         nonlocal text
-        for each in rows.once(batch, among.rank, among.size):
+        for each in rows.one_epoch(batch, among.rank, among.size):
             with verify_unchanged(files):
                 one = evaluate_batch(runner, each)
             text += int(np.sum(texts[each.targets[each.weights > 0]]))
             told.update(each.samples * among.size)
             yield one
 
-    with progress_bar("evaluating", total=len(rows.corpus), unit=" samples") as told:
+    with progress_bar("evaluating", total=len(rows.dataset), unit=" samples") as told:
         for one in gather_batch_losses(among, judging()):
             scoring.add(one)
     return evaluation_of(scoring, sum(among.all_gather(text)))

@@ -196,7 +196,7 @@ def check_place(options: ExportOptions, inputs: Sequence[Path]) -> None:
 def check_room(out: Path, needed: int) -> None:
     free = shutil.disk_usage(Path(os.path.realpath(out)).parent).free  # of a link's target
     if needed > free:
-        raise FileError(f"{out}: takes {Size(needed).words}, and {Size(free).words} are free there")
+        raise FileError(f"{out}: takes {Size(needed).text}, and {Size(free).text} are free there")
 
 
 def note_rest(merging: MergePlan) -> None:
@@ -236,7 +236,7 @@ def write(out: Path, merging: MergePlan) -> None:
         if merging.kind
         else []
     )
-    log_line(f"{out}: {Size(size).words}, {', '.join(counts)}, {copied} copied as they were")
+    log_line(f"{out}: {Size(size).text}, {', '.join(counts)}, {copied} copied as they were")
     note_rounding(roundings, merging)
 
 

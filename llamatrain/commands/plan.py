@@ -36,16 +36,16 @@ class RunPlan:
 def plan_of(request: RunRequest, measure: bool = False) -> RunPlan:
     """RunPlan a run; nothing is read of its data, trained, written or compiled."""
     from llamatrain.planner.time import expected
-    from llamatrain.run.prepare import planned
+    from llamatrain.run.prepare import plan_run
 
     with code_cache.without_compiling():
-        found = planned(request, graphs=False)
-        way, time = found.fitted.way, expected(found.fitted.way, found.batches, found.steps, measure)
+        found = plan_run(request, graphs=False)
+        way, time = found.plan.way, expected(found.plan.way, found.batches, found.steps, measure)
     known = None if isinstance(time, str) else time
     return RunPlan(
         total=way.total,
         needs={name: size for name, size in asdict(way.needs).items() if size},
-        excess=found.fitted.excess,
+        excess=found.plan.excess,
         parameters=way.setting.h.parameter_count,
         batch=way.setting.batch,
         splits=way.splits,

@@ -173,17 +173,17 @@ SUBCOMMANDS = {
 }
 
 
-def instead(command: str) -> str:
+def suggest_command(command: str) -> str:
     """What would do for a command that there is not."""
     return f"; that is {SUBCOMMANDS[command]}" if command in SUBCOMMANDS else ""
 
 
-def answered(option: str) -> str:
+def suggest_option(option: str) -> str:
     """What would do for an option that there is not."""
-    said = f"--{option.partition('=')[0].lstrip('-')}".replace("_", "-")
-    if said in ANSWERS:
-        return f"; {ANSWERS[said]}"
-    known = {**GENERATORS, **TUNERS, **SHAPES, **TRAINERS}.get(said, "")
+    flag = f"--{option.partition('=')[0].lstrip('-')}".replace("_", "-")
+    if flag in ANSWERS:
+        return f"; {ANSWERS[flag]}"
+    known = {**GENERATORS, **TUNERS, **SHAPES, **TRAINERS}.get(flag, "")
     return (
         f"; it is called {known} here"
         if known.startswith("-")

@@ -18,7 +18,7 @@ def worded(value: Any, inside: int = 0) -> str:
     if isinstance(value, list | tuple):
         if inside > 1 or not value:
             return "a list"
-        return " ".join(worded(each, inside + 1) for each in value[:3]) + (" ..." if len(value) > 3 else "")
+        return " ".join(worded(item, inside + 1) for item in value[:3]) + (" ..." if len(value) > 3 else "")
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, int):  # Python writes no number of thousands of digits
@@ -29,19 +29,19 @@ def worded(value: Any, inside: int = 0) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
-def cut(text: str, most: int = 2 * LONGEST) -> str:
+def shorten(text: str, limit: int = 2 * LONGEST) -> str:
     """Without the middle of what is too long to be read."""
-    gap, end = " ... ", most // 3
-    return text if len(text) <= most else text[: most - end - len(gap)] + gap + text[len(text) - end :]
+    gap, end = " ... ", limit // 3
+    return text if len(text) <= limit else text[: limit - end - len(gap)] + gap + text[len(text) - end :]
 
 
-def readable(line: str) -> str:
+def shorten_line(line: str) -> str:
     """A line in which no word is longer than a path may be, and which ends: what is cut is cut in its place."""
-    return cut(WORD.sub(lambda word: cut(word[0], PATH), line), LINE)
+    return shorten(WORD.sub(lambda word: shorten(word[0], PATH), line), LINE)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
     """The name that may have been meant, in words; hyphens, which all options share, make none alike."""
-    bare = {each.lstrip("-").lower(): each for each in known}
+    bare = {option.lstrip("-").lower(): option for option in known}
     close = get_close_matches(name[:LONGEST].lstrip("-").lower(), bare, 1, ALIKE)
     return f"; did you mean {bare[close[0]]}?" if close else ""

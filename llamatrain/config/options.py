@@ -18,7 +18,7 @@ from types import UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from llamatrain.config.messages import worded
-from llamatrain.config.values import NAMES, UNITS, plainer, read, typed
+from llamatrain.config.values import NAMES, UNITS, convert, parse, suggest_value
 from llamatrain.errors import UsageError
 
 T = TypeVar("T", bound="Options")
@@ -26,7 +26,7 @@ Spelling = Callable[[str], str]  # how the name of an option is written where it
 COUNT = (1 << 31) - 1  # the most that a number of steps, rows and the like may be
 
 
-def flag_of(name: str) -> str:
+def format_flag(name: str) -> str:
     """Return the flag of an option on the command line."""
     return f"-{name}" if len(name) == 1 else f"--{name.rstrip('_').replace('_', '-')}"
 
@@ -39,7 +39,7 @@ def in_words(choices: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(choices[:-1]), *choices[-1:])))
 
 
-def respelt(message: str, spelt: Spelling) -> str:
+def replace_flags(message: str, spelt: Spelling) -> str:
     """Replace flags in a message by another spelling, except within a quoted command."""
     words, command, rest = message.partition("llamatrain ")
     return FLAG.sub(lambda flag: spelt(flag[1].replace("-", "_")), words) + command + rest
@@ -49,8 +49,8 @@ class OptionError(UsageError):
     """An option has an invalid value, or options contradict each other."""
 
     def __init__(self, message: Callable[[Spelling], str], *, code: str = "invalid-option") -> None:
-        super().__init__(message(flag_of), code=code)
-        self.words = message
+        super().__init__(message(format_flag), code=code)
+        self.format = message
 
 
 Values = Mapping[str, Any]  # the values of all options of a command, by name
@@ -69,12 +69,12 @@ class Condition:
 
 def needs(name: str) -> Condition:
     """Return the condition that another option is set."""
-    return Condition(lambda values: values.get(name), f"without {flag_of(name)}")
+    return Condition(lambda values: values.get(name), f"without {format_flag(name)}")
 
 
 def excluded_by(name: str) -> Condition:
     """Return the condition that another option is not set."""
-    return Condition(lambda values: not values.get(name), f"with {flag_of(name)}")
+    return Condition(lambda values: not values.get(name), f"with {format_flag(name)}")
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Option:
     aliases: tuple[str, ...] = ()  # former names, which still work
     hidden: bool = False  # not shown in the help
 
-    def bounds(self, value: float) -> bool:
+    def is_in_bounds(self, value: float) -> bool:
         """Return True if a number lies within the bounds."""
         return (
             (self.least is None or value >= self.least)
@@ -150,16 +150,16 @@ class OptionSpec:
         return self.option.unit or "|".join(self.choices) or " ".join(UNITS[part] for part in self.parts)
 
     @property
-    def named(self) -> str:
+    def accepted_type(self) -> str:
         """The values that the type accepts, in words."""
         return self.option.takes or in_words(self.choices) or " and ".join(NAMES[part] for part in self.parts)
 
     @property
-    def takes(self) -> str:
+    def accepted(self) -> str:
         """The values that type and bounds accept, in words."""
         o = self.option
         if o.takes or (o.least, o.above) == (None, None):
-            return self.named
+            return self.accepted_type
         least = f"more than {o.above:g}" if o.least is None else f"{worded(o.least)} or more"
         if o.most == COUNT:
             least += ", and less than 2^31"
@@ -171,65 +171,69 @@ class OptionSpec:
 
     # ---- its values --------------------------------------------------------
 
-    def checked(self, value: Any) -> Any:
+    def check(self, value: Any) -> Any:
         """Return a value from any source in the type of the field; raise OptionError if it is invalid."""
         if value is None and self.optional:
             return None
         if not self.repeated:
-            return self.one(value)
+            return self._check_one(value)
         if not isinstance(value, list | tuple):
-            raise self.refusal(value, "a list")
-        return tuple(map(self.one, value))
+            raise self._invalid(value, "a list")
+        return tuple(map(self._check_one, value))
 
-    def one(self, value: Any) -> Any:
+    def _check_one(self, value: Any) -> Any:
         """Check one value of the option."""
         try:
-            value = typed(value, self.kind)
+            value = convert(value, self.kind)
         except UsageError as error:  # in words of its own
-            raise self.error(f": {error}") from None
+            raise self._error(f": {error}") from None
         except ValueError:
-            raise self.refusal(value, self.named) from None
+            raise self._invalid(value, self.accepted_type) from None
         for part in value if isinstance(value, tuple) else (value,):
-            if isinstance(part, int | float) and not self.option.bounds(part):
-                raise self.refusal(value, self.takes)
+            if isinstance(part, int | float) and not self.option.is_in_bounds(part):
+                raise self._invalid(value, self.accepted)
         if self.option.accepts and not self.option.accepts(value):
-            raise self.refusal(value, self.takes)
+            raise self._invalid(value, self.accepted)
         return value
 
-    def read(self, text: Any) -> Any:
+    def parse(self, text: Any) -> Any:
         """Convert what the command line gives: a text, a bool, or a sequence of either."""
         try:
-            return tuple(read(each, self.kind) for each in text) if self.repeated else read(text, self.kind)
+            return (
+                tuple(parse(value, self.kind) for value in text) if self.repeated else parse(text, self.kind)
+            )
         except ValueError:
-            raise self.refusal(text, self.named) from None
+            raise self._invalid(text, self.accepted_type) from None
 
-    def refusal(self, value: Any, takes: str) -> OptionError:
-        return self.error(f" must be {takes} (got {worded(value)}){plainer(value, self.kind, self.choices)}")
+    def _invalid(self, value: Any, accepted: str) -> OptionError:
+        return self._error(
+            f" must be {accepted} (got {worded(value)}){suggest_value(value, self.kind, self.choices)}"
+        )
 
-    def error(self, problem: str) -> OptionError:
+    def _error(self, problem: str) -> OptionError:
         return OptionError(lambda spelt: spelt(self.name) + problem)
 
 
-def declared(cls: type) -> dict[str, OptionSpec]:
+def option_specs(cls: type) -> dict[str, OptionSpec]:
     """Return the options of a class by name."""
-    if cls not in _DECLARED:
-        _DECLARED[cls] = _declared(cls)
-    return _DECLARED[cls]
+    if cls not in _SPECS:
+        _SPECS[cls] = _read_specs(cls)
+    return _SPECS[cls]
 
 
-_DECLARED: dict[type, dict[str, OptionSpec]] = {}
+_SPECS: dict[type, dict[str, OptionSpec]] = {}
 
 
-def _declared(cls: type) -> dict[str, OptionSpec]:
+def _read_specs(cls: type) -> dict[str, OptionSpec]:
     hints = get_type_hints(cls, include_extras=True)
-    found = {}
+    specs = {}
     for field in fields(cls):
         kind, option = get_args(hints[field.name])
         optional = get_origin(kind) in (Union, UnionType)
         if optional:
             kind = next(arg for arg in get_args(kind) if arg is not type(None))
         repeated = get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis
-        found[field.name] = OptionSpec(
+        specs[field.name] = OptionSpec(
             name=field.name,
             kind=get_args(kind)[0] if repeated else kind,
             default=field.default,
@@ -239,7 +243,7 @@ def _declared(cls: type) -> dict[str, OptionSpec]:
             repeated=repeated,
             resumable=option.resumable or cls.RESUMABLE,  # type: ignore[attr-defined]
         )
-    return found
+    return specs
 
 
 class Options:
@@ -252,24 +256,24 @@ class Options:
         cls.PANEL, cls.RESUMABLE = panel, resumable
 
     def __post_init__(self) -> None:
-        options = declared(type(self))
-        for name, each in options.items():
-            object.__setattr__(self, name, each.checked(getattr(self, name)))
-        off = {name for name, each in options.items() if each.optional and getattr(self, name) is False}
+        options = option_specs(type(self))
+        for name, spec in options.items():
+            object.__setattr__(self, name, spec.check(getattr(self, name)))
+        off = {name for name, spec in options.items() if spec.optional and getattr(self, name) is False}
         chosen = [
-            name for name, each in options.items() if getattr(self, name) != each.default and name not in off
+            name for name, spec in options.items() if getattr(self, name) != spec.default and name not in off
         ]
         for name in chosen:
             for other, why in options[name].option.excludes:
                 if other in chosen:
-                    raise exclusion(name, other, why)
-        self.agree()
+                    raise conflict(name, other, why)
+        self.validate()
 
-    def agree(self) -> None:
+    def validate(self) -> None:
         """Raise OptionError if options contradict each other."""
 
 
-def exclusion(name: str, other: str, why: str) -> OptionError:
+def conflict(name: str, other: str, why: str) -> OptionError:
     """Return the error for two options that exclude each other."""
     return OptionError(
         lambda spelt: f"{spelt(name)} and {spelt(other)} exclude each other: {why}",
@@ -280,7 +284,7 @@ def exclusion(name: str, other: str, why: str) -> OptionError:
 def present_name(name: str, *classes: type) -> str:
     """Return the present name of an option that may be given by a former one."""
     for cls in classes:
-        for present, spec in declared(cls).items():
+        for present, spec in option_specs(cls).items():
             if name in spec.option.aliases:
                 return present
     return name
@@ -296,7 +300,9 @@ def with_present_names(values: Values, *classes: type) -> dict[str, Any]:
 
 def unused_options(values: Values, *classes: type) -> dict[str, str]:
     """Return the options of these classes that have no effect with these values, and why."""
-    reasons = ((name, spec.unused_reason(values)) for cls in classes for name, spec in declared(cls).items())
+    reasons = (
+        (name, spec.unused_reason(values)) for cls in classes for name, spec in option_specs(cls).items()
+    )
     return {name: reason for name, reason in reasons if reason is not None}
 
 
@@ -304,7 +310,9 @@ def reject_unused(unused: Mapping[str, str], changed: Collection[str]) -> None:
     """Raise if an option that differs from its default has no effect."""
     for name, reason in unused.items():
         if name in changed:
-            raise UsageError(f"{flag_of(name)} has no effect {reason}; leave it out", code="unused-option")
+            raise UsageError(
+                f"{format_flag(name)} has no effect {reason}; leave it out", code="unused-option"
+            )
 
 
 # ---- making options --------------------------------------------------------
@@ -312,19 +320,21 @@ def reject_unused(unused: Mapping[str, str], changed: Collection[str]) -> None:
 
 def build(cls: type[T], values: Mapping[str, Any]) -> T:
     """Make options of values by name; names of other classes are ignored, and former names are accepted."""
-    options, values = declared(cls), with_present_names(values, cls)
-    for name, each in options.items():
-        if each.default is MISSING and name not in values:
+    options, values = option_specs(cls), with_present_names(values, cls)
+    for name, spec in options.items():
+        if spec.default is MISSING and name not in values:
             raise OptionError(lambda spelt, name=name: f"{spelt(name)} is missing", code="missing-option")  # type: ignore[misc]
     return cls(**{name: value for name, value in values.items() if name in options})
 
 
-def altered(values: Mapping[str, Any], *classes: type, **defaults: Any) -> set[str]:
+def changed_options(values: Mapping[str, Any], *classes: type, **defaults: Any) -> set[str]:
     """Return the names of the options that differ from their defaults; `defaults` are those of the command."""
-    known = {name: each for cls in classes for name, each in declared(cls).items()}
-    usual = {name: each.default for name, each in known.items()} | defaults
+    known = {name: spec for cls in classes for name, spec in option_specs(cls).items()}
+    defaults_by_name = {name: spec.default for name, spec in known.items()} | defaults
     return {
-        name for name, value in values.items() if name in known and known[name].checked(value) != usual[name]
+        name
+        for name, value in values.items()
+        if name in known and known[name].check(value) != defaults_by_name[name]
     }
 
 
@@ -333,12 +343,12 @@ def altered(values: Mapping[str, Any], *classes: type, **defaults: Any) -> set[s
 
 def plain(options: Any) -> dict[str, Any]:
     """Return the fields of a dataclass as JSON and TOML store them."""
-    return {name: _plain(value) for name, value in asdict(options).items()}
+    return {name: _plain_value(value) for name, value in asdict(options).items()}
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [_plain_value(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 
@@ -347,6 +357,6 @@ def from_plain(cls: type[T], values: Mapping[str, Any], source: object) -> T:
     try:
         return build(cls, values)
     except OptionError as error:
-        raise UsageError(f"{source}: {error.words(str)}", code=error.code) from None
+        raise UsageError(f"{source}: {error.format(str)}", code=error.code) from None
     except UsageError as error:
         raise UsageError(f"{source}: {error}", code=error.code) from None

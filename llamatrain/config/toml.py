@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from llamatrain.config.flag_hints import answered
-from llamatrain.config.messages import cut, nearest, worded
-from llamatrain.config.options import Option, OptionError, Options, declared, plain, present_name
+from llamatrain.config.flag_hints import suggest_option
+from llamatrain.config.messages import shorten, suggest, worded
+from llamatrain.config.options import Option, OptionError, Options, option_specs, plain, present_name
 from llamatrain.config.read_limited import contents
 from llamatrain.errors import UsageError
 
@@ -32,46 +32,46 @@ def read_config(path: Path, *classes: type[Options]) -> dict[str, Any]:
 
     raw = contents(path, LONGEST, "a file of options")
     try:
-        found = tomllib.loads(raw.decode())
+        table = tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, or a number of thousands of digits
         raise UsageError(
-            f"{path}: no TOML: {cut(str(error)) or type(error).__name__}; options stand as in lr = 1e-4"
+            f"{path}: no TOML: {shorten(str(error)) or type(error).__name__}; options stand as in lr = 1e-4"
         ) from None
-    options = {name: each for cls in classes for name, each in declared(cls).items()}
+    options = {name: spec for cls in classes for name, spec in option_specs(cls).items()}
     values = {}
-    for key, value in found.items():
+    for key, value in table.items():
         name = present_name(key.replace("-", "_"), *classes)
         name = name if name in options else f"{name}_"  # of a word that Python keeps for itself
         if isinstance(value, dict):
             raise UsageError(
-                f"{path}: [{cut(key)}] begins a table; options stand by themselves, as in lr = 1e-4"
+                f"{path}: [{shorten(key)}] begins a table; options stand by themselves, as in lr = 1e-4"
             )
-        if name not in options and (other := answered(key)):
+        if name not in options and (hint := suggest_option(key)):
             raise UsageError(
-                f"{path}: the option {worded(key)} is unknown{other.replace('; it is called --', '; it is called ')}"
+                f"{path}: the option {worded(key)} is unknown{hint.replace('; it is called --', '; it is called ')}"
             )
         if name not in options:
             raise UsageError(
-                f"{path}: the option {worded(key)} is unknown{nearest(key, map(key_of, options))}"
+                f"{path}: the option {worded(key)} is unknown{suggest(key, map(format_key, options))}"
             )
         try:
-            values[name] = options[name].checked(value)
+            values[name] = options[name].check(value)
         except OptionError as error:
-            raise UsageError(f"{path}: {error.words(key_of)}") from None
+            raise UsageError(f"{path}: {error.format(format_key)}") from None
     return values
 
 
-def key_of(name: str) -> str:
+def format_key(name: str) -> str:
     return name.rstrip("_").replace("_", "-")
 
 
-def told_there(name: str) -> str:
+def format_setting(name: str) -> str:
     """How an option is written in a file."""
-    return f"{key_of(name.removeprefix('no_'))} = false" if name.startswith("no_") else key_of(name)
+    return f"{format_key(name.removeprefix('no_'))} = false" if name.startswith("no_") else format_key(name)
 
 
 def config_text(
-    head: str, data: tuple[str, ...], options: Sequence[Any], idle: Collection[str], base: str = ""
+    head: str, data: tuple[str, ...], options: Sequence[Any], omit: Collection[str], base: str = ""
 ) -> str:
     """A file of all options that are set and have an effect, under a comment."""
     import tomli_w
@@ -79,11 +79,11 @@ def config_text(
     arguments = {"base": base, "data": list(data)}
     parts = [f"# {line}\n" for line in head.splitlines()]
     parts = ["".join(parts) + tomli_w.dumps({name: value for name, value in arguments.items() if value})]
-    for each in options:
-        told = {
-            key_of(name): value
-            for name, value in plain(each).items()
-            if value is not None and name not in idle
+    for part in options:
+        settings = {
+            format_key(name): value
+            for name, value in plain(part).items()
+            if value is not None and name not in omit
         }
-        parts.append(tomli_w.dumps(told))
+        parts.append(tomli_w.dumps(settings))
     return "\n".join(parts)

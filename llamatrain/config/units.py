@@ -17,17 +17,17 @@ class Size(int):
 
     @classmethod
     def parse(cls, text: str | int) -> Self:
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", str(text).strip().lower())
-        if not found or (found[3] and not found[2]):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", str(text).strip().lower())
+        if not match or (match[3] and not match[2]):
             raise UsageError(f"{worded(text)} is no size; write it as 6GB, 800MB or 6GiB")
-        bytes_ = float(found[1][:30]) * (1024 if found[3] else 1000) ** PREFIXES[found[2]]
+        bytes_ = float(match[1][:30]) * (1024 if match[3] else 1000) ** PREFIXES[match[2]]
         size = cls(min(bytes_, 2.0**62))
         if size < 1:
             raise UsageError(f"a size of {worded(text)} cannot be; it takes more than 0 bytes")
         return size
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """With three digits, in thousands."""
         power = min(4, max(0, (len(str(int(self))) - 1) // 3))
         return (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from llamatrain.config.messages import nearest, worded
+from llamatrain.config.messages import suggest, worded
 from llamatrain.config.units import Bandwidth, Duration, Size
 from llamatrain.errors import UsageError
 
@@ -38,25 +38,25 @@ NAMES = {
 }
 
 
-def read(text: Any, kind: Any) -> Any:
+def parse(text: Any, kind: Any) -> Any:
     """A value as it is written on a command line; each of several, where they come as a tuple."""
     if get_origin(kind) is tuple:
-        return tuple(read(each, part) for each, part in zip(text, get_args(kind), strict=True))
+        return tuple(parse(item, part) for item, part in zip(text, get_args(kind), strict=True))
     if kind in (int, float):
         return kind(text)  # ValueError
     return Path(text) if kind is Path and text else text
 
 
-def plainer(value: Any, kind: Any, choices: Sequence[str] = ()) -> str:
+def suggest_value(value: Any, kind: Any, choices: Sequence[str] = ()) -> str:
     """What was probably meant, in words: a number with a comma, a unit or a share of a hundred; a word that is nearly one."""
     if not isinstance(value, str):
         return ""
     if choices:
-        return nearest(value.lower(), choices)
-    found = NUMBER.fullmatch(value.strip())
-    if kind not in (int, float) or not found or value.isdecimal():
+        return suggest(value.lower(), choices)
+    match = NUMBER.fullmatch(value.strip())
+    if kind not in (int, float) or not match or value.isdecimal():
         return ""
-    digits, unit = found.groups()
+    digits, unit = match.groups()
     grouped = GROUPED.fullmatch(digits)
     number = float(digits.replace(",", "") if grouped and kind is int else digits.replace(",", "."))
     number = number / 100 if unit == "%" else number * MANY.get(unit.lower(), 1)
@@ -65,32 +65,32 @@ def plainer(value: Any, kind: Any, choices: Sequence[str] = ()) -> str:
     return f"; write {int(number) if kind is int else f'{number:g}'}"
 
 
-def typed(value: Any, kind: Any) -> Any:
+def convert(value: Any, kind: Any) -> Any:
     """A value as its type has it: a whole number will do for a float or a text, a text for a path, and little else."""
     if get_origin(kind) is Literal:
-        return refused_unless(isinstance(value, str) and value in get_args(kind), value)
+        return require(isinstance(value, str) and value in get_args(kind), value)
     if get_origin(kind) is tuple:
-        refused_unless(isinstance(value, list | tuple) and len(value) == len(get_args(kind)), value)
-        return tuple(typed(each, part) for each, part in zip(value, get_args(kind), strict=True))
+        require(isinstance(value, list | tuple) and len(value) == len(get_args(kind)), value)
+        return tuple(convert(item, part) for item, part in zip(value, get_args(kind), strict=True))
     if kind in (Size, Duration, Bandwidth):
-        refused_unless(isinstance(value, int | float | str) and not isinstance(value, bool), value)
-        refused_unless(isinstance(value, str) or abs(value) < LARGEST, value)  # nor is NaN
+        require(isinstance(value, int | float | str) and not isinstance(value, bool), value)
+        require(isinstance(value, str) or abs(value) < LARGEST, value)  # nor is NaN
         return (
             value
             if isinstance(value, kind)
             else kind.parse(int(value) if kind is Size and not isinstance(value, str) else value)
         )
     accepted = {float: (int, float), str: (str, int), Path: (str, Path)}.get(kind, kind)
-    refused_unless(isinstance(value, accepted) and (kind is bool or not isinstance(value, bool)), value)
-    refused_unless(kind is not float or abs(value) <= sys.float_info.max, value)  # nor is NaN
-    refused_unless(not isinstance(value, str | Path) or "\0" not in str(value), value)
-    refused_unless(kind is not Path or can_be_named(str(value)), value)
+    require(isinstance(value, accepted) and (kind is bool or not isinstance(value, bool)), value)
+    require(kind is not float or abs(value) <= sys.float_info.max, value)  # nor is NaN
+    require(not isinstance(value, str | Path) or "\0" not in str(value), value)
+    require(kind is not Path or is_valid_path(str(value)), value)
     if kind is Path and value == "":  # as of a variable that is not set: it would be the current folder
         raise UsageError("an empty path")
     return value if isinstance(value, kind) else kind(value)
 
 
-def can_be_named(place: str | bytes) -> bool:
+def is_valid_path(place: str | bytes) -> bool:
     """Whether a file can be called so: the system knows names of bytes, and none of them is zero."""
     try:
         return b"\0" not in os.fsencode(place)
@@ -98,7 +98,7 @@ def can_be_named(place: str | bytes) -> bool:
         return False
 
 
-def refused_unless(fits: bool, value: Any) -> Any:
+def require(fits: bool, value: Any) -> Any:
     if not fits:
         raise ValueError(worded(value))
     return value

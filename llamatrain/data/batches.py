@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from llamatrain.data.options import DataOptions
-from llamatrain.data.packing import Planned, RowCursor, best_fit
+from llamatrain.data.packing import PlannedRows, RowCursor, best_fit
 from llamatrain.data.shuffle import Order, mix
 from llamatrain.platform.terminal import progress_bar
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from llamatrain.data.dataset import Dataset
     from llamatrain.data.preference_records import Compare
 
-WINDOW = 512  # samples that are packed together
-ENOUGH = 1 << 20  # tokens, to see how full rows are
-GRAIN = 32  # lengths of rows are multiples of it
+PACKING_WINDOW = 512  # samples that are packed together
+MEASURED_TOKENS = 1 << 20  # tokens, to see how full rows are
+LENGTH_STEP = 32  # lengths of rows are multiples of it
 
 
 class Segment(NamedTuple):
@@ -104,7 +104,7 @@ class PackingStats(NamedTuple):
     trained: float
 
 
-def lengths_of(
+def row_lengths(
     ctx: int, options: DataOptions, full: bool, plain: bool, compare: "Compare | None" = None
 ) -> tuple[int, ...]:
     """Return the possible lengths of a batch: one compiled program each.
@@ -114,10 +114,10 @@ def lengths_of(
     has a row of its own.
     """
     if compare == "pairs":
-        return lengths_of(2 * ctx, options, False, plain)
+        return row_lengths(2 * ctx, options, False, plain)
     if full or (options.packs(plain) and not compare) or options.fill_with_next_samples:
         return (ctx,)
-    quarters = (-(-ctx * part // (4 * GRAIN)) * GRAIN for part in (1, 2, 3))
+    quarters = (-(-ctx * part // (4 * LENGTH_STEP)) * LENGTH_STEP for part in (1, 2, 3))
     return tuple(sorted({length for length in quarters if length < ctx} | {ctx}))
 
 
@@ -126,18 +126,18 @@ class Batches:
 
     def __init__(
         self,
-        corpus: "Dataset",
+        dataset: "Dataset",
         options: DataOptions,
         seed: int,
         eos: int | None = None,
         bos: int | None = None,
     ) -> None:
-        self.corpus, self.options, self.ctx = corpus, options, corpus.ctx
+        self.dataset, self.options, self.ctx = dataset, options, dataset.ctx
         self.padding = next((token for token in (eos, bos) if token is not None), 0)
         between = ((eos, options.separate_with_eos), (bos, options.separate_with_bos))
         self.separators = [token for token, wanted in between if wanted and token is not None]
         self.eos = eos
-        self.packs = options.packs(corpus.plain)
+        self.packs = options.packs(dataset.is_plain_text)
         self.seed = seed
         self.restore(CursorState(seed))
 
@@ -149,21 +149,27 @@ class Batches:
     @property
     def lengths(self) -> tuple[int, ...]:
         """The possible lengths of a batch."""
-        return lengths_of(self.room, self.options, self.corpus.only_text, self.corpus.plain)
+        return row_lengths(self.room, self.options, self.dataset.is_full_text, self.dataset.is_plain_text)
 
     @property
     def sparse(self) -> bool:
         """True if many tokens are not trained."""
-        return not self.corpus.only_text
+        return not self.dataset.is_full_text
 
     # ---- where training stands ---------------------------------------------
 
     @property
     def state(self) -> CursorState:
         """The position in the data, for a checkpoint."""
-        epoch, position = divmod(self._walk.place, len(self.corpus))
+        epoch, position = divmod(self._cursor.index, len(self.dataset))
         return CursorState(
-            self.seed, epoch, position, self._walk.row, self.corpus.fingerprint, self._walk.taken, self.end
+            self.seed,
+            epoch,
+            position,
+            self._cursor.row,
+            self.dataset.fingerprint,
+            self._cursor.samples_passed,
+            self.end,
         )
 
     def restore(self, state: CursorState) -> bool:
@@ -171,163 +177,167 @@ class Batches:
 
         It starts over if the state belongs to other data or if a new shuffle was requested.
         """
-        same = state.fingerprint in ("", self.corpus.fingerprint) and not (
+        same = state.fingerprint in ("", self.dataset.fingerprint) and not (
             state.fingerprint and self.options.force_reshuffle
         )
         if not same:
-            forced = state.fingerprint == self.corpus.fingerprint  # then the new shuffle is another one
+            forced = state.fingerprint == self.dataset.fingerprint  # then the new shuffle is another one
             state = CursorState(mix(state.seed, state.epoch, state.position) >> 33 if forced else self.seed)
         self.seed, self.end = state.seed, state.end
-        self.order = Order(len(self.corpus), self.seed, self.options.shuffle)
-        self._walk = RowCursor(self._plan, state.epoch * len(self.corpus) + state.position, state.row)
-        if self._walk.lost:  # a state that was never given out
+        self.order = Order(len(self.dataset), self.seed, self.options.shuffle)
+        self._cursor = RowCursor(self._plan, state.epoch * len(self.dataset) + state.position, state.row)
+        if self._cursor.is_invalid:  # a state that was never given out
             return self.restore(CursorState(self.seed)) and False
         return same
 
     def batch(self, count: int) -> Batch:
         """Return the next `count` rows, padded after the last one."""
-        return self.lay([[] if self._ended else self._made(self._walk.next()) for _ in range(count)])
+        return self.collate(
+            [[] if self._has_ended else self._build_row(self._cursor.next_row()) for _ in range(count)]
+        )
 
     @property
-    def _ended(self) -> bool:
-        return 0 < self.end * len(self.corpus) <= self._walk.place
+    def _has_ended(self) -> bool:
+        return 0 < self.end * len(self.dataset) <= self._cursor.index
 
     def skip(self, count: int) -> None:
         """Skip the next rows without reading their tokens."""
         for _ in range(count):
-            if not self._ended:
-                self._walk.next()
+            if not self._has_ended:
+                self._cursor.next_row()
 
     def count(self, epochs: int) -> int:
         """Count the rows of `epochs` epochs, including partly filled ones."""
-        end, place, rows = epochs * len(self.corpus), 0, 0
+        end, place, rows = epochs * len(self.dataset), 0, 0
         if not (self.packs or self.options.fill_with_next_samples):
             return end
-        with progress_bar("counting rows", total=end) as told:
+        with progress_bar("counting rows", total=end) as bar:
             while place < end:
                 planned, place = self._plan(place)
                 rows += len(planned)
-                told.update(place - told.n)
+                bar.update(place - bar.n)
         return rows
 
-    def filling(self, count: int) -> PackingStats:
+    def measure_packing(self, count: int) -> PackingStats:
         """Measure how full the first batches are: those of one window, or of ENOUGH tokens."""
-        rows = type(self)(self.corpus, self.options, self.seed, self.eos)
+        rows = type(self)(self.dataset, self.options, self.seed, self.eos)
         samples = computed = used = trained = 0
-        while samples < min(WINDOW, len(self.corpus)) and computed < ENOUGH:
+        while samples < min(PACKING_WINDOW, len(self.dataset)) and computed < MEASURED_TOKENS:
             batch = rows.batch(count)
             samples, computed, used = samples + batch.samples, computed + batch.tokens.size, used + batch.size
             trained += int(np.count_nonzero(batch.weights))
         return PackingStats(used / computed, trained / computed)
 
-    def once(self, count: int, mine: int = 0, of: int = 1) -> Iterator[Batch]:
+    def one_epoch(self, count: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         """Yield all rows once, in the order of the files; padding fills the last batch.
 
         If `of` ranks share the batches in turn, yield only those of rank `mine`, without reading the tokens
         of the others.
         """
         plain = DataOptions(shuffle=False, pack=self.packs)
-        rows = type(self)(self.corpus, plain, self.seed, self.eos)
+        rows = type(self)(self.dataset, plain, self.seed, self.eos)
         rows.padding = self.padding
-        for number, planned in enumerate(rows._walk.until(len(self.corpus), count)):
-            if number % of == mine:
-                yield self.lay([rows._made(each) for each in planned] + [[]] * (count - len(planned)))
+        for number, planned in enumerate(rows._cursor.rows_until(len(self.dataset), count)):
+            if number % ranks == rank:
+                yield self.collate([rows._build_row(row) for row in planned] + [[]] * (count - len(planned)))
 
     # ---- samples to rows ---------------------------------------------------
 
-    def _plan(self, place: int) -> Planned:
+    def _plan(self, index: int) -> PlannedRows:
         """Return the rows that begin with the sample at an index, and the index after them."""
         if self.packs:
-            window = range(place, min(place + WINDOW, (place // len(self.corpus) + 1) * len(self.corpus)))
+            window = range(
+                index, min(index + PACKING_WINDOW, (index // len(self.dataset) + 1) * len(self.dataset))
+            )
             return best_fit(
-                dict(zip(window, self._lengths(self.order.among(window)), strict=True)), self.room
+                dict(zip(window, self._sizes_in_row(self.order.take(window)), strict=True)), self.room
             ), window.stop
-        end = self._filled(place) if self.options.fill_with_next_samples else place + 1
-        return [range(place, end)], end
+        end = self._end_of_row(index) if self.options.fill_with_next_samples else index + 1
+        return [range(index, end)], end
 
-    def _made(self, places: Sequence[int]) -> Row:
+    def _build_row(self, indices: Sequence[int]) -> Row:
         if self.options.fill_with_next_samples and not self.packs:
-            return [self._joined(places)]
-        return [piece for place in places for piece in self._pieces(place)]
+            return [self._concatenate(indices)]
+        return [piece for index in indices for piece in self._segments(index)]
 
-    def _pieces(self, place: int) -> Row:
-        return [self._piece(*self._sample(place))]
+    def _segments(self, index: int) -> Row:
+        return [self._segment(*self._read_sample(index))]
 
-    def _sample(self, place: int) -> tuple[np.ndarray, np.ndarray]:
+    def _read_sample(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens and weights of a sample, after its begin token."""
-        tokens, weights, text = self.corpus[self.order[place]]
-        offset = self._offset(place, len(tokens), text)
-        return self._led(tokens[offset:], weights[offset:])
+        tokens, weights, text = self.dataset[self.order[index]]
+        offset = self._offset(index, len(tokens), text)
+        return self._with_bos(tokens[offset:], weights[offset:])
 
-    def _offset(self, place: int, size: int, text: bool) -> int:
+    def _offset(self, index: int, size: int, text: bool) -> int:
         """Return the number of tokens to skip at the start of a sample."""
         if not (self.options.sample_random_offsets and text):
             return 0
-        return mix(self.seed, place, 1) % max(1, size - 1)
+        return mix(self.seed, index, 1) % max(1, size - 1)
 
-    def _led(self, tokens: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if self.corpus.lead is None:
+    def _with_bos(self, tokens: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if self.dataset.lead is None:
             return tokens, weights
-        return np.concatenate([[self.corpus.lead], tokens]), np.concatenate([[0], weights])
+        return np.concatenate([[self.dataset.lead], tokens]), np.concatenate([[0], weights])
 
-    def _piece(self, tokens: np.ndarray, weights: np.ndarray) -> Segment:
+    def _segment(self, tokens: np.ndarray, weights: np.ndarray) -> Segment:
         end = self.ctx + 1
         return Segment(tokens[: end - 1][: len(tokens) - 1], tokens[1:end], weights[1:end])
 
-    def _filled(self, place: int) -> int:
+    def _end_of_row(self, index: int) -> int:
         """Return the index after the samples that fill a row.
 
         A row takes one sample and, while there is room, separators and the next sample from its start.
         """
-        begin, end, text = self._span(place)
-        size = end - begin - self._offset(place, end - begin, text) + (self.corpus.lead is not None)
+        begin, end, text = self._span(index)
+        size = end - begin - self._offset(index, end - begin, text) + (self.dataset.lead is not None)
         while size <= self.ctx:
-            between = self._between(place)
-            place += 1
-            begin, end, _ = self._span(place)
-            size += len(between) + end - begin
-        return place + 1
+            separators = self._separators_after(index)
+            index += 1
+            begin, end, _ = self._span(index)
+            size += len(separators) + end - begin
+        return index + 1
 
-    def _joined(self, places: Sequence[int]) -> Segment:
-        tokens, weights = self._sample(places[0])
-        for before, place in pairwise(places):
-            between = self._between(before)
-            following, theirs, text = self.corpus[self.order[place]]
-            tokens = np.concatenate([tokens, between, following])
-            weights = np.concatenate([weights, np.full(len(between), float(text)), theirs])
-        return self._piece(tokens, weights)
+    def _concatenate(self, indices: Sequence[int]) -> Segment:
+        tokens, weights = self._read_sample(indices[0])
+        for before, index in pairwise(indices):
+            separators = self._separators_after(before)
+            next_tokens, next_weights, text = self.dataset[self.order[index]]
+            tokens = np.concatenate([tokens, separators, next_tokens])
+            weights = np.concatenate([weights, np.full(len(separators), float(text)), next_weights])
+        return self._segment(tokens, weights)
 
-    def _between(self, place: int) -> list[int]:
+    def _separators_after(self, index: int) -> list[int]:
         """Return the separators after a sample; an end token is not repeated."""
-        return [token for token in self.separators if token != self.eos or token != self._last(place)]
+        return [token for token in self.separators if token != self.eos or token != self._last_token(index)]
 
-    def _last(self, place: int) -> int:
-        end = self._span(place)[1]
-        part, _ = self.corpus.part_of(self.order[place])
+    def _last_token(self, index: int) -> int:
+        end = self._span(index)[1]
+        part, _ = self.dataset.locate(self.order[index])
         return int(part.store.tokens.read(end - 1, end)[0])
 
-    def _span(self, place: int) -> tuple[int, int, bool]:
+    def _span(self, index: int) -> tuple[int, int, bool]:
         """Return where the tokens of a sample are, and whether it is text that may begin anywhere."""
-        part, number = self.corpus.part_of(self.order[place])
+        part, number = self.dataset.locate(self.order[index])
         return part.span(number)
 
-    def _lengths(self, numbers: np.ndarray) -> list[int]:
+    def _sizes_in_row(self, numbers: np.ndarray) -> list[int]:
         """Return how many tokens of a row the samples take at most."""
-        sizes = self.corpus.sizes[numbers] - 1 + (self.corpus.lead is not None)
+        sizes = self.dataset.sizes[numbers] - 1 + (self.dataset.lead is not None)
         return list(np.minimum(sizes, self.ctx).tolist())
 
     # ---- rows to arrays ----------------------------------------------------
 
-    def lay(self, rows: list[Row]) -> Batch:
+    def collate(self, rows: list[Row]) -> Batch:
         """Collate rows into a batch of the shortest possible length."""
-        return self.laid(rows, self.length_for(rows))
+        return self.to_arrays(rows, self.length_for(rows))
 
     def length_for(self, rows: list[Row]) -> int:
         """Return the shortest batch length that fits these rows."""
-        most = max(sum(len(piece.tokens) for piece in row) for row in rows)
-        return next(length for length in self.lengths if length >= most)
+        longest = max(sum(len(segment.tokens) for segment in row) for row in rows)
+        return next(length for length in self.lengths if length >= longest)
 
-    def laid(self, rows: list[Row], length: int) -> Batch:
+    def to_arrays(self, rows: list[Row], length: int) -> Batch:
         """Copy rows into arrays of a given length."""
         shape = (len(rows), length)
         tokens, targets = np.full(shape, self.padding, np.int32), np.full(shape, self.padding, np.int32)
@@ -336,22 +346,22 @@ class Batches:
             np.zeros(shape, np.int32),
             np.zeros(shape, np.int32),
         )
-        for number, row in enumerate(rows):
-            at = 0
-            for piece in row:
-                end = at + len(piece.tokens)
-                tokens[number, at:end], targets[number, at:end], weights[number, at:end] = piece
-                positions[number, at:end] = np.arange(end - at)
-                starts[number, at:end] = at
-                at = end
-            starts[number, at:] = np.arange(at, length)
+        for index, row in enumerate(rows):
+            begin = 0
+            for segment in row:
+                end = begin + len(segment.tokens)
+                tokens[index, begin:end], targets[index, begin:end], weights[index, begin:end] = segment
+                positions[index, begin:end] = np.arange(end - begin)
+                starts[index, begin:end] = begin
+                begin = end
+            starts[index, begin:] = np.arange(begin, length)
         return Batch(
             tokens=tokens,
             targets=targets,
             weights=weights,
             positions=positions,
             starts=starts,
-            size=sum(len(piece.tokens) for row in rows for piece in row),
+            size=sum(len(segment.tokens) for row in rows for segment in row),
             samples=sum(map(len, rows)),
             empty=sum(not row for row in rows),
         )

@@ -1,4 +1,4 @@
-"""The keys that rows may have, and those that have other names in the data."""
+"""Names the keys of rows and maps them to other names in the data."""
 
 import json
 import re
@@ -6,70 +6,78 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from llamatrain.config.messages import LONGEST, nearest, worded
+from llamatrain.config.messages import LONGEST, suggest, worded
 from llamatrain.errors import DataError, UsageError
 
-MESSAGES = ("messages", "conversations", "conversation")  # what a row calls them
+MESSAGES = ("messages", "conversations", "conversation")  # keys of chats
 MEDIA = tuple(name for kind in ("image", "video", "audio") for name in (kind, f"{kind}s", f"{kind}_path"))
-ASKS, ANSWERS = (
-    ("prompt", "question", "instruction", "query", "input"),
-    ("completion", "answer", "output", "response"),
+PROMPTS = ("prompt", "question", "instruction", "query", "input")
+ANSWERS = ("completion", "answer", "output", "response")
+USUAL_PAIRS = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"))
+OTHER_PAIRS = tuple(
+    (prompt, answer) for prompt in PROMPTS for answer in ANSWERS if (prompt, answer) not in USUAL_PAIRS
 )
-USUAL = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"))
-PAIRS = (*USUAL, *((ask, answer) for ask in ASKS for answer in ANSWERS if (ask, answer) not in USUAL))
-WHOLE = (*MESSAGES, "text")
+PAIRS = (*USUAL_PAIRS, *OTHER_PAIRS)
+WHOLE = (*MESSAGES, "text")  # keys that make a row by themselves
 PREFERENCES = ("chosen", "rejected", "preferred_output", "non_preferred_output")
-KEYS = (*WHOLE, *ASKS, *ANSWERS, "system", "history", "tools", *PREFERENCES, "label", "kto_tag")
-NEXT = re.compile(rf",(?=(?:{'|'.join(KEYS)})=)")  # names of columns may hold commas, too
+KEYS = (*WHOLE, *PROMPTS, *ANSWERS, "system", "history", "tools", *PREFERENCES, "label", "kto_tag")
+SEPARATOR = re.compile(rf",(?=(?:{'|'.join(KEYS)})=)")  # column names may contain commas, too
 FORMS = (
     '{"text"}, {"prompt", "completion"}, {"question", "answer"}, {"instruction", "output"} with or without "input", '
     '{"messages": [{"role", "content"}]}, {"conversations": [{"from", "value"}]}'
 )
-SHOWN = 8  # names that are told
+MAX_LISTED = 8  # names in a message
 
 
-def mapping_of(text: str) -> dict[str, str]:
-    """`prompt=question,completion=answer`: keys of a form, and what they are called in the data."""
-    found = dict[str, str]()
-    for part in NEXT.split(text) if text else ():
+def parse_mapping(text: str) -> dict[str, str]:
+    """Parse `prompt=question,completion=answer` into a dict of keys and column names."""
+    mapping = dict[str, str]()
+    for part in SEPARATOR.split(text) if text else ():
         key, equals, column = part.partition("=")
         if not equals or not column:
             raise UsageError(
-                f"{worded(part)} names no key and its column; write prompt=question,completion=answer"
+                f"expected KEY=COLUMN (got {worded(part)}); write prompt=question,completion=answer",
+                code="bad-columns",
             )
         if key not in KEYS:
             raise UsageError(
-                f"{worded(key)} is no key of a row{nearest(key, KEYS)}; there are {', '.join(KEYS)}"
+                f"unknown key {worded(key)}{suggest(key, KEYS)}; known keys are {', '.join(KEYS)}",
+                code="bad-columns",
             )
-        if key in found or column in found.values():
-            raise UsageError(f"{worded(key if key in found else column)} is named twice")
-        found[key] = column
-    return found
+        if key in mapping or column in mapping.values():
+            name = key if key in mapping else column
+            raise UsageError(f"{worded(name)} is given twice; give it once", code="bad-columns")
+        mapping[key] = column
+    return mapping
 
 
-def repeated(names: Sequence[str]) -> str | None:
-    """A name that is there twice."""
+def find_duplicate(names: Sequence[str]) -> str | None:
+    """Return a name that occurs twice, or None."""
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
-def quoted_name(name: str) -> str:
+def quote_name(name: str) -> str:
+    """Quote a name for a message, shortened if it is long."""
     return json.dumps(name if len(name) <= LONGEST else f"{name[:LONGEST]}...", ensure_ascii=False)
 
 
-def told(names: Sequence[str]) -> str:
-    more = len(names) - SHOWN
-    return (", ".join(quoted_name(name) for name in names[:SHOWN]) or "none") + (
-        f" and {more} more" if more > 0 else ""
-    )
+def format_keys(names: Sequence[str]) -> str:
+    """List the first few names for a message, quoted, and count the rest."""
+    text = ", ".join(quote_name(name) for name in names[:MAX_LISTED]) or "none"
+    rest = len(names) - MAX_LISTED
+    return f"{text} and {rest} more" if rest > 0 else text
 
 
-def media_in(names: Sequence[str]) -> dict[str, bool]:
-    """Find what rows of a table are to say of its columns of images and the like, whose content is not read."""
+def media_flag(names: Sequence[str]) -> dict[str, bool]:
+    """Return {"media": True} if a table has a column of images, video or audio.
+
+    The content of these columns is not read.
+    """
     return {"media": True} if any(name.lower() in MEDIA for name in names) else {}
 
 
-def in_small_letters(row: dict[str, Any], known: Collection[str] = KEYS) -> dict[str, Any]:
-    """Write keys as they are known, where they begin with a capital letter."""
+def lower_keys(row: dict[str, Any], known: Collection[str] = KEYS) -> dict[str, Any]:
+    """Write known keys in lower case."""
     if all(key.islower() for key in row):
         return row
     return {
@@ -78,38 +86,38 @@ def in_small_letters(row: dict[str, Any], known: Collection[str] = KEYS) -> dict
     }
 
 
-def renamed(row: dict[str, Any], columns: Mapping[str, str], place: str) -> dict[str, Any]:
-    """A row with the keys of its form; what they hide is left out."""
+def rename_keys(row: dict[str, Any], columns: Mapping[str, str], place: str) -> dict[str, Any]:
+    """Rename the columns of a row to the keys they were mapped to; drop the keys they replace."""
     if not columns:
-        return in_small_letters(row)
-    check_named(list(row), columns, place)
-    hidden = {*columns, *columns.values()}
-    return {key: row[name] for key, name in columns.items()} | {
-        key: value for key, value in row.items() if key not in hidden
-    }
+        return lower_keys(row)
+    check_columns(list(row), columns, place)
+    replaced = {*columns, *columns.values()}
+    renamed = {key: row[name] for key, name in columns.items()}
+    return renamed | {key: value for key, value in row.items() if key not in replaced}
 
 
-def check_named(names: Sequence[str], columns: Mapping[str, str], place: str) -> None:
+def check_columns(names: Sequence[str], columns: Mapping[str, str], place: str) -> None:
+    """Raise DataError if a mapped column does not exist."""
     for key, name in columns.items():
         if name not in names:
             raise DataError(
-                f"{place}: there is no {quoted_name(name)}, which --columns wants for {key}; there are {told(names)}"
+                f"{place}: no column {quote_name(name)}, which --columns maps to {key} (got {format_keys(names)})",
+                code="no-such-column",
             )
 
 
-def wanted(names: Sequence[str], columns: Mapping[str, str], place: str) -> list[str]:
-    """Those of a table's columns that are read; some of them make rows of a known form."""
-    check_named(names, columns, place)
-    taken = {*columns.values()}
-    by_key = {name.lower(): name for name in names if name.lower() in KEYS and name not in taken} | dict(
-        columns
-    )
-    complete = any(key in by_key for key in (*WHOLE, *PREFERENCES)) or any(
-        {*pair} <= {*by_key} for pair in PAIRS
-    )
-    if not complete:
+def select_columns(names: Sequence[str], columns: Mapping[str, str], place: str) -> list[str]:
+    """Return the columns of a table that are read; raise DataError if they make no known row."""
+    check_columns(names, columns, place)
+    mapped = {*columns.values()}
+    by_key = {name.lower(): name for name in names if name.lower() in KEYS and name not in mapped}
+    by_key |= columns
+    has_whole = any(key in by_key for key in (*WHOLE, *PREFERENCES))
+    if not has_whole and not any({*pair} <= {*by_key} for pair in PAIRS):
         raise DataError(
-            f"{place}: no known columns: found {told(names)}; known are {FORMS}; --columns prompt=NAME,... names others"
+            f"{place}: no known columns (got {format_keys(names)}); known are {FORMS}; "
+            "--columns prompt=NAME,... maps others",
+            code="unknown-columns",
         )
-    read = {*by_key.values()}
-    return [name for name in names if name in read]
+    selected = {*by_key.values()}
+    return [name for name in names if name in selected]

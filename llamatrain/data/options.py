@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from llamatrain.config.options import Condition, Option, OptionError, Options
-from llamatrain.data.chat.builtin import NAMED, layout_of
+from llamatrain.data.chat.builtin import TEMPLATES, find_template
 from llamatrain.data.column_names import parse_mapping
 from llamatrain.errors import DataError, MissingError, UsageError
 
 TEMPLATE = Option(
-    f"Put chats through the Jinja template in this file, or a known one: {', '.join(NAMED)}; else the model's own.",
+    f"Put chats through the Jinja template in this file, or a known one: {', '.join(TEMPLATES)}; else the model's own.",
     unit="FILE|NAME",
 )
 
@@ -159,7 +159,7 @@ class DataOptions(Options, panel="Data"):
         ),
     ] = False
 
-    def agree(self) -> None:
+    def validate(self) -> None:
         """Raise OptionError if the options contradict each other."""
         try:
             parse_mapping(self.columns)
@@ -188,24 +188,24 @@ class DataOptions(Options, panel="Data"):
         return parse_mapping(self.columns)
 
     @property
-    def names_template(self) -> bool:
+    def is_named_template(self) -> bool:
         """True if --chat-template names a built-in template, not a file."""
         path = self.chat_template
-        return path is not None and layout_of(str(path)) is not None and not path.is_file()
+        return path is not None and find_template(str(path)) is not None and not path.is_file()
 
     @cached_property
     def template(self) -> str | None:
         """The source of the --chat-template file, or of the built-in template of that name."""
-        if self.chat_template is None or self.names_template:
-            return layout_of(str(self.chat_template))
+        if self.chat_template is None or self.is_named_template:
+            return find_template(str(self.chat_template))
         try:
             if text := self.chat_template.read_bytes().decode("utf-8"):
                 return text
             raise DataError(f"{self.chat_template}: the file is empty, where a Jinja template is needed")
         except OSError as error:
-            refused = MissingError if isinstance(error, FileNotFoundError) else DataError
-            told = f"{self.chat_template}: {error.strerror}; known by name are {', '.join(NAMED)}"
-            raise refused(f"{told}; without --chat-template the model's own is used") from None
+            error_class = MissingError if isinstance(error, FileNotFoundError) else DataError
+            problem = f"{self.chat_template}: {error.strerror}; known by name are {', '.join(TEMPLATES)}"
+            raise error_class(f"{problem}; without --chat-template the model's own is used") from None
         except UnicodeDecodeError:
             raise DataError(f"{self.chat_template}: no UTF-8 text, as a Jinja template is") from None
 

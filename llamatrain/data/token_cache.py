@@ -52,9 +52,9 @@ DOCUMENT = np.dtype(
         ("single", np.bool_),  # makes one row at most; others are cut into as many as they fill
     ]
 )
-PIECE = 1 << 20  # bytes read at once to check them
-MANY = 1 << 16  # documents looked at together
-LEAST = -3  # of a document's `first`: numbers below 0 say why there is none
+READ_BYTES = 1 << 20  # bytes read at once to check them
+CHECKED_DOCUMENTS = 1 << 16  # documents looked at together
+MIN_FIRST = -3  # of a document's `first`: numbers below 0 say why there is none
 ATTEMPTS = 10  # to put an entry in its place, where other runs do the same
 
 
@@ -90,7 +90,7 @@ class DiskArray:
         self.size = status.st_size
         weakref.finalize(self, os.close, self.file)
         lock_shared(self.file)
-        _allow_files(2 * self.file)
+        _raise_file_limit(2 * self.file)
 
     def read(self, begin: int, end: int) -> np.ndarray:
         """Read the numbers from `begin` to `end`."""
@@ -102,20 +102,20 @@ class DiskArray:
             )
         return np.frombuffer(raw, self.dtype)
 
-    def sum(self, below: int) -> list[int]:
+    def checksum(self, below: int) -> list[int]:
         """Return the size and CRC-32, as the writer counts them.
 
         Raise ValueError if a number is not less than `below`.
         """
         size = crc = 0
-        while piece := os.pread(self.file, PIECE, size):
+        while piece := os.pread(self.file, READ_BYTES, size):
             size, crc = size + len(piece), zlib.crc32(piece, crc)
             if np.frombuffer(piece, f"u{self.dtype.itemsize}").max() >= below:
                 raise ValueError("not among the numbers that may be there")
         return [size, crc]
 
 
-def _allow_files(count: int) -> None:
+def _raise_file_limit(count: int) -> None:
     """Raise the limit on open files: data of a thousand files needs more than the usual 1024."""
     try:
         import resource
@@ -131,47 +131,54 @@ def _allow_files(count: int) -> None:
 class TokenStore:
     """The tokens, marks and documents of some files, as a cache entry holds them."""
 
-    def __init__(self, folder: Path, key: str, most: int) -> None:
+    def __init__(self, folder: Path, key: str, max_documents: int) -> None:
         self.key = self.identity = key  # the latter is what checkpoints know it by
         self.tokens = DiskArray(folder / "tokens", TOKEN)
         self.marks = DiskArray(folder / "marks", MARK) if os.path.lexists(folder / "marks") else None
         self.documents = np.frombuffer(
-            read_regular(folder / "documents", most * DOCUMENT.itemsize)[0], DOCUMENT
+            read_regular(folder / "documents", max_documents * DOCUMENT.itemsize)[0], DOCUMENT
         )
-        self.noted = read_regular(folder / "notes", PIECE)[0] if os.path.lexists(folder / "notes") else b""
-        self.notes = {str(kind): str(told) for kind, told in dict(json.loads(self.noted or b"{}")).items()}
+        self.raw_notes = (
+            read_regular(folder / "notes", READ_BYTES)[0] if os.path.lexists(folder / "notes") else b""
+        )
+        self.notes = {
+            str(kind): str(detail) for kind, detail in dict(json.loads(self.raw_notes or b"{}")).items()
+        }
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each file of the entry."""
         marks = {} if self.marks is None else {"marks": self.marks.size}
-        notes = {"notes": len(self.noted)} if self.noted else {}
+        notes = {"notes": len(self.raw_notes)} if self.raw_notes else {}
         return {"tokens": self.tokens.size, "documents": self.documents.nbytes, **marks, **notes}
 
-    def sums(self, bounds: StoreLimits) -> dict[str, list[int]]:
+    def checksums(self, bounds: StoreLimits) -> dict[str, list[int]]:
         """Return the size and CRC-32 of each file, as sizes.json lists them."""
         documents = [self.documents.nbytes, zlib.crc32(self.documents.view(np.uint8).data)]
-        marks = {} if self.marks is None else {"marks": self.marks.sum(2)}
-        notes = {"notes": [len(self.noted), zlib.crc32(self.noted)]} if self.noted else {}
-        return {"tokens": self.tokens.sum(bounds.ids), "documents": documents, **marks, **notes}
+        marks = {} if self.marks is None else {"marks": self.marks.checksum(2)}
+        notes = {"notes": [len(self.raw_notes), zlib.crc32(self.raw_notes)]} if self.raw_notes else {}
+        return {"tokens": self.tokens.checksum(bounds.ids), "documents": documents, **marks, **notes}
 
-    def fits(self, bounds: StoreLimits) -> bool:
+    def is_consistent(self, bounds: StoreLimits) -> bool:
         """Return True if the documents cover exactly these tokens, and each token has a mark if any has."""
         count = self.tokens.size // TOKEN.itemsize
         if self.marks and self.marks.size != count:
             return False
         end, flag = 0, int(DOCUMENT.fields["single"][1])  # type: ignore[index]
-        for start in range(0, len(self.documents), MANY):
-            some = self.documents[start : start + MANY]
-            size, first = some["size"], some["first"]
+        for start in range(0, len(self.documents), CHECKED_DOCUMENTS):
+            documents = self.documents[start : start + CHECKED_DOCUMENTS]
+            size, first = documents["size"], documents["first"]
             if (size < 0).any() or (size > count).any():
                 return False
             ends = end + np.cumsum(size)
-            flags = some.view(np.uint8).reshape(-1, DOCUMENT.itemsize)[:, flag]
+            flags = documents.view(np.uint8).reshape(-1, DOCUMENT.itemsize)[:, flag]
             if not (
-                (some["begin"] == ends - size).all()
-                and ((first >= LEAST) & (first < np.maximum(size, 1))).all()
+                (documents["begin"] == ends - size).all()
+                and ((first >= MIN_FIRST) & (first < np.maximum(size, 1))).all()
                 and (
-                    (some["file"] >= 0) & (some["file"] < bounds.files) & (some["line"] > 0) & (flags <= 1)
+                    (documents["file"] >= 0)
+                    & (documents["file"] < bounds.files)
+                    & (documents["line"] > 0)
+                    & (flags <= 1)
                 ).all()
             ):
                 return False
@@ -180,7 +187,7 @@ class TokenStore:
 
 
 @contextmanager
-def _keeping(folder: Path) -> Iterator[None]:
+def _cache_errors(folder: Path) -> Iterator[None]:
     """Turn an OSError of the cache into a DataError, so that it is not mistaken for one of the data files."""
     try:
         yield
@@ -199,28 +206,28 @@ class TokenStoreWriter:
         self.sums: dict[str, list[int]] = {}
         self.begin = self.size = 0
         for name in ("tokens", "documents"):  # they are there even where they stay empty
-            self._put(name, b"")
+            self._append(name, b"")
 
     def write(self, tokens: np.ndarray, marks: np.ndarray | None = None) -> None:
         """Append to the open document. An entry has marks for all of its tokens or for none."""
-        self._put("tokens", np.ascontiguousarray(tokens, TOKEN).view(np.uint8).data)
+        self._append("tokens", np.ascontiguousarray(tokens, TOKEN).view(np.uint8).data)
         if marks is not None:
-            self._put("marks", np.ascontiguousarray(marks).data)
+            self._append("marks", np.ascontiguousarray(marks).data)
         self.size += len(tokens)
 
-    def end(self, file: int, line: int, first: int = 0, single: bool = False) -> None:
+    def end_document(self, file: int, line: int, first: int = 0, single: bool = False) -> None:
         """Finish the open document."""
         document = (self.begin, self.size, file, line, first, single)
-        self._put("documents", np.array(document, DOCUMENT).tobytes())
+        self._append("documents", np.array(document, DOCUMENT).tobytes())
         self.begin, self.size = self.begin + self.size, 0
 
-    def note(self, notes: Mapping[str, str]) -> None:
+    def write_notes(self, notes: Mapping[str, str]) -> None:
         """Write the notes on the data."""
         if notes:
-            self._put("notes", json.dumps(notes).encode())
+            self._append("notes", json.dumps(notes).encode())
 
-    def _put(self, name: str, data: bytes | memoryview) -> None:
-        with _keeping(self.folder.parent):
+    def _append(self, name: str, data: bytes | memoryview) -> None:
+        with _cache_errors(self.folder.parent):
             if name not in self.files:
                 self.files[name] = (self.folder / name).open("wb")
             self.files[name].write(data)
@@ -229,7 +236,7 @@ class TokenStoreWriter:
 
     def finish(self) -> None:
         """Flush all files to disk and write their sums."""
-        with _keeping(self.folder.parent):
+        with _cache_errors(self.folder.parent):
             for file in self.files.values():
                 file.flush()
                 os.fsync(file.fileno())
@@ -242,28 +249,32 @@ class TokenStoreWriter:
                 file.close()
 
 
-def stored(key: str, fill: Callable[[TokenStoreWriter], None], bounds: StoreLimits) -> TokenStore:
+def open_or_build(key: str, fill: Callable[[TokenStoreWriter], None], bounds: StoreLimits) -> TokenStore:
     """Open the cache entry of a key, or build it with `fill` if it is missing or damaged.
 
     An existing entry is used even in a folder that is not writable.
     """
-    known = cache_dir.default_cache_dir("tokens")
-    if known and (store := _whole(known / key, bounds)):
-        mark_used(known / key)
+    folder = cache_dir.default_cache_dir("tokens")
+    if folder and (store := _open_valid(folder / key, bounds)):
+        mark_used(folder / key)
         return store
-    if known and os.path.lexists(known / key):
-        log_line(f"{known / key}: is not what was written there; the tokens are made again")
-    place = cache_folder() / key
-    return (_whole(place, bounds) if place.parent != known else None) or _made(place, fill, bounds)
+    if folder and os.path.lexists(folder / key):
+        log_line(f"{folder / key}: is not what was written there; the tokens are made again")
+    entry = cache_folder() / key
+    return (_open_valid(entry, bounds) if entry.parent != folder else None) or _build(entry, fill, bounds)
 
 
-def _whole(place: Path, bounds: StoreLimits) -> TokenStore | None:
+def _open_valid(entry: Path, bounds: StoreLimits) -> TokenStore | None:
     """Open an entry; return None unless its files match their sums and are consistent."""
     try:
-        sums = json.loads(read_regular(place / "sizes.json", PIECE)[0])
+        sums = json.loads(read_regular(entry / "sizes.json", READ_BYTES)[0])
         sizes = {name: size for name, (size, _) in sums.items()}
-        store = TokenStore(place, place.name, bounds.documents)
-        return store if store.sizes() == sizes and store.fits(bounds) and store.sums(bounds) == sums else None
+        store = TokenStore(entry, entry.name, bounds.documents)
+        return (
+            store
+            if store.sizes() == sizes and store.is_consistent(bounds) and store.checksums(bounds) == sums
+            else None
+        )
     except (
         OSError,
         ValueError,
@@ -274,38 +285,40 @@ def _whole(place: Path, bounds: StoreLimits) -> TokenStore | None:
         return None
 
 
-def _made(place: Path, fill: Callable[[TokenStoreWriter], None], bounds: StoreLimits) -> TokenStore:
+def _build(entry: Path, fill: Callable[[TokenStoreWriter], None], bounds: StoreLimits) -> TokenStore:
     """Build an entry in a temporary folder and publish it."""
-    with ExitStack() as leaving:
+    with ExitStack() as cleanup:
         with (
-            _keeping(place.parent),
-            lock(place.parent),
+            _cache_errors(entry.parent),
+            lock(entry.parent),
         ):  # so that nobody sees the new folder before it is held
-            remove_leftovers(place.parent, NEW_PREFIX)
-            made = delete_at_exit(Path(tempfile.mkdtemp(prefix=NEW_PREFIX, dir=place.parent)))
-            leaving.callback(remove_path, made)
-        with closing(TokenStoreWriter(made)) as writer:
+            remove_leftovers(entry.parent, NEW_PREFIX)
+            temporary = delete_at_exit(Path(tempfile.mkdtemp(prefix=NEW_PREFIX, dir=entry.parent)))
+            cleanup.callback(remove_path, temporary)
+        with closing(TokenStoreWriter(temporary)) as writer:
             fill(writer)
             writer.finish()
             trim_heap()
-        with _keeping(place.parent):
-            store = _placed(made, place, bounds)
-    prune(place.parent.parent, cache_key())
+        with _cache_errors(entry.parent):
+            store = _publish(temporary, entry, bounds)
+    prune(entry.parent.parent, cache_key())
     return store
 
 
-def _placed(made: Path, place: Path, bounds: StoreLimits) -> TokenStore:
+def _publish(temporary: Path, entry: Path, bounds: StoreLimits) -> TokenStore:
     """Rename a new entry to its final place; return it, or the entry of a run that was faster."""
-    store = TokenStore(made, place.name, bounds.documents)  # opened before others can see it, and move it
+    store = TokenStore(
+        temporary, entry.name, bounds.documents
+    )  # opened before others can see it, and move it
     for attempt in range(ATTEMPTS):
         with suppress(OSError):
-            made.rename(place)
+            temporary.rename(entry)
             return store
-        if faster := _whole(place, bounds):
-            return faster
-        aside = made.with_name(f"{made.name}-{attempt}")
+        if other := _open_valid(entry, bounds):
+            return other
+        aside = temporary.with_name(f"{temporary.name}-{attempt}")
         with suppress(FileNotFoundError):  # another run has moved it
-            place.rename(aside)
+            entry.rename(aside)
         remove_path(aside)
-    made.rename(place)
+    temporary.rename(entry)
     return store

@@ -7,45 +7,49 @@ import traceback
 from contextlib import suppress
 from typing import TextIO
 
-from llamatrain.config.messages import readable
-from llamatrain.distributed.single import AGAIN, ExitStatus
+from llamatrain.config.messages import shorten_line
+from llamatrain.distributed.single import EXIT_RETRY, ExitStatus
 from llamatrain.platform.escape import make_printable
 from llamatrain.platform.terminal import wrap_line
 
-_kept = list[TextIO]()
+_streams = list[TextIO]()
 
 
-def keep(stream: TextIO) -> None:
+def set_stream(stream: TextIO) -> None:
     """Set the stream for final messages, whatever standard error becomes later."""
-    _kept[:] = [stream]
+    _streams[:] = [stream]
 
 
-def complain(words: str) -> None:
+def print_error(message: str) -> None:
     """Print an error message."""
-    tell(wrap_line(f"error: {readable(make_printable(words, encoding()))}", stream()) + "\n")
+    write_text(
+        wrap_line(f"error: {shorten_line(make_printable(message, get_encoding()))}", get_stream()) + "\n"
+    )
 
 
-def tell(text: str) -> None:
+def write_text(text: str) -> None:
     """Write text and ignore a closed stream."""
     with suppress(OSError, ValueError):  # nobody reads it
-        stream().write(text)
-        stream().flush()
+        get_stream().write(text)
+        get_stream().flush()
 
 
-def encoding() -> str:
+def get_encoding() -> str:
     """Return the encoding of the stream."""
-    return getattr(stream(), "encoding", None) or "utf-8"
+    return getattr(get_stream(), "encoding", None) or "utf-8"
 
 
-def stream() -> TextIO:
+def get_stream() -> TextIO:
     """Return the stream for final messages."""
-    return _kept[0] if _kept else sys.stderr
+    return _streams[0] if _streams else sys.stderr
 
 
-def fault(error: Exception) -> ExitStatus:
+def exit_status_for(error: Exception) -> ExitStatus:
     """Return the exit status for an unexpected error: lost processes, or a bug, whose traceback is printed."""
-    words = " ".join(str(error).split())
+    message = " ".join(str(error).split())
     if type(error).__module__.startswith("mpi4py"):
-        return ExitStatus(f"the other processes cannot be reached any more ({words})", AGAIN, lost=True)
-    tell("".join(traceback.format_exception(error)))
-    return ExitStatus(f"{type(error).__name__}: {words}", 1)
+        return ExitStatus(
+            f"the other processes cannot be reached any more ({message})", EXIT_RETRY, peer_lost=True
+        )
+    write_text("".join(traceback.format_exception(error)))
+    return ExitStatus(f"{type(error).__name__}: {message}", 1)

@@ -35,7 +35,7 @@ class Backend(Protocol):
     def resident_bytes(self, sizes: Iterable[int]) -> int:
         """Of weights of such sizes that are only read, where their file is mapped: how many bytes are in memory at once."""
 
-    def parse(self, place: View) -> np.ndarray:
+    def read(self, place: View) -> np.ndarray:
         """What lies there, not to be written to; valid until the next run."""
 
     def write(self, place: View, values: Any, at: Any = ...) -> None:

@@ -72,7 +72,7 @@ class HostMemory:
 
     # ---- what lies there ---------------------------------------------------
 
-    def parse(self, place: np.ndarray | Blocks) -> np.ndarray:
+    def read(self, place: np.ndarray | Blocks) -> np.ndarray:
         seen: np.ndarray = _array(place)[...]
         seen.flags.writeable = False
         return seen

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from llamatrain.config.messages import cut
+from llamatrain.config.messages import shorten
 from llamatrain.errors import UsageError
 from llamatrain.model.hyperparameters import Hyperparameters
 
@@ -50,22 +50,22 @@ def match_target(target: str, h: Hyperparameters) -> set[str]:
         if own_name := next(
             (name for name, each in kinds.items() if module_name in each.module.split(".")), ""
         ):
-            raise UsageError(f"{cut(target)}: no such weight; it is called {own_name} here")
+            raise UsageError(f"{shorten(target)}: no such weight; it is called {own_name} here")
         if target == "all-linear":
             raise UsageError(
                 f"{target}: no such weight; leave --target out, and all linear ones get an adapter"
             )
         close: Sequence[str] = get_close_matches(target.rpartition(".")[2], adaptable, 2, 0.5)
-        raise UsageError(f"{cut(target)}: no such weight; there are {', '.join(close or adaptable)}")
+        raise UsageError(f"{shorten(target)}: no such weight; there are {', '.join(close or adaptable)}")
     if h.tied and kind.role in ("embedding", "output"):
         raise UsageError(
-            f"{cut(target)}: the model's embeddings are tied, one matrix is input and output; leave it out"
+            f"{shorten(target)}: the model's embeddings are tied, one matrix is input and output; leave it out"
         )
     weights = [name for name, each in h.weight_kinds() if each is kind]
     if match["first"] is None:
         return set(weights)
     if "{}" not in patterns[match["name"]]:
-        raise UsageError(f"{cut(target)}: the model has no such weight")
+        raise UsageError(f"{shorten(target)}: the model has no such weight")
     return {weights[layer] for layer in block_range(match, target, h)}
 
 
@@ -74,7 +74,7 @@ def block_range(match: re.Match[str], target: str, h: Hyperparameters) -> range:
     first = int(match["first"])
     last = int(match["last"]) if match["last"] else h.layers - 1 if match["on"] else first
     if not first <= last < h.layers:
-        raise UsageError(f"{cut(target)}: the model has the blocks 0 to {h.layers - 1}")
+        raise UsageError(f"{shorten(target)}: the model has the blocks 0 to {h.layers - 1}")
     return range(first, last + 1)
 
 

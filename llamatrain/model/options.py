@@ -53,7 +53,9 @@ class ModelOptions(Options, panel="A new model"):
     ] = None
     head: Annotated[
         int | None,
-        Option("Attention heads; they divide --embd. Else by --size.", least=1, most=MAX_SIZE, new_model=True),
+        Option(
+            "Attention heads; they divide --embd. Else by --size.", least=1, most=MAX_SIZE, new_model=True
+        ),
     ] = None
     head_kv: Annotated[
         int | None,
@@ -73,9 +75,9 @@ class ModelOptions(Options, panel="A new model"):
             new_model=True,
         ),
     ] = None
-    layer: Annotated[int | None, Option("Blocks; else by --size.", least=1, most=MAX_LAYERS, new_model=True)] = (
-        None
-    )
+    layer: Annotated[
+        int | None, Option("Blocks; else by --size.", least=1, most=MAX_LAYERS, new_model=True)
+    ] = None
     ff: Annotated[
         int | None,
         Option(
@@ -133,7 +135,7 @@ class ModelOptions(Options, panel="A new model"):
         ),
     ] = None
 
-    def agree(self) -> None:
+    def validate(self) -> None:
         if self.arch != DEFAULT:
             self.architecture()
         embd, head = self.embd or SIZES[self.size].embd, self.head or SIZES[self.size].head

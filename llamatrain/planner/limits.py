@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from llamatrain.config.units import Size
-from llamatrain.distributed.comm import world
+from llamatrain.distributed.comm import get_comm
 from llamatrain.errors import MemoryPlanError
 from llamatrain.platform.memory import available_bytes, resident_bytes
 
@@ -15,14 +15,14 @@ def allowed(told: int | None) -> int | None:
     if told is not None:
         return told
     free = available_bytes()
-    return None if free is None else int((free / world().ranks_here + resident_bytes()) * SHARE)
+    return None if free is None else int((free / get_comm().local_size + resident_bytes()) * SHARE)
 
 
 def check_held(told: int | None) -> None:
     """What the program has taken before its run is planned is a part of what it was told to take."""
     if told is not None and (held := resident_bytes()) > told:
         raise MemoryPlanError(
-            f"the program itself holds {Size(held).words} by now, and --memory allows {Size(told).words}"
+            f"the program itself holds {Size(held).text} by now, and --memory allows {Size(told).text}"
         )
 
 

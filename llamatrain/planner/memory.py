@@ -45,8 +45,8 @@ class MemoryBreakdown:
         return sum(asdict(self).values())
 
     def describe(self) -> str:
-        kinds = [f"{name} {Size(size).words}" for name, size in asdict(self).items() if size]
-        return f"{Size(self.total).words}: {', '.join(kinds)}"
+        kinds = [f"{name} {Size(size).text}" for name, size in asdict(self).items() if size]
+        return f"{Size(self.total).text}: {', '.join(kinds)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,10 +195,8 @@ def excess(way: MemoryPlan, limit: int | None, most: int | None) -> str | None:
     """What to say of a run that takes more than was allowed, or is free."""
     if most is None or way.total <= most:
         return None
-    told = (
-        f"--memory allows {Size(most).words}" if limit is not None else f"{Size(most).words} are free for it"
-    )
-    takes = f"{Size(way.total).words} ({way.needs.describe().partition(': ')[2]})"
+    told = f"--memory allows {Size(most).text}" if limit is not None else f"{Size(most).text} are free for it"
+    takes = f"{Size(way.total).text} ({way.needs.describe().partition(': ')[2]})"
     copied = way.needs.packed_copies and not way.setting.drop_base
     less = "--cache-base off, a smaller --batch or --ctx" if copied else "a smaller --batch, --ctx or model"
     return f"the run takes {takes}, and {told}; {less} takes less"

@@ -234,7 +234,7 @@ def worded(value: object) -> str:
 
 def files(kept: RunData) -> str:
     rows = "".join(
-        f'<tr><td>{marked(name)}</td><td class="n">{Size(size).words}</td></tr>' for name, size in kept.files
+        f'<tr><td>{marked(name)}</td><td class="n">{Size(size).text}</td></tr>' for name, size in kept.files
     )
     return section(
         "Files", f'<div class="card"><table>{rows}</table></div>' if rows else "", marked(kept.folder)

@@ -92,9 +92,9 @@ class MemoryLayout:
                 peak_name=word(kept["peak_name"]),
                 at_peak={kind: whole(kept["at_peak"][kind]) for kind in KINDS if kind in kept["at_peak"]},
                 alive=tuple((word(name), whole(size)) for name, size in kept["alive"][:ALIVE]),
-                named=tuple(life_of(*each) for each in kept["named"][:NAMED]),
+                named=tuple(life_of(*value) for value in kept["named"][:NAMED]),
                 grid=(whole(kept["grid"][0]), whole(kept["grid"][1])),
-                specks=tuple(MapCell(*map(whole, each)) for each in kept["specks"][:SPECKS]),
+                specks=tuple(MapCell(*map(whole, value)) for value in kept["specks"][:SPECKS]),
             )
         except (KeyError, TypeError, ValueError, IndexError):
             return None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from llamatrain.config.messages import cut
+from llamatrain.config.messages import shorten
 from llamatrain.config.units import Size
 from llamatrain.engine.lifetimes import KINDS, Kind
 from llamatrain.report.format import marked
@@ -76,7 +76,7 @@ def picture(arena: MemoryLayout, title: str) -> str:
 
 
 def told(arena: MemoryLayout) -> str:
-    size = Size(arena.size).words
+    size = Size(arena.size).text
     return f"{arena.calls:,} calls in an arena of {size}; it is fullest at call {arena.peak + 1:,}, {arena.peak_name}"
 
 
@@ -103,7 +103,7 @@ def body(arena: MemoryLayout) -> Iterator[str]:
         )
         yield (
             f'<rect class="m-{life.kind}{apart}" x="{x:.2f}" y="{y:.2f}" width="{end - x:.2f}" height="{high:.2f}">'
-            f"<title>{marked(life.name)}: {Size(life.size).words}, {calls}</title></rect>"
+            f"<title>{marked(life.name)}: {Size(life.size).text}, {calls}</title></rect>"
         )
     x = (arena.peak + 0.5) / arena.calls * WIDE
     yield f'<line class="m-peak" x1="{x:.2f}" y1="0" x2="{x:.2f}" y2="{HIGH}" vector-effect="non-scaling-stroke"/>'
@@ -149,7 +149,7 @@ def legend(arena: MemoryLayout) -> Iterator[str]:
         yield f'<text x="{x + 18}" y="{y}">{words}</text>'
     x = LEFT + 3 * LEGEND + 30
     for place, (name, size) in enumerate(arena.alive[:4]):
-        yield f'<text x="{x}" y="{top + place * LINE}">{Size(size).words}: {marked(cut(name, 38))}</text>'
+        yield f'<text x="{x}" y="{top + place * LINE}">{Size(size).text}: {marked(shorten(name, 38))}</text>'
 
 
 def kinds_of(arena: MemoryLayout) -> Iterator[tuple[Kind, str]]:
@@ -158,7 +158,7 @@ def kinds_of(arena: MemoryLayout) -> Iterator[tuple[Kind, str]]:
     for kind in KINDS:
         if kind in there:
             at_peak = arena.at_peak.get(kind, 0)
-            yield kind, WORDS[kind] + (f", {Size(at_peak).words}" if at_peak else "")
+            yield kind, WORDS[kind] + (f", {Size(at_peak).text}" if at_peak else "")
 
 
 # ---- the section of a page --------------------------------------------------
@@ -173,7 +173,7 @@ def memory_map(arena: MemoryLayout | None) -> str:
     keys = "".join(f"<span>{square.format(kind)}{words}</span>" for kind, words in kinds_of(arena))
     keys += '<span><svg viewBox="0 0 12 12"><path class="m-peak" d="M6 0v12"/></svg>peak</span>'
     alive = "".join(
-        f'<tr><td>{marked(name)}</td><td class="n">{Size(size).words}</td></tr>' for name, size in arena.alive
+        f'<tr><td>{marked(name)}</td><td class="n">{Size(size).text}</td></tr>' for name, size in arena.alive
     )
     return (
         f'<section><h2>Memory</h2><p class="soft">A batch of the longest rows: {marked(told(arena))}.</p><figure class="memory">'

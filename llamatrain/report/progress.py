@@ -140,4 +140,4 @@ class Display:
 
 
 def memory_of(held: int, planned: int) -> Segment:
-    return Segment("memory", f"{Size(held).words} of {Size(planned).words} planned", 10)
+    return Segment("memory", f"{Size(held).text} of {Size(planned).text} planned", 10)

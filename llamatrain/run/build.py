@@ -43,10 +43,10 @@ def trained_in(
 def programs_of(prepared: PreparedRun) -> TrainPrograms:
     """Their memory taken and filled, where the run begins or goes on."""
     way, leaves, target, resumed = (
-        prepared.fitted.way,
-        prepared.fitted.leaves,
-        prepared.target,
-        prepared.sources.resumed,
+        prepared.plan.way,
+        prepared.plan.leaves,
+        prepared.trainable,
+        prepared.inputs.resumed,
     )
     with phase("weights"):
         target.load(leaves)
@@ -72,9 +72,9 @@ def loop_of(
     prepared: PreparedRun, programs: TrainPrograms, listener: Report | NullListener, interrupts: Interrupts
 ) -> Loop:
     """Where it begins or goes on; it is still to be said who keeps it."""
-    data, course = prepared.data, prepared.resolved.course(prepared.fitted.way.splits)
+    data, course = prepared.data, prepared.resolved.course(prepared.plan.way.splits)
     descent = prepared.resolved.optimizer.descent(programs.weights.vector)
-    sources, arrays = prepared.sources, prepared.fitted.leaves.frozen.values()
+    sources, arrays = prepared.inputs, prepared.plan.leaves.frozen.values()
     return Loop(
         programs=programs,
         loader=data.rows,
@@ -97,7 +97,7 @@ def loop_of(
 
 def taught(prepared: PreparedRun) -> dict[str, np.ndarray]:
     """What the teacher knows."""
-    teacher, gguf = prepared.fitted.way.setting.teacher, prepared.sources.taught_by
+    teacher, gguf = prepared.plan.way.setting.teacher, prepared.inputs.taught_by
     return teacher.load(gguf, prepared.resolved.threads) if teacher and gguf else {}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from llamatrain.checkpoints.checkpoint import GRADIENTS, MADE_BY, Checkpoint
 from llamatrain.checkpoints.filenames import BEST, best_of
 from llamatrain.checkpoints.run_folder import RunFolder
-from llamatrain.config.options import flag_of
+from llamatrain.config.options import format_flag
 from llamatrain.engine.backend import kernel_class
 from llamatrain.engine.profiler import phase
 from llamatrain.errors import FileError
@@ -102,7 +102,7 @@ class Checkpointer:
             if last:
                 peft = self.options.get("tune", {}).get("peft")
                 places = flags_of(self.outs.options, peft and Path(peft), self.folder.path)
-                again = f"{flag_of('resume')} {self.folder.path}{places}"
+                again = f"{format_flag('resume')} {self.folder.path}{places}"
                 raise FileError(f"{error}; the run itself is saved: {again} writes it there") from error
             self.warn(f"{error}; the next save tries again")
         return path
@@ -178,7 +178,7 @@ class Checkpointer:
                 with suppress(FileError):  # its disk may be the one that is full
                     there._write_beside(state)
                 return FileError(
-                    f"{why}; the run is saved in {place} instead: {flag_of('resume')} {place} goes on with it"
+                    f"{why}; the run is saved in {place} instead: {format_flag('resume')} {place} goes on with it"
                 )
         return why
 

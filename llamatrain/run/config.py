@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llamatrain.adapters.options import AdapterOptions
-from llamatrain.config.options import OptionSpec, declared, from_plain, plain, unused_options
+from llamatrain.config.options import OptionSpec, from_plain, option_specs, plain, unused_options
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.model.options import ModelOptions
@@ -29,9 +29,9 @@ PARTS = {
     "outs": ExtraOutputOptions,
     "preference": PreferenceOptions,
 }
-TUNED = ("data", "train", "run", "tune", "preference", "lora", "outs")
+FINETUNE_PARTS = ("data", "train", "run", "tune", "preference", "lora", "outs")
 # by the command, those that it has
-OF = {"from-scratch": ("model", "data", "train", "run", "outs"), "finetune": TUNED}
+COMMAND_PARTS = {"from-scratch": ("model", "data", "train", "run", "outs"), "finetune": FINETUNE_PARTS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class RunConfig:
     @property
     def parts(self) -> dict[str, Any]:
         """Those that the command has."""
-        return {name: getattr(self, name) for name in OF[self.command]}
+        return {name: getattr(self, name) for name in COMMAND_PARTS[self.command]}
 
     @property
     def values(self) -> dict[str, Any]:
@@ -77,33 +77,39 @@ class RunConfig:
     def inputs(self, trains: bool = True) -> list[str]:
         """List what a run that goes on reads, as it was named; one that does not train reads no data."""
         base = self.base if self.command == "finetune" and not self.tune.full else ""
-        template = self.data.chat_template if not self.data.names_template else None
+        template = self.data.chat_template if not self.data.is_named_template else None
         models = (base, *(path for path, _ in self.lora.scaled), self.train.teacher)
         data = (*self.files, *self.data.val, template) if trains else ()
         return [str(each) for each in (*models, *data) if each and str(each) != "-"]
 
-    def settled(self, base: str = "") -> "RunConfig":
+    def make_absolute(self, base: str = "") -> "RunConfig":
         """With paths that mean the same from any folder."""
-        chosen = self.data.chat_template
-        paths = (self.model.vocab_from, self.tune.lora_init, self.tune.peft, chosen, self.train.teacher)
-        vocab, first, peft, template, teacher = (path and _whole(path) for path in paths)
+        template_option = self.data.chat_template
+        paths = (
+            self.model.vocab_from,
+            self.tune.lora_init,
+            self.tune.peft,
+            template_option,
+            self.train.teacher,
+        )
+        vocab, lora_init, peft, template, teacher = (path and _absolute(path) for path in paths)
         new = self.command == "from-scratch" and not (base or self.base)
         base = self.base or base
         return replace(
             self,
-            files=absolute(self.files),
-            base=absolute([base])[0] if base else "",
+            files=make_absolute(self.files),
+            base=make_absolute([base])[0] if base else "",
             model=replace(self.model, vocab_from=vocab or (teacher if new else None)),
             train=replace(self.train, teacher=teacher),
             data=replace(
                 self.data,
-                val=absolute(self.data.val),
-                chat_template=chosen if self.data.names_template else template,
+                val=make_absolute(self.data.val),
+                chat_template=template_option if self.data.is_named_template else template,
                 date=self.data.date or (date.today().isoformat() if self.files else ""),
             ),
-            tune=replace(self.tune, lora_init=first, peft=peft),
-            lora=AdapterOptions((), tuple((_whole(path), scale) for path, scale in self.lora.scaled)),
-            outs=self.outs.settled(lambda file: absolute([file])[0]),
+            tune=replace(self.tune, lora_init=lora_init, peft=peft),
+            lora=AdapterOptions((), tuple((_absolute(path), scale) for path, scale in self.lora.scaled)),
+            outs=self.outs.settled(lambda file: make_absolute([file])[0]),
         )
 
     # ---- as JSON -----------------------------------------------------------
@@ -116,12 +122,16 @@ class RunConfig:
         return {"command": self.command, "base": self.base, "files": list(self.files), **parts}
 
     @classmethod
-    def from_plain(cls, kept: Mapping[str, Any], source: object) -> "RunConfig":
+    def from_plain(cls, stored: Mapping[str, Any], source: object) -> "RunConfig":
         """Of a run that has begun."""
-        files, command, base = kept.get("files", []), kept.get("command"), kept.get("base", "")
-        parts = {name: kept.get(name, {}) for name in PARTS}
-        sound = isinstance(files, list) and all(isinstance(text, str) for text in (*files, command, base))
-        if not sound or command not in OF or not all(isinstance(part, dict) for part in parts.values()):
+        files, command, base = stored.get("files", []), stored.get("command"), stored.get("base", "")
+        parts = {name: stored.get(name, {}) for name in PARTS}
+        is_valid = isinstance(files, list) and all(isinstance(text, str) for text in (*files, command, base))
+        if (
+            not is_valid
+            or command not in COMMAND_PARTS
+            or not all(isinstance(part, dict) for part in parts.values())
+        ):
             raise FileError(f"{source}: the stored options are damaged", code="damaged-options")
         for part, spec in all_options():
             if spec.option.resolved and parts[part].get(spec.name) is None:
@@ -143,7 +153,7 @@ class RunConfig:
 
 def all_options() -> Iterator[tuple[str, OptionSpec]]:
     """Yield every option of a run, with the part it belongs to."""
-    return ((part, spec) for part, cls in PARTS.items() for spec in declared(cls).values())
+    return ((part, spec) for part, cls in PARTS.items() for spec in option_specs(cls).values())
 
 
 def transient_options() -> Iterator[tuple[str, str, Any]]:
@@ -151,7 +161,7 @@ def transient_options() -> Iterator[tuple[str, str, Any]]:
     return ((part, spec.name, spec.default) for part, spec in all_options() if spec.option.transient)
 
 
-def absolute(files: Sequence[str]) -> tuple[str, ...]:
+def make_absolute(files: Sequence[str]) -> tuple[str, ...]:
     """So that a run goes on from any folder."""
     here = os.getcwd()  # noqa: PTH109 - as it is spelt
     homes = {True: glob.escape(here), False: here}  # a pattern stays one, and a folder's name becomes none
@@ -161,5 +171,5 @@ def absolute(files: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _whole(path: Path) -> Path:
-    return Path(absolute([str(path)])[0])
+def _absolute(path: Path) -> Path:
+    return Path(make_absolute([str(path)])[0])

@@ -61,7 +61,7 @@ class ExtraOutputOptions(Options, panel="The run", resumable=True):
         ),
     ] = 0
 
-    def agree(self) -> None:
+    def validate(self) -> None:
         """Refuse words that would lead to another folder."""
         for name, word in (("pattern_fn_it", self.pattern_fn_it), ("fn_latest", self.fn_latest)):
             if {*word} & {"/", os.sep, "\0"}:

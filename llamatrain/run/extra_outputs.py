@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llamatrain.checkpoints.filenames import is_of_a_run
-from llamatrain.config.options import flag_of
+from llamatrain.config.options import format_flag
 from llamatrain.errors import FileError, UsageError
 from llamatrain.io.atomic_write import copy_file, link_or_copy
 from llamatrain.run.extra_output_options import ExtraOutputOptions
@@ -37,7 +37,7 @@ def named_here(
             unnamed: dict[str, Any] = {name: ""}
             written = replace(written, **unnamed)
             notes.append(
-                f"{file} is not written, since only the checkpoint names it; {flag_of(name)} {file} does that"
+                f"{file} is not written, since only the checkpoint names it; {format_flag(name)} {file} does that"
             )
     if resumed.own:
         return written, options, notes
@@ -56,7 +56,7 @@ def flags_of(options: ExtraOutputOptions, peft: Path | None, folder: Path) -> st
     outside = {
         name: file for name, file in places.items() if not Path(file).is_relative_to(folder.absolute())
     }
-    return "".join(f" {flag_of(name)} {shlex.quote(file)}" for name, file in outside.items())
+    return "".join(f" {format_flag(name)} {shlex.quote(file)}" for name, file in outside.items())
 
 
 def check(
@@ -69,7 +69,7 @@ def check(
     """That there is room for them, and that they replace nothing that is read, and without leave nothing of others."""
     kept, read, taken = outs_before(resumed), list(reads), dict[Path, str]()
     for name, said in options.said.items():
-        newest, names, flag = options.file(name, None), options.files(name), flag_of(name)
+        newest, names, flag = options.file(name, None), options.files(name), format_flag(name)
         home = newest.parent
         if not home.is_dir() or not os.access(home, os.W_OK):
             raise FileError(f"{flag} {said}: {home} is no folder that can be written to")
@@ -89,7 +89,7 @@ def check(
         there = sorted(each.name for each in home.iterdir() if names.fullmatch(each.name))
         if there and not (place.overwrite or continued or kept.get(name) == said):
             told = f"{home / there[0]}: is there, and not of this run: another {flag} leaves it alone"
-            raise FileError(told if place.resume else f"{told}, {flag_of('overwrite')} replaces it")
+            raise FileError(told if place.resume else f"{told}, {format_flag('overwrite')} replaces it")
 
 
 def is_one_of(path: Path, names: re.Pattern[str], home: str) -> bool:

@@ -180,7 +180,9 @@ def check_batches(offer: PlanCandidate, most: int) -> None:
     setting, demand = offer.setting, offer.demand
     if (size := batches_of(setting, demand)) > most:
         rows = f"{setting.batch * demand.batches:,} rows of {max(demand.lengths):,} tokens"
-        told = f"a step of {rows} takes {Size(size).words} for its tokens alone, and {Size(most).words} are there"
+        told = (
+            f"a step of {rows} takes {Size(size).text} for its tokens alone, and {Size(most).text} are there"
+        )
         raise MemoryPlanError(f"{told}; a smaller --batch, --grad-acc or --ctx takes less")
 
 
@@ -191,5 +193,5 @@ def check_fixed(least: int, held: int, most: int, copied: bool) -> None:
     parts, less = "weights, gradients and moments", "a smaller model"
     if copied:
         parts, less = f"copies of the base, {parts}", "--cache-base off"
-    takes = f"{parts} alone take {Size(least).words}, the program {Size(held).words}"
-    raise MemoryPlanError(f"{takes}, and {Size(most).words} are there; {less} takes less")
+    takes = f"{parts} alone take {Size(least).text}, the program {Size(held).text}"
+    raise MemoryPlanError(f"{takes}, and {Size(most).text} are there; {less} takes less")

@@ -6,13 +6,13 @@ from llamatrain.run.prepare import PreparedRun
 
 
 def facts(prepared: PreparedRun, folder: Path) -> list[tuple[str, str]]:
-    train, way, h = prepared.kept.train, prepared.fitted.way, prepared.model.h
+    train, way, h = prepared.config.train, prepared.plan.way, prepared.model.h
     batches = f", {train.grad_acc} batches a step" if train.grad_acc > 1 else ""
     steps = f"{train.iters} step{'s' * (train.iters != 1)}"
     rows = f"{train.batch} rows of {max(prepared.data.rows.lengths)}{batches}"
     recomputed = "" if str(way.policy) == "none" else f", recomputing {way.policy}"
-    trained = sum(tensor.size for tensor in prepared.fitted.leaves.trained.values())
-    some = f"; an adapter of {trained:,} is trained" if prepared.target.kind == "finetune_lora" else ""
+    trained = sum(tensor.size for tensor in prepared.plan.leaves.trained.values())
+    some = f"; an adapter of {trained:,} is trained" if prepared.trainable.kind == "finetune_lora" else ""
     return [
         ("model", h.describe()),
         ("parameters", f"{h.parameter_count:,}{some}"),
@@ -23,7 +23,7 @@ def facts(prepared: PreparedRun, folder: Path) -> list[tuple[str, str]]:
         ),
         ("memory", way.needs.describe() + recomputed),
         ("folder", str(folder)),
-        *([("note", note)] if (note := prepared.kept.run.note) else []),
+        *([("note", note)] if (note := prepared.config.run.note) else []),
     ]
 
 

@@ -17,7 +17,7 @@ from llamatrain.checkpoints.filenames import files_of
 from llamatrain.checkpoints.new_run_dir import made_here, missing_above, next_folder
 from llamatrain.checkpoints.run_folder import RUNS
 from llamatrain.config.messages import worded
-from llamatrain.config.values import can_be_named
+from llamatrain.config.values import is_valid_path
 from llamatrain.distributed.comm import get_launch_info
 from llamatrain.errors import UsageError
 from llamatrain.io.atomic_write import AtomicFile
@@ -56,7 +56,7 @@ def split(data: Sequence[Data]) -> tuple[list[str], list[Row]]:
 def path_in(place: Any) -> str:
     if not isinstance(place, str | os.PathLike):
         raise UsageError(f"{worded(place)} is no path: files are named one by one, options by keyword")
-    if not can_be_named(os.fspath(place)):
+    if not is_valid_path(os.fspath(place)):
         raise UsageError(f"{worded(os.fspath(place))} is no path: no file can be called so")
     return os.fspath(place)
 

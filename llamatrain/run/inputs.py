@@ -12,7 +12,7 @@ import numpy as np
 from llamatrain.adapters import read
 from llamatrain.adapters.adapter import Adapter, factors_of
 from llamatrain.checkpoints.checkpoint import Checkpoint
-from llamatrain.config.messages import LINE, cut
+from llamatrain.config.messages import LINE, shorten
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.reader import Gguf, open_gguf
 from llamatrain.io.madvise import release_pages
@@ -162,7 +162,7 @@ def check_same(sources: RunInputs, resumed: ResumePoint, asked: RunConfig) -> No
         else f"{resumed.path}: not all of the adapters, in their order,"
     )
     told = " ".join(f"--lora-scaled {path} {scale:g}" for path, scale in asked.lora.scaled)
-    raise FileError(f"{named} that the run began with; received {cut(told, LINE) or 'none'}")
+    raise FileError(f"{named} that the run began with; received {shorten(told, LINE) or 'none'}")
 
 
 # ---- by what they are known again ------------------------------------------

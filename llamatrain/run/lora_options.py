@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from llamatrain.adapters.options import LARGEST
 from llamatrain.config.common import CTX
-from llamatrain.config.messages import cut
+from llamatrain.config.messages import shorten
 from llamatrain.config.options import Option, Options, excluded_by
 from llamatrain.errors import UsageError
 
@@ -164,7 +164,7 @@ def ranks_of(options: LoraOptions, h: "Hyperparameters") -> dict[str, int]:
         for name in named("--lora-rank-of", target, h):
             if targets and name not in chosen:
                 raise UsageError(
-                    f"--lora-rank-of {cut(text)}: {name} gets no adapter; --target {cut(target)} gives it one"
+                    f"--lora-rank-of {shorten(text)}: {name} gets no adapter; --target {shorten(target)} gives it one"
                 )
             own[name] = rank
     if not targets:

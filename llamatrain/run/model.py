@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from llamatrain.config.options import declared, flag_of
+from llamatrain.config.options import format_flag, option_specs
 from llamatrain.data.options import DataOptions
 from llamatrain.data.tokenizer import Tokenizer, new_vocab
 from llamatrain.data.tokenizer import load as load_tokenizer
-from llamatrain.data.tokenizer.vocabulary import is_without_text
+from llamatrain.data.tokenizer.vocabulary import has_no_text
 from llamatrain.distributed.once import run_on_rank_zero
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.reader import Gguf, Metadata, open_gguf
@@ -29,7 +29,7 @@ OF_A_FILE = (
     "optimizer.",
     "general.quantization_version",
 )  # keys that a new model file has not
-NEW_MODEL = tuple(name for name, spec in declared(ModelOptions).items() if spec.option.new_model)
+NEW_MODEL = tuple(name for name, spec in option_specs(ModelOptions).items() if spec.option.new_model)
 TUNED_CTX = 512  # at most, where it is not given
 
 
@@ -45,10 +45,10 @@ class RunModel:
         """With the template through which it is trained on chats: one that is named, or for a new model one that files need."""
         if self.tokenizer is None or not (options.chat_template or files):
             return self
-        from llamatrain.data.chat.default import template_for
+        from llamatrain.data.chat.default import choose_template
         from llamatrain.data.find_files import find_sources
 
-        template = template_for(
+        template = choose_template(
             find_sources(files, options.mapping, raw=options.raw) if files else [], options, self.tokenizer
         )
         if template is None:
@@ -92,7 +92,7 @@ def with_vocabulary(base: Gguf, path: Path | None) -> tuple[Gguf, dict[str, Valu
         return base, {}
     if path is None:
         raise UsageError(
-            f"{base.path}: it has no vocabulary; {flag_of('vocab_from')} names a file that has one"
+            f"{base.path}: it has no vocabulary; {format_flag('vocab_from')} names a file that has one"
         )
     vocabulary = tokenizer_metadata(open_gguf(path).metadata.raw_values)
     return replace(base, metadata=Metadata(base.metadata.raw_values | vocabulary)), vocabulary
@@ -116,7 +116,7 @@ def check_own(base: Gguf, altered: Collection[str]) -> None:
     for name in NEW_MODEL:
         if name in altered:
             raise UsageError(
-                f"{flag_of(name)} has no effect on the model in {base.path}, which is as it is; leave it out"
+                f"{format_flag(name)} has no effect on the model in {base.path}, which is as it is; leave it out"
             )
 
 
@@ -156,7 +156,7 @@ def model_of(gguf: Gguf, ctx: int | None, usual: int) -> RunModel:
         key: value for key, value in gguf.metadata.raw_values.items() if not key.startswith(OF_A_FILE)
     }
     metadata["general.file_type"] = u32(ALL_F32)
-    tokenizer = None if is_without_text(gguf.metadata) else load_tokenizer(gguf.metadata, gguf.path)
+    tokenizer = None if has_no_text(gguf.metadata) else load_tokenizer(gguf.metadata, gguf.path)
     if tokenizer and len(tokenizer) > h.vocab:
         raise UsageError(f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")
     factors = {rope.TENSORS[name]: array for name, array in h.rope.tensors.items()}
@@ -175,8 +175,8 @@ def new_vocabulary_of(asked: RunConfig, read: bool) -> tuple[dict[str, Value], T
     of_bytes = options.vocab_size == BYTES
     size = 0 if of_bytes else int(options.vocab_size)
     if not asked.files:
-        return new_vocab.without_text(size), None, size
-    made = new_vocab.bytes_only() if of_bytes or not read else learned(asked, size)
+        return new_vocab.textless_vocabulary(size), None, size
+    made = new_vocab.bytes_vocabulary() if of_bytes or not read else learned(asked, size)
     tokenizer = load_tokenizer(Metadata(made))
     return made, tokenizer, len(tokenizer) if of_bytes or read else size
 
@@ -184,10 +184,10 @@ def new_vocabulary_of(asked: RunConfig, read: bool) -> tuple[dict[str, Value], T
 def learned(asked: RunConfig, size: int) -> dict[str, Value]:
     from llamatrain.data.find_files import find_sources
     from llamatrain.data.tokenizer import learn_process
-    from llamatrain.data.vocabulary_text import texts_of
+    from llamatrain.data.vocabulary_text import read_texts
 
     def merges() -> list[tuple[str, str]]:
         sources = find_sources(asked.files, asked.data.mapping, raw=asked.data.raw)
-        return learn_process.merges(within(asked.train.memory, texts_of(sources)), size)
+        return learn_process.learn_merges(within(asked.train.memory, read_texts(sources)), size)
 
-    return new_vocab.byte_level(run_on_rank_zero(merges))
+    return new_vocab.build_metadata(run_on_rank_zero(merges))

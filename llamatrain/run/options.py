@@ -297,7 +297,7 @@ class TrainOptions(Options, panel="Training"):
         Option("Compiled kernels, or the numpy ones that define them.", panel=SPEED),
     ] = "cpu"
 
-    def agree(self) -> None:
+    def validate(self) -> None:
         """Raise OptionError if options contradict each other."""
         low, high = self.lr_min, self.lr
         if low is not None and low > high:

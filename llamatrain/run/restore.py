@@ -34,10 +34,10 @@ def state_of(
     report: Report | NullListener,
 ) -> RunState:
     """Where it begins: at nothing, or where a checkpoint was, whose vectors and rows are put back."""
-    resumed, rows = prepared.sources.resumed, prepared.data.rows
+    resumed, rows = prepared.inputs.resumed, prepared.data.rows
     if not resumed:  # the base's own loss is line 0
         return RunState(
-            data=rows.state, validation_due=prepared.kept.command == "finetune" and course.eval_every > 0
+            data=rows.state, validation_due=prepared.config.command == "finetune" and course.eval_every > 0
         )
     with telling(resumed), verify_unchanged(resumed.checkpoint.files):
         state, warnings = restored(resumed.checkpoint, programs, descent, rows, course.grad_acc)
@@ -52,7 +52,7 @@ def state_of(
             rows.end, state.partial = 0, None
             state.data = rows.state
         state.best.stale = 0 if state.best.stop_reason(course.patience) else state.best.stale
-    if tuple(kept_of(resumed, "data", "val") or ()) != prepared.kept.data.val:
+    if tuple(kept_of(resumed, "data", "val") or ()) != prepared.config.data.val:
         if state.best.step is not None:
             report.warn("the validation data is another: which validation is the best begins anew")
         state.best = Best()

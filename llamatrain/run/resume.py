@@ -9,16 +9,16 @@ from typing import Any
 from llamatrain.checkpoints.checkpoint import MADE_BY, Checkpoint
 from llamatrain.checkpoints.run_folder import RunFolder
 from llamatrain.checkpoints.signature import SIGNATURE, is_own
-from llamatrain.config.messages import LINE, cut
+from llamatrain.config.messages import LINE, shorten
 from llamatrain.config.not_found import missing
-from llamatrain.config.options import declared, flag_of, reject_unused
+from llamatrain.config.options import format_flag, option_specs, reject_unused
 from llamatrain.data.find_files import check_saved_names
 from llamatrain.distributed.comm import get_comm, get_launch_info
 from llamatrain.engine.backend import kernel_class
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.platform.terminal import log_line
-from llamatrain.run.config import OF, PARTS, RunConfig
+from llamatrain.run.config import COMMAND_PARTS, PARTS, RunConfig
 from llamatrain.run.in_memory_rows import found_again
 from llamatrain.run.lora_options import NEW_ADAPTER, LoraOptions
 from llamatrain.run.options import AUTO, RunFolderOptions, TrainOptions
@@ -58,7 +58,7 @@ def resumed_of(place: RunFolderOptions, command: str) -> ResumePoint | None:
     checkpoint, found, notes = RunFolder.newest(path)
     kept = checkpoint.options.get("command", COMMANDS.get(checkpoint.kind))
     if kept != command:
-        if kept not in list(OF):
+        if kept not in list(COMMAND_PARTS):
             raise FileError(f"{found}: a checkpoint of {kept!r:.40}, which is no command")
         if kept == "finetune" and not checkpoint.options:
             raise UsageError(f"{found}: {ALONE}: llamatrain finetune BASE.gguf DATA --checkpoint-in {path}")
@@ -78,7 +78,7 @@ def gone_on_with(
         check_begun_anew(asked, resumed, altered)
         reject_unused(asked.unused, altered)
         return asked, []
-    kept, asked = RunConfig.from_plain(resumed.checkpoint.options, resumed.path), asked.settled()
+    kept, asked = RunConfig.from_plain(resumed.checkpoint.options, resumed.path), asked.make_absolute()
     home = resumed.path.parent
     kept = replace(
         kept,
@@ -151,17 +151,17 @@ def check_begun_anew(asked: RunConfig, resumed: ResumePoint, altered: Collection
         raise UsageError(
             f"{resumed.path}: {ALONE}: llamatrain finetune BASE.gguf DATA --checkpoint-in {resumed.path}"
         )
-    new = (name for name, spec in declared(LoraOptions).items() if NEW_ADAPTER in spec.option.when)
+    new = (name for name, spec in option_specs(LoraOptions).items() if NEW_ADAPTER in spec.option.when)
     if unused := [name for name in ("full", "lora_init", *new) if name in altered]:
         raise UsageError(
-            f"{flag_of(unused[0])} has no effect on the adapter in {resumed.path}; leave it out",
+            f"{format_flag(unused[0])} has no effect on the adapter in {resumed.path}; leave it out",
             code="unused-option",
         )
 
 
 def check_files(kept: RunConfig, asked: RunConfig) -> None:
     if asked.files and asked.files != kept.files:
-        before = cut(" ".join(kept.files), LINE) or "the sine wave"
+        before = shorten(" ".join(kept.files), LINE) or "the sine wave"
         raise UsageError(f"the data may not change when a run goes on: it has {before}; leave it out")
     if asked.base and asked.base != kept.base and kept.tune.full:
         raise UsageError(f"a run of --full goes on from its checkpoint, not from {asked.base}; leave it out")
@@ -178,18 +178,18 @@ def check_inputs(asked: RunConfig, named: RunConfig, resumed: ResumePoint, place
     if not found:
         return
     if resumed.own:
-        log_line(f"note: reading {cut(', '.join(found), LINE)}, as the checkpoint says")
+        log_line(f"note: reading {shorten(', '.join(found), LINE)}, as the checkpoint says")
     elif place.trust:
         for each in found:
             log_line(f"note: reading {each}, as the checkpoint from elsewhere says")
     else:
-        listed = ", ".join(cut(each, PATH) for each in found[:LISTED]) + (
+        listed = ", ".join(shorten(each, PATH) for each in found[:LISTED]) + (
             f" and {len(found) - LISTED} more" if found[LISTED:] else ""
         )
         raise UsageError(
             f"{resumed.path} has no signature of yours (another user, machine or older version wrote it), and names "
             f"files to read: {listed}; "
-            f"name them beside --resume, or add {flag_of('trust')}"
+            f"name them beside --resume, or add {format_flag('trust')}"
         )
 
 
@@ -204,19 +204,20 @@ def changes(
     changed: dict[str, dict[str, Any]] = {name: {} for name in PARTS}
     notes = list[str]()
     for part, options in asked.parts.items():
-        for name, spec in declared(type(options)).items():
+        for name, spec in option_specs(type(options)).items():
             wanted, before = getattr(options, name), getattr(getattr(kept, part), name)
             if name not in given or wanted in (before, AUTO):  # what was left open is resolved already
                 continue
             if not (spec.resumable(kept.values) if callable(spec.resumable) else spec.resumable):
                 raise UsageError(
-                    f"{flag_of(name)} must stay as it was when a run is resumed (it is {format_value(before)}); leave it out",
+                    f"{format_flag(name)} must stay as it was when a run is resumed (it is {format_value(before)}); leave it out",
                     code="fixed-option",
                 )
             changed[part][name] = wanted
             if spec.option.announced:
                 notes.append(
-                    f"{flag_of(name)} is now {wanted}" + (f" (it was {before})" if before is not None else "")
+                    f"{format_flag(name)} is now {wanted}"
+                    + (f" (it was {before})" if before is not None else "")
                 )
     return changed, notes
 
@@ -224,7 +225,7 @@ def changes(
 def format_value(value: Any) -> str:
     """Return the value of an option as it is written on the command line."""
     if isinstance(value, tuple):
-        return cut(" ".join(map(format_value, value)), LINE) or "none"
+        return shorten(" ".join(map(format_value, value)), LINE) or "none"
     if isinstance(value, bool):
         return "on" if value else "off"
-    return "none" if value is None else cut(str(value))
+    return "none" if value is None else shorten(str(value))

@@ -12,7 +12,7 @@ from llamatrain.run.prepare import PreparedRun
 
 def metrics_of(prepared: PreparedRun, folder: RunFolder) -> Metrics:
     """New, or those of the run so far; in a new folder its first part is told, too."""
-    name, sources, run = "metrics.jsonl", prepared.sources, prepared.kept.run
+    name, sources, run = "metrics.jsonl", prepared.inputs, prepared.config.run
     owed = sources.checkpoint is not None and sources.checkpoint.state.validation_due
     metrics = Metrics(folder.result(name), sources.home and sources.home / name, sources.step, owed)
     if run.log:
@@ -20,7 +20,7 @@ def metrics_of(prepared: PreparedRun, folder: RunFolder) -> Metrics:
             folder=lambda: metrics.path.parent,
             name=run.name or folder.path.resolve().name,
             note=run.note,
-            options=prepared.kept.plain(),
+            options=prepared.config.plain(),
             step=sources.step,
             lines=metrics.lines,
         )
@@ -39,8 +39,8 @@ def shows_first(checkpoint: Checkpoint | None) -> bool:
 
 def page_of(prepared: PreparedRun, folder: RunFolder, metrics: Metrics) -> RunPage:
     """It shows the memory of a batch of the longest rows, too."""
-    name, sources, graphs = "samples.jsonl", prepared.sources, prepared.fitted.way.graphs
-    again = bool(prepared.kept.run.sample_every) and shows_first(sources.checkpoint)
+    name, sources, graphs = "samples.jsonl", prepared.inputs, prepared.plan.way.graphs
+    again = bool(prepared.config.run.sample_every) and shows_first(sources.checkpoint)
     samples = Metrics(folder.result(name), sources.home and sources.home / name, sources.step - again)
     arena = MemoryLayout.of(graphs.plan(graphs.largest))
     told = {"facts": facts(prepared, folder.path), "memory": arena.plain() if arena else None}

@@ -13,7 +13,7 @@ from llamatrain.checkpoints.checkpoint import told_sum
 from llamatrain.checkpoints.filenames import numbered
 from llamatrain.checkpoints.run_folder import RunFolder
 from llamatrain.checkpoints.signature import SIGNATURE, sign
-from llamatrain.config.options import flag_of
+from llamatrain.config.options import format_flag
 from llamatrain.data.options import DataOptions
 from llamatrain.distributed.comm import get_comm
 from llamatrain.distributed.once import run_once_per_value
@@ -34,7 +34,14 @@ from llamatrain.run.header import facts, in_a_line
 from llamatrain.run.inputs import TEACHER, RunInputs, fingerprint, identity_of, print_of_adapters, whole_print
 from llamatrain.run.model import model_for
 from llamatrain.run.options import RunFolderOptions
-from llamatrain.run.prepare import PreparedRun, begun, config_of, peft_folder, prepare, read_by
+from llamatrain.run.prepare import (
+    PreparedRun,
+    format_config,
+    input_files,
+    prepare,
+    resolve_peft_folder,
+    start_request,
+)
 from llamatrain.run.profiling import keep_trace, profiled
 from llamatrain.run.rank_roles import CheckpointSink, FollowerCheckpointer, NullListener, RankZeroCheckpointer
 from llamatrain.run.request import RunRequest
@@ -59,15 +66,15 @@ class RunResult:
 
 def train(request: RunRequest, interrupts: Interrupts) -> RunResult:
     """The run that is asked for, and in a line or two how it ended, and what is left to do."""
-    with request.telling(), profiled(request.asked.run.profile, interrupts):
+    with request.naming_sources(), profiled(request.config.run.profile, interrupts):
         return trained(request, interrupts)
 
 
 def trained(request: RunRequest, interrupts: Interrupts) -> RunResult:
-    get_comm().assert_equal_on_all({"options": request.asked.plain()})
+    get_comm().assert_equal_on_all({"options": request.config.plain()})
     with phase("files"):
-        asked, sources, notes = begun(request)
-    place = request.place
+        asked, sources, notes = start_request(request)
+    place = request.folder_options
     if asked.tune.only_write_lora or place.only_write_model:
         return written(asked, sources, request, interrupts)
     if get_comm().rank:
@@ -76,13 +83,15 @@ def trained(request: RunRequest, interrupts: Interrupts) -> RunResult:
         interrupts.leaving = folder.discard
         with interrupts:
             try:
-                asked, peft, more = peft_folder(asked, sources, folder, request)
+                asked, peft, more = resolve_peft_folder(asked, sources, folder, request)
                 outs, kept, named = named_here(asked.outs, request.given, folder.path, sources.resumed)
                 if outs.said:
-                    check(outs, folder.path, read_by(asked, sources, place.config), sources.resumed, place)
+                    check(
+                        outs, folder.path, input_files(asked, sources, place.config), sources.resumed, place
+                    )
                 asked, more = replace(asked, outs=kept), [*more, *named]
                 get_comm().broadcast(RunFolderInfo(asked.tune.peft, peft, folder.path))
-                prepared = prepare(asked, sources, peft, [*notes, *more], request.altered)
+                prepared = prepare(asked, sources, peft, [*notes, *more], request.changed)
                 compare(prepared)
                 settle(prepared, folder, place.config)
                 return run(prepared, folder, interrupts, outs, place.verbose)
@@ -106,7 +115,7 @@ def followed(
     with interrupts:
         led = get_comm().broadcast(RunFolderInfo(None, None, Path()))
         asked = replace(asked, tune=replace(asked.tune, peft=led.kept))
-        prepared = prepare(asked, sources, led.peft, notes, request.altered)
+        prepared = prepare(asked, sources, led.peft, notes, request.changed)
         compare(prepared)
         listener, programs = NullListener(), programs_of(prepared)
         loop, keeper = (
@@ -114,12 +123,12 @@ def followed(
             FollowerCheckpointer(programs, get_comm()),
         )
         loop.save, loop.save_best = keeper.save, keeper.keep_best
-        with get_comm().watch(prepared.kept.run.timeout, lambda: to_go_on(prepared, led.folder)):
+        with get_comm().watch(prepared.config.run.timeout, lambda: to_go_on(prepared, led.folder)):
             outcome = trained_in(
-                loop, prepared.data.rows, keeper, lambda: prepared.foresee_validation(programs)
+                loop, prepared.data.rows, keeper, lambda: prepared.compile_validation(programs)
             )
             keeper.end(loop.state)
-    result = led.folder / prepared.target.result
+    result = led.folder / prepared.trainable.result
     return RunResult(outcome=outcome, folder=led.folder, result=result, steps=loop.state.counters.step)
 
 
@@ -127,7 +136,7 @@ def compare(prepared: PreparedRun) -> None:
     """With what the other ranks are about to do."""
     if get_comm().size == 1:
         return
-    sources, data, kept = prepared.sources, prepared.data, prepared.kept
+    sources, data, kept = prepared.inputs, prepared.data, prepared.config
     base, taught_by = sources.base, sources.taught_by
     facts = {
         "kernels": kernel_class(kept.train.kernels),
@@ -146,12 +155,12 @@ def compare(prepared: PreparedRun) -> None:
 
 def written(asked: RunConfig, sources: RunInputs, request: RunRequest, interrupts: Interrupts) -> RunResult:
     """What comes of a checkpoint, and nothing else."""
-    place, (resumed, made) = request.place, written_of(sources, request.place)
+    place, (resumed, made) = request.folder_options, written_of(sources, request.folder_options)
     if get_comm().size > 1:
         raise UsageError(
             f"--only-write-{made} is the work of one process, and {get_comm().size} were started"
         )
-    if request.asked.run.profile:
+    if request.config.run.profile:
         raise UsageError(
             f"--profile is of a training, and --only-write-{made} trains nothing; leave one of them out"
         )
@@ -168,13 +177,13 @@ def written(asked: RunConfig, sources: RunInputs, request: RunRequest, interrupt
         interrupts.leaving = folder.discard
         with interrupts:
             try:
-                asked, peft, more = peft_folder(asked, sources, folder, request)
+                asked, peft, more = resolve_peft_folder(asked, sources, folder, request)
                 target = target_of(asked, model, sources, peft)
                 notes += [*more, *target.notes()]
                 for line in notes:
                     log_line(f"note: {line}")
                 if named.said:
-                    reads = read_by(replace(asked, files=(), data=DataOptions()), sources, place.config)
+                    reads = input_files(replace(asked, files=(), data=DataOptions()), sources, place.config)
                     check(named, folder.path, reads, resumed, place)
                 write_result(resumed, target, folder, outs)
             finally:
@@ -206,12 +215,12 @@ def written_of(sources: RunInputs, place: RunFolderOptions) -> tuple[ResumePoint
     option, made = ("only_write_model", "model") if place.only_write_model else ("only_write_lora", "adapter")
     if resumed is None:
         raise UsageError(
-            f"{flag_of(option)} writes the {made} of a checkpoint, and {place.checkpoint_in} is a model"
+            f"{format_flag(option)} writes the {made} of a checkpoint, and {place.checkpoint_in} is a model"
         )
     if resumed.checkpoint.kind != ("train_model" if place.only_write_model else "finetune_lora"):
-        other = flag_of("only_write_lora" if place.only_write_model else "only_write_model")
+        other = format_flag("only_write_lora" if place.only_write_model else "only_write_model")
         raise UsageError(
-            f"{flag_of(option)}: {resumed.path} is of a run that makes no {made}; {other} writes what it makes"
+            f"{format_flag(option)}: {resumed.path} is of a run that makes no {made}; {other} writes what it makes"
         )
     return resumed, made
 
@@ -234,10 +243,10 @@ def folder_of(command: str, place: RunFolderOptions, sources: RunInputs) -> RunF
 
 def settle(prepared: PreparedRun, folder: RunFolder, config: Path | None) -> None:
     """Make the folder the run's own."""
-    if folder.path == prepared.sources.home:
-        folder.rewind(prepared.sources.step)  # past those that are damaged
+    if folder.path == prepared.inputs.home:
+        folder.rewind(prepared.inputs.step)  # past those that are damaged
     else:
-        folder.clear(read_by(prepared.kept, prepared.sources, config))
+        folder.clear(input_files(prepared.config, prepared.inputs, config))
 
 
 # ---- the run ---------------------------------------------------------------
@@ -252,8 +261,8 @@ def run(
 ) -> RunResult:
     resolved, target, leaves, metrics = (
         prepared.resolved,
-        prepared.target,
-        prepared.fitted.leaves,
+        prepared.trainable,
+        prepared.plan.leaves,
         metrics_of(prepared, folder),
     )
 
@@ -262,12 +271,12 @@ def run(
 
     console, every = (
         None if is_verbose() else nobody(),
-        prepared.kept.run.report_every or (1 if verbose else None),
+        prepared.config.run.report_every or (1 if verbose else None),
     )
     with Report(metrics, iters=resolved.iters, every=every, console=console) as report:
         report.page = page = page_of(prepared, folder, metrics)
-        options = [("options", in_a_line(config_of(prepared.kept)))] if verbose else []
-        report.header([*facts(prepared, folder.path), *options], prepared.fitted.way.needs.total)
+        options = [("options", in_a_line(format_config(prepared.config)))] if verbose else []
+        report.header([*facts(prepared, folder.path), *options], prepared.plan.way.needs.total)
         for line in prepared.notes:
             report.log(f"note: {line}")
         programs = programs_of(prepared)
@@ -276,7 +285,7 @@ def run(
         keeper: CheckpointSink = RankZeroCheckpointer(saver, get_comm()) if get_comm().size > 1 else saver
         loop.save, loop.save_best = keeper.save, keeper.keep_best
         loop.sample = partial(
-            prepared.samples.show, leaves=leaves, parts=programs.weights.parts, report=report
+            prepared.sampler.show, leaves=leaves, parts=programs.weights.parts, report=report
         )
 
         def begun() -> None:
@@ -285,17 +294,19 @@ def run(
                 lambda: log_line(f"interrupted; to go on: {command()}"),
             )
 
-        with get_comm().watch(prepared.kept.run.timeout, command):
-            outcome = trained_in(loop, prepared.data.rows, keeper, lambda: prepared.foresee(programs), begun)
+        with get_comm().watch(prepared.config.run.timeout, command):
+            outcome = trained_in(
+                loop, prepared.data.rows, keeper, lambda: prepared.compile_ahead(programs), begun
+            )
             interrupts.home = folder.path
-            prepared.samples.end(leaves, programs.weights.parts, report)
+            prepared.sampler.end(leaves, programs.weights.parts, report)
             report.end(folder.path)
             keeper.end(loop.state)
-        keep_trace(prepared.kept.command, folder, report.warn)
+        keep_trace(prepared.config.command, folder, report.warn)
         page.end(outcome.reason)
     result, steps = folder.path / target.result, loop.state.counters.step
     tell_end(result.stem, [result, *saver.outs.newest], outcome, command())
-    best = tell_best(loop.state, folder, prepared.kept.base if target.kind == "finetune_lora" else "")
+    best = tell_best(loop.state, folder, prepared.config.base if target.kind == "finetune_lora" else "")
     for line in (told := list(target.notes())):
         log_line(f"note: {line}")
     notes = (*prepared.notes, *report.warnings, *told)
@@ -303,30 +314,30 @@ def run(
 
 
 def to_go_on(prepared: PreparedRun, folder: Path) -> str:
-    kept = prepared.kept
+    kept = prepared.config
     return f"llamatrain {kept.command} --resume {shlex.quote(str(folder))}{flags_of(kept.outs, kept.tune.peft, folder)}"
 
 
 def saver_of(
     prepared: PreparedRun, loop: Loop, folder: RunFolder, report: Report, outs: ExtraOutputOptions
 ) -> Checkpointer:
-    kept = prepared.kept
-    options, teacher = kept.plain(), prepared.sources.taught_by
+    kept = prepared.config
+    options, teacher = kept.plain(), prepared.inputs.taught_by
     extra = {TEACHER: fingerprint(teacher)} if teacher else {}
     return Checkpointer(
         options=options,
         keep=kept.run.keep,
         keep_results=kept.outs.keep_results,
         outs=ExtraOutputs(outs),
-        target=prepared.target,
+        target=prepared.trainable,
         metadata=prepared.model.metadata,
         programs=loop.programs,
         descent=loop.minimizer,
         folder=folder,
         metrics=report.metrics,
-        config=config_of(kept).encode("utf-8", "replace"),
+        config=format_config(kept).encode("utf-8", "replace"),
         warn=report.warn,
         extra={**extra, SIGNATURE: sign(options)},
-        home=prepared.sources.home,
+        home=prepared.inputs.home,
         tell=loop.input_guard.report,
     )

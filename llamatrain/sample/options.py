@@ -72,7 +72,7 @@ class SamplingOptions(Options, panel="Sampling"):
         ),
     ] = ()
 
-    def agree(self) -> None:
+    def validate(self) -> None:
         if self.keep and not self.ctx_shift:
             raise OptionError(
                 lambda spelt: f"{spelt('keep')} means nothing without {spelt('ctx_shift')}: nothing goes"

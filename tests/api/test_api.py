@@ -20,12 +20,12 @@ import pytest
 
 import llamatrain
 from llamatrain.commands.evaluate import EvaluateOptions
-from llamatrain.config.options import declared
+from llamatrain.config.options import option_specs
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import UsageError
 from llamatrain.platform.terminal import progress_bar, show_log
 from llamatrain.preference.options import PreferenceOptions
-from llamatrain.run.request import NEW, TUNING, TUNING_DEFAULTS
+from llamatrain.run.request import FINETUNE_DEFAULTS, FINETUNE_OPTIONS, FROM_SCRATCH_OPTIONS
 from llamatrain.run.signals import CallerInterrupts
 from llamatrain.train.programs import TrainPrograms
 from tests.helpers.cli import ROOT, ran, same_bits, started, steps, text, text_file, until
@@ -487,9 +487,9 @@ def test_an_interrupt_before_there_is_anything_to_save(monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("interruptible")
 def test_a_second_interrupt_does_not_wait() -> None:
     with pytest.raises(KeyboardInterrupt) as error, CallerInterrupts() as interrupts:
-        interrupts.saving = True
+        interrupts.can_save = True
         signal.raise_signal(signal.SIGINT)
-        assert interrupts.asked == signal.SIGINT
+        assert interrupts.pending == signal.SIGINT
         signal.raise_signal(signal.SIGINT)
     assert not error.value.args
 
@@ -522,16 +522,19 @@ def test_signals_of_others_are_left_alone() -> None:
 
 def defaults_of(*classes: type, **others: Any) -> dict[str, Any]:
     """All options at their defaults, as a wrapper around these functions passes them on."""
-    known = {name: each.default for cls in classes for name, each in declared(cls).items()}
+    known = {name: each.default for cls in classes for name, each in option_specs(cls).items()}
     return {name: value for name, value in (known | others).items() if value is not None}
 
 
 def test_defaults_may_be_said(tmp_path: Path) -> None:
     """Also of options that would have no effect beside the others; with other values those are refused."""
-    text, usual = text_file(tmp_path), defaults_of(*TUNING, **TUNING_DEFAULTS)
-    run = llamatrain.from_scratch(text, **defaults_of(*NEW) | TINY, iters=2)
+    text, usual = text_file(tmp_path), defaults_of(*FINETUNE_OPTIONS, **FINETUNE_DEFAULTS)
+    run = llamatrain.from_scratch(text, **defaults_of(*FROM_SCRATCH_OPTIONS) | TINY, iters=2)
     again = llamatrain.from_scratch(
-        text, checkpoint_in=run.result, **defaults_of(*NEW) | {"ctx": 32, "batch": 4}, iters=2
+        text,
+        checkpoint_in=run.result,
+        **defaults_of(*FROM_SCRATCH_OPTIONS) | {"ctx": 32, "batch": 4},
+        iters=2,
     )
     assert again.steps == 2
     more = {"ctx": 32, "iters": 2, "lora_r": 8, "precision": "f32"}

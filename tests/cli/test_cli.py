@@ -16,11 +16,11 @@ from llamatrain import __version__
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.cli import main as cli
 from llamatrain.cli.typer_app import Command, application, options_of
-from llamatrain.config.options import declared, flag_of
+from llamatrain.config.options import format_flag, option_specs
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import LlamatrainError, UsageError
 from llamatrain.run.options import TrainOptions
-from llamatrain.run.request import NEW, TUNING
+from llamatrain.run.request import FINETUNE_OPTIONS, FROM_SCRATCH_OPTIONS
 from tests.helpers.cli import ran
 from tests.helpers.cli import run as tried
 
@@ -102,7 +102,7 @@ def test_without_arguments_it_says_what_it_is(
 # ---- help ------------------------------------------------------------------
 
 PAGES = [(), *((name,) for name in cli.COMMANDS), ("plan", "from-scratch"), ("plan", "finetune")]
-CLASSES = {"from-scratch": NEW, "finetune": TUNING}
+CLASSES = {"from-scratch": FROM_SCRATCH_OPTIONS, "finetune": FINETUNE_OPTIONS}
 
 
 def page(*words: str, columns: int = 100) -> str:
@@ -128,7 +128,7 @@ def test_help_keeps_to_the_terminal(words: tuple[str, ...], columns: int) -> Non
     for each in (
         each
         for cls in CLASSES.get(words[-1] if words else "", ())
-        for each in declared(cls).values()
+        for each in option_specs(cls).values()
         if not each.option.hidden
     ):
         assert each.option.sentence in flowing(shown), each.name
@@ -153,7 +153,9 @@ def test_options_stand_in_panels_of_their_purpose() -> None:
     ]
     rates = shown[shown.index("─ Learning rate ─") : shown.index("─ When to stop ─")]
     declared_rates = [
-        flag_of(each.name) for each in declared(TrainOptions).values() if each.panel == "Learning rate"
+        format_flag(each.name)
+        for each in option_specs(TrainOptions).values()
+        if each.panel == "Learning rate"
     ]
     assert re.findall(r"^│ (--[a-z-]+)", rates, re.MULTILINE) == declared_rates
     assert "[default: 4]" in shown and "[default: 0.0001]" in shown  # its own
@@ -162,10 +164,10 @@ def test_options_stand_in_panels_of_their_purpose() -> None:
 def test_what_is_on_or_off_has_one_line() -> None:
     shown = page("from-scratch")
     for each in (
-        each for cls in CLASSES["from-scratch"] for each in declared(cls).values() if each.kind is bool
+        each for cls in CLASSES["from-scratch"] for each in option_specs(cls).values() if each.kind is bool
     ):
         assert len(re.findall(rf"^│ {flag_of(each.name)}\b", shown, re.MULTILINE)) == 1
-        assert shown.count(f"{flag_of(f'no_{each.name}')} ") == (each.default is not False), each.name
+        assert shown.count(f"{format_flag(f'no_{each.name}')} ") == (each.default is not False), each.name
 
 
 def test_both_names_of_a_command_are_told() -> None:

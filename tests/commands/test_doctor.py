@@ -24,7 +24,7 @@ from llamatrain.data import token_cache
 from llamatrain.platform import cache_dir, cache_prune
 from llamatrain.platform.temp_files import NEW_PREFIX
 from tests.helpers.cli import Done, environment, run
-from tests.platform.test_cache_prune import BOUNDS, fill, kernels, never, stored
+from tests.platform.test_cache_prune import BOUNDS, fill, kernels, never, open_or_build
 
 MAKES_KERNELS = re.compile(r"^@(Entry|Brick|Routine|Function)\b", re.MULTILINE)
 SECTIONS = ["versions", "processor", "kernels", "threads", "memory", "caches", "mpi", "gpu"]
@@ -235,7 +235,9 @@ def test_whatever_fails_is_told_and_the_rest_too(root: Path, monkeypatch: pytest
 def test_a_dependency_that_is_missing_or_too_old(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"numpy": "1.26.4", "gguf": None, "numba": "0.69.0", "typer": "0.29.2"}
     real = dependencies.version_of
-    monkeypatch.setattr(dependencies, "package_version", lambda name: there[name] if name in there else real(name))
+    monkeypatch.setattr(
+        dependencies, "package_version", lambda name: there[name] if name in there else real(name)
+    )
     said = finding(run("doctor"))
     assert (
         "gguf is not installed; pip install 'gguf>=0.19'" in said
@@ -327,8 +329,8 @@ def test_kernels_are_declared_where_they_are_looked_for() -> None:
 
 def test_clean_takes_what_is_old_and_leaves_what_is_used(root: Path, tmp_path: Path) -> None:
     other, own = kernels(root, "0123456789abcdef", 0), kernels(root, cache_key(), 0)
-    stored("unread", fill, BOUNDS)
-    reading = stored("read", fill, BOUNDS)
+    open_or_build("unread", fill, BOUNDS)
+    reading = open_or_build("read", fill, BOUNDS)
     (root / "speeds").mkdir()
     (root / "tokens" / f"{NEW_PREFIX}left").mkdir()
     (tmp_path / ".llamatrain-passing-left").write_bytes(bytes(77))
@@ -345,7 +347,7 @@ def test_clean_takes_what_is_old_and_leaves_what_is_used(root: Path, tmp_path: P
         sorted(path.name for path in (root / "tokens").iterdir()) == ["read"] and (root / "speeds").exists()
     )
     assert (
-        stored("read", never, BOUNDS).tokens.read(0, 2).tolist()
+        open_or_build("read", never, BOUNDS).tokens.read(0, 2).tolist()
         == reading.tokens.read(0, 2).tolist()
         == [0, 1]
     )

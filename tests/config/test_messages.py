@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import llamatrain
-from llamatrain.config.messages import readable
+from llamatrain.config.messages import shorten_line
 from tests.helpers.adapter_files import adapter
 from tests.helpers.cli import PROGRAM, TINY, Argument, environment, ran, run, text_file
 from tests.helpers.lora_runs import base
@@ -70,8 +70,8 @@ def test_what_is_turned_off_in_a_file_is_told_as_there() -> None:
 
 
 def test_a_long_word_is_cut_in_its_place() -> None:
-    assert readable("a b c") == "a b c"
-    line = readable(f"{'x' * 5000}: no such thing; {'y' * 5000} would do")
+    assert shorten_line("a b c") == "a b c"
+    line = shorten_line(f"{'x' * 5000}: no such thing; {'y' * 5000} would do")
     assert (
         "x ... x" in line
         and ": no such thing; y" in line

@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 
 from llamatrain.adapters.options import AdapterOptions
-from llamatrain.config.options import OptionError, Options, build, declared, from_plain, plain
+from llamatrain.config.options import OptionError, Options, build, from_plain, option_specs, plain
 from llamatrain.config.toml import BaseArgument, DataArgument, config_text, read_config
 from llamatrain.config.units import Duration, Size
 from llamatrain.data.options import DataOptions
@@ -181,17 +181,17 @@ def test_values_become_what_their_fields_are() -> None:
 def test_every_option_is_declared_whole(cls: type[Options]) -> None:
     """With a sentence and a panel; its default is one that can be, and is what is kept and read again."""
     made = build(cls, {})
-    for each in declared(cls).values():
+    for each in option_specs(cls).values():
         assert each.option.sentence.endswith(".") and each.panel != "Options"
         assert each.unit or each.kind is bool
-        assert each.checked(each.default) == each.default
-        assert each.takes and len(each.takes) < 100
+        assert each.check(each.default) == each.default
+        assert each.accepted and len(each.accepted) < 100
     assert from_plain(cls, plain(made), "") == made
-    assert {*plain(made)} == {*declared(cls)}
+    assert {*plain(made)} == {*option_specs(cls)}
 
 
 def test_what_is_computed_again_is_told_of() -> None:
-    takes = declared(TrainOptions)["remat"].takes
+    takes = option_specs(TrainOptions)["remat"].accepted
     assert all(policy in takes for policy in POLICY_NAMES)
 
 

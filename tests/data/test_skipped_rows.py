@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from llamatrain.data import token_cache
 from llamatrain.data.batches import Batch, CursorState
-from llamatrain.data.dataset import open_corpus
+from llamatrain.data.dataset import open_dataset
 from llamatrain.data.options import DataOptions
 from llamatrain.data.preference_records import Compare
 from llamatrain.data.shuffle import Order
 from llamatrain.data.sine import Sine
 from llamatrain.data.token_cache import DiskArray
-from llamatrain.preference.batches import rows_of
+from llamatrain.preference.batches import batches_class
 from llamatrain.preference.dataset import KINDS
 from llamatrain.run.dataset import CountedBatches
 from llamatrain.train.parallel.batch_shard import BatchShard
-from llamatrain.train.prefetch import ReadAhead
+from llamatrain.train.prefetch import Prefetcher
 from tests.helpers.byte_tokenizer import BOS, EOS, ByteTokenizer
 
 SAMPLES = 600  # more than are packed together
@@ -56,8 +56,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def of_files(name: str, ctx: int = 24, compare: Compare | None = None, **options: Any) -> Opened:
     said = DataOptions(**options)
-    corpus = functools.cache(lambda: open_corpus([name], ByteTokenizer(), said, ctx, 0, KINDS[compare])[0])
-    return lambda seed: rows_of(compare)(corpus(), said, seed, EOS, BOS)  # type: ignore[arg-type]
+    corpus = functools.cache(lambda: open_dataset([name], ByteTokenizer(), said, ctx, 0, KINDS[compare])[0])
+    return lambda seed: batches_class(compare)(corpus(), said, seed, EOS, BOS)  # type: ignore[arg-type]
 
 
 FILLED: dict[str, Any] = {"fill_with_next_samples": True, "separate_with_eos": True}
@@ -152,10 +152,10 @@ def test_of_what_is_gone_past_nothing_is_read(kind: str, monkeypatch: pytest.Mon
 @kinds
 @pytest.mark.parametrize("of", [1, 2, 3])
 def test_a_validation_is_shared_out(kind: str, of: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = [arrays(batch) for batch in KIND[kind](1).once(5)]
+    whole = [arrays(batch) for batch in KIND[kind](1).one_epoch(5)]
     rows = KIND[kind](1)
     before = rows.state
-    assert [[arrays(batch) for batch in rows.once(5, mine, of)] for mine in range(of)] == [
+    assert [[arrays(batch) for batch in rows.one_epoch(5, mine, of)] for mine in range(of)] == [
         whole[mine::of] for mine in range(of)
     ]
     assert rows.state == before and (len(whole) > 3 or kind == "a wave")
@@ -164,10 +164,10 @@ def test_a_validation_is_shared_out(kind: str, of: int, monkeypatch: pytest.Monk
 def test_others_batches_of_a_validation_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read, reads = DiskArray.read, list[int]()
     monkeypatch.setattr(DiskArray, "read", lambda *place: (reads.append(0), read(*place))[1])
-    for _ in KIND["packed"](1).once(5):
+    for _ in KIND["packed"](1).one_epoch(5):
         pass
     every = len(reads)
-    for _ in KIND["packed"](1).once(5, 1, 4):
+    for _ in KIND["packed"](1).one_epoch(5, 1, 4):
         pass
     assert len(reads) - every < every / 3
 
@@ -191,12 +191,12 @@ def test_who_has_all_skips_none(monkeypatch: pytest.MonkeyPatch) -> None:
     dealt = BatchShard(rows, 3, range(3))
     for _ in range(7):
         assert arrays(dealt.batch(2)) == arrays(whole.batch(2)) and dealt.state == whole.state
-    assert list(map(arrays, dealt.once(9, 1, 2))) == list(map(arrays, whole.once(9, 1, 2)))
+    assert list(map(arrays, dealt.one_epoch(9, 1, 2))) == list(map(arrays, whole.one_epoch(9, 1, 2)))
 
 
 def test_they_are_read_ahead() -> None:
     whole, dealt = KIND["packed"](2), BatchShard(KIND["packed"](2), 4, range(1, 3))
-    with ReadAhead(dealt, 2, ready=4, left=12) as ahead:
+    with Prefetcher(dealt, 2, ready=4, remaining=12) as ahead:
         for _ in range(6):
             assert ahead.state == whole.state
             step = [arrays(whole.batch(2)) for _ in range(4)]
@@ -222,7 +222,7 @@ def test_many_places_of_an_order_are_found_together(
     places = range(epoch * count + begin, epoch * count + end)
     if places:
         order = Order(count, seed, shuffle)
-        assert order.among(places).tolist() == [order[place] for place in places]
+        assert order.take(places).tolist() == [order[place] for place in places]
 
 
 @kinds

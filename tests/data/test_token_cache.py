@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from llamatrain.data import token_cache
-from llamatrain.data.token_cache import StoreLimits, TokenStore, TokenStoreWriter, stored
+from llamatrain.data.token_cache import StoreLimits, TokenStore, TokenStoreWriter, open_or_build
 from llamatrain.errors import DataError
 from llamatrain.platform import cache_dir, temp_files, terminal
 from llamatrain.platform.temp_files import remove_path
@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def fill(writer: TokenStoreWriter) -> None:
     writer.write(TOKENS, (TOKENS % 2).astype(np.uint8))
-    writer.end(0, 1)
+    writer.end_document(0, 1)
 
 
 def never(writer: TokenStoreWriter) -> None:
@@ -61,14 +61,14 @@ def check(store: TokenStore) -> None:
 
 
 def test_an_entry_is_found_again(folder: Path) -> None:
-    check(stored("key", fill, BOUNDS))
-    check(stored("key", never, BOUNDS))
+    check(open_or_build("key", fill, BOUNDS))
+    check(open_or_build("key", never, BOUNDS))
     assert names(folder) == ["key"]
 
 
 def test_an_empty_entry_is_found_again() -> None:
     for each in (lambda writer: None, never):
-        store = stored("empty", each, BOUNDS)
+        store = open_or_build("empty", each, BOUNDS)
         assert store.marks is None and len(store.documents) == 0 and len(store.tokens.read(0, 9)) == 0
 
 
@@ -78,7 +78,7 @@ def test_an_empty_entry_is_found_again() -> None:
 @pytest.mark.parametrize("name", ["tokens", "marks", "documents"])
 @pytest.mark.parametrize("damage", ["one byte", "garbage", "short", "long", "gone", "folder"])
 def test_a_damaged_file_is_made_anew(folder: Path, name: str, damage: str) -> None:
-    stored("key", fill, BOUNDS)
+    open_or_build("key", fill, BOUNDS)
     path = folder / "key" / name
     content = path.read_bytes()
     path.unlink()
@@ -93,8 +93,8 @@ def test_a_damaged_file_is_made_anew(folder: Path, name: str, damage: str) -> No
                 "long": content * 2,
             }[damage]
         )
-    check(stored("key", fill, BOUNDS))
-    check(stored("key", never, BOUNDS))
+    check(open_or_build("key", fill, BOUNDS))
+    check(open_or_build("key", never, BOUNDS))
     assert names(folder) == ["key"]
 
 
@@ -117,15 +117,15 @@ def test_a_damaged_file_is_made_anew(folder: Path, name: str, damage: str) -> No
     ],
 )
 def test_broken_sizes_are_not_whole(folder: Path, text: str) -> None:
-    stored("key", fill, BOUNDS)
+    open_or_build("key", fill, BOUNDS)
     (folder / "key" / "sizes.json").write_text(text, "latin-1")
-    check(stored("key", fill, BOUNDS))
-    check(stored("key", never, BOUNDS))
+    check(open_or_build("key", fill, BOUNDS))
+    check(open_or_build("key", never, BOUNDS))
 
 
 @pytest.mark.parametrize("name", ["tokens", "marks", "documents", "more"])
 def test_sizes_name_the_files_that_are_there(folder: Path, name: str) -> None:
-    stored("key", fill, BOUNDS)
+    open_or_build("key", fill, BOUNDS)
     path = folder / "key" / "sizes.json"
     sizes = json.loads(path.read_text())
     path.write_text(
@@ -133,8 +133,8 @@ def test_sizes_name_the_files_that_are_there(folder: Path, name: str) -> None:
             {**sizes, "more": [0, 0]} if name == "more" else {k: v for k, v in sizes.items() if k != name}
         )
     )
-    check(stored("key", fill, BOUNDS))
-    check(stored("key", never, BOUNDS))
+    check(open_or_build("key", fill, BOUNDS))
+    check(open_or_build("key", never, BOUNDS))
 
 
 @pytest.mark.parametrize("kind", ["file", "empty folder", "other folder", "link", "pipe"])
@@ -148,8 +148,8 @@ def test_what_is_no_entry_gives_way(folder: Path, kind: str) -> None:
         os.mkfifo(place)
     else:
         (place / "sub" if kind == "other folder" else place).mkdir(parents=True)
-    check(stored("key", fill, BOUNDS))
-    check(stored("key", never, BOUNDS))
+    check(open_or_build("key", fill, BOUNDS))
+    check(open_or_build("key", never, BOUNDS))
     assert names(folder) == ["key"]
 
 
@@ -206,22 +206,22 @@ IMPOSSIBLE = {
 def test_what_cannot_be_is_made_anew_whatever_its_sums(
     what: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stored("key", fill, BOUNDS)
+    open_or_build("key", fill, BOUNDS)
     crafted(folder / "key", **IMPOSSIBLE[what])
     with terminal.show_log():
-        check(stored("key", fill, BOUNDS))
+        check(open_or_build("key", fill, BOUNDS))
         assert (
             capsys.readouterr().err
             == f"{folder}/key: is not what was written there; the tokens are made again\n"
         )
-        check(stored("key", never, BOUNDS))
+        check(open_or_build("key", never, BOUNDS))
     assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["tokens", "marks", "documents", "sizes.json"])
 @pytest.mark.parametrize("kind", ["pipe", "device", "link to a device", "huge", "loop", "folder"])
 def test_what_is_no_file_is_neither_waited_for_nor_read_for_ever(folder: Path, name: str, kind: str) -> None:
-    stored("key", fill, BOUNDS)
+    open_or_build("key", fill, BOUNDS)
     path = folder / "key" / name
     path.unlink()
     if kind == "pipe":
@@ -235,26 +235,26 @@ def test_what_is_no_file_is_neither_waited_for_nor_read_for_ever(folder: Path, n
         path.mkdir()
     else:
         path.symlink_to(path if kind == "loop" else "/dev/zero")
-    check(stored("key", fill, BOUNDS))
-    check(stored("key", never, BOUNDS))
+    check(open_or_build("key", fill, BOUNDS))
+    check(open_or_build("key", never, BOUNDS))
 
 
 def test_a_pipe_that_looks_like_left_behind_is_not_waited_for(folder: Path) -> None:
     os.mkfifo(folder / ".new-pipe")
     (folder / ".new-link").symlink_to("/dev/zero")
-    check(stored("key", fill, BOUNDS))
+    check(open_or_build("key", fill, BOUNDS))
 
 
 def test_an_entry_is_used_where_nothing_can_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a disk that is full, or only to be read."""
-    stored("key", fill, BOUNDS)
+    open_or_build("key", fill, BOUNDS)
     token_cache.cache_folder.cache_clear()
     monkeypatch.setattr(tempfile, "TemporaryFile", no_room)
     monkeypatch.setattr(tempfile, "mkdtemp", no_room)
     cache_dir.get_temp_folder.cache_clear()
-    check(stored("key", never, BOUNDS))
+    check(open_or_build("key", never, BOUNDS))
     with pytest.raises(DataError, match="tokens can be kept nowhere"):
-        stored("another", fill, BOUNDS)
+        open_or_build("another", fill, BOUNDS)
 
 
 def no_room(*_: object, **__: object) -> None:
@@ -262,7 +262,7 @@ def no_room(*_: object, **__: object) -> None:
 
 
 def test_an_entry_that_is_cut_while_it_is_read_is_named(folder: Path) -> None:
-    store = stored("key", fill, BOUNDS)
+    store = open_or_build("key", fill, BOUNDS)
     os.truncate(folder / "key" / "tokens", 1000)
     np.testing.assert_array_equal(store.tokens.read(0, 250), TOKENS[:250])
     with pytest.raises(DataError, match=f"^{folder}: tokens there were cut short"):
@@ -276,16 +276,16 @@ def test_a_faster_run_s_entry_stays_in_its_place(folder: Path) -> None:
     places = list[int]()
 
     def slow(writer: TokenStoreWriter) -> None:
-        stored("key", fill, BOUNDS)
+        open_or_build("key", fill, BOUNDS)
         places.append((folder / "key").stat().st_ino)
         fill(writer)
 
-    check(stored("key", slow, BOUNDS))
+    check(open_or_build("key", slow, BOUNDS))
     assert places == [(folder / "key").stat().st_ino] and names(folder) == ["key"]
 
 
 def test_a_removed_entry_goes_on_being_read(folder: Path) -> None:
-    for store in (stored("key", fill, BOUNDS), stored("key", never, BOUNDS)):  # made, found
+    for store in (open_or_build("key", fill, BOUNDS), open_or_build("key", never, BOUNDS)):  # made, found
         (folder / "key").rename(folder / "moved")
         check(store)
         (folder / "moved").rename(folder / "key")
@@ -294,10 +294,10 @@ def test_a_removed_entry_goes_on_being_read(folder: Path) -> None:
 
 
 def test_files_are_closed_with_the_store() -> None:
-    stored("key", fill, BOUNDS)
+    open_or_build("key", fill, BOUNDS)
     gc.collect()
     before = len(names(Path("/proc/self/fd")))
-    stores = [stored("key", never, BOUNDS) for _ in range(3)]
+    stores = [open_or_build("key", never, BOUNDS) for _ in range(3)]
     assert len(names(Path("/proc/self/fd"))) == before + 6
     del stores
     gc.collect()
@@ -308,8 +308,8 @@ def test_more_files_than_a_program_may_open() -> None:
     old = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, old[1]), old[1]))
     try:
-        stored("key", fill, BOUNDS)
-        stores = [stored("key", never, BOUNDS) for _ in range(300)] if old[1] > 4096 else []
+        open_or_build("key", fill, BOUNDS)
+        stores = [open_or_build("key", never, BOUNDS) for _ in range(300)] if old[1] > 4096 else []
         for store in stores[::100]:
             check(store)
     finally:
@@ -326,11 +326,11 @@ def run_at_once(barrier: Barrier, place: str, rounds: int) -> None:
         if barrier.wait(60) == 0 and (folder / "key").exists():
             (folder / "key" / "tokens").write_bytes(b"garbage") if number % 3 else remove_path(folder / "key")
         barrier.wait(60)
-        store = stored("key", fill, BOUNDS)
+        store = open_or_build("key", fill, BOUNDS)
         check(store)
         barrier.wait(60)
         check(store)
-        check(stored("key", never, BOUNDS))
+        check(open_or_build("key", never, BOUNDS))
 
 
 def test_runs_at_once_do_not_disturb_each_other(tmp_path: Path, folder: Path) -> None:
@@ -354,7 +354,7 @@ def test_errors_of_the_sources_are_not_the_cache_s(folder: Path) -> None:
         raise io.UnsupportedOperation("underlying stream is not seekable")
 
     with pytest.raises(io.UnsupportedOperation, match="seekable"):
-        stored("key", broken, BOUNDS)
+        open_or_build("key", broken, BOUNDS)
     assert names(folder) == []
 
 
@@ -366,7 +366,7 @@ def test_errors_of_the_cache_name_its_folder(folder: Path, monkeypatch: pytest.M
     with pytest.raises(
         DataError, match=f"^{folder}: tokens cannot be kept there: No space left on device; LLAMATRAIN_CACHE"
     ):
-        stored("key", fill, BOUNDS)
+        open_or_build("key", fill, BOUNDS)
     assert names(folder) == []
 
 
@@ -380,7 +380,7 @@ def test_a_disk_that_is_full_is_said_once(folder: Path) -> None:
         fill(writer)
 
     with pytest.raises(DataError, match="No space left on device"):
-        stored("key", full, BOUNDS)
+        open_or_build("key", full, BOUNDS)
     assert names(folder) == []
 
 
@@ -395,21 +395,21 @@ def test_what_killed_runs_left_is_removed_by_its_age(folder: Path, monkeypatch: 
         os.utime(path, (past, past))  # a run that takes days still writes
     (folder / "old").mkdir()
     os.utime(folder / "old", (past, past))
-    stored("key", fill, BOUNDS)
+    open_or_build("key", fill, BOUNDS)
     assert names(folder) == [".new-alive", ".new-new", "key", "old"]
 
 
 MAKING = """
 import time
 import numpy as np
-from llamatrain.data.token_cache import StoreLimits, stored
+from llamatrain.data.token_cache import StoreLimits, open_or_build
 
 def slow(writer):
     writer.write(np.arange(9, dtype=np.int32))
     print(writer.folder.name, flush=True)
     time.sleep(100)
 
-stored("slow", slow, StoreLimits(9, 1, 9))
+open_or_build("slow", slow, StoreLimits(9, 1, 9))
 """
 
 
@@ -423,13 +423,13 @@ def test_what_a_killed_run_left_is_removed_by_the_next(folder: Path, monkeypatch
         for path in (*(folder / left).iterdir(), folder / left):
             os.utime(path, (past, past))
         try:
-            stored("key", fill, BOUNDS)
+            open_or_build("key", fill, BOUNDS)
             assert names(folder) == [left, "key"]
         finally:
             other.kill()
     assert names(folder) == [left, "key"]
     os.utime(folder / left)  # once it is dead, however short ago
-    stored("another", fill, BOUNDS)
+    open_or_build("another", fill, BOUNDS)
     assert names(folder) == ["another", "key"]
 
 
@@ -440,5 +440,5 @@ def test_it_goes_without_locks_and_limits(folder: Path, monkeypatch: pytest.Monk
     past = time.time() - temp_files.DAY / 2
     (folder / ".new-young").mkdir()
     os.utime(folder / ".new-young", (past, past))
-    check(stored("key", fill, BOUNDS))
+    check(open_or_build("key", fill, BOUNDS))
     assert names(folder) == [".new-young", "key"]

@@ -186,7 +186,9 @@ def test_whatever_some_policy_fits_is_not_refused(layers_: int) -> None:
 
     def plan_with(policy: str | int):
         return plan(
-            stream(differentiate(model.loss, model.trained, borders=model.block_inputs, remat=policy), AdamW())[1]
+            stream(
+                differentiate(model.loss, model.trained, borders=model.block_inputs, remat=policy), AdamW()
+            )[1]
         )
 
     totals = [plan_with(policy).total for policy in ("none", "light", *range(1, layers_ + 1), "block")]

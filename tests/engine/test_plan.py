@@ -286,7 +286,9 @@ def test_no_gaps_are_left_beside_gradients_that_stay(precision: str, monkeypatch
     """Of layers that are made again, each between more of them: what is there at the fullest moment is all that is taken."""
     model, seen = llama(M), list[list[Allocation]]()
     made = hold(
-        differentiate(model.loss, model.trained, precision=precision, borders=model.block_inputs, remat="block"),
+        differentiate(
+            model.loss, model.trained, precision=precision, borders=model.block_inputs, remat="block"
+        ),
         whole=False,
     )
     monkeypatch.setattr(
@@ -329,7 +331,9 @@ def test_places_are_found_in_time_that_grows_with_the_layers(monkeypatch: pytest
 
 
 def training(model: Llama, *, remat: str | int = "none", precision: str = "f32") -> list[Tensor]:
-    made = differentiate(model.loss, model.trained, precision=precision, borders=model.block_inputs, remat=remat)
+    made = differentiate(
+        model.loss, model.trained, precision=precision, borders=model.block_inputs, remat=remat
+    )
     return stream(made, AdamW())[1]
 
 

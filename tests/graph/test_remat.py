@@ -67,7 +67,9 @@ def made(name: str):
 
 def trained(name: str, precision: str, remat: str | int) -> list[Tensor]:
     model, _ = made(name)
-    found = differentiate(model.loss, model.trained, precision=precision, borders=model.block_inputs, remat=remat)
+    found = differentiate(
+        model.loss, model.trained, precision=precision, borders=model.block_inputs, remat=remat
+    )
     return [found.loss, *found.grads.values()]
 
 
@@ -220,7 +222,9 @@ LONG = Size(vocab=32000, width=512, layers=32, heads=8, kv_heads=8, ff=1376, ctx
 @cache
 def arena(remat: str | int, precision: str = "f32") -> int:
     model = llama(LONG)
-    found = differentiate(model.loss, model.trained, precision=precision, borders=model.block_inputs, remat=remat)
+    found = differentiate(
+        model.loss, model.trained, precision=precision, borders=model.block_inputs, remat=remat
+    )
     return plan(stream(found, AdamW())[1]).arena
 
 

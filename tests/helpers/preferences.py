@@ -11,8 +11,8 @@ import numpy as np
 from llamatrain.adapters import gguf
 from llamatrain.adapters.adapter import Adapter
 from llamatrain.data.batches import Batch as Laid
-from llamatrain.run.prepare import begun, prepare
-from llamatrain.run.request import tuning
+from llamatrain.run.prepare import prepare, start_request
+from llamatrain.run.request import request_finetune
 from llamatrain.train.parallel.step_sync import MicrobatchInfo, sum_totals
 from llamatrain.train.programs import TrainPrograms
 from tests.helpers.adapter_files import adapter, linear
@@ -108,15 +108,15 @@ def ours(case: str, folder: Path, *, batch: int = 4, **more: Any) -> tuple[Found
         "grad_acc": 2,
         "precision": "f32",
     }
-    request = tuning(
+    request = request_finetune(
         str(model), (str(data),), said | NUMBERS[kind] | {"shuffle": False, "iters": 1, "pack": False} | more
     )
-    asked, sources, notes = begun(request)
-    prepared = prepare(asked, sources, None, notes, request.altered)
-    way, leaves = prepared.fitted.way, prepared.fitted.leaves
-    prepared.target.load(leaves)
+    asked, sources, notes = start_request(request)
+    prepared = prepare(asked, sources, None, notes, request.changed)
+    way, leaves = prepared.plan.way, prepared.plan.leaves
+    prepared.trainable.load(leaves)
     programs = TrainPrograms(way.graphs, way.arena, leaves.frozen)
-    prepared.target.begin(programs.weights.parts)
+    prepared.trainable.begin(programs.weights.parts)
     laid = prepared.data.rows.batch(batch)
     loss = programs.compute_gradients(laid, sum_totals([MicrobatchInfo.from_batch(laid)]), 0)
     rewards = programs.rewards(laid)

@@ -78,7 +78,9 @@ def written(
     path: Path, h: Hyperparameters, arrays: Arrays, kind: str = "F32", more: dict[str, Value] | None = None
 ) -> Path:
     """A model file; its matrices are of a kind."""
-    vocabulary = new_vocab.bytes_only() if h.vocab == VOCABULARY else new_vocab.without_text(h.vocab)
+    vocabulary = (
+        new_vocab.bytes_vocabulary() if h.vocab == VOCABULARY else new_vocab.textless_vocabulary(h.vocab)
+    )
     metadata = h.metadata("small") | vocabulary | (more or {})
     tensors = arrays | {TENSORS[name]: factors for name, factors in h.rope.tensors.items()}
     kinds = {name: type_by_name(kind if array.ndim == 2 else "F32") for name, array in tensors.items()}

@@ -28,10 +28,10 @@ def test_each_op_and_its_gradient(name: str, index: int) -> None:
     plain(), fast()
     for output in outputs:
         np.testing.assert_allclose(
-            fast.parse(output),
-            plain.parse(output),
+            fast.read(output),
+            plain.read(output),
             rtol=2e-5,
-            atol=2e-5 * max(1, np.abs(plain.parse(output)).max(initial=0)),
+            atol=2e-5 * max(1, np.abs(plain.read(output)).max(initial=0)),
         )
 
 
@@ -60,9 +60,9 @@ def test_a_llama(size: Size, precision: str) -> None:
         program()
     tolerance = {"f32": 2e-5, "bf16": 2e-2}[precision]
     for output in outputs:
-        alone, together = (program.parse(output) for program in fast)
+        alone, together = (program.read(output) for program in fast)
         assert np.array_equal(alone, together), "one thread and two differ"
-        distance = np.linalg.norm(alone - plain.parse(output)) / (np.linalg.norm(plain.parse(output)) + 1e-12)
+        distance = np.linalg.norm(alone - plain.read(output)) / (np.linalg.norm(plain.read(output)) + 1e-12)
         assert distance <= tolerance, f"{output!r}: {distance}"
 
 
@@ -81,7 +81,7 @@ def test_a_block_of_another_model(name: str, precision: str) -> None:
     for program in (plain, *fast):
         program()
     for output in outputs:
-        wanted, alone, together = (program.parse(output) for program in (plain, *fast))
+        wanted, alone, together = (program.read(output) for program in (plain, *fast))
         assert np.array_equal(alone, together)
         assert np.linalg.norm(alone - wanted) <= {"f32": 2e-5, "bf16": 2e-2}[precision] * np.linalg.norm(
             wanted
@@ -98,8 +98,8 @@ def test_a_bias_beside_a_quantised_weight(rows: int) -> None:
     y, alone = matmul(x, w, bias), matmul(x, w)
     fast, plain = (Program.build([y, alone], arrays, kernels=kind) for kind in ("cpu", "reference"))
     fast(), plain()
-    np.testing.assert_array_equal(fast.parse(y), fast.parse(alone) + arrays[bias])
-    np.testing.assert_allclose(fast.parse(y), plain.parse(y), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(fast.read(y), fast.read(alone) + arrays[bias])
+    np.testing.assert_allclose(fast.read(y), plain.read(y), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("remat", ["none", "block", "light"])
@@ -114,7 +114,7 @@ def test_ten_steps_the_same_bits_however_planned(remat: str) -> None:
         losses = []
         for _ in range(10):
             program()
-            losses.append(float(program.parse(outputs[0])))
+            losses.append(float(program.read(outputs[0])))
         results.append((losses, [arrays[weight].copy() for weight in model.trained]))
     assert results[0][0] == results[1][0]
     assert results[0][0][-1] < results[0][0][0]

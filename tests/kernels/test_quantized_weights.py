@@ -73,7 +73,7 @@ def results(
 ) -> list[np.ndarray]:
     program = Program.build(outputs, arrays, kernels=kernels, threads=threads)
     program()
-    return [program.parse(output).copy() for output in outputs]
+    return [program.read(output).copy() for output in outputs]
 
 
 def close(found: list[np.ndarray], wanted: list[np.ndarray], tolerance: float) -> None:
@@ -257,7 +257,7 @@ def test_pages_of_the_base_are_handed_back(tmp_path: Path, kernels: str) -> None
         program()
         assert (resident(path) < mapped.nbytes / 2) is drop
         assert program.plan.base_bytes == (weights[0].nbytes if drop else mapped.nbytes)
-        found.append([program.parse(y).copy() for y in products])
+        found.append([program.read(y).copy() for y in products])
     kept, dropped = found
     np.testing.assert_array_equal(kept, dropped)
 

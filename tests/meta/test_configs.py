@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.config.messages import cut
+from llamatrain.config.messages import shorten
 from tests.helpers.cli import ROOT, metrics, ran, steps, tensors, text, text_file
 from tests.helpers.lora_runs import base
 from tests.helpers.preferences import rows as compared
@@ -85,7 +85,7 @@ def test_each_opens_with_a_command_that_runs(
 @pytest.mark.parametrize("config", [pytest.param(path, id=path.stem) for path in CONFIGS])
 def test_each_says_what_it_is_for_and_what_to_expect(config: Path) -> None:
     first = head(config).splitlines()[0].removeprefix("# ")
-    assert first[0].isupper() and first[-1] in ".,:;abcdefghijklmnopqrstuvwxyz" and len(first) > 30, cut(
+    assert first[0].isupper() and first[-1] in ".,:;abcdefghijklmnopqrstuvwxyz" and len(first) > 30, shorten(
         first
     )
     assert re.search(r"\b(second|minute|hour)s?\b", head(config)), "how long it takes"

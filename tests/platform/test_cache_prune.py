@@ -12,7 +12,7 @@ import pytest
 
 from llamatrain.compiler.cache import CodeCache, cache_key
 from llamatrain.data import token_cache
-from llamatrain.data.token_cache import StoreLimits, TokenStoreWriter, stored
+from llamatrain.data.token_cache import StoreLimits, TokenStoreWriter, open_or_build
 from llamatrain.platform import cache_dir, cache_prune
 from llamatrain.platform.cache_prune import MAX_AGE, MIN_INTERVAL, STAMP, mark_used, over_limit, prune, remove
 from llamatrain.platform.temp_files import DAY, NEW_PREFIX
@@ -43,7 +43,7 @@ def kernels(root: Path, name: str, age: float, nbytes: int = 100) -> Path:
 
 def fill(writer: TokenStoreWriter) -> None:
     writer.write(np.arange(100, dtype=np.int32))
-    writer.end(0, 1)
+    writer.end_document(0, 1)
 
 
 def never(writer: TokenStoreWriter) -> None:
@@ -51,7 +51,7 @@ def never(writer: TokenStoreWriter) -> None:
 
 
 def entry(root: Path, key: str, age: float) -> Path:
-    store = stored(key, fill, BOUNDS)
+    store = open_or_build(key, fill, BOUNDS)
     assert store.key == key
     del store
     return aged(root / "tokens" / key, age)
@@ -105,7 +105,7 @@ def test_tokens_that_are_read_stay_and_others_go_the_oldest_first(
         entry(root, name, age) for name, age in (("a", 9 * DAY), ("b", 8 * DAY), ("c", 0))
     )
     size = cache_prune.disk_usage(oldest)
-    reading = stored("a", never, BOUNDS)
+    reading = open_or_build("a", never, BOUNDS)
     aged(oldest, 9 * DAY)
     monkeypatch.setattr(cache_prune, "MAX_TOKEN_BYTES", size + size // 2)
     due(root)
@@ -121,13 +121,13 @@ def test_tokens_that_are_read_stay_and_others_go_the_oldest_first(
 def test_tokens_that_nobody_used_for_long_go_where_new_ones_are_made(root: Path) -> None:
     old = entry(root, "a", MAX_AGE + 1)
     due(root)
-    assert stored("b", fill, BOUNDS).tokens.read(99, 100).tolist() == [99]
+    assert open_or_build("b", fill, BOUNDS).tokens.read(99, 100).tolist() == [99]
     assert not old.exists() and (root / "tokens" / "b").exists() and (root / STAMP).exists()
 
 
 def test_use_is_noted_by_reading(root: Path) -> None:
     place = entry(root, "a", 5 * DAY)
-    stored("a", never, BOUNDS)
+    open_or_build("a", never, BOUNDS)
     assert time.time() - place.stat().st_mtime < DAY
     lately = aged(place, MIN_INTERVAL - 60).stat().st_mtime
     mark_used(place)
@@ -147,8 +147,8 @@ def test_all_that_is_read_in_another_process_is_left_to_it(root: Path) -> None:
     place = entry(root, "a", MAX_AGE + 1)
     script = """
 import sys
-from tests.platform.test_cache_prune import BOUNDS, never, stored
-store = stored("a", never, BOUNDS)
+from tests.platform.test_cache_prune import BOUNDS, never, open_or_build
+store = open_or_build("a", never, BOUNDS)
 print("open", flush=True)
 sys.stdin.readline()
 print(store.tokens.read(0, 100).sum())

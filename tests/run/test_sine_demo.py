@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.config.options import declared, flag_of
+from llamatrain.config.options import format_flag, option_specs
 from llamatrain.distributed.cores import count_cores
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.run.options import TrainOptions
@@ -94,8 +94,10 @@ def test_the_wave_s_model_opens_elsewhere(demo: tuple[Path, Done, float]) -> Non
 
 def test_squared_error_as_the_ancestor_had_it(tmp_path: Path) -> None:
     """The name of the option is asked of the program itself."""
-    options = declared(TrainOptions).values()
-    words = {flag_of(each.name): choice for each in options for choice in each.choices if "square" in choice}
+    options = option_specs(TrainOptions).values()
+    words = {
+        format_flag(each.name): choice for each in options for choice in each.choices if "square" in choice
+    }
     assert words, "no option speaks of squared error"
     ((name, choice),) = words.items()
     ran("from-scratch", name, choice, "--iters", 30, "--out", tmp_path / "run")

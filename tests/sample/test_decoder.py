@@ -61,7 +61,7 @@ def trained_logits(h: Hyperparameters, arrays: Arrays, ids: list[int], kernels: 
     program.write(made.inputs["positions"], np.arange(len(ids)))
     program.write(made.inputs["mask"], np.where(np.tri(len(ids), dtype=bool), 0, -1e30))
     program()
-    return program.parse(output).copy()
+    return program.read(output).copy()
 
 
 def close(found: np.ndarray, expected: np.ndarray, tolerance: float = 2e-5) -> None:
@@ -420,10 +420,10 @@ def test_gradients_through_the_cache_are_those_of_training(parts: list[int], ker
     whole()
 
     tolerance = 1e-11 if dtype is F64 else 1e-5
-    assert float(program.parse(loss)) == pytest.approx(float(whole.parse(expected)), rel=tolerance)
+    assert float(program.read(loss)) == pytest.approx(float(whole.read(expected)), rel=tolerance)
     for name, mine, theirs in zip(leaves, grads, wanted, strict=True):
-        assert np.linalg.norm(program.parse(mine) - whole.parse(theirs)) <= tolerance * np.linalg.norm(
-            whole.parse(theirs)
+        assert np.linalg.norm(program.read(mine) - whole.read(theirs)) <= tolerance * np.linalg.norm(
+            whole.read(theirs)
         ), name
 
 
@@ -446,14 +446,14 @@ def test_gradients_through_the_cache_are_slopes() -> None:
     program.write(read["targets"], [3, 4])
     program.write(read["weights"], [1.0, 0.5])
     program()
-    found = {leaf: program.parse(grad).copy() for leaf, grad in zip(asked, grads, strict=True)}
+    found = {leaf: program.read(grad).copy() for leaf, grad in zip(asked, grads, strict=True)}
     for leaf in asked:
         way = random.standard_normal(leaf.shape)
         ends = []
         for step in (1e-6, -2e-6):
             memory[leaf] += step * way
             program()
-            ends.append(float(program.parse(loss)))
+            ends.append(float(program.read(loss)))
         memory[leaf] += 1e-6 * way
         slope = float(np.sum(found[leaf] * way))
         assert (ends[0] - ends[1]) / 2e-6 == pytest.approx(slope, rel=1e-5, abs=1e-8), leaf.name

@@ -87,7 +87,7 @@ class Foretold:
     def __init__(self, *told: tuple[float, int | None]) -> None:
         self.told = list(told)
 
-    def judged(self, batch: Batch) -> tuple[float, int | None]:
+    def eval_loss(self, batch: Batch) -> tuple[float, int | None]:
         self.loss, right = self.told.pop(0)
         return self.loss, right
 

@@ -31,4 +31,4 @@ def of_bytes(name: str, nbytes: int | None, more: str = "") -> Fact:
 
 
 def size(nbytes: int) -> str:
-    return Size(nbytes).words
+    return Size(nbytes).text

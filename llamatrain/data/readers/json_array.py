@@ -132,7 +132,9 @@ def warn_about_other_rows(name: str, keys: tuple[str, ...]) -> None:
     """Warn once about further rows in a file, under other keys, that are not read."""
     if keys:
         others = " and ".join(map(json.dumps, keys))
-        log_line(f"warning: {name}: rows under {others} are ignored; move them to a separate file to use them")
+        log_line(
+            f"warning: {name}: rows under {others} are ignored; move them to a separate file to use them"
+        )
 
 
 def chunks_between_escapes(stream: BinaryIO) -> Iterator[bytes]:
