@@ -42,7 +42,7 @@ PIECE = 1 << 22  # weights that are in memory at once
 
 def vocabulary(size: int) -> dict[str, Value]:
     """Bytes, and what fills it up to the size."""
-    keys = new_vocab.bytes_only()
+    keys = new_vocab.bytes_vocabulary()
     tokens, kinds = (list(keys[f"{KEY}{name}"].decode()) for name in ("tokens", "token_type"))
     if size < len(tokens):
         raise UsageError(f"--vocab {size} has no room for the {len(tokens)} tokens of bytes")

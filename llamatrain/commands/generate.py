@@ -157,9 +157,9 @@ class TextStream:
 def tokenizer_of(gguf: "Gguf", h: "Hyperparameters") -> "Tokenizer | None":
     """None where tokens stand for no text."""
     from llamatrain.data.tokenizer import load
-    from llamatrain.data.tokenizer.vocabulary import is_without_text
+    from llamatrain.data.tokenizer.vocabulary import has_no_text
 
-    if is_without_text(gguf.metadata):
+    if has_no_text(gguf.metadata):
         return None
     tokenizer = load(gguf.metadata, gguf.path)
     if len(tokenizer) != h.vocab:

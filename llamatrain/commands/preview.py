@@ -111,7 +111,7 @@ def open_rows(
     data: Sequence[str], options: PreviewOptions, data_options: DataOptions, compared: PreferenceDataOptions
 ) -> PreviewRows:
     """Tokenize the data as a run would."""
-    from llamatrain.data.dataset import open_corpus
+    from llamatrain.data.dataset import open_dataset
     from llamatrain.gguf.reader import open_gguf
     from llamatrain.preference.batches import batches_class
     from llamatrain.preference.dataset import KINDS
@@ -119,7 +119,7 @@ def open_rows(
     gguf = open_gguf(options.model)
     tokenizer = tokenizer_of(gguf)
     ctx = options.ctx or min(CTX, context_of(gguf))
-    corpus, validation = open_corpus(
+    corpus, validation = open_dataset(
         data, tokenizer, data_options, ctx, options.seed, kind=KINDS[compared.data_kind]
     )
     rows = batches_class(compared.data_kind)(corpus, data_options, options.seed, tokenizer.eos, tokenizer.bos)
@@ -159,7 +159,7 @@ def endless(corpus: "Dataset", tokenizer: "Tokenizer", gguf: "Gguf") -> bool:
         eos == gguf.metadata.get("tokenizer.ggml.eos_token_id") or kinds[eos] == TokenType.CONTROL
     ):
         return False
-    answers = list(corpus.answers(ASKED))
+    answers = list(corpus.first_answers(ASKED))
     return bool(answers) and not any(
         np.any((tokens == tokenizer.eot) & (weights > 0)) for tokens, weights, _ in answers
     )
@@ -169,7 +169,7 @@ def taken(rows: "Batches", options: PreviewOptions, once: bool = False) -> "Iter
     """The first rows, each as its batch and its number therein; `once`: those of the first epoch, so that no sample repeats."""
     together, most = 1 if rows.packs else options.batch, options.n  # packed ones are all of one length
     if once and not rows.packs:
-        most = min(most, len(rows.corpus))  # each begins with another sample
+        most = min(most, len(rows.dataset))  # each begins with another sample
     for first in range(0, most, together):
         if once and rows.state.epoch:
             return

@@ -6,54 +6,56 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from llamatrain.data.files import DataFile
-from llamatrain.data.find_files import naming
+from llamatrain.data.find_files import describe_files
 from llamatrain.platform.terminal import progress_bar
 
-ITEMS = 256  # lines, or samples, that make a task
-AHEAD = 8 << 20  # bytes of tasks whose results are not taken yet, one task aside
+MAX_ITEMS = 256  # lines, or samples, that make a task
+MAX_PENDING_BYTES = 8 << 20  # bytes of tasks whose results are not taken yet, one task aside
 A = TypeVar("A")
 B = TypeVar("B")
 
 
-def grouped(items: Iterable[tuple[int, A]]) -> Iterator[tuple[int, list[A]]]:
+def group_items(items: Iterable[tuple[int, A]]) -> Iterator[tuple[int, list[A]]]:
     """Group items into tasks of limited count and size; yield each group with its bytes."""
     group, size = list[A](), 0
     for bytes_, item in items:
         group.append(item)
         size += bytes_
-        if len(group) == ITEMS or size > 1 << 20:
+        if len(group) == MAX_ITEMS or size > 1 << 20:
             yield size, group
             group, size = [], 0
     if group:
         yield size, group
 
 
-def in_order(work: Callable[[A], B], items: Iterable[tuple[int, A]], sources: list[DataFile]) -> Iterator[B]:
+def map_in_order(
+    work: Callable[[A], B], items: Iterable[tuple[int, A]], sources: list[DataFile]
+) -> Iterator[B]:
     """Yield results in the order of the items, computed on all cores with few held at once."""
-    from llamatrain.distributed.cores import cores
+    from llamatrain.distributed.cores import count_cores
 
     waiting = deque[tuple[int, Future[B]]]()
-    with progress(sources) as told, ThreadPoolExecutor(threads := cores()) as pool:
+    with encoding_bar(sources) as bar, ThreadPoolExecutor(threads := count_cores()) as pool:
 
-        def first() -> B:
+        def take_first() -> B:
             size, future = waiting.popleft()
             result = future.result()
-            told.update(size)
+            bar.update(size)
             return result
 
         try:
             for size, item in items:
                 waiting.append((size, pool.submit(work, item)))
-                while len(waiting) > 2 * threads or sum(size for size, _ in waiting) > AHEAD:
-                    yield first()
+                while len(waiting) > 2 * threads or sum(size for size, _ in waiting) > MAX_PENDING_BYTES:
+                    yield take_first()
             while waiting:
-                yield first()
+                yield take_first()
         finally:
             for _, future in waiting:
                 future.cancel()
 
 
-def progress(sources: list[DataFile]) -> Any:
+def encoding_bar(sources: list[DataFile]) -> Any:
     """Return a progress bar that counts bytes, up to their total if it is known."""
     total = sum(source.size for source in sources) if all(source.is_plain for source in sources) else None
-    return progress_bar(f"tokenizing {naming(sources)}", total=total, unit="B", unit_scale=True)
+    return progress_bar(f"tokenizing {describe_files(sources)}", total=total, unit="B", unit_scale=True)

@@ -6,9 +6,9 @@ must be called by all processes in the same order; with one process they return 
 
 from functools import cache
 
-from llamatrain.distributed.launcher import LaunchInfo, launched
+from llamatrain.distributed.launcher import LaunchInfo, get_launch_info
 from llamatrain.distributed.single import Comm, ExitStatus, SingleProcess
-from llamatrain.distributed.stderr import fault
+from llamatrain.distributed.stderr import exit_status_for
 from llamatrain.errors import LlamatrainError, words_of
 
 __all__ = [
@@ -16,66 +16,66 @@ __all__ = [
     "ExitStatus",
     "LaunchInfo",
     "close",
-    "fault",
-    "found",
-    "is_told_here",
-    "launched",
-    "met",
-    "told",
-    "world",
+    "exit_status_for",
+    "existing_comm",
+    "is_printing_rank",
+    "get_launch_info",
+    "wait_for_all",
+    "failure_to_print",
+    "get_comm",
 ]
 
 
 @cache
-def world() -> Comm:
+def get_comm() -> Comm:
     """Return the communicator of the processes that were launched together with this one."""
-    started = launched()
-    if started is None:
+    launch = get_launch_info()
+    if launch is None:
         return SingleProcess()
-    from llamatrain.distributed.init import joined
+    from llamatrain.distributed.init import join
 
-    return joined(started)
+    return join(launch)
 
 
-def found() -> Comm | None:
+def existing_comm() -> Comm | None:
     """Return the communicator, if it exists already."""
-    return world() if world.cache_info().currsize else None
+    return get_comm() if get_comm.cache_info().currsize else None
 
 
-def is_told_here() -> bool:
+def is_printing_rank() -> bool:
     """Return True if this process prints: only rank 0 does."""
-    started = launched()
-    return started is None or started.rank == 0
+    launch = get_launch_info()
+    return launch is None or launch.rank == 0
 
 
-def told(failure: ExitStatus, shared: bool = False) -> ExitStatus | None:
+def failure_to_print(failure: ExitStatus, shared: bool = False) -> ExitStatus | None:
     """Return the failure that this process must print, or None if another one prints it.
 
     If the other processes do not know of the failure, end all of them.
     """
-    started = launched()
-    if started is None or not started.several or shared:
-        return failure if is_told_here() else None
-    if there := found():
-        return there.failed(failure)
-    if failure.lost:
+    launch = get_launch_info()
+    if launch is None or not launch.is_multi_process or shared:
+        return failure if is_printing_rank() else None
+    if comm := existing_comm():
+        return comm.abort(failure)
+    if failure.peer_lost:
         return failure
-    from llamatrain.distributed.init import joined
+    from llamatrain.distributed.init import join
 
     try:
-        joined(started, failure)
+        join(launch, failure)
     except LlamatrainError as error:  # what all have to say, or that there is nothing to speak by
         failure = ExitStatus(words_of(error), error.exit_code) if error.shared else failure
-    return failure if is_told_here() else None
+    return failure if is_printing_rank() else None
 
 
-def met() -> None:
+def wait_for_all() -> None:
     """Wait for all processes at the end of a run (collective): rank 0 may have more to do."""
-    if there := found():
-        there.met()
+    if comm := existing_comm():
+        comm.barrier()
 
 
 def close(code: int) -> None:
     """Finish communication and end the process with this exit code (collective)."""
-    if there := found():
-        there.close(code)
+    if comm := existing_comm():
+        comm.close(code)

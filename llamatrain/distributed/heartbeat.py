@@ -10,34 +10,36 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from llamatrain.distributed.single import AGAIN, ExitStatus
-from llamatrain.distributed.stderr import fault
+from llamatrain.distributed.single import EXIT_RETRY, ExitStatus
+from llamatrain.distributed.stderr import exit_status_for
 from llamatrain.platform.threads import start_thread
 
-BEAT, FAILED, OVER, BYE = range(
+BEAT, FAILED, END, BYE = range(
     1, 5
 )  # tags; what each carries: step and what is done, a Failure, an exit code, nothing
 TIMEOUT = 120.0  # seconds, until a run says another
-OFTEN, THOUSAND = (
+INTERVAL, MAX_BEATS = (
     0.5,
     1000,
 )  # seconds between two beats; of many, so many beats a second are what the first hears
-LEAST = 2.0  # seconds, of any timeout
-LISTEN = 0.05  # seconds between two looks for what came
-GATHER = 0.25  # seconds in which more may fail of the same
-ALONE = 1.5  # seconds after which one that has failed ends all by itself
-TURN = 0.1  # seconds between two that would say the same of the first
+MIN_TIMEOUT = 2.0  # seconds, of any timeout
+POLL = 0.05  # seconds between two looks for what came
+COLLECT = 0.25  # seconds in which more may fail of the same
+END_ALONE = 1.5  # seconds after which one that has failed ends all by itself
+STAGGER = 0.1  # seconds between two that would say the same of the first
 
 
 class Heartbeat:
     """Exchanges heartbeats with the other processes, and ends all when one is lost."""
 
-    def __init__(self, comm: Any, called: Callable[[int], str], end: Callable[[int, str], None]) -> None:
-        self.comm, self.called, self.end = comm, called, end
+    def __init__(
+        self, comm: Any, describe_rank: Callable[[int], str], end: Callable[[int, str], None]
+    ) -> None:
+        self.comm, self.describe_rank, self.end = comm, describe_rank, end
         self.rank, self.size = comm.rank, comm.size
-        self.often = max(OFTEN, self.size / THOUSAND)
-        self.doing = 0, "starting"
-        self.timeout, self.words = TIMEOUT, lambda: ""
+        self.interval = max(INTERVAL, self.size / MAX_BEATS)
+        self.status = 0, "starting"
+        self.timeout, self.get_command = TIMEOUT, lambda: ""
         self.failure: ExitStatus | None = None  # this process's own
         self._peers = range(1, self.size) if self.rank == 0 else range(1)
         self._watched = {*self._peers}
@@ -45,40 +47,42 @@ class Heartbeat:
         self._last = dict.fromkeys(self._peers, (0, "starting"))  # what they were doing
         self._failed = dict[int, ExitStatus]()
         self._sent = dict[int, Any]()  # the last to each
-        self._kept = list[Any]()  # a few that were not waited for
-        self._leaving = self._left = False
-        self._next = self._choosing = 0.0  # when it tells again, and when it says what failed
-        self._over, self._ending = threading.Event(), threading.Lock()
-        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._speak, self._look)]
-        for each in self._threads:
-            start_thread(each)
+        self._old_requests = list[Any]()  # a few that were not waited for
+        self._stopping = self._stopped = False
+        self._next_beat = self._decide_at = 0.0  # when it tells again, and when it says what failed
+        self._finished, self._end_lock = threading.Event(), threading.Lock()
+        self._threads = [
+            threading.Thread(target=run, daemon=True) for run in (self._communicate, self._watch_silence)
+        ]
+        for run in self._threads:
+            start_thread(run)
 
     def fail(self, failure: ExitStatus) -> None:
         """Report a failure to rank 0, which ends all; end all from here if that does not happen in time."""
         self.failure = failure
-        time.sleep(ALONE)
+        time.sleep(END_ALONE)
         self._finish(self.rank, failure)
 
     def stop(self) -> None:
         """Stop the threads (collective): returns when all have stopped and no message is under way."""
-        self._leaving = True
-        for each in self._threads:
-            each.join()
+        self._stopping = True
+        for thread in self._threads:
+            thread.join()
 
     # ---- what is told ------------------------------------------------------
 
-    def _speak(self) -> None:
+    def _communicate(self) -> None:
         try:
-            while self._watched or not self._left:
-                self._hear()
-                self._tell()
-                time.sleep(LISTEN)
+            while self._watched or not self._stopped:
+                self._receive()
+                self._send_updates()
+                time.sleep(POLL)
         except Exception as error:
-            time.sleep(GATHER)  # one that is gone may have been heard of
-            self._finish(self.rank, fault(error))
-        self._over.set()
+            time.sleep(COLLECT)  # one that is gone may have been heard of
+            self._finish(self.rank, exit_status_for(error))
+        self._finished.set()
 
-    def _tell(self) -> None:
+    def _send_updates(self) -> None:
         now = time.monotonic()
         if self.failure and self.rank == 0:
             self._failed.setdefault(0, self.failure)
@@ -86,83 +90,85 @@ class Heartbeat:
             self._send(0, FAILED, self.failure)
             self.failure = None
         if self._failed:
-            self._choosing = self._choosing or now + GATHER
-            if len(self._failed) == self.size or now >= self._choosing:
-                self._choose()
-        if not self._left and (self._leaving or now >= self._next):
-            self._next = now + self.often
-            self._tell_all(BYE if self._leaving else BEAT, self.doing)
-            self._left = self._leaving
+            self._decide_at = self._decide_at or now + COLLECT
+            if len(self._failed) == self.size or now >= self._decide_at:
+                self._pick_failure()
+        if not self._stopped and (self._stopping or now >= self._next_beat):
+            self._next_beat = now + self.interval
+            self._send_all(BYE if self._stopping else BEAT, self.status)
+            self._stopped = self._stopping
 
-    def _tell_all(self, tag: int, what: Any) -> None:
+    def _send_all(self, tag: int, content: Any) -> None:
         for peer in self._peers:
             if (before := self._sent.get(peer)) and before.Test():
                 del self._sent[peer]
             if tag != BEAT or peer not in self._sent:
-                self._send(peer, tag, what)
+                self._send(peer, tag, content)
 
-    def _send(self, peer: int, tag: int, what: Any) -> None:
+    def _send(self, peer: int, tag: int, content: Any) -> None:
         if before := self._sent.get(peer):
-            self._kept.append(before)  # what is on its way is not to be let go
-        self._sent[peer] = self.comm.isend(what, peer, tag)
+            self._old_requests.append(before)  # what is on its way is not to be let go
+        self._sent[peer] = self.comm.isend(content, peer, tag)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         from mpi4py import MPI
 
         status = MPI.Status()
         while message := self.comm.improbe(status=status):
             peer, tag = status.source, status.tag
-            what = message.recv()
+            content = message.recv()
             if tag == BYE:
                 self._watched.discard(peer)
             elif tag == FAILED:
-                self._failed.setdefault(peer, ExitStatus(*what))
-            elif tag == OVER:
-                time.sleep(TURN * 5)  # the launcher ends it before
-                self.end(what, "")
+                self._failed.setdefault(peer, ExitStatus(*content))
+            elif tag == END:
+                time.sleep(STAGGER * 5)  # the launcher ends it before
+                self.end(content, "")
             else:
-                self._last[peer], self._silent[peer] = what, 0.0
+                self._last[peer], self._silent[peer] = content, 0.0
 
-    def _choose(self) -> None:
+    def _pick_failure(self) -> None:
         """Pick the root failure: prefer errors that are not "peer lost"; if all ranks report the same, blame
         none.
         """
-        rank = min(self._failed, key=lambda each: self._failed[each].lost)
+        rank = min(self._failed, key=lambda each: self._failed[each].peer_lost)
         same = len(self._failed) == self.size and len({*self._failed.values()}) == 1
         self._finish(None if same else rank, self._failed[rank])
 
     # ---- who is silent -----------------------------------------------------
 
-    def _look(self) -> None:
+    def _watch_silence(self) -> None:
         """Measure silence. Time in which this process itself was suspended does not count."""
         before = time.monotonic()
-        while not self._over.wait(self.often):
+        while not self._finished.wait(self.interval):
             now = time.monotonic()
-            passed, before = min(now - before, 2 * self.often), now
+            passed, before = min(now - before, 2 * self.interval), now
             for peer in self._watched.copy():
                 self._silent[peer] += passed
-            lost = [peer for peer in sorted(self._watched) if self._silent[peer] > max(self.timeout, LEAST)]
+            lost = [
+                peer for peer in sorted(self._watched) if self._silent[peer] > max(self.timeout, MIN_TIMEOUT)
+            ]
             if lost:
-                time.sleep(min(TURN * max(0, self.rank - 1), 2))
-                self._finish(None, ExitStatus(self._told_of(lost), AGAIN))
+                time.sleep(min(STAGGER * max(0, self.rank - 1), 2))
+                self._finish(None, ExitStatus(self._describe_lost(lost), EXIT_RETRY))
 
-    def _told_of(self, lost: list[int]) -> str:
-        (step, what), more = self._last[lost[0]], f" (nor of {len(lost) - 1} more)" if lost[1:] else ""
-        place = f"step {step}, {what}" if step else what
-        words = self.words()
-        told = f"nothing was heard of {self.called(lost[0])}{more} for {self.timeout:g} s; it was last at {place}"
-        return f"{told}; to go on: {words}" if words else told
+    def _describe_lost(self, lost: list[int]) -> str:
+        (step, status), more = self._last[lost[0]], f" (nor of {len(lost) - 1} more)" if lost[1:] else ""
+        place = f"step {step}, {status}" if step else status
+        command = self.get_command()
+        message = f"nothing was heard of {self.describe_rank(lost[0])}{more} for {self.timeout:g} s; it was last at {place}"
+        return f"{message}; to go on: {command}" if command else message
 
     def _finish(self, rank: int | None, failure: ExitStatus) -> None:
-        with self._ending:  # never given back
-            words = (
-                failure.words
-                if rank is None or not failure.words
-                else f"{self.called(rank)}: {failure.words}"
+        with self._end_lock:  # never given back
+            message = (
+                failure.message
+                if rank is None or not failure.message
+                else f"{self.describe_rank(rank)}: {failure.message}"
             )
             if self.rank == 0:
                 with suppress(MemoryError):
                     start_thread(
-                        threading.Thread(target=self._tell_all, args=(OVER, failure.code), daemon=True)
+                        threading.Thread(target=self._send_all, args=(END, failure.exit_code), daemon=True)
                     )
-            self.end(failure.code, words)
+            self.end(failure.exit_code, message)

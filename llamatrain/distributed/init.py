@@ -9,43 +9,43 @@ from types import ModuleType
 
 from llamatrain import __version__
 from llamatrain.distributed.launcher import LaunchInfo
-from llamatrain.distributed.single import AGAIN, Comm, ExitStatus, SingleProcess
-from llamatrain.distributed.stderr import complain
+from llamatrain.distributed.single import EXIT_RETRY, Comm, ExitStatus, SingleProcess
+from llamatrain.distributed.stderr import print_error
 from llamatrain.errors import UsageError
 from llamatrain.platform.terminal import call_if_slow
 
 PACKAGE = Path(__file__).resolve().parents[1]
 EXTRA = "pip install 'llamatrain[mpi]'"
-PATIENCE = (
+JOIN_TIMEOUT = (
     300.0  # seconds until all have come: the first that start on a cluster may read everything from one disk
 )
 
 
-def joined(told: LaunchInfo, failure: ExitStatus | None = None) -> Comm:
+def join(launch: LaunchInfo, failure: ExitStatus | None = None) -> Comm:
     """Join the other processes (collective); processes that failed before join as well, so that nobody waits."""
-    if not told.joined:
+    if not launch.can_join:
         raise UsageError(
-            f"{told.words}, each as if it were alone: srun --mpi=pmix (or pmi2) lets them find each other"
+            f"{launch.description}, each as if it were alone: srun --mpi=pmix (or pmi2) lets them find each other"
         )
     if find_spec("mpi4py") is None:
-        if not told.several:
+        if not launch.is_multi_process:
             return SingleProcess()
-        raise UsageError(f"{told.words}, and what they speak by is not installed: {EXTRA}")
-    with patient(told):
-        mpi = begun()
-        if told.several and mpi.COMM_WORLD.size == 1:
+        raise UsageError(f"{launch.description}, and what they speak by is not installed: {EXTRA}")
+    with limit_time(launch):
+        mpi = start_mpi()
+        if launch.is_multi_process and mpi.COMM_WORLD.size == 1:
             raise UsageError(
-                f"{told.words}, and found nobody: their launcher is of another MPI than mpi4py here; "
+                f"{launch.description}, and found nobody: their launcher is of another MPI than mpi4py here; "
                 f"that of {EXTRA} is `mpiexec` beside it"
             )
         from llamatrain.distributed.mpi import MpiComm
 
-        made = MpiComm(failure)
-        made.compared({"version": __version__, "source code": hash_of_sources()})
-        return made
+        comm = MpiComm(failure)
+        comm.assert_equal_on_all({"version": __version__, "source code": hash_sources()})
+        return comm
 
 
-def hash_of_sources() -> str:
+def hash_sources() -> str:
     """Return a hash of all sources of the package."""
     key = hashlib.sha256()
     for source in sorted(PACKAGE.rglob("*.py")):
@@ -53,7 +53,7 @@ def hash_of_sources() -> str:
     return key.hexdigest()[:16]
 
 
-def begun() -> ModuleType:
+def start_mpi() -> ModuleType:
     """Import and initialize MPI for use by several threads."""
     import mpi4py
 
@@ -64,9 +64,9 @@ def begun() -> ModuleType:
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
     except (ImportError, RuntimeError, OSError) as error:  # what MPI itself raises is one, too
-        words = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise UsageError(
-            f"MPI does not start: {words}; {EXTRA} brings one, a cluster's own stands in its manual"
+            f"MPI does not start: {reason}; {EXTRA} brings one, a cluster's own stands in its manual"
         ) from error
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise UsageError(
@@ -75,12 +75,12 @@ def begun() -> ModuleType:
     return MPI
 
 
-def patient(told: LaunchInfo) -> AbstractContextManager[None]:
+def limit_time(launch: LaunchInfo) -> AbstractContextManager[None]:
     """Return a context that ends the process if initialization takes too long: MPI itself waits forever."""
 
-    def late() -> None:
+    def stop() -> None:
         """Report the timeout and exit."""
-        complain(f"rank {told.rank}: the other processes did not come within {PATIENCE:g} s")
-        os._exit(AGAIN)
+        print_error(f"rank {launch.rank}: the other processes did not come within {JOIN_TIMEOUT:g} s")
+        os._exit(EXIT_RETRY)
 
-    return call_if_slow(PATIENCE, late)
+    return call_if_slow(JOIN_TIMEOUT, stop)

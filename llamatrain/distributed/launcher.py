@@ -18,37 +18,37 @@ class LaunchInfo:
 
     rank: int
     size: int | None  # None: it does not say
-    joined: bool  # whether it is one that lets them find each other
+    can_join: bool  # whether it is one that lets them find each other
 
     @property
-    def several(self) -> bool:
+    def is_multi_process(self) -> bool:
         """True if more than one process was started."""
         return self.rank > 0 or (self.size or 0) > 1
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """A description of the launch for messages."""
         return f"{self.size if self.size and self.size > 1 else 'several'} processes were started together"
 
 
-def launched() -> LaunchInfo | None:
+def get_launch_info() -> LaunchInfo | None:
     """Return the launch info, or None if no launcher started several processes."""
-    found, size = first_of(RANKS), first_of((*SIZES, STEP))
-    if found is not None or first_of(SIZES) is not None:
-        return LaunchInfo(found or 0, size, joined=True)
+    rank, size = first_number(RANKS), first_number((*SIZES, STEP))
+    if rank is not None or first_number(SIZES) is not None:
+        return LaunchInfo(rank or 0, size, can_join=True)
     if size is not None and size > 1:
-        return LaunchInfo(first_of((TASK,)) or 0, size, joined=False)
+        return LaunchInfo(first_number((TASK,)) or 0, size, can_join=False)
     return None
 
 
-def unlaunched() -> dict[str, str]:
+def env_without_launcher() -> dict[str, str]:
     """Return the environment for a helper process, without the launcher's variables: it must not join the
     run.
     """
     return {name: value for name, value in os.environ.items() if name not in (*RANKS, *SIZES, STEP)}
 
 
-def first_of(names: tuple[str, ...]) -> int | None:
+def first_number(names: tuple[str, ...]) -> int | None:
     """Return the first of these variables that is a valid number, or None."""
     values = (os.environ.get(name, "") for name in names)
     return next(

@@ -14,7 +14,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from llamatrain.train.parallel.partition import BUCKET, branches, share
+from llamatrain.train.parallel.partition import BUCKET, cover_with_nodes, rank_range
 
 BACKWARD = 2 / 3  # of a micro-batch: the part in which gradients become final
 GATHERS = 3  # small ones in a step: what it is made of, losses, and parts of the norm
@@ -34,18 +34,20 @@ class ShardedStep:
     @property
     def groups_of(self) -> list[range]:
         """Of each rank."""
-        return [share(self.groups, self.ranks, rank) for rank in range(self.ranks)]
+        return [rank_range(self.groups, self.ranks, rank) for rank in range(self.ranks)]
 
     @cached_property
     def most(self) -> int:
         """Micro-batches of the rank that has most of them."""
-        begins = [share(self.micro, self.groups, group).start for group in range(self.groups)] + [self.micro]
+        begins = [rank_range(self.micro, self.groups, group).start for group in range(self.groups)] + [
+            self.micro
+        ]
         return max(begins[groups.stop] - begins[groups.start] for groups in self.groups_of)
 
     @cached_property
     def sums(self) -> int:
         """Of branches of the tree, that the rank with most of them sends."""
-        return max(len(branches(groups)) for groups in self.groups_of)
+        return max(len(cover_with_nodes(groups)) for groups in self.groups_of)
 
     @property
     def buckets(self) -> int:

@@ -16,7 +16,7 @@ from llamatrain.data.preference_records import Compare
 from llamatrain.preference.dataset import PreferenceDataset
 
 
-def rows_of(compare: Compare | None) -> type[Batches]:
+def batches_class(compare: Compare | None) -> type[Batches]:
     """Return the class of batches for a kind of data."""
     return {None: Batches, "pairs": PairBatches, "answers": KtoBatches}[compare]
 
@@ -24,33 +24,33 @@ def rows_of(compare: Compare | None) -> type[Batches]:
 class PairBatches(Batches):
     """Batches of pairs: chosen and rejected answer in one row."""
 
-    corpus: PreferenceDataset
+    dataset: PreferenceDataset
 
     @property
     def room(self) -> int:
         """The number of tokens of a row, for two answers."""
         return 2 * self.ctx
 
-    def _pieces(self, place: int) -> Row:
+    def _segments(self, index: int) -> Row:
         return [
-            self._piece(*self._led(tokens, weights))
-            for tokens, weights, _ in self.corpus.couple(self.order[place])
+            self._segment(*self._with_bos(tokens, weights))
+            for tokens, weights, _ in self.dataset.pair(self.order[index])
         ]
 
-    def _lengths(self, numbers: np.ndarray) -> list[int]:
-        lead, couples = self.corpus.lead is not None, map(self.corpus.couple_sizes, numbers.tolist())
-        return [sum(min(size - 1 + lead, self.ctx) for size in sizes) for sizes in couples]
+    def _sizes_in_row(self, numbers: np.ndarray) -> list[int]:
+        has_bos, pairs = self.dataset.lead is not None, map(self.dataset.pair_sizes, numbers.tolist())
+        return [sum(min(size - 1 + has_bos, self.ctx) for size in sizes) for sizes in pairs]
 
-    def laid(self, rows: list[Row], length: int) -> Batch:
+    def to_arrays(self, rows: list[Row], length: int) -> Batch:
         """Return the batch, with the answer that each token belongs to."""
-        batch = super().laid(rows, length)
+        batch = super().to_arrays(rows, length)
         half, pairs = batch.tokens.size // 2, 0
         sequences, chosen = np.zeros(batch.tokens.shape, np.int32), np.zeros(batch.tokens.shape, bool)
-        for number, row in enumerate(rows):
-            for place, begin, end in places(row):
-                rejected = place % 2
-                sequences[number, begin:end] = pairs + half * rejected
-                chosen[number, begin:end] = not rejected
+        for index, row in enumerate(rows):
+            for segment, begin, end in segment_spans(row):
+                rejected = segment % 2
+                sequences[index, begin:end] = pairs + half * rejected
+                chosen[index, begin:end] = not rejected
                 pairs += rejected
         sides = np.zeros(half, np.float32)
         sides[:pairs] = 1
@@ -60,33 +60,35 @@ class PairBatches(Batches):
 class KtoBatches(Batches):
     """Batches of labelled answers. Until a batch is collated, rejected answers have negative weights."""
 
-    corpus: PreferenceDataset
+    dataset: PreferenceDataset
 
     def __init__(
         self,
-        corpus: PreferenceDataset,
+        dataset: PreferenceDataset,
         options: DataOptions,
         seed: int,
         eos: int | None = None,
         bos: int | None = None,
     ) -> None:
-        super().__init__(corpus, replace(options, pack=False), seed, eos, bos)
+        super().__init__(dataset, replace(options, pack=False), seed, eos, bos)
 
-    def _pieces(self, place: int) -> Row:
-        number = self.order[place]
-        tokens, weights, _ = self.corpus[number]
-        return [self._piece(*self._led(tokens, weights if self.corpus.is_chosen(number) else -weights))]
+    def _segments(self, index: int) -> Row:
+        number = self.order[index]
+        tokens, weights, _ = self.dataset[number]
+        return [
+            self._segment(*self._with_bos(tokens, weights if self.dataset.is_chosen(number) else -weights))
+        ]
 
-    def lay(self, rows: list[Row]) -> Batch:
+    def collate(self, rows: list[Row]) -> Batch:
         """Return the batch, with the mismatched answers for KTO's reference point."""
-        others = list(self._others(rows))
-        length = max(self.length_for(rows), self.length_for(others))
-        batch = self._told(rows, length)
+        mismatched = list(self._mismatched_rows(rows))
+        length = max(self.length_for(rows), self.length_for(mismatched))
+        batch = self._with_labels(rows, length)
         assert batch.compared
-        return replace(batch, compared=replace(batch.compared, others=self._told(others, length)))
+        return replace(batch, compared=replace(batch.compared, others=self._with_labels(mismatched, length)))
 
-    def _told(self, rows: list[Row], length: int) -> Batch:
-        batch = self.laid(rows, length)
+    def _with_labels(self, rows: list[Row], length: int) -> Batch:
+        batch = self.to_arrays(rows, length)
         sides = np.sign(batch.weights.sum(axis=1))
         sequences = np.repeat(np.arange(len(rows), dtype=np.int32)[:, None], length, axis=1)
         chosen = np.zeros(sequences.shape, bool)
@@ -96,28 +98,28 @@ class KtoBatches(Batches):
             compared=PreferenceBatch(sequences, chosen, sides.astype(np.float32)),
         )
 
-    def _others(self, rows: list[Row]) -> Iterator[Row]:
-        there = [row for row in rows if row]
-        before = iter([*there[-1:], *there[:-1]])
-        yield from ([self._exchanged(row[0], next(before)[0])] if row else [] for row in rows)
+    def _mismatched_rows(self, rows: list[Row]) -> Iterator[Row]:
+        filled = [row for row in rows if row]
+        previous = iter([*filled[-1:], *filled[:-1]])
+        yield from ([self._with_answer_of(row[0], next(previous)[0])] if row else [] for row in rows)
 
-    def _exchanged(self, one: Segment, other: Segment) -> Segment:
+    def _with_answer_of(self, segment: Segment, other: Segment) -> Segment:
         """Return the prompt of one segment with the answer of another."""
-        prompt, answer = prompt_of(one), prompt_of(other)
-        tokens = np.concatenate([one.tokens[: prompt + 1], other.targets[answer:]])
+        prompt, answer = prompt_length(segment), prompt_length(other)
+        tokens = np.concatenate([segment.tokens[: prompt + 1], other.targets[answer:]])
         weights = np.concatenate([np.zeros(prompt + 1), np.abs(other.weights[answer:])])
-        return self._piece(tokens, weights)
+        return self._segment(tokens, weights)
 
 
-def prompt_of(piece: Segment) -> int:
+def prompt_length(segment: Segment) -> int:
     """Return the number of targets before the answer."""
-    return int(np.argmax(piece.weights != 0))
+    return int(np.argmax(segment.weights != 0))
 
 
-def places(row: Row) -> Iterator[tuple[int, int, int]]:
+def segment_spans(row: Row) -> Iterator[tuple[int, int, int]]:
     """Yield index, begin and end of each segment of a row."""
     begin = 0
-    for number, piece in enumerate(row):
-        end = begin + len(piece.tokens)
-        yield number, begin, end
+    for index, segment in enumerate(row):
+        end = begin + len(segment.tokens)
+        yield index, begin, end
         begin = end

@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from llamatrain.data.dataset import PLAIN, Dataset, DatasetKind, Sample, Shard
+from llamatrain.data.dataset import PLAIN_KIND, Dataset, DatasetKind, Sample, Shard
 from llamatrain.data.preference_records import Compare
 
 
@@ -16,23 +16,23 @@ class PairShard(Shard):
     @cached_property
     def counts(self) -> np.ndarray:
         """The number of samples per document: 1 for the chosen answer of a complete pair."""
-        both = (self.within > 0).reshape(-1, 2).all(axis=1)
+        both = (self.reachable_counts > 0).reshape(-1, 2).all(axis=1)
         return np.stack([both, np.zeros_like(both)], axis=1).reshape(-1).astype(np.int64)
 
     @property
-    def used(self) -> np.ndarray:
+    def is_used(self) -> np.ndarray:
         """True for both answers of complete pairs."""
         return np.repeat(self.counts[::2] > 0, 2)
 
     @property
-    def unused(self) -> np.ndarray:
+    def is_untrained(self) -> np.ndarray:
         """True for documents that give no sample; a pair counts once."""
-        return super().unused & self._first
+        return super().is_untrained & self._first
 
     @property
-    def long(self) -> np.ndarray:
+    def is_truncated(self) -> np.ndarray:
         """True for pairs with an answer that is too long; a pair counts once."""
-        return np.repeat(super().long.reshape(-1, 2).any(axis=1), 2) & self._first
+        return np.repeat(super().is_truncated.reshape(-1, 2).any(axis=1), 2) & self._first
 
     @property
     def _first(self) -> np.ndarray:
@@ -45,9 +45,9 @@ class LabelledShard(Shard):
     """A shard of labelled answers. Each answer is a sample."""
 
     @property
-    def unused(self) -> np.ndarray:
+    def is_untrained(self) -> np.ndarray:
         """True for answers that exist but give no sample."""
-        return super().unused & (self.documents["size"] > 0)
+        return super().is_untrained & (self.documents["size"] > 0)
 
 
 class PreferenceDataset(Dataset):
@@ -55,26 +55,26 @@ class PreferenceDataset(Dataset):
 
     def is_chosen(self, number: int) -> bool:
         """Return True if a labelled answer is a chosen one."""
-        return self._place(number)[1] % 2 == 0
+        return self._locate(number)[1] % 2 == 0
 
-    def couple(self, number: int) -> tuple[Sample, Sample]:
+    def pair(self, number: int) -> tuple[Sample, Sample]:
         """Return the chosen and the rejected answer of a pair."""
-        part, place = self._place(number)
-        return part.whole(place), part.whole(place + 1)
+        part, index = self._locate(number)
+        return part.read_document(index), part.read_document(index + 1)
 
-    def couple_sizes(self, number: int) -> list[int]:
+    def pair_sizes(self, number: int) -> list[int]:
         """Return the number of tokens of both answers."""
-        part, place = self._place(number)
-        found: list[int] = part.documents["size"][place : place + 2].tolist()
-        return found
+        part, index = self._locate(number)
+        sizes: list[int] = part.documents["size"][index : index + 2].tolist()
+        return sizes
 
-    def _place(self, number: int) -> tuple[Shard, int]:
-        part, number = self.part_of(number)
+    def _locate(self, number: int) -> tuple[Shard, int]:
+        part, number = self.locate(number)
         return part, int(np.searchsorted(part.ends, number, side="right"))
 
 
 KINDS: dict[Compare | None, DatasetKind] = {
-    None: PLAIN,
+    None: PLAIN_KIND,
     "pairs": DatasetKind(PairShard, PreferenceDataset, "pairs"),
     "answers": DatasetKind(LabelledShard, PreferenceDataset, "answers"),
 }

@@ -107,16 +107,24 @@ def check_compatible(
         return
     if optimizer == "lbfgs":
         raise OptionError(
-            lambda spelt: f"{spelt('objective')} goes by rates; {spelt('optimizer')} adamw or sgd will do"
+            lambda spelt: (
+                f"{spelt('objective')} cannot be used with {spelt('optimizer')} lbfgs; choose adamw or sgd"
+            ),
+            code="objective-needs-rate",
         )
     if full and kind in ("dpo", "kto"):
-        reason = f"{kind} compares with the model as it was, which is not kept where all of it is trained; orpo and simpo do not"
-        raise OptionError(lambda spelt: f"{spelt('full')} and {spelt('objective')} {reason}")
+        reason = "needs the original model, which full training does not keep; choose orpo or simpo"
+        raise OptionError(
+            lambda spelt: f"{spelt('full')} cannot be used with {spelt('objective')} {kind}: {kind} {reason}",
+            code="objective-needs-reference",
+        )
     if kind == "kto" and pack:
         raise OptionError(
             lambda spelt: (
-                f"{spelt('pack')} and {spelt('objective')} kto exclude each other: an answer has its own row"
-            )
+                f"{spelt('pack')} cannot be used with {spelt('objective')} kto: each answer has its own row; "
+                "leave it out"
+            ),
+            code="kto-pack",
         )
     check_batch(options, batch)
 
@@ -124,11 +132,12 @@ def check_compatible(
 def check_batch(options: PreferenceOptions, batch: int) -> None:
     """Raise if the batch is too small for the objective."""
     if options.objective == "kto" and batch < 2:
-        reason = "kto compares each answer with another in its batch"
         raise OptionError(
             lambda spelt: (
-                f"{spelt('batch')} {batch} is too few: {spelt('objective')} {reason}; take 2 or more"
-            )
+                f"{spelt('batch')} must be at least 2 with {spelt('objective')} kto, "
+                f"which compares each answer with others of its batch (got {batch})"
+            ),
+            code="kto-batch",
         )
 
 
@@ -136,5 +145,10 @@ def check_evaluation(options: PreferenceOptions, batch: int, adapted: bool) -> N
     """Raise if the objective cannot be evaluated with these options."""
     check_batch(options, batch)
     if options.objective in ("dpo", "kto") and not adapted:
-        reason = f"{options.objective} compares a model with its adapter to the model without; name one with"
-        raise OptionError(lambda spelt: f"{spelt('objective')} {reason} {spelt('lora')}")
+        raise OptionError(
+            lambda spelt: (
+                f"{spelt('objective')} {options.objective} compares a model that has an adapter with the "
+                f"model alone; name an adapter with {spelt('lora')}"
+            ),
+            code="objective-needs-adapter",
+        )

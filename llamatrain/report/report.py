@@ -102,10 +102,10 @@ class Report:
                 self._print(
                     Text.assemble((f"{self._safe(name) if n == 0 else '':{margin}}", "bright_black"), line)
                 )
-        self.say("")
+        self.log("")
         self._show()
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         self._print(self._folded(Text(self._safe(line))))
 
     def warn(self, line: str) -> None:
@@ -135,17 +135,17 @@ class Report:
         if not self._live and self._waves != before:
             self._print(self._drawn_waves())
 
-    def saved(self, step: int, path: str) -> None:
+    def on_save(self, step: int, path: str) -> None:
         self._progress.doing, self._progress.saved = "", f"saved at {step}"
         if self.page:
             self.page.saved()
         if not self._live:
-            self.say(f"saved at step {step}: {path}")
+            self.log(f"saved at step {step}: {path}")
 
-    def unsaved(self, step: int, why: str) -> None:
+    def on_save_error(self, step: int, why: str) -> None:
         self.warn(f"nothing was saved at step {step}: {why}; the next save tries again")
 
-    def evaluating(self, what: str = "validating") -> None:
+    def show_activity(self, what: str = "validating") -> None:
         """What goes on between two steps, for the progress display."""
         self._progress.doing = self._safe(what)
 
@@ -155,7 +155,7 @@ class Report:
         """So many steps were done before."""
         self._progress.done = step
 
-    def step(self, line: StepLine) -> None:
+    def on_step(self, line: StepLine) -> None:
         facts = {
             "step": line.step,
             "loss": line.loss,
@@ -190,7 +190,7 @@ class Report:
         ):
             self._print_step(line)
 
-    def validation(self, step: int, score: Score, best: bool = False) -> None:
+    def on_validation(self, step: int, score: Score, best: bool = False) -> None:
         self._progress.doing, self._progress.scored = "", score
         self._progress.lowest = min(self._progress.lowest, score.loss)
         self.metrics.write(figures_of(step, score, best))
@@ -214,7 +214,7 @@ class Report:
         except FileError as error:  # the run itself is well, and nothing that it made is lost
             self.warn(str(error))
         if (last := self._progress.last) and last.total_seconds is not None:
-            self.say(summary(last, last.total_seconds, self._progress.scored, self.console.encoding))
+            self.log(summary(last, last.total_seconds, self._progress.scored, self.console.encoding))
 
     def close(self) -> None:
         try:
@@ -296,7 +296,7 @@ class Report:
     def _show(self) -> None:
         if self._live and not self._live.is_started:
             self._live.start()
-            self._standing.enter_context(progress_area(self.evaluating))
+            self._standing.enter_context(progress_area(self.show_activity))
 
     def _take_down(self) -> None:
         """The display goes; the line of the last step stays."""

@@ -36,7 +36,7 @@ class CountedBatches(SkippableLoader, Protocol):
 
     def count(self, epochs: int) -> int: ...
 
-    def filling(self, count: int) -> PackingStats: ...
+    def measure_packing(self, count: int) -> PackingStats: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class TrainingData:
         """How full its rows are, in words, where they may be not."""
         if not self.rows.sparse:
             return ""
-        used, trained = (f"{100 * part:.0f} %" for part in self.rows.filling(batch))
+        used, trained = (f"{100 * part:.0f} %" for part in self.rows.measure_packing(batch))
         return f"rows are {used} full, {trained} of their tokens are trained"
 
 
@@ -64,7 +64,7 @@ def data_of(
         return TrainingData(
             rows=sine, validation=None, described=f"the built-in sine wave in {sine.levels - 1} levels"
         )
-    from llamatrain.data.dataset import named, open_corpus
+    from llamatrain.data.dataset import format_places, open_dataset
     from llamatrain.data.find_files import skipped_files
     from llamatrain.preference.batches import batches_class
     from llamatrain.preference.dataset import KINDS
@@ -73,7 +73,7 @@ def data_of(
     if tokenizer is None:
         raise UsageError("the model's tokens stand for no text, so it cannot be trained on any")
     corpus, kept = run_once_per_host(
-        lambda: open_corpus(files, tokenizer, data, model.row, seed, kind=KINDS[compare])
+        lambda: open_dataset(files, tokenizer, data, model.row, seed, kind=KINDS[compare])
     )
     made = batches_class(compare)
     if compare and data.as_ != "rest":
@@ -84,12 +84,12 @@ def data_of(
     told = [f"{len(corpus):,} {what}, {corpus.tokens:,} tokens"]
     told += [f"{len(kept):,} {what} to validate with"] if kept else []
     fates = {
-        f"cut to a row of {model.row} tokens": corpus.cut,
+        f"cut to a row of {model.row} tokens": corpus.truncated,
         f"skipped, without a token to train on within {model.row}": corpus.skipped,
-        "skipped, which take too much time or memory": corpus.excessive,
+        "skipped, which take too much time or memory": corpus.too_large,
         "skipped, which cannot be used": corpus.refused,
     }
-    told += [f"{len(places):,} {fate} ({named(places)})" for fate, places in fates.items() if places]
+    told += [f"{len(places):,} {fate} ({format_places(places)})" for fate, places in fates.items() if places]
     told += [f"{others} passed over"] if (others := skipped_files([*files, *data.val])) else []
     return TrainingData(
         rows=rows, validation=validation, described="; ".join(told), samples=len(corpus), packed=rows.packs
@@ -100,32 +100,32 @@ def check_begin(files: Sequence[str], data: DataOptions, compare: "Compare | Non
     """The first rows of each file, before anything is compiled to read them all."""
     from llamatrain.data.find_files import find_sources
     from llamatrain.data.json_values import RecordTooLarge
-    from llamatrain.data.preference_records import check_lines, judged_in
-    from llamatrain.data.records import parse_line
+    from llamatrain.data.preference_records import check_has_rows, parse_preference
+    from llamatrain.data.records import parse_record
 
     sources = find_sources(files, data.mapping, raw=data.raw)
     if compare:
-        check_lines(sources, compare)
+        check_has_rows(sources, compare)
     for source in sources:
         for number, line in islice(source.rows(), FIRST) if source.kind == "lines" else ():
             with suppress(
                 RecordTooLarge, *([DataError] if data.skip_bad_rows else [])
             ):  # said where it is skipped as a row
                 if compare:
-                    judged_in(line, source.locate(number), compare, source.columns)
+                    parse_preference(line, source.locate(number), compare, source.columns)
                 else:
-                    parse_line(line, source.locate(number), source.columns)
+                    parse_record(line, source.locate(number), source.columns)
 
 
 def check_left(corpus: "Dataset", row: int) -> None:
     """Of answers that are compared most are learned from."""
-    from llamatrain.data.dataset import named
+    from llamatrain.data.dataset import format_places
 
-    gone = [*corpus.skipped, *corpus.excessive, *corpus.refused]
+    gone = [*corpus.skipped, *corpus.too_large, *corpus.refused]
     if len(gone) > len(corpus):
         raise DataError(
             f"{len(gone):,} of {len(gone) + len(corpus):,} rows fall away, without an answer within {row} tokens "
-            f"({named(gone)}); a larger --ctx takes them, or --as rest trains on the others"
+            f"({format_places(gone)}); a larger --ctx takes them, or --as rest trains on the others"
         )
 
 

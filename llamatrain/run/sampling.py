@@ -95,7 +95,7 @@ class SineSampler:
 
     def __init__(self, h: Hyperparameters, sine: Sine, threads: int, kernels: str) -> None:
         self.h, self.sine, self.threads, self.kernels = h, sine, threads, kernels
-        self.prompt = [BEGIN, *map(int, sine.tokens(PHASE, PERIOD))]
+        self.prompt = [BEGIN, *map(int, sine.to_tokens(PHASE, PERIOD))]
         self.positions = len(self.prompt) + TOKENS
         self.decoder: Decoder | None = None
 
@@ -119,7 +119,7 @@ class SineSampler:
             Generation(self._decoder(leaves, parts), self.prompt, SamplingOptions(n=TOKENS, temp=0.0))
         )
         places = PERIOD + np.arange(1, TOKENS + 1)
-        return np.sin(PHASE + 2 * np.pi / PERIOD * places), self.sine.heights(np.array(tokens))
+        return np.sin(PHASE + 2 * np.pi / PERIOD * places), self.sine.to_heights(np.array(tokens))
 
     def show(self, step: int, leaves: TrainableWeights, parts: Arrays, report: Report) -> None:
         target, model = self.made(leaves, parts)

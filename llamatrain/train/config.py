@@ -14,13 +14,13 @@ class LoopConfig:
     grad_acc: int  # micro-batches of a step
     seed: int
     schedule: Schedule
-    rules: StopRules
+    stop_rules: StopRules
     eval_every: int  # 0: never
     sample_every: int
     save_every: int
     patience: int = 0  # validations in a row without a lower loss, until it ends; 0: any number
     max_time: float | None = None  # seconds of this process; None: without limit
-    fresh: int = 0  # iterations of a descent on the same rows; 0: all
+    iters_per_rows: int = 0  # iterations of a descent on the same rows; 0: all
 
 
 DONE = "done"  # of a run that ended as it was meant to

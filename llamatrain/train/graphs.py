@@ -65,7 +65,9 @@ class StepSpec:
     objective: Objective | None = None  # of preferences
     reference: Weights | None = None  # what it compares with
     teacher: Teacher | None = None
-    lora_plus: float = 1.0  # the rate of adapters' second factors, in rates of all else (LoRA+, Hayou et al. 2024)
+    lora_plus: float = (
+        1.0  # the rate of adapters' second factors, in rates of all else (LoRA+, Hayou et al. 2024)
+    )
     groups: int = 1  # of a step's micro-batches, which ranks divide among themselves
     ranks: int = 1
     rank: int = 0
@@ -175,17 +177,31 @@ class StepGraphs:
         if spec.objective:
             reference, sizes = spec.reference or weights, {"batch": spec.batch, "length": length}
             return preference_loss(
-                spec.objective, spec.h, weights, reference, table=self.table, sparse=spec.sparse, flash=spec.flash, **sizes
+                spec.objective,
+                spec.h,
+                weights,
+                reference,
+                table=self.table,
+                sparse=spec.sparse,
+                flash=spec.flash,
+                **sizes,
             )
         options = {"sparse": spec.sparse, "flash": spec.flash, "squared": spec.squared}
-        return transformer.build_training(spec.h, weights, spec.batch, length, self.table, teacher=spec.teacher, **options)
+        return transformer.build_training(
+            spec.h, weights, spec.batch, length, self.table, teacher=spec.teacher, **options
+        )
 
     def _differentiate(self, length: int) -> LossAndGradients:
         graph, trainable = self._training_graph(length), list(self.spec.trainable.values())
         extra = [graph.rewards] if graph.rewards else []
         precision = self.spec.precision
         return differentiate(
-            graph.loss, trainable, precision=precision, borders=graph.block_inputs, remat=self.policy, beside=extra
+            graph.loss,
+            trainable,
+            precision=precision,
+            borders=graph.block_inputs,
+            remat=self.policy,
+            beside=extra,
         )
 
     def _hold_gradients(self, length: int) -> HeldGradients:
@@ -222,7 +238,9 @@ class StepGraphs:
     def update_graph(self, length: int) -> StepGraph:
         """Return the graph of the optimizer step from the stored gradients."""
         assert self.spec.rule
-        inputs, norm, outputs = apply(self._hold_gradients(length), self.spec.rule, self.spec.clip, self.rates)
+        inputs, norm, outputs = apply(
+            self._hold_gradients(length), self.spec.rule, self.spec.clip, self.rates
+        )
         return StepGraph(norm, outputs, {"schedule": inputs.schedule})
 
     # ---- of a step that is divided ------------------------------------------
@@ -240,7 +258,12 @@ class StepGraphs:
         whole_weights = spec.rule is not None and not spec.rule.apart
         order = sorted(spec.trainable, key=lambda name: last_node[name])
         return Partition(
-            shapes=spec.shapes, order=order, groups=spec.groups, ranks=spec.ranks, rank=spec.rank, whole_weights=whole_weights
+            shapes=spec.shapes,
+            order=order,
+            groups=spec.groups,
+            ranks=spec.ranks,
+            rank=spec.rank,
+            whole_weights=whole_weights,
         )
 
     @property
@@ -261,14 +284,18 @@ class StepGraphs:
         kinds = rule.states if rule else ()
         slices = self.shard_slices if rule else []
         return {
-            kind: {part.key: part.shape for part in slices if rule and rule.holds(kind, part.name, part.shape)}
+            kind: {
+                part.key: part.shape for part in slices if rule and rule.holds(kind, part.name, part.shape)
+            }
             for kind in kinds
         }
 
     @cache_graph
     def norm_graph(self, rank: int) -> StepGraph:
         """Return the graph of the sums of squares of a rank's gradient, one per slice."""
-        squares = [sum_sqr(state(f"{part.key}.grad", part.shape)) for part in self.partition.rank_slices(rank)]
+        squares = [
+            sum_sqr(state(f"{part.key}.grad", part.shape)) for part in self.partition.rank_slices(rank)
+        ]
         return StepGraph(squares[0], squares, {})
 
     @cache_graph
@@ -293,14 +320,22 @@ class StepGraphs:
         _, norm = clipped(gradients.used_by(self.spec.rule).values(), 0.0)
         inputs = self._training_graph(length).inputs | {"schedule": schedule_inputs.schedule}
         return StepGraph(
-            gradients.loss, [*outputs, norm, *gradients.beside], inputs, norm=norm, rewards=first_or_none(gradients.beside)
+            gradients.loss,
+            [*outputs, norm, *gradients.beside],
+            inputs,
+            norm=norm,
+            rewards=first_or_none(gradients.beside),
         )
 
     @cache_graph
     def eval_graph(self, length: int) -> StepGraph:
         """Return the graph of a batch's loss without gradients, for validation."""
         graph = self._training_graph(length, dropping=self.dropout_key is None)
-        outputs = [*graph.terms, *graph.term_parts, graph.rewards] if graph.rewards else [*(graph.evaluation or (graph.loss,))]
+        outputs = (
+            [*graph.terms, *graph.term_parts, graph.rewards]
+            if graph.rewards
+            else [*(graph.evaluation or (graph.loss,))]
+        )
         if self.spec.precision == "bf16":
             outputs = round_products(outputs)
         if graph.rewards:
@@ -329,7 +364,11 @@ class StepGraphs:
     def largest(self) -> StepGraph:
         """The graph with the longest rows that was built: gradients, or the whole step if they are streamed."""
         length = max(length for length, _ in self._trainings)
-        return self.streamed_graph(length) if self.spec.gradients == "streamed" else self.grad_graph(length, True)
+        return (
+            self.streamed_graph(length)
+            if self.spec.gradients == "streamed"
+            else self.grad_graph(length, True)
+        )
 
     def build_all(
         self, lengths: Iterable[int], accumulating: bool, validating: bool

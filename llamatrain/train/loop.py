@@ -21,7 +21,7 @@ from llamatrain.optim.optimizer import MinimizerState
 from llamatrain.preference.batch import Rewards
 from llamatrain.report.records import StepLine
 from llamatrain.train.config import DONE, LoopConfig, StopReason
-from llamatrain.train.evaluate import BatchLoss, LossMeter, judged, judged_by_all
+from llamatrain.train.evaluate import BatchLoss, LossMeter, evaluate_batch, gather_batch_losses
 from llamatrain.train.parallel.step_sync import MicrobatchInfo
 from llamatrain.train.prefetch import waited
 from llamatrain.train.programs import TrainPrograms
@@ -53,267 +53,273 @@ class Loop:
     """Runs steps until the run is complete, stopped by a rule, out of time or interrupted."""
 
     programs: TrainPrograms
-    rows: Batches
+    loader: Batches
     validation: Batches | None
-    course: LoopConfig
+    config: LoopConfig
     listener: Listener
     save: Callable[
         [RunState, bool], str
     ]  # writes checkpoint and result, the last ones or not, and gives the checkpoint's name
-    keep: Callable[[RunState], None]  # writes the result as the best so far
-    show: Callable[[int], None]  # what the model makes by now
+    save_best: Callable[[RunState], None]  # writes the result as the best so far
+    sample: Callable[[int], None]  # what the model makes by now
     state: RunState = field(default_factory=RunState)
     signals: Signals = field(default_factory=NoSignals)
-    beside: InputGuard = field(default_factory=NoInputGuard)
-    descent: MinimizerState | None = None  # of an optimizer that goes by whole evaluations
-    samples: int | None = None  # that an epoch has
-    world: Comm = field(default_factory=SingleProcess)
+    input_guard: InputGuard = field(default_factory=NoInputGuard)
+    minimizer: MinimizerState | None = None  # of an optimizer that goes by whole evaluations
+    epoch_samples: int | None = None  # that an epoch has
+    comm: Comm = field(default_factory=SingleProcess)
 
     def __post_init__(self) -> None:
-        self._fixed: list[Batch] | None = None  # the rows of a descent, the same in every step
-        self._stepping = StepRunner(
+        self._fixed_batches: list[Batch] | None = None  # the rows of a descent, the same in every step
+        self._runner = StepRunner(
             programs=self.programs,
-            course=self.course,
+            config=self.config,
             signals=self.signals,
-            beside=self.beside,
-            world=self.world,
-            descent=self.descent,
+            input_guard=self.input_guard,
+            comm=self.comm,
+            minimizer=self.minimizer,
         )
 
     @property
-    def saved(self) -> str:
+    def last_checkpoint(self) -> str:
         """The name of the newest checkpoint."""
-        return self._stepping.saved
+        return self._runner.last_checkpoint
 
-    @saved.setter
-    def saved(self, name: str) -> None:
+    @last_checkpoint.setter
+    def last_checkpoint(self, name: str) -> None:
         """The name of the newest checkpoint."""
-        self._stepping.saved = name
+        self._runner.last_checkpoint = name
 
     # ---- the story ---------------------------------------------------------
 
     def train(self) -> StopReason:
         """Train, save the final checkpoint, and return why the run stopped."""
         try:
-            outcome = self._until_the_end()
+            outcome = self._run_steps()
         except TrainingInterrupted:
-            outcome = StopReason("interrupted", self._asked(), finished=False)
+            outcome = StopReason("interrupted", self._stop_signal(), finished=False)
         except InputChanged as error:  # seen before its gradients were used
             self.state.partial = None
             self._save(last=True)
-            raise TrainingError(f"{error} from step {self.state.counters.step}: {self.saved}") from None
+            raise TrainingError(
+                f"{error} from step {self.state.counters.step}: {self.last_checkpoint}"
+            ) from None
         self._save(last=True)
         return outcome
 
-    def _until_the_end(self) -> StopReason:
-        state, course = self.state, self.course
-        if state.owed:
+    def _run_steps(self) -> StopReason:
+        state, config = self.state, self.config
+        if state.validation_due:
             self._validate()
-            self._keep_best()
-        while not self._over():
-            state.ended = self._step()
-            if self._due(course.eval_every, self._over()):
+            self._save_best()
+        while not self._is_done():
+            state.stop_reason = self._step()
+            if self._is_due(config.eval_every, self._is_done()):
                 self._validate()
-            if self._due(course.sample_every, False):
-                self._show()
-            if self._over():
+            if self._is_due(config.sample_every, False):
+                self._sample()
+            if self._is_done():
                 break
-            if self._asked():
+            if self._stop_signal():
                 raise TrainingInterrupted
-            if self._stepping.late if self.world.size > 1 else self._stepping.out_of_time():
-                self._validate_at_the_end()
+            if self._runner.time_is_up if self.comm.size > 1 else self._runner.out_of_time():
+                self._validate_last_step()
                 return StopReason("the time is up", finished=False)
-            if not (self._due(course.save_every, False) and self._save()):
-                self._keep_best()
-        return StopReason(self._ended or DONE)
+            if not (self._is_due(config.save_every, False) and self._save()):
+                self._save_best()
+        return StopReason(self._stop_reason or DONE)
 
     @property
-    def _ended(self) -> str | None:
+    def _stop_reason(self) -> str | None:
         """Why a stop rule ended the run, or None."""
-        return self.state.ended or self.state.best.out_of_patience(self.course.patience)
+        return self.state.stop_reason or self.state.best.stop_reason(self.config.patience)
 
-    def _over(self) -> bool:
-        return self.state.counters.step >= self.course.iters or self._ended is not None
+    def _is_done(self) -> bool:
+        return self.state.counters.step >= self.config.iters or self._stop_reason is not None
 
-    def _due(self, every: int, last: bool) -> bool:
+    def _is_due(self, every: int, last: bool) -> bool:
         return every > 0 and (last or self.state.counters.step % every == 0)
 
     # ---- one step ----------------------------------------------------------
 
     def _step(self) -> str | None:
         """Take one step and report it; return the reason to stop, if there is one."""
-        state, course = self.state, self.course
+        state, config = self.state, self.config
         start = time.perf_counter() - (state.partial.seconds if state.partial else 0.0)
-        if not self._fixed:  # those rows are read again after a resume
-            state.data = self.rows.state
-        before = waited(self.rows)
-        self.world.doing(state.counters.step + 1, "reading rows")
-        batches = self._fixed or self._batches()
-        seconds_waited = waited(self.rows) - before
+        if not self._fixed_batches:  # those rows are read again after a resume
+            state.data = self.loader.state
+        waited_before = waited(self.loader)
+        self.comm.set_status(state.counters.step + 1, "reading rows")
+        batches = self._fixed_batches or self._read_batches()
+        seconds_waited = waited(self.loader) - waited_before
         start += self._prepare(batches)
-        ready = time.perf_counter() - start
-        weighed = self._stepping.agreed(batches)
-        since = time.perf_counter() - ready  # without the time in which others were waited for
-        if self._asked():
+        preparation = time.perf_counter() - start
+        microbatches = self._runner.sync_microbatches(batches)
+        compute_start = time.perf_counter() - preparation  # without the time in which others were waited for
+        if self._stop_signal():
             raise TrainingInterrupted
-        self.world.doing(state.counters.step + 1, "computing")
-        taken = self._stepping.take(state, batches, weighed, since)
-        reason = taken.reason
-        if self.descent:
-            self._fixed = batches
-            reason = self._on_new_rows(self.descent, reason)
-        reason = reason or state.stop.observe(course.rules, taken.loss)
-        if not self.descent:
-            state.data = self.rows.state
+        self.comm.set_status(state.counters.step + 1, "computing")
+        result = self._runner.run(state, batches, microbatches, compute_start)
+        reason = result.stop_reason
+        if self.minimizer:
+            self._fixed_batches = batches
+            reason = self._next_rows(self.minimizer, reason)
+        reason = reason or state.stop.observe(config.stop_rules, result.loss)
+        if not self.minimizer:
+            state.data = self.loader.state
         seconds = max(0.0, time.perf_counter() - start)  # a clock may stand still
-        self._count(weighed, seconds)
-        self._tell(taken, sum(each.tokens for each in weighed), seconds, round(seconds_waited, 4))
+        self._update_counters(microbatches, seconds)
+        self._report(
+            result, sum(microbatch.tokens for microbatch in microbatches), seconds, round(seconds_waited, 4)
+        )
         return reason
 
-    def _tell(self, taken: StepResult, tokens: int, seconds: float, seconds_waited: float) -> None:
+    def _report(self, result: StepResult, tokens: int, seconds: float, seconds_waited: float) -> None:
         counters = self.state.counters
-        self.listener.step(
+        self.listener.on_step(
             StepLine(
                 step=counters.step,
-                loss=taken.loss,
-                lr=taken.rate,
-                grad_norm=taken.norm,
+                loss=result.loss,
+                lr=result.rate,
+                grad_norm=result.norm,
                 tokens=counters.tokens,
                 seconds=seconds,
                 seconds_waited=seconds_waited,
                 tokens_per_second=tokens / seconds if seconds else 0.0,
-                evaluations=taken.evaluations,
+                evaluations=result.evaluations,
                 total_seconds=counters.seconds,
-                **self._place(),
-                **self._among(taken),
-                **(taken.rewards or Rewards()).facts,
+                **self._epoch_position(),
+                **self._rank_stats(result),
+                **(result.rewards or Rewards()).metrics,
             )
         )
 
-    def _place(self) -> dict[str, int]:
+    def _epoch_position(self) -> dict[str, int]:
         """Return epoch and sample of the last sample taken, if the data has an end."""
-        if not self.samples or not self.state.data or self.descent:
+        if not self.epoch_samples or not self.state.data or self.minimizer:
             return {}
         data = self.state.data
         epoch, sample = divmod(
-            max(0, data.epoch * self.samples + data.position + data.taken - 1), self.samples
+            max(0, data.epoch * self.epoch_samples + data.position + data.taken - 1), self.epoch_samples
         )
-        return {"epoch": epoch + 1, "sample": sample + 1, "samples": self.samples}
+        return {"epoch": epoch + 1, "sample": sample + 1, "samples": self.epoch_samples}
 
     def _prepare(self, batches: list[Batch]) -> float:
         """Compile the programs for these batches, and return the seconds that took.
 
         Until then a new run has nothing to save, and a signal ends the process at once.
         """
-        seconds = self.programs.prepare(batches)
-        self.signals.saving = True
-        if self.course.sample_every and not self.state.counters.step and not self.state.partial:
+        seconds = self.programs.compile_for(batches)
+        self.signals.can_save = True
+        if self.config.sample_every and not self.state.counters.step and not self.state.partial:
             before = time.perf_counter()
-            self._show()  # where it begins from, once all is compiled at once
+            self._sample()  # where it begins from, once all is compiled at once
             seconds += time.perf_counter() - before
         return seconds
 
-    def _show(self) -> None:
+    def _sample(self) -> None:
         with phase("samples"):
-            self.show(self.state.counters.step)
+            self.sample(self.state.counters.step)
 
-    def _among(self, taken: StepResult) -> "RankStats":
+    def _rank_stats(self, result: StepResult) -> "RankStats":
         """Return the statistics of the ranks; all None with one rank."""
-        if self.world.size == 1:
+        if self.comm.size == 1:
             return RankStats(ranks=None, seconds_exposed=None, slowest=None)
-        exposed = round(self.programs.exposed or 0.0, 4)
-        return RankStats(ranks=self.world.size, seconds_exposed=exposed, slowest=taken.slowest)
+        exposed = round(self.programs.exposed_seconds or 0.0, 4)
+        return RankStats(ranks=self.comm.size, seconds_exposed=exposed, slowest=result.slowest_rank)
 
-    def _asked(self) -> int:
+    def _stop_signal(self) -> int:
         """Return the signal that all ranks know about (0: none)."""
-        return self._stepping.asked if self.world.size > 1 else self.signals.asked
+        return self._runner.signal if self.comm.size > 1 else self.signals.pending
 
-    def _batches(self) -> list[Batch]:
+    def _read_batches(self) -> list[Batch]:
         batches = []
-        for _ in self._stepping.own:
-            if self.signals.asked and self.world.size == 1:
+        for _ in self._runner.local_microbatches:
+            if self.signals.pending and self.comm.size == 1:
                 raise TrainingInterrupted
-            batches.append(self.rows.batch(self.programs.setting.batch))
+            batches.append(self.loader.batch(self.programs.spec.batch))
         return batches
 
-    def _count(self, weighed: list[MicrobatchInfo], seconds: float) -> None:
+    def _update_counters(self, microbatches: list[MicrobatchInfo], seconds: float) -> None:
         counters = self.state.counters
         counters.step += 1
-        counters.samples += sum(each.rows for each in weighed)
-        counters.tokens += sum(each.tokens for each in weighed)
+        counters.samples += sum(microbatch.rows for microbatch in microbatches)
+        counters.tokens += sum(microbatch.tokens for microbatch in microbatches)
         counters.epoch = self.state.data.epoch if self.state.data else 0
         counters.seconds += seconds
 
-    def _on_new_rows(self, descent: MinimizerState, reason: str | None) -> str | None:
+    def _next_rows(self, minimizer: MinimizerState, reason: str | None) -> str | None:
         """Switch L-BFGS to new rows once the present ones had their iterations or are exhausted.
 
         Rows that gave no iteration at all end the run.
         """
-        fresh = self.course.fresh
-        if not fresh or descent.iteration < (1 if reason else fresh):
+        limit = self.config.iters_per_rows
+        if not limit or minimizer.iteration < (1 if reason else limit):
             return reason
         if reason:
-            self.listener.say(f"step {self.state.counters.step + 1}: {reason}; it goes on with new rows")
-        self._fixed, self.state.data = None, self.rows.state
-        descent.renew()
+            self.listener.log(f"step {self.state.counters.step + 1}: {reason}; it goes on with new rows")
+        self._fixed_batches, self.state.data = None, self.loader.state
+        minimizer.renew()
         return None
 
     # ---- beside the steps --------------------------------------------------
 
-    def _validate_at_the_end(self) -> None:
+    def _validate_last_step(self) -> None:
         """Validate the last step unless that was done, so that the summary and the best file are current."""
-        if self.course.eval_every and not self._due(self.course.eval_every, False):
+        if self.config.eval_every and not self._is_due(self.config.eval_every, False):
             self._validate()
 
     def _validate(self) -> None:
         if not self.validation:
             return
-        self.state.owed = True
-        self.listener.evaluating()
-        self.world.doing(self.state.counters.step, "validating")
-        scoring = LossMeter()
+        self.state.validation_due = True
+        self.listener.show_activity()
+        self.comm.set_status(self.state.counters.step, "validating")
+        meter = LossMeter()
         with phase("validation"):
             try:
-                for each in judged_by_all(
-                    self.world, self._judged(self.validation), lambda: self.signals.asked
+                for batch_loss in gather_batch_losses(
+                    self.comm, self._eval_batches(self.validation), lambda: self.signals.pending
                 ):
-                    scoring.add(each)
+                    meter.add(batch_loss)
             except TrainingInterrupted as signal:
-                (self._stepping.asked,) = signal.args
+                (self._runner.signal,) = signal.args
                 raise
-        self.state.owed = False
-        score, step = scoring.score, self.state.counters.step
-        best = self.state.best.observe(score.loss, step, due=self._due(self.course.eval_every, False))
-        self.listener.validation(step, score, best)
+        self.state.validation_due = False
+        score, step = meter.score, self.state.counters.step
+        best = self.state.best.observe(
+            score.loss, step, scheduled=self._is_due(self.config.eval_every, False)
+        )
+        self.listener.on_validation(step, score, best)
 
-    def _judged(self, validation: Batches) -> Iterator[BatchLoss]:
+    def _eval_batches(self, validation: Batches) -> Iterator[BatchLoss]:
         """Yield the losses of this rank's validation batches."""
-        for batch in validation.once(self.programs.setting.batch, self.world.rank, self.world.size):
-            one = judged(self.programs, batch)
-            self.beside.check()
-            yield one
+        for batch in validation.one_epoch(self.programs.spec.batch, self.comm.rank, self.comm.size):
+            loss = evaluate_batch(self.programs, batch)
+            self.input_guard.check()
+            yield loss
 
-    def _keep_best(self) -> None:
+    def _save_best(self) -> None:
         """Write the best result, if this step has the best validation and no save did it."""
         if self.state.best.step == self.state.counters.step:
             with phase("saving"):
-                self.keep(self.state)
+                self.save_best(self.state)
 
     def _save(self, last: bool = False) -> bool:
         """Save a checkpoint and return True. A failure raises if this is the last chance to save."""
         if not math.isfinite(float(self.programs.weights.vector.sum(dtype=np.float64))):
             raise TrainingError(
-                f"step {self.state.counters.step}: a weight is NaN or infinite; the last good checkpoint: {self.saved}; "
+                f"step {self.state.counters.step}: a weight is NaN or infinite; the last good checkpoint: {self.last_checkpoint}; "
                 "a lower learning rate may do"
             )
-        self.world.doing(self.state.counters.step, "saving")
+        self.comm.set_status(self.state.counters.step, "saving")
         try:
             with phase("saving"):
-                self.saved = self.save(self.state, last)
-            self.listener.saved(self.state.counters.step, self.saved)
+                self.last_checkpoint = self.save(self.state, last)
+            self.listener.on_save(self.state.counters.step, self.last_checkpoint)
         except FileError as error:
             if last:
                 raise
-            self.listener.unsaved(self.state.counters.step, str(error))
+            self.listener.on_save_error(self.state.counters.step, str(error))
             return False
         return True

@@ -15,84 +15,84 @@ from llamatrain.data.batches import Batch, CursorState
 from llamatrain.platform.threads import start_thread
 from llamatrain.train.protocols import Batches
 
-READY = 4  # batches at least, and all of a step: those of a window that is packed come at once
-LEAVING = (
+MIN_PREFETCH = 4  # batches at least, and all of a step: those of a window that is packed come at once
+EXIT_TIMEOUT = (
     5.0  # seconds that a batch under way may take at the end; a disk that never answers ends no less a run
 )
 
 
-def ready(batches: int) -> int:
+def prefetch_count(batches: int) -> int:
     """Return how many batches to keep ready for steps of `batches` micro-batches."""
-    return max(batches, READY)
+    return max(batches, MIN_PREFETCH)
 
 
-def waited(rows: Batches) -> float:
+def waited(loader: Batches) -> float:
     """Return the seconds spent waiting for data so far (wall clock if there is no prefetch thread)."""
-    return rows.waited if isinstance(rows, ReadAhead) else time.perf_counter()
+    return loader.seconds_waited if isinstance(loader, Prefetcher) else time.perf_counter()
 
 
-class ReadAhead:
+class Prefetcher:
     """A context manager that prefetches up to `ready` of the `left` batches that will be requested."""
 
-    def __init__(self, rows: Batches, count: int, ready: int, left: int) -> None:
-        self.rows, self.state = rows, rows.state
-        self.waited = 0.0  # seconds, in all
-        self._count, self._left = count, left
-        self._wanted, self._made = (
+    def __init__(self, loader: Batches, count: int, ready: int, remaining: int) -> None:
+        self.loader, self.state = loader, loader.state
+        self.seconds_waited = 0.0  # seconds, in all
+        self._count, self._remaining = count, remaining
+        self._requests, self._results = (
             SimpleQueue[bool](),
             SimpleQueue[tuple[Batch, CursorState] | BaseException](),
         )
-        self._ready, self._under_way = ready, 0
-        self._thread = Thread(target=self._make, daemon=True)
+        self._ready, self._in_flight = ready, 0
+        self._thread = Thread(target=self._read_batches, daemon=True)
 
     def __enter__(self) -> Self:
         start_thread(self._thread)
         for _ in range(self._ready):
-            self._want()
+            self._request()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._wanted.put(False)
-        self._thread.join(LEAVING)
+        self._requests.put(False)
+        self._thread.join(EXIT_TIMEOUT)
 
     def batch(self, count: int) -> Batch:
         """Return the next batch, which must have the announced number of rows."""
-        if not self._under_way or count != self._count:
+        if not self._in_flight or count != self._count:
             raise RuntimeError(
-                f"{count} rows were not announced: {self._under_way} batches of {self._count} are under way"
+                f"{count} rows were not announced: {self._in_flight} batches of {self._count} are under way"
             )
-        made = self._next()
-        if isinstance(made, BaseException):
-            self._made.put(made)
-            raise made
-        self._under_way -= 1
-        self._want()
-        batch, self.state = made
+        result = self._next()
+        if isinstance(result, BaseException):
+            self._results.put(result)
+            raise result
+        self._in_flight -= 1
+        self._request()
+        batch, self.state = result
         return batch
 
     def _next(self) -> tuple[Batch, CursorState] | BaseException:
-        if not self._made.empty():
-            return self._made.get()
+        if not self._results.empty():
+            return self._results.get()
         start = time.perf_counter()
-        made = self._made.get()
-        self.waited += time.perf_counter() - start
-        return made
+        result = self._results.get()
+        self.seconds_waited += time.perf_counter() - start
+        return result
 
-    def once(self, count: int, mine: int = 0, of: int = 1) -> Iterator[Batch]:
+    def one_epoch(self, count: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         """Yield all rows once, without prefetching."""
-        return self.rows.once(count, mine, of)
+        return self.loader.one_epoch(count, rank, ranks)
 
-    def _want(self) -> None:
-        if self._left:
-            self._left -= 1
-            self._under_way += 1
-            self._wanted.put(True)
+    def _request(self) -> None:
+        if self._remaining:
+            self._remaining -= 1
+            self._in_flight += 1
+            self._requests.put(True)
 
-    def _make(self) -> None:
+    def _read_batches(self) -> None:
         try:
-            while self._wanted.get():
-                self._made.put((self.rows.batch(self._count), self.rows.state))
+            while self._requests.get():
+                self._results.put((self.loader.batch(self._count), self.loader.state))
         except BaseException as error:
-            self._made.put(error)
+            self._results.put(error)

@@ -34,7 +34,7 @@ class Batches(Protocol):
     def batch(self, count: int) -> Batch:
         """Return the next batch of `count` rows."""
 
-    def once(self, count: int, mine: int = 0, of: int = 1) -> Iterator[Batch]:
+    def one_epoch(self, count: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         """Yield all rows once, in batches of `count`.
 
         With several ranks, yield only the batches of rank `mine` of `of` ranks.
@@ -51,49 +51,49 @@ class SkippableLoader(Batches, Protocol):
 class Listener(Protocol):
     """Receives the events of a run, for the terminal and the logs."""
 
-    def step(self, line: StepLine) -> None:
+    def on_step(self, line: StepLine) -> None:
         """Report a completed step."""
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Print a line."""
 
-    def evaluating(self) -> None:
+    def show_activity(self) -> None:
         """Report that a validation begins."""
 
-    def validation(self, step: int, score: Score, best: bool = False) -> None:
+    def on_validation(self, step: int, score: Score, best: bool = False) -> None:
         """Report the score of a validation, and if it is the best so far."""
 
-    def saved(self, step: int, path: str) -> None:
+    def on_save(self, step: int, path: str) -> None:
         """Report a checkpoint."""
 
-    def unsaved(self, step: int, why: str) -> None:
+    def on_save_error(self, step: int, why: str) -> None:
         """Report that a checkpoint could not be written, and why."""
 
 
 class Signals(Protocol):
     """The signals that end a run in order."""
 
-    asked: int  # the number of the one that came, or 0
-    saving: bool  # whether there is something to save; until then a signal ends the process at once
+    pending: int  # the number of the one that came, or 0
+    can_save: bool  # whether there is something to save; until then a signal ends the process at once
 
 
 @dataclass
 class NoSignals:
     """Never receives a signal."""
 
-    asked: int = 0
-    saving: bool = False
+    pending: int = 0
+    can_save: bool = False
 
 
 class InputGuard(Protocol):
     """Guards input files that steps read in place (the mapped base)."""
 
-    blame: str  # what was done to it so far that may be why a number is none
+    possible_cause: str  # what was done to it so far that may be why a number is none
 
     def check(self) -> None:
         """Raise InputChanged if an input is not what it was."""
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report the state of the other input files, before a save."""
 
 
@@ -101,10 +101,10 @@ class InputGuard(Protocol):
 class NoInputGuard:
     """Guards nothing."""
 
-    blame: str = ""
+    possible_cause: str = ""
 
     def check(self) -> None:
         """Do nothing."""
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Do nothing."""

@@ -40,24 +40,24 @@ class Best:
 
     loss: float = math.inf
     step: int | None = None
-    idle: int = 0  # validations that were due since the lowest of them
-    due: float = math.inf  # which had this loss
+    stale: int = 0  # validations that were due since the lowest of them
+    scheduled_loss: float = math.inf  # which had this loss
 
-    def observe(self, loss: float, step: int, due: bool = True) -> bool:
+    def observe(self, loss: float, step: int, scheduled: bool = True) -> bool:
         """Count a validation and return True if it is the best so far. NaN never is."""
-        if due:
-            self.idle = 0 if loss < self.due else self.idle + 1
-            self.due = min(self.due, loss)
+        if scheduled:
+            self.stale = 0 if loss < self.scheduled_loss else self.stale + 1
+            self.scheduled_loss = min(self.scheduled_loss, loss)
         if better := loss < self.loss:
             self.loss, self.step = loss, step
         return better
 
-    def out_of_patience(self, patience: int) -> str | None:
+    def stop_reason(self, patience: int) -> str | None:
         """Return why patience has run out, or None."""
-        if not 0 < patience <= self.idle:
+        if not 0 < patience <= self.stale:
             return None
-        known = f"below {self.loss:.6g} (step {self.step})" if self.step is not None else "that is a number"
-        return f"no validation loss {known} in the last {self.idle} validations"
+        bound = f"below {self.loss:.6g} (step {self.step})" if self.step is not None else "that is a number"
+        return f"no validation loss {bound} in the last {self.stale} validations"
 
 
 @dataclass
@@ -71,5 +71,5 @@ class RunState:
     stop: StopState = field(default_factory=StopState)
     best: Best = field(default_factory=Best)
     partial: Partial | None = None
-    owed: bool = False  # the validation of the step that was done last
-    ended: str | None = None  # by a stop rule, and why
+    validation_due: bool = False  # the validation of the step that was done last
+    stop_reason: str | None = None  # by a stop rule, and why

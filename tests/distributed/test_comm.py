@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llamatrain.distributed.launcher import LaunchInfo, launched
+from llamatrain.distributed.launcher import LaunchInfo, get_launch_info
 from llamatrain.distributed.single import SingleProcess
 from tests.helpers import mpi_programs
 from tests.helpers.cli import Done, environment
@@ -20,7 +20,7 @@ from tests.helpers.mpi_programs import Started, alone, descendants, needs_mpi, p
 PROGRAM = "-m", "tests.helpers.rank_program"
 PATIENT = """
 from llamatrain.distributed import heartbeat
-heartbeat.GATHER = heartbeat.ALONE = 60.0  # all fail: however long it takes until the last has, on a machine that is busy
+heartbeat.COLLECT = heartbeat.END_ALONE = 60.0  # all fail: however long it takes until the last has, on a machine that is busy
 from llamatrain.__main__ import main
 main()
 """
@@ -34,9 +34,9 @@ OURS = (
     "SLURM_PROCID",
 )
 MEETS = """
-from llamatrain.distributed.comm import world
-there = world()
-print(there.rank, there.size, there.gathered(there.rank * 2), there.from_first("of %d" % there.rank), flush=True)
+from llamatrain.distributed.comm import get_comm
+there = get_comm()
+print(there.rank, there.size, there.all_gather(there.rank * 2), there.broadcast("of %d" % there.rank), flush=True)
 """
 
 
@@ -51,18 +51,21 @@ def together(count: int, *words: object) -> Done:
     ("told", "found"),
     [
         ({}, None),
-        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, LaunchInfo(3, 4, joined=True)),
-        ({"PMIX_RANK": "0"}, LaunchInfo(0, None, joined=True)),
-        ({"PMIX_RANK": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, LaunchInfo(1, 2, joined=True)),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, LaunchInfo(3, 4, can_join=True)),
+        ({"PMIX_RANK": "0"}, LaunchInfo(0, None, can_join=True)),
+        (
+            {"PMIX_RANK": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"},
+            LaunchInfo(1, 2, can_join=True),
+        ),
         (
             {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "1"},
-            LaunchInfo(1, 2, joined=True),
+            LaunchInfo(1, 2, can_join=True),
         ),
-        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, LaunchInfo(1, 2, joined=False)),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, LaunchInfo(1, 2, can_join=False)),
         ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, None),  # a shell on a node that was allocated
         (
             {"PMI_RANK": "0", "PMI_SIZE": "2", "SLURM_STEP_NUM_TASKS": "9"},
-            LaunchInfo(0, 2, joined=True),
+            LaunchInfo(0, 2, can_join=True),
         ),  # mpiexec within a step
         ({"PMI_RANK": ""}, None),
         ({"PMI_RANK": "-1", "PMI_SIZE": "two"}, None),
@@ -77,7 +80,7 @@ def test_what_a_launcher_says(
         monkeypatch.delenv(name, raising=False)
     for name, value in told.items():
         monkeypatch.setenv(name, value)
-    assert launched() == found
+    assert get_launch_info() == found
 
 
 def said_with(**told: str) -> Done:
@@ -198,10 +201,10 @@ def test_what_differs_first_is_named(words: tuple[str, ...], code: int, told: st
 
 def test_one_that_is_alone_differs_from_nobody() -> None:
     there = SingleProcess()
-    there.compared({"base": 1})
-    there.doing(1, "anything")
-    with there.watch(1, lambda: ""), there.agreed():
-        assert there.gathered(5) == [5]
+    there.assert_equal_on_all({"base": 1})
+    there.set_status(1, "anything")
+    with there.watch(1, lambda: ""), there.raise_on_all():
+        assert there.all_gather(5) == [5]
 
 
 # ---- who prints --------------------------------------------------------------
@@ -281,11 +284,11 @@ def test_a_fault_of_the_program_comes_with_its_traceback() -> None:
 
 CALLS = """
 import time
-from llamatrain.distributed.comm import world
-there = world()
+from llamatrain.distributed.comm import get_comm
+there = get_comm()
 if there.rank == 1:
     {ends}
-there.gathered(0)
+there.all_gather(0)
 """
 
 

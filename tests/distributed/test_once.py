@@ -19,16 +19,16 @@ from tests.helpers.warm_cache import without_libraries
 TOKENS = """
 import json, sys, time
 from llamatrain.data import token_cache
-from llamatrain.data.dataset import open_corpus
+from llamatrain.data.dataset import open_dataset
 from llamatrain.data.options import DataOptions
 from llamatrain.distributed.comm import get_comm
 from llamatrain.distributed.once import run_once_per_host
 from tests.helpers.byte_tokenizer import ByteTokenizer
-made, make = [], token_cache._made
-token_cache._made = lambda *given: made.append(1) or time.sleep(0.5) or make(*given)
+made, make = [], token_cache._build
+token_cache._build = lambda *given: made.append(1) or time.sleep(0.5) or make(*given)
 before = time.process_time()
 try:
-    corpus, kept = run_once_per_host(lambda: open_corpus(sys.argv[1:], ByteTokenizer(), DataOptions(val_split=0.2), 16, 0))
+    corpus, kept = run_once_per_host(lambda: open_dataset(sys.argv[1:], ByteTokenizer(), DataOptions(val_split=0.2), 16, 0))
     took = time.process_time() - before
     print(json.dumps([get_comm().rank, len(made), took, len(corpus), len(kept), corpus.fingerprint]), flush=True)
 except Exception as error:
@@ -40,7 +40,7 @@ import os
 from llamatrain.data.tokenizer import learn_process
 from llamatrain.distributed.comm import get_comm
 from llamatrain.distributed.once import run_on_rank_zero
-made = run_on_rank_zero(lambda: print("learns", get_comm().rank, flush=True) or learn_process.merges(["so it goes, so it went " * 9], 280))
+made = run_on_rank_zero(lambda: print("learns", get_comm().rank, flush=True) or learn_process.learn_merges(["so it goes, so it went " * 9], 280))
 print(made, flush=True)
 """
 

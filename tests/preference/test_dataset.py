@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamatrain.data.dataset import open_corpus
+from llamatrain.data.dataset import open_dataset
 from llamatrain.data.options import DataOptions
-from llamatrain.data.preference_records import Compare, PreferencePair, judged_in
+from llamatrain.data.preference_records import Compare, PreferencePair, parse_preference
 from llamatrain.data.records import ChatRecord, PromptRecord
 from llamatrain.errors import DataError
 from llamatrain.preference.batches import KtoBatches, PairBatches
@@ -28,7 +28,7 @@ BE = {"role": "system", "content": "be"}
 
 
 def judged(compare: Compare = "pairs", **row: Any) -> PreferencePair:
-    return judged_in(json.dumps(row).encode(), "d.jsonl, line 3", compare)
+    return parse_preference(json.dumps(row).encode(), "d.jsonl, line 3", compare)
 
 
 # ---- forms -------------------------------------------------------------------
@@ -188,7 +188,7 @@ def opened(
     path: Path, compare: Compare, ctx: int = 96, pack: bool = False, **options: Any
 ) -> PairBatches | KtoBatches:
     said = DataOptions(shuffle=False, pack=pack, **{"as_chat": False, **options})
-    corpus, _ = open_corpus([str(path)], ByteTokenizer(chat_template=LLAMA3), said, ctx, 0, KINDS[compare])
+    corpus, _ = open_dataset([str(path)], ByteTokenizer(chat_template=LLAMA3), said, ctx, 0, KINDS[compare])
     assert isinstance(corpus, PreferenceDataset)
     return (PairBatches if compare == "pairs" else KtoBatches)(corpus, said, 0, eos=2, bos=1)
 
@@ -254,8 +254,8 @@ def test_each_answer_of_a_batch_is_met_once_whatever_its_prompt(tmp_path: Path) 
 def test_a_line_that_is_too_much_is_skipped_as_a_pair(tmp_path: Path) -> None:
     much = {"prompt": "a", "chosen": "b", "rejected": "c", "more": [0] * 300_000}
     path = lines(tmp_path / "d.jsonl", [*rows(2), much, *rows(2, seed=1)])
-    corpus = opened(path, "pairs").corpus
-    assert len(corpus) == 4 and corpus.excessive == [f"{path}:3"] and not corpus.skipped
+    corpus = opened(path, "pairs").dataset
+    assert len(corpus) == 4 and corpus.too_large == [f"{path}:3"] and not corpus.skipped
 
 
 def test_a_prompt_that_fills_the_row_is_skipped_and_told(tmp_path: Path) -> None:
@@ -266,16 +266,16 @@ def test_a_prompt_that_fills_the_row_is_skipped_and_told(tmp_path: Path) -> None
     ]
     path = lines(tmp_path / "d.jsonl", made)
     for compare, count in (("pairs", 4), ("answers", 8)):
-        corpus = opened(path, compare).corpus
+        corpus = opened(path, compare).dataset
         assert len(corpus) == count
-        assert {*corpus.skipped} == {f"{path}:4"} and corpus.cut == [f"{path}:5"] * (
+        assert {*corpus.skipped} == {f"{path}:4"} and corpus.truncated == [f"{path}:5"] * (
             1 if compare == "pairs" else 2
         )
 
 
 def test_a_split_keeps_pairs_together(tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", rows(20))
-    train, validation = open_corpus(
+    train, validation = open_dataset(
         [str(path)], ByteTokenizer(), DataOptions(val_split=0.25), 96, 0, KINDS["pairs"]
     )
     assert validation and len(train) == 15 and len(validation) == 5
@@ -284,7 +284,7 @@ def test_a_split_keeps_pairs_together(tmp_path: Path) -> None:
 def test_the_last_batch_of_a_validation_is_filled_up(tmp_path: Path) -> None:
     for compare, counts in (("pairs", [2, 1]), ("answers", [2, 2, 2])):
         found = opened(lines(tmp_path / "d.jsonl", rows(3)), compare)
-        batches = list(found.once(2))
+        batches = list(found.one_epoch(2))
         assert [batch.compared.count for batch in batches if batch.compared] == counts
 
 

@@ -40,7 +40,7 @@ class Run:
 
     def step(self, step: int, loss: float = 2.5, takes: float = 2.0, grad_norm: float | None = 0.8) -> None:
         self.now += takes
-        self.report.step(line_of(step, loss, 1e-3, grad_norm, step * 512, takes, 512 / takes))
+        self.report.on_step(line_of(step, loss, 1e-3, grad_norm, step * 512, takes, 512 / takes))
 
     def text(self) -> str:
         self.stream.flush()
@@ -65,7 +65,7 @@ def test_a_step_is_one_aligned_line(tmp_path: Path) -> None:
         run.step(1, 8.25)
         run.step(2, 7.5, grad_norm=None)
         run.step(3, float("nan"), grad_norm=1234.5)
-        run.report.validation(3, scored(2.25, 4096))
+        run.report.on_validation(3, scored(2.25, 4096))
     assert run.text().splitlines() == [
         "step   1/100  loss  8.2500  lr 1.00e-03  norm  0.800      256 tok/s   0:02",
         "step   2/100  loss  7.5000  lr 1.00e-03      256 tok/s   0:04   3:16 left",
@@ -88,8 +88,8 @@ def test_a_line_says_where_in_the_data_it_is_and_how_sure_a_validation(tmp_path:
     }
     place = {"epoch": 3, "sample": 250, "samples": 1000, "total_seconds": 70.0}
     with run.report:
-        run.report.step(StepLine(**told, **place))
-        run.report.validation(40, scored(2.25, 4096, 0.0123, 0.25))
+        run.report.on_step(StepLine(**told, **place))
+        run.report.on_validation(40, scored(2.25, 4096, 0.0123, 0.25))
         run.report.end(tmp_path)
     lines = run.text().splitlines()
     told_in = "step  40/100  loss  2.5000  lr 1.00e-03  epoch 3  sample   250/1,000    2,048 tok/s    250 ms/step   0:00"
@@ -117,7 +117,7 @@ def test_metrics_are_as_they_are_promised(tmp_path: Path) -> None:
     with run.report:
         run.step(1)
         run.step(2, grad_norm=None)
-        run.report.validation(2, scored(2.25, 4096))
+        run.report.on_validation(2, scored(2.25, 4096))
     assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
         {
             "step": 1,
@@ -215,7 +215,7 @@ def test_the_display_begins_with_the_header(tmp_path: Path) -> None:
     run = Run(tmp_path, 10, terminal=True)
     with run.report:
         run.report.header([("model", "llama")])
-        run.report.say("compiling")
+        run.report.log("compiling")
         assert run.text().endswith("compiling\n" + "─" * 32 + "  0/10  0:00")
 
 
@@ -233,10 +233,10 @@ def test_a_console_without_braille_gets_ascii(tmp_path: Path, monkeypatch: pytes
 def test_texts_of_others_stay_texts(tmp_path: Path) -> None:
     run = Run(tmp_path, 10, terminal=True)
     with run.report:
-        run.report.say("[bold]a[/bold] \x1b[2J\nb :smile:")
+        run.report.log("[bold]a[/bold] \x1b[2J\nb :smile:")
         run.report.warn("[/] \u202e")
         run.report.header([("[red]n", "\x9b1m[link=x]v")])
-        run.report.evaluating("[red]\x07")
+        run.report.show_activity("[red]\x07")
         run.report.sample(5, "a[blue]\x1b]0;t\x07\r\n\tb\x00")
         run.step(1)
     shown = run.text()
@@ -268,7 +268,7 @@ def test_plain_streams_have_plain_lines(tmp_path: Path) -> None:
             run.step(step, 1 / step)
         run.report.sample(4, "naïve")
         run.report.wave([0, 1, 0, -1], [0.5, 0, 0, 0])
-        run.report.saved(4, "runs/1/checkpoint-4.gguf")
+        run.report.on_save(4, "runs/1/checkpoint-4.gguf")
         run.report.end(tmp_path)
     shown = run.text()
     assert shown.isascii()
@@ -289,7 +289,7 @@ def test_the_end_draws_all_of_a_resumed_run(tmp_path: Path) -> None:
     stream = io.StringIO()
     with Report(metrics, iters=100, console=Console(file=stream, width=80)) as report:
         report.resumed(50)
-        report.step(line_of(51, 3.0, 1e-3, None, 51, 0.1, 10.0))
+        report.on_step(line_of(51, 3.0, 1e-3, None, 51, 0.1, 10.0))
         report.end(tmp_path)
     noise = re.search(r'class="training noise" points="([^"]*)"', (tmp_path / "loss.svg").read_text())
     assert noise
@@ -312,8 +312,8 @@ def test_on_a_terminal_no_line_is_too_wide(tmp_path: Path, width: int) -> None:
         run.report.resumed(990)
         for step in range(991, 1000):
             run.step(step)
-        run.report.validation(999, scored(2.5, 4096))
-        run.report.saved(999, "x")
+        run.report.on_validation(999, scored(2.5, 4096))
+        run.report.on_save(999, "x")
         run.report.wave([0.5] * 64, [0.1] * 64)
         below = list(run.console.render_lines(run.report._display(), pad=False))
     shown = [re.sub(r"\x1b\[[?\d]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", run.text())]
@@ -340,6 +340,6 @@ def test_a_step_that_is_not_printed_costs_little(tmp_path: Path) -> None:
         for first in range(0, 10_000, 1000):
             begun = time.process_time()
             for line in lines[first : first + 1000]:
-                report.step(line)
+                report.on_step(line)
             costs.append((time.process_time() - begun) / 1000)
     assert min(costs) < 20e-6

@@ -179,10 +179,10 @@ def test_what_is_no_number_is_no_better() -> None:
         False,
         False,
     ]
-    assert (best.step, best.idle) == (1, 3)
-    assert best.out_of_patience(4) is None and best.out_of_patience(0) is None
-    assert best.out_of_patience(3) == "no validation loss below 3 (step 1) in the last 3 validations"
-    assert "that is a number" in (Best(idle=2).out_of_patience(2) or "")
+    assert (best.step, best.stale) == (1, 3)
+    assert best.stop_reason(4) is None and best.stop_reason(0) is None
+    assert best.stop_reason(3) == "no validation loss below 3 (step 1) in the last 3 validations"
+    assert "that is a number" in (Best(stale=2).stop_reason(2) or "")
 
 
 # ---- out of time -----------------------------------------------------------

@@ -97,13 +97,13 @@ def test_a_third_of_the_evaluations_of_adamw(tmp_path: Path) -> None:
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     """The rows of each step."""
-    seen, take = list[Batch](), StepRunner.take
+    seen, take = list[Batch](), StepRunner.run
 
     def noted(stepping: StepRunner, state: RunState, batches: list[Batch], *more: Any) -> StepResult:
         seen.extend(batches)
         return take(stepping, state, batches, *more)
 
-    monkeypatch.setattr(StepRunner, "take", noted)
+    monkeypatch.setattr(StepRunner, "run", noted)
     return seen
 
 

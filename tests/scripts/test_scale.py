@@ -30,7 +30,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
 
     monkeypatch.setattr(Job, "time", time)
     monkeypatch.setattr(Job, "trained", TRAINED)
-    monkeypatch.setattr(scale, "cores", lambda: 2)
+    monkeypatch.setattr(scale, "count_cores", lambda: 2)
     return Job("S f32", (), Path())
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from llamatrain.data.batches import Batch, CursorState
 from llamatrain.errors import DataError
-from llamatrain.train.prefetch import ReadAhead
+from llamatrain.train.prefetch import Prefetcher
 from tests.helpers.cli import TINY, Argument, losses, ran, run, same_bits, steps, text_file
 from tests.helpers.lora_runs import base
 from tests.helpers.small_models import small
@@ -37,13 +37,13 @@ class Counted:
             tokens=numbers, targets=numbers, weights=numbers, positions=numbers, starts=numbers, size=count
         )
 
-    def once(self, count: int, mine: int = 0, of: int = 1) -> Iterator[Batch]:
+    def one_epoch(self, count: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         return iter(())
 
 
 def test_they_come_in_order_and_their_state_is_of_what_was_taken() -> None:
     rows = Counted()
-    with ReadAhead(rows, 2, ready=3, left=10) as ahead:
+    with Prefetcher(rows, 2, ready=3, remaining=10) as ahead:
         for number in range(1, 11):
             assert ahead.state.position == number - 1
             assert ahead.batch(2).tokens.tolist() == [[number]] * 2
@@ -52,7 +52,7 @@ def test_they_come_in_order_and_their_state_is_of_what_was_taken() -> None:
 
 def test_no_more_are_made_than_are_ready_or_wanted() -> None:
     rows = Counted()
-    with ReadAhead(rows, 1, ready=2, left=3) as ahead:
+    with Prefetcher(rows, 1, ready=2, remaining=3) as ahead:
         for _ in range(100):
             time.sleep(0.001)
         assert rows.given == 2
@@ -62,22 +62,22 @@ def test_no_more_are_made_than_are_ready_or_wanted() -> None:
 
 
 def test_nobody_waits_where_steps_take_longer_than_rows() -> None:
-    with ReadAhead(Counted(seconds=0.01), 1, ready=1, left=6) as ahead:
+    with Prefetcher(Counted(seconds=0.01), 1, ready=1, remaining=6) as ahead:
         for _ in range(6):
             time.sleep(0.05)
             ahead.batch(1)
-    assert ahead.waited < 0.03  # six batches take 0.06
+    assert ahead.seconds_waited < 0.03  # six batches take 0.06
 
 
 def test_what_is_waited_for_is_told() -> None:
-    with ReadAhead(Counted(seconds=0.02), 1, ready=1, left=2) as ahead:
+    with Prefetcher(Counted(seconds=0.02), 1, ready=1, remaining=2) as ahead:
         ahead.batch(1)
         ahead.batch(1)
-    assert 0.03 < ahead.waited < 5
+    assert 0.03 < ahead.seconds_waited < 5
 
 
 def test_what_fails_is_told_by_the_step_that_needs_it_and_again() -> None:
-    with ReadAhead(Counted(bad=2), 1, ready=3, left=9) as ahead:
+    with Prefetcher(Counted(bad=2), 1, ready=3, remaining=9) as ahead:
         ahead.batch(1)
         ahead.batch(1)
         for _ in range(2):
@@ -88,14 +88,14 @@ def test_what_fails_is_told_by_the_step_that_needs_it_and_again() -> None:
 
 def test_the_thread_ends_with_the_run() -> None:
     before = threading.active_count()
-    with pytest.raises(KeyError), ReadAhead(Counted(), 1, ready=2, left=9) as ahead:
+    with pytest.raises(KeyError), Prefetcher(Counted(), 1, ready=2, remaining=9) as ahead:
         ahead.batch(1)
         raise KeyError
     assert threading.active_count() == before
 
 
 def test_more_than_was_announced_is_a_mistake() -> None:
-    with ReadAhead(Counted(), 1, ready=1, left=1) as ahead:
+    with Prefetcher(Counted(), 1, ready=1, remaining=1) as ahead:
         with pytest.raises(RuntimeError, match="2 rows were not announced"):
             ahead.batch(2)
         ahead.batch(1)

@@ -29,25 +29,25 @@ LENGTH = struct.Struct("<q")
 END = LENGTH.pack(-1)
 
 
-def merges(texts: Iterable[str | bytes], size: int) -> list[tuple[str, str]]:
+def learn_merges(texts: Iterable[str | bytes], size: int) -> list[tuple[str, str]]:
     """As `new_vocabulary.merges`, which does it where no process can be started."""
     new_vocab.check_size(size)
     try:
-        child = started()
+        child = start_process()
     except OSError:
-        return new_vocab.merges(texts, size)
-    with ended(child):
+        return new_vocab.learn_merges(texts, size)
+    with ending_process(child):
         with suppress(BrokenPipeError):  # what it has to say of that is read below
             send(child, json.dumps({"size": size, "shown": is_verbose()}).encode() + b"\n")
             for text in map(to_bytes, texts):
                 send(child, LENGTH.pack(len(text)) + text)
             send(child, END)
-        answer = answer_of(child)
+        answer = read_answer(child)
     code_cache.announced = code_cache.announced or answer["compiled"]
     return [(left, right) for left, right in answer["merges"]]
 
 
-def started() -> "subprocess.Popen[bytes]":
+def start_process() -> "subprocess.Popen[bytes]":
     if not sys.executable:
         raise OSError
     package = str(Path(llamatrain.__file__).resolve().parent.parent)
@@ -68,22 +68,22 @@ def send(child: "subprocess.Popen[bytes]", data: bytes) -> None:
     child.stdin.flush()
 
 
-def answer_of(child: "subprocess.Popen[bytes]") -> dict[str, Any]:
+def read_answer(child: "subprocess.Popen[bytes]") -> dict[str, Any]:
     assert child.stdout is not None
-    said = child.stdout.read()
+    output = child.stdout.read()
     try:
-        answer: dict[str, Any] = json.loads(said)
+        answer: dict[str, Any] = json.loads(output)
     except ValueError:
         code = child.wait()
-        how = f"signal {-code}, as where memory is short" if code < 0 else f"code {code}"
-        answer = {"error": f"no vocabulary could be learned: the process that learns ended with {how}"}
+        ending = f"signal {-code}, as where memory is short" if code < 0 else f"code {code}"
+        answer = {"error": f"no vocabulary could be learned: the process that learns ended with {ending}"}
     if "error" in answer:
-        raise DataError(answer["error"])
+        raise DataError(answer["error"], code=answer.get("code", "vocabulary-not-learned"))
     return answer
 
 
 @contextmanager
-def ended(child: "subprocess.Popen[bytes]") -> Iterator[None]:
+def ending_process(child: "subprocess.Popen[bytes]") -> Iterator[None]:
     try:
         yield
     finally:
@@ -98,16 +98,16 @@ def ended(child: "subprocess.Popen[bytes]") -> Iterator[None]:
 # ---- the process that learns -----------------------------------------------
 
 
-def received(stream: BinaryIO) -> Iterator[bytes]:
+def receive_texts(stream: BinaryIO) -> Iterator[bytes]:
     """The texts up to the end that is said; without one the parent is gone."""
-    while (length := LENGTH.unpack(whole(stream, LENGTH.size))[0]) >= 0:
-        yield whole(stream, length)
+    while (length := LENGTH.unpack(read_exactly(stream, LENGTH.size))[0]) >= 0:
+        yield read_exactly(stream, length)
     start_thread(
-        threading.Thread(target=whole, args=[stream, 1], daemon=True)
+        threading.Thread(target=read_exactly, args=[stream, 1], daemon=True)
     )  # nothing more comes: ends with the parent
 
 
-def whole(stream: BinaryIO, size: int) -> bytes:
+def read_exactly(stream: BinaryIO, size: int) -> bytes:
     data = stream.read(size)
     if len(data) < size:
         os._exit(1)
@@ -120,8 +120,8 @@ def main() -> None:
     options: dict[str, Any] = json.loads(source.readline())
     with show_log() if options["shown"] else nullcontext():
         try:
-            found = new_vocab.merges(received(source), options["size"])
-            answer: dict[str, Any] = {"merges": found, "compiled": code_cache.announced}
+            merges = new_vocab.learn_merges(receive_texts(source), options["size"])
+            answer: dict[str, Any] = {"merges": merges, "compiled": code_cache.announced}
         except MemoryError:
             answer = {"error": "no vocabulary could be learned: it takes too much memory"}
         except DataError as error:

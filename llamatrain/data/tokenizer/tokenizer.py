@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from llamatrain.data.tokenizer import vocabulary as vocabularies
-from llamatrain.data.tokenizer.special import Specials
-from llamatrain.data.tokenizer.vocabulary import SPACE, UNDEFINED, Vocabulary, byte_of
+from llamatrain.data.tokenizer.special import SpecialTokens
+from llamatrain.data.tokenizer.vocabulary import SPACE, UNDEFINED, Vocabulary, parse_byte
 from llamatrain.distributed.cores import count_cores
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.constants import TokenType
@@ -19,10 +19,10 @@ from llamatrain.platform.memory import HUGE_PAGE, trim_heap
 from llamatrain.platform.terminal import log_line
 
 VERSION = 1  # of what text becomes: a change makes older fingerprints strangers
-HELD = (
+MAX_HELD_BYTES = (
     1 << 17
 )  # bytes of text without a place to cut: no word is so long, and each takes seventeen times its size
-BLOCK = 1 << 15  # bytes: each thread takes ninety times as much for two of them
+BLOCK_BYTES = 1 << 15  # bytes: each thread takes ninety times as much for two of them
 
 
 class Tokenizer:
@@ -33,15 +33,15 @@ class Tokenizer:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        from llamatrain.data.tokenizer.bpe import engine  # compiles, or loads what was
+        from llamatrain.data.tokenizer.bpe import create_engine  # compiles, or loads what was
 
         self.vocabulary = vocabulary
         self.bos, self.eos, self.eot = vocabulary.bos, vocabulary.eos, vocabulary.eot
         self.add_bos, self.add_eos, self.ends = vocabulary.add_bos, vocabulary.add_eos, vocabulary.ends
         self.chat_template, self.tool_template = vocabulary.chat_template, vocabulary.tool_template
-        self._engine = engine(vocabulary)
-        self._said = False
-        self._specials = {control: Specials(vocabulary, control=control) for control in (False, True)}
+        self._engine = create_engine(vocabulary)
+        self._has_warned = False
+        self._specials = {control: SpecialTokens(vocabulary, control=control) for control in (False, True)}
 
     def __len__(self) -> int:
         return len(self.vocabulary.tokens)
@@ -50,8 +50,10 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """Of all that decides what text becomes: two tokenizers with the same one agree."""
         known = self.vocabulary
-        strips = known.strips and "each"  # before the next special token is looked for, which was not so once
-        told = (
+        strips = (
+            known.strips_spaces and "each"
+        )  # before the next special token is looked for, which was not so once
+        facts = (
             VERSION,
             known.model,
             known.pre,
@@ -60,7 +62,7 @@ class Tokenizer:
             len(known.tokens),
             len(known.merges),
         )
-        digest = hashlib.sha256(repr(told).encode())
+        digest = hashlib.sha256(repr(facts).encode())
         for texts in (known.tokens, known.merges):
             digest.update("\0".join(texts).encode("utf-8", "surrogateescape"))
         digest.update(known.kinds.tobytes() + known.scores.tobytes())
@@ -70,14 +72,14 @@ class Tokenizer:
 
     def encode(self, text: str | bytes, *, special: bool = False, start: bool = True) -> np.ndarray:
         """Without `start` it is what stands behind a cut."""
-        return joined([*self.encode_pieces(text, special=special, start=start)])
+        return concatenate([*self.encode_pieces(text, special=special, start=start)])
 
     def encode_pieces(
         self, text: str | bytes, *, special: bool = False, start: bool = True
     ) -> Iterator[np.ndarray]:
         """The same, some tokens at a time."""
-        for first, raw in self._pieces([to_bytes(text)], special):
-            yield self._piece(raw, special, start and first)
+        for first, raw in self._split_pieces([to_bytes(text)], special):
+            yield self._encode_piece(raw, special, start and first)
 
     def encode_large(
         self, chunks: Iterable[str | bytes], *, special: bool = False, threads: int | None = None
@@ -95,32 +97,32 @@ class Tokenizer:
         threads = threads or count_cores()
         waiting = deque[tuple[int, Future[np.ndarray]]]()
         with ThreadPoolExecutor(threads) as pool:
-            for start, raw in self._pieces(map(to_bytes, chunks), special):
-                waiting.append((len(raw), pool.submit(self._piece, raw, special, start)))
+            for start, raw in self._split_pieces(map(to_bytes, chunks), special):
+                waiting.append((len(raw), pool.submit(self._encode_piece, raw, special, start)))
                 if len(waiting) > 2 * threads:
                     size, future = waiting.popleft()
                     yield size, future.result()
             for size, future in waiting:
                 yield size, future.result()
 
-    def _pieces(self, chunks: Iterable[bytes], special: bool) -> Iterator[tuple[bool, bytes]]:
+    def _split_pieces(self, chunks: Iterable[bytes], special: bool) -> Iterator[tuple[bool, bytes]]:
         """Pieces that can be encoded apart, each with whether it is the text's start."""
-        parts, size, start, enough = list[bytes](), 0, True, 2 * BLOCK
+        parts, size, start, enough = list[bytes](), 0, True, 2 * BLOCK_BYTES
         for chunk in chunks:
-            for at in range(0, len(chunk), BLOCK):
-                parts.append(chunk[at : at + BLOCK])
+            for at in range(0, len(chunk), BLOCK_BYTES):
+                parts.append(chunk[at : at + BLOCK_BYTES])
                 size += len(parts[-1])
                 if size < enough:
                     continue
                 rest, parts = b"".join(parts), []
-                cut = self.cut(rest[:HELD], special=special)
-                if not cut and len(rest) >= HELD:
+                cut = self.find_cut(rest[:MAX_HELD_BYTES], special=special)
+                if not cut and len(rest) >= MAX_HELD_BYTES:
                     cut = self._cut_anywhere(rest, special)
                 if cut:
                     yield start, rest[:cut]
-                    rest, start, enough = rest[cut:], False, 2 * BLOCK
+                    rest, start, enough = rest[cut:], False, 2 * BLOCK_BYTES
                 else:
-                    enough = min(2 * len(rest), HELD)
+                    enough = min(2 * len(rest), MAX_HELD_BYTES)
                 parts, size = [rest], len(rest)
         if size > HUGE_PAGE:
             trim_heap()  # what was looked at to find a place
@@ -130,59 +132,59 @@ class Tokenizer:
     def _cut_anywhere(self, raw: bytes, special: bool) -> int:
         """Find a place between two characters that no special token reaches over, the same however the text comes in chunks. Say
         that tokens may differ there."""
-        if not self._said:
-            self._said = True
+        if not self._has_warned:
+            self._has_warned = True
             log_line(
                 f"note: {len(raw):,} bytes of text without a place between words are cut where they are, as llama.cpp would not"
             )
-        at = HELD - self._specials[special].longest - 1
+        at = MAX_HELD_BYTES - self._specials[special].longest - 1
         while at > 1 and raw[at] & 0xC0 == 0x80:
             at -= 1
         return at
 
-    def cut(self, raw: bytes, *, special: bool = False) -> int:
+    def find_cut(self, raw: bytes, *, special: bool = False) -> int:
         """A place, far back, where a text can be cut whatever follows; 0 if none is found."""
         specials = self._specials[special]
-        at = specials.last_apart(raw)
+        at = specials.find_last(raw)
         if at > len(raw) // 2:
             return at
         last = specials.partition(raw)[-1]
         if isinstance(last, int):
             return at
         # A special token that only more text completes begins behind all that is looked at here.
-        seam = self._engine.seam(last[: max(0, len(last) - specials.longest)])
+        seam = self._engine.find_seam(last[: max(0, len(last) - specials.longest)])
         return len(raw) - len(last) + seam if seam else at
 
-    def _piece(self, raw: bytes, special: bool, start: bool) -> np.ndarray:
-        made = []
+    def _encode_piece(self, raw: bytes, special: bool, start: bool) -> np.ndarray:
+        parts = []
         for part in self._specials[special].partition(raw):
             if isinstance(part, int):
-                made.append(np.array([part], np.int32))
+                parts.append(np.array([part], np.int32))
             else:
-                made.append(self._engine.tokens(part, start))
+                parts.append(self._engine.encode(part, start))
             start = isinstance(part, int)
-        return joined(made)
+        return concatenate(parts)
 
     # ---- to text -----------------------------------------------------------
 
     @cached_property
-    def _texts(self) -> list[bytes]:
+    def _token_bytes(self) -> list[bytes]:
         """The bytes that each token stands for."""
         return [
-            self._text(text, kind)
+            self._spell(text, kind)
             for text, kind in zip(self.vocabulary.tokens, self.vocabulary.kinds.tolist(), strict=True)
         ]
 
     @property
-    def lengths(self) -> np.ndarray:
+    def byte_lengths(self) -> np.ndarray:
         """How many bytes of text each token stands for; none where it is a control token."""
-        sizes = np.array([len(text) for text in self._texts])
+        sizes = np.array([len(text) for text in self._token_bytes])
         return np.where(np.isin(self.vocabulary.kinds, (TokenType.CONTROL, TokenType.UNKNOWN)), 0, sizes)
 
-    def _text(self, token: str, kind: int) -> bytes:
+    def _spell(self, token: str, kind: int) -> bytes:
         from llamatrain.data.tokenizer.bpe_tables import token_bytes
 
-        if kind == TokenType.BYTE and (byte := byte_of(token)) is not None:
+        if kind == TokenType.BYTE and (byte := parse_byte(token)) is not None:
             return bytes([byte])
         if kind in (TokenType.UNUSED, UNDEFINED, TokenType.BYTE):
             return b""
@@ -198,13 +200,14 @@ class Tokenizer:
         numbers = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(self)):
             raise UsageError(
-                f"token {numbers[(numbers < 0) | (numbers >= len(self))][0]} is not among the {len(self)} of the vocabulary"
+                f"token {numbers[(numbers < 0) | (numbers >= len(self))][0]} is not in the vocabulary of {len(self)} tokens",
+                code="no-such-token",
             )
         if not special:
             numbers = numbers[
                 ~np.isin(self.vocabulary.kinds[numbers], (TokenType.CONTROL, TokenType.UNKNOWN))
             ]
-        return b"".join(map(self._texts.__getitem__, numbers.tolist()))
+        return b"".join(map(self._token_bytes.__getitem__, numbers.tolist()))
 
 
 class StreamDecoder:
@@ -221,14 +224,14 @@ class StreamDecoder:
     def feed(self, token: int) -> str:
         return self._utf8.decode(self.tokenizer.decode([token], special=self.special or token in self.shown))
 
-    def end(self) -> str:
+    def flush(self) -> str:
         """What is left: a character that was never finished."""
         return self._utf8.decode(b"", final=True)
 
 
-def joined(made: list[np.ndarray]) -> np.ndarray:
+def concatenate(parts: list[np.ndarray]) -> np.ndarray:
     """One array, which is not copied: it may be as large as all that is held."""
-    return made[0] if len(made) == 1 else np.concatenate([np.zeros(0, np.int32), *made])
+    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int32), *parts])
 
 
 def to_bytes(text: str | bytes) -> bytes:
@@ -243,11 +246,12 @@ def to_bytes(text: str | bytes) -> bytes:
 
 def load(metadata: Mapping[str, Any], source: object = "the vocabulary") -> Tokenizer:
     """The tokenizer that a file's metadata describes; `source` is what errors begin with, such as the file's path."""
-    if vocabularies.is_without_text(metadata):
+    if vocabularies.has_no_text(metadata):
         raise UsageError(
-            f"{source}: it has no text (tokenizer.ggml.model is none): this model cannot read any"
+            f"{source}: the vocabulary has no text (tokenizer.ggml.model is none); this model cannot read text",
+            code="vocabulary-without-text",
         )
     try:
-        return Tokenizer(vocabularies.read(metadata))
+        return Tokenizer(vocabularies.read_vocabulary(metadata))
     except FileError as error:
-        raise FileError(f"{source}: {error}") from None
+        raise FileError(f"{source}: {error}", code=error.code) from None

@@ -13,28 +13,28 @@ class BatchShard:
     of the step with the last one.
     """
 
-    def __init__(self, rows: SkippableLoader, batches: int, own: range) -> None:
+    def __init__(self, loader: SkippableLoader, batches: int, own: range) -> None:
         if not 0 <= own.start < own.stop <= batches or own.step != 1:
             raise ValueError(f"{own} of {batches} batches: each process has some, one after the other")
-        self.rows, self.batches, self.own = rows, batches, own
+        self.loader, self.batches, self.own = loader, batches, own
         self._next = own.start
 
     @property
     def state(self) -> CursorState:
         """The position in the data."""
-        return self.rows.state
+        return self.loader.state
 
     def batch(self, count: int) -> Batch:
         """Return the next of the own batches."""
         if self._next == self.own.start:
-            self.rows.skip(count * self._next)
-        batch = self.rows.batch(count)
+            self.loader.skip(count * self._next)
+        batch = self.loader.batch(count)
         self._next += 1
         if self._next == self.own.stop:
-            self.rows.skip(count * (self.batches - self._next))
+            self.loader.skip(count * (self.batches - self._next))
             self._next = self.own.start
         return batch
 
-    def once(self, count: int, mine: int = 0, of: int = 1) -> Iterator[Batch]:
+    def one_epoch(self, count: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         """Yield all rows once, without sharding by step."""
-        return self.rows.once(count, mine, of)
+        return self.loader.one_epoch(count, rank, ranks)

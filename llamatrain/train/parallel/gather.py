@@ -8,7 +8,7 @@ from llamatrain.distributed.comm import Comm
 from llamatrain.train.parallel.partition import ParamSlice
 from llamatrain.train.programs import FlatParams
 
-Owned = Sequence[tuple[ParamSlice, int]]  # in the order of the vector, each with its rank
+SliceOwners = Sequence[tuple[ParamSlice, int]]  # in the order of the vector, each with its rank
 
 
 class GatheredState:
@@ -16,38 +16,40 @@ class GatheredState:
 
     dtype = np.dtype(np.float32)
 
-    def __init__(self, world: Comm, kind: str, owned: Owned, own: FlatParams) -> None:
-        self._world, self._kind, self._owned, self._own = world, kind, owned, own
-        self.shape = (sum(cut.stop - cut.start for cut, _ in owned),)
+    def __init__(self, comm: Comm, kind: str, slices: SliceOwners, local: FlatParams) -> None:
+        self._comm, self._kind, self._slices, self._local = comm, kind, slices, local
+        self.shape = (sum(part.stop - part.start for part, _ in slices),)
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """Yield all pieces in order.
 
         If iteration stops early, the rest is received and dropped, because the other ranks are sending it.
         """
-        self._world.from_first((self._kind, "", ""))
-        room = np.empty(
-            max((cut.stop - cut.start for cut, rank in self._owned if rank != self._world.rank), default=0),
+        self._comm.broadcast((self._kind, "", ""))
+        buffer = np.empty(
+            max(
+                (part.stop - part.start for part, rank in self._slices if rank != self._comm.rank), default=0
+            ),
             np.float32,
         )
-        left = iter(self._owned)
+        remaining = iter(self._slices)
         try:
-            for cut, rank in left:
-                yield self._come(cut, rank, room)
+            for part, rank in remaining:
+                yield self._receive_piece(part, rank, buffer)
         finally:
-            for cut, rank in left:
-                self._come(cut, rank, room)
+            for part, rank in remaining:
+                self._receive_piece(part, rank, buffer)
 
-    def _come(self, cut: ParamSlice, rank: int, room: np.ndarray) -> np.ndarray:
+    def _receive_piece(self, part: ParamSlice, rank: int, buffer: np.ndarray) -> np.ndarray:
         """Return a piece, valid until the next one is requested."""
-        if rank == self._world.rank:
-            return self._own.parts[cut.key].reshape(-1)
-        piece = room[: cut.stop - cut.start]
-        self._world.receive(piece, rank)
+        if rank == self._comm.rank:
+            return self._local.parts[part.key].reshape(-1)
+        piece = buffer[: part.stop - part.start]
+        self._comm.receive(piece, rank)
         return piece
 
-    def serve(self) -> None:
+    def send_pieces(self) -> None:
         """Send this rank's pieces to rank 0."""
-        for cut, rank in self._owned:
-            if rank == self._world.rank:
-                self._world.send(self._own.parts[cut.key].reshape(-1), 0)
+        for part, rank in self._slices:
+            if rank == self._comm.rank:
+                self._comm.send(self._local.parts[part.key].reshape(-1), 0)

@@ -18,7 +18,7 @@ BUCKET = 1 << 23  # elements: 32 MB
 LINE = 16  # elements of a cache line: where segments are cut
 
 
-def share(count: int, ranks: int, rank: int) -> range:
+def rank_range(count: int, ranks: int, rank: int) -> range:
     """Return the range of `count` items that belongs to a rank."""
     return range(count * rank // ranks, count * (rank + 1) // ranks)
 
@@ -30,28 +30,28 @@ class TreeNode(NamedTuple):
     size: int
 
     @property
-    def left(self) -> bool:
+    def is_left(self) -> bool:
         """True if it is the left child of its parent."""
         return self.start % (2 * self.size) == 0
 
-    def joins(self, other: "TreeNode") -> bool:
+    def is_left_sibling_of(self, other: "TreeNode") -> bool:
         """Return True if `other` is its right sibling."""
-        return self.left and self.size == other.size and self.start + self.size == other.start
+        return self.is_left and self.size == other.size and self.start + self.size == other.start
 
-    def joined(self) -> "TreeNode":
+    def parent(self) -> "TreeNode":
         """Return the parent of this left child."""
         return TreeNode(self.start, 2 * self.size)
 
 
-def branches(groups: range) -> list[TreeNode]:
+def cover_with_nodes(groups: range) -> list[TreeNode]:
     """Return the fewest tree nodes that cover these groups."""
-    found = list[TreeNode]()
+    nodes = list[TreeNode]()
     for group in groups:
-        branch = TreeNode(group, 1)
-        while found and found[-1].joins(branch):
-            branch = found.pop().joined()
-        found.append(branch)
-    return found
+        node = TreeNode(group, 1)
+        while nodes and nodes[-1].is_left_sibling_of(node):
+            node = nodes.pop().parent()
+        nodes.append(node)
+    return nodes
 
 
 class ParamSlice(NamedTuple):
@@ -80,10 +80,10 @@ class Partition:
     groups: int
     ranks: int = 1
     rank: int = 0
-    whole: bool = False
+    whole_weights: bool = False
 
     @cached_property
-    def begins(self) -> dict[str, int]:
+    def offsets(self) -> dict[str, int]:
         """The offset of each weight in the flat vector."""
         sizes = accumulate((prod(shape) for shape in self.shapes.values()), initial=0)
         return dict(zip(self.shapes, sizes, strict=False))
@@ -91,85 +91,94 @@ class Partition:
     @cached_property
     def buckets(self) -> list[list[Segment]]:
         """The buckets in the order in which they become final, each a list of segments."""
-        filled, room = [list[ParamSlice]()], BUCKET
+        bucket_slices, space = [list[ParamSlice]()], BUCKET
         for name in self.order:
-            start, stop = self.begins[name], self.begins[name] + prod(self.shapes[name])
+            start, stop = self.offsets[name], self.offsets[name] + prod(self.shapes[name])
             while start < stop:
-                end = stop if self.whole else min(stop, start + room)
-                filled[-1].append(self._cut(name, start, end))
-                room, start = room - (end - start), end
-                if room <= 0:
-                    filled.append([])
-                    room = BUCKET
-        return [self._segments(sorted(cuts, key=lambda cut: cut.start)) for cuts in filled if cuts]
-
-    def _cut(self, name: str, start: int, stop: int) -> ParamSlice:
-        shape = self.shapes[name]
-        whole = stop - start == prod(shape)
-        parted = shape if whole else (*(1 for _ in shape[1:]), stop - start)
-        return ParamSlice(name, start, stop, parted, f"{name}@{start}")
-
-    def _segments(self, cuts: list[ParamSlice]) -> list[Segment]:
-        size, made = sum(cut.stop - cut.start for cut in cuts), [Segment() for _ in range(self.groups)]
-        borders = [size * s // self.groups // LINE * LINE for s in range(self.groups)] + [size]
-        at = 0
-        for cut in cuts:
-            end = at + cut.stop - cut.start
-            if self.whole:
-                made[self._places[cut.name]].append(cut)
-            else:
-                for segment, (low, high) in zip(made, pairwise(borders), strict=True):
-                    if (first := max(at, low)) < (last := min(end, high)):
-                        segment.append(self._cut(cut.name, cut.start + first - at, cut.start + last - at))
-            at = end
-        return made
-
-    @cached_property
-    def _places(self) -> dict[str, int]:
-        """The segment of each unsplit weight: greedy, largest first, to the least loaded."""
-        loads, found = [0] * self.groups, dict[str, int]()
-        for name in sorted(self.shapes, key=lambda name: -prod(self.shapes[name])):
-            found[name] = loads.index(min(loads))
-            loads[found[name]] += prod(self.shapes[name])
-        return found
-
-    def cuts(self, bucket: int, rank: int) -> list[ParamSlice]:
-        """Return the slices of a bucket that belong to a rank."""
+                end = stop if self.whole_weights else min(stop, start + space)
+                bucket_slices[-1].append(self._slice(name, start, end))
+                space, start = space - (end - start), end
+                if space <= 0:
+                    bucket_slices.append([])
+                    space = BUCKET
         return [
-            cut for number in share(self.groups, self.ranks, rank) for cut in self.buckets[bucket][number]
+            self._segments(sorted(slices, key=lambda cut: cut.start)) for slices in bucket_slices if slices
         ]
 
-    def runs(self, bucket: int, rank: int) -> list[slice]:
-        """Return the same as contiguous ranges of the flat vector."""
-        return joined(self.cuts(bucket, rank))
+    def _slice(self, name: str, start: int, stop: int) -> ParamSlice:
+        shape = self.shapes[name]
+        whole = stop - start == prod(shape)
+        slice_shape = shape if whole else (*(1 for _ in shape[1:]), stop - start)
+        return ParamSlice(name, start, stop, slice_shape, f"{name}@{start}")
 
-    def cuts_of(self, rank: int) -> list[ParamSlice]:
-        """Return all slices of a rank."""
-        return [cut for bucket in range(len(self.buckets)) for cut in self.cuts(bucket, rank)]
+    def _segments(self, slices: list[ParamSlice]) -> list[Segment]:
+        size, segments = (
+            sum(part.stop - part.start for part in slices),
+            [Segment() for _ in range(self.groups)],
+        )
+        borders = [size * s // self.groups // LINE * LINE for s in range(self.groups)] + [size]
+        offset = 0
+        for part in slices:
+            end = offset + part.stop - part.start
+            if self.whole_weights:
+                segments[self._weight_segments[part.name]].append(part)
+            else:
+                for segment, (low, high) in zip(segments, pairwise(borders), strict=True):
+                    if (first := max(offset, low)) < (last := min(end, high)):
+                        segment.append(
+                            self._slice(part.name, part.start + first - offset, part.start + last - offset)
+                        )
+            offset = end
+        return segments
 
     @cached_property
-    def branches(self) -> list[list[TreeNode]]:
-        """The tree nodes of each rank's groups."""
-        return [branches(share(self.groups, self.ranks, rank)) for rank in range(self.ranks)]
+    def _weight_segments(self) -> dict[str, int]:
+        """The segment of each unsplit weight: greedy, largest first, to the least loaded."""
+        loads, segments = [0] * self.groups, dict[str, int]()
+        for name in sorted(self.shapes, key=lambda name: -prod(self.shapes[name])):
+            segments[name] = loads.index(min(loads))
+            loads[segments[name]] += prod(self.shapes[name])
+        return segments
 
-    def room(self, rank: int) -> int:
+    def bucket_slices(self, bucket: int, rank: int) -> list[ParamSlice]:
+        """Return the slices of a bucket that belong to a rank."""
+        return [
+            part
+            for segment in rank_range(self.groups, self.ranks, rank)
+            for part in self.buckets[bucket][segment]
+        ]
+
+    def bucket_ranges(self, bucket: int, rank: int) -> list[slice]:
+        """Return the same as contiguous ranges of the flat vector."""
+        return merge_ranges(self.bucket_slices(bucket, rank))
+
+    def rank_slices(self, rank: int) -> list[ParamSlice]:
+        """Return all slices of a rank."""
+        return [part for bucket in range(len(self.buckets)) for part in self.bucket_slices(bucket, rank)]
+
+    @cached_property
+    def rank_nodes(self) -> list[list[TreeNode]]:
+        """The tree nodes of each rank's groups."""
+        return [cover_with_nodes(rank_range(self.groups, self.ranks, rank)) for rank in range(self.ranks)]
+
+    def receive_size(self, rank: int) -> int:
         """Return the elements that a rank receives for the largest bucket: all nodes of others in its
         segments.
         """
-        others = sum(len(theirs) for each, theirs in enumerate(self.branches) if each != rank)
-        own = (
-            sum(run.stop - run.start for run in self.runs(number, rank))
-            for number in range(len(self.buckets))
+        others = sum(len(nodes) for other, nodes in enumerate(self.rank_nodes) if other != rank)
+        sizes = (
+            sum(run.stop - run.start for run in self.bucket_ranges(bucket, rank))
+            for bucket in range(len(self.buckets))
         )
-        return others * max(own)
+        return others * max(sizes)
 
 
-def joined(cuts: Iterable[ParamSlice]) -> list[slice]:
+def merge_ranges(slices: Iterable[ParamSlice]) -> list[slice]:
     """Merge adjacent slices into contiguous ranges."""
-    found = list[slice]()
-    for cut in sorted(cuts, key=lambda cut: cut.start):
-        if found and found[-1].stop == cut.start:
-            found[-1] = slice(found[-1].start, cut.stop)
+    ranges = list[slice]()
+    for part in sorted(slices, key=lambda cut: cut.start):
+        if ranges and ranges[-1].stop == part.start:
+            ranges[-1] = slice(ranges[-1].start, part.stop)
         else:
-            found.append(slice(cut.start, cut.stop))
-    return found
+            ranges.append(slice(part.start, part.stop))
+    return ranges

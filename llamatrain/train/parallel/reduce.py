@@ -15,9 +15,9 @@ from llamatrain.distributed.comm import Comm
 from llamatrain.kernels.reference.registry import from_bf16, to_bf16
 from llamatrain.platform.threads import start_thread
 from llamatrain.train.parallel.accumulate import AccumulationPlan
-from llamatrain.train.parallel.partition import Partition, TreeNode, joined
+from llamatrain.train.parallel.partition import Partition, TreeNode, merge_ranges
 
-Sent = list[np.ndarray]  # to one rank, or from it
+Arrays = list[np.ndarray]  # to one rank, or from it
 
 
 class TreeReduce:
@@ -25,42 +25,48 @@ class TreeReduce:
 
     def __init__(
         self,
-        world: Comm,
-        division: Partition,
-        turns: AccumulationPlan,
+        comm: Comm,
+        partition: Partition,
+        accumulation: AccumulationPlan,
         vectors: Sequence[np.ndarray],
-        half: bool,
+        bf16: bool,
     ) -> None:
         """Allocate the receive buffer.
 
         `vectors` hold the sums as the last group leaves them; with `half` they are sent in bf16.
         """
-        self.world, self.division, self.turns, self.vectors, self.half = world, division, turns, vectors, half
-        self._numbers = range(len(division.buckets))
-        self._room_for = np.empty(
-            division.room(division.rank), np.uint16 if half else np.float32
+        self.comm, self.partition, self.accumulation, self.vectors, self.bf16 = (
+            comm,
+            partition,
+            accumulation,
+            vectors,
+            bf16,
+        )
+        self._buckets = range(len(partition.buckets))
+        self._receive_buffer = np.empty(
+            partition.receive_size(partition.rank), np.uint16 if bf16 else np.float32
         )  # what comes
-        self._news = threading.Condition()
+        self._condition = threading.Condition()
         self._final = set[int]()  # buckets of this step
         self._thread: threading.Thread | None = None  # while the last turn is under way
         self._failed: BaseException | None = None
 
     # ---- by the thread that computes ---------------------------------------
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start the thread for the last group of a step."""
         self._final, self._failed = set(), None
-        self._thread = threading.Thread(target=self._exchange, name="llamatrain-exchange", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="llamatrain-exchange", daemon=True)
         start_thread(self._thread)
 
-    def ready(self, bucket: int) -> None:
+    def mark_final(self, bucket: int) -> None:
         """Mark a bucket as final, if the last group is running."""
-        self._tell([bucket])
+        self._mark([bucket])
 
     def finish(self) -> float:
         """Wait for the thread; then vector 0 has the sums of the own segments. Return the seconds waited."""
         start = time.perf_counter()
-        self._tell(self._numbers)
+        self._mark(self._buckets)
         if self._thread:
             self._thread.join()
             self._thread = None
@@ -68,90 +74,92 @@ class TreeReduce:
             raise self._failed
         return time.perf_counter() - start
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Stop the thread: the step failed."""
-        with self._news:
+        with self._condition:
             self._failed = self._failed or RuntimeError("the step was given up")
-            self._news.notify()
+            self._condition.notify()
 
-    def _tell(self, buckets: Iterable[int]) -> None:
+    def _mark(self, buckets: Iterable[int]) -> None:
         if self._thread:
-            with self._news:
+            with self._condition:
                 self._final.update(buckets)
-                self._news.notify()
+                self._condition.notify()
 
     # ---- by its own --------------------------------------------------------
 
-    def _exchange(self) -> None:
+    def _run(self) -> None:
         try:
-            for number in self._numbers:
-                with self._news:
-                    while number not in self._final and not self._failed:
-                        self._news.wait()
+            for bucket in self._buckets:
+                with self._condition:
+                    while bucket not in self._final and not self._failed:
+                        self._condition.wait()
                 if self._failed:
                     return
-                self.world.doing(None, f"bucket {number + 1} of {len(self._numbers)}")
-                self._sum(number)
+                self.comm.set_status(None, f"bucket {bucket + 1} of {len(self._buckets)}")
+                self._reduce_bucket(bucket)
         except BaseException as error:
             self._failed = error
 
-    def _sum(self, number: int) -> None:
-        division, vectors = self.division, self.vectors
-        whole = joined(cut for segment in division.buckets[number] for cut in segment)
-        for to, what in self.turns.turns[-1].added:
-            for run in whole:
-                vectors[to][run] += vectors[what][run]
-        mine = [
-            (branch, [vectors[vector][run] for run in division.runs(number, division.rank)])
-            for branch, vector in self.sums
+    def _reduce_bucket(self, bucket: int) -> None:
+        partition, vectors = self.partition, self.vectors
+        ranges = merge_ranges(cut for segment in partition.buckets[bucket] for cut in segment)
+        for to, source in self.accumulation.groups[-1].additions:
+            for run in ranges:
+                vectors[to][run] += vectors[source][run]
+        own_nodes = [
+            (node, [vectors[vector][run] for run in partition.bucket_ranges(bucket, partition.rank)])
+            for node, vector in self.sums
         ]
-        parts = mine + (self._swapped(number) if division.ranks > 1 else [])
-        found = added(sorted(parts, key=lambda part: part[0]))
-        for run, values in zip(division.runs(number, division.rank), found, strict=True):
+        nodes = own_nodes + (self._exchange_nodes(bucket) if partition.ranks > 1 else [])
+        sums = add_nodes(sorted(nodes, key=lambda part: part[0]))
+        for run, values in zip(partition.bucket_ranges(bucket, partition.rank), sums, strict=True):
             if values.ctypes.data != vectors[0][run].ctypes.data:
                 vectors[0][run] = values
 
     @property
     def sums(self) -> list[tuple[TreeNode, int]]:
         """The tree nodes of this rank, and the vectors with their sums."""
-        return self.turns.sums
+        return self.accumulation.sums
 
-    def _swapped(self, number: int) -> list[tuple[TreeNode, Sent]]:
+    def _exchange_nodes(self, bucket: int) -> list[tuple[TreeNode, Arrays]]:
         """Exchange a bucket: return the other ranks' values in this rank's segments."""
-        division, runs = self.division, self.division.runs(number, self.division.rank)
-        out, into, came, at = list[Sent](), list[Sent](), list[tuple[TreeNode, Sent]](), 0
-        for rank, theirs in enumerate(division.branches):
+        partition, runs = self.partition, self.partition.bucket_ranges(bucket, self.partition.rank)
+        out, into, received, offset = list[Arrays](), list[Arrays](), list[tuple[TreeNode, Arrays]](), 0
+        for rank, nodes in enumerate(partition.rank_nodes):
             out.append([])
             into.append([])
-            if rank == division.rank:
+            if rank == partition.rank:
                 continue
             sent = (
-                self.vectors[vector][run] for _, vector in self.sums for run in division.runs(number, rank)
+                self.vectors[vector][run]
+                for _, vector in self.sums
+                for run in partition.bucket_ranges(bucket, rank)
             )
-            out[-1] = [to_bf16(each) for each in sent] if self.half else list(sent)
-            for branch in theirs:
+            out[-1] = [to_bf16(array) for array in sent] if self.bf16 else list(sent)
+            for node in nodes:
                 parts = list[np.ndarray]()
                 for run in runs:
-                    parts.append(self._room_for[at : at + run.stop - run.start])
-                    at += run.stop - run.start
+                    parts.append(self._receive_buffer[offset : offset + run.stop - run.start])
+                    offset += run.stop - run.start
                 into[-1] += parts
-                came.append((branch, parts))
-        self.world.met()
-        self.world.swap(out, into)
+                received.append((node, parts))
+        self.comm.barrier()
+        self.comm.all_to_all(out, into)
         return [
-            (branch, [from_bf16(part) if self.half else part for part in parts]) for branch, parts in came
+            (node, [from_bf16(part) if self.bf16 else part for part in parts]) for node, parts in received
         ]
 
 
-def added(parts: Sequence[tuple[TreeNode, Sent]]) -> Sent:
+def add_nodes(nodes: Sequence[tuple[TreeNode, Arrays]]) -> Arrays:
     """Add tree nodes in order; the array of each left child is overwritten."""
-    waiting = list[tuple[TreeNode, Sent]]()
-    for branch, values in parts:
-        while waiting and waiting[-1][0].joins(branch):
+    waiting = list[tuple[TreeNode, Arrays]]()
+    for node, values in nodes:
+        while waiting and waiting[-1][0].is_left_sibling_of(node):
             left, sums = waiting.pop()
             for one, other in zip(sums, values, strict=True):
                 one += other
-            branch, values = left.joined(), sums
-        waiting.append((branch, values))
-    ((_, found),) = waiting
-    return found
+            node, values = left.parent(), sums
+        waiting.append((node, values))
+    ((_, total),) = waiting
+    return total

@@ -16,7 +16,7 @@ class MicrobatchInfo(NamedTuple):
     rows: int
 
     @classmethod
-    def of(cls, batch: Batch) -> "MicrobatchInfo":
+    def from_batch(cls, batch: Batch) -> "MicrobatchInfo":
         """Return the info of a batch."""
         compared, weight = batch.compared, float(batch.weights.sum(dtype="float64"))
         totals = PreferenceTotals(
@@ -25,13 +25,13 @@ class MicrobatchInfo(NamedTuple):
         return cls(totals, batch.size, len(batch.tokens) - batch.empty)
 
 
-def totals_of(weighed: Iterable[MicrobatchInfo]) -> PreferenceTotals:
+def sum_totals(microbatches: Iterable[MicrobatchInfo]) -> PreferenceTotals:
     """Sum the weights of all micro-batches of a step."""
     weight = answers = words = 0.0
-    for each in weighed:
-        weight += each.totals.weight
-        answers += each.totals.answers
-        words += each.totals.words
+    for microbatch in microbatches:
+        weight += microbatch.totals.weight
+        answers += microbatch.totals.answers
+        words += microbatch.totals.chosen_tokens
     return PreferenceTotals(weight, answers, words)
 
 
@@ -42,9 +42,9 @@ class RankStep:
     losses: list[float] = field(default_factory=list)  # of its micro-batches
     rewards: list[Rewards] = field(default_factory=list)
     seconds: float = 0.0
-    asked: int = 0  # the signal that came to it
-    changed: str = ""  # what it reads is not what it was
-    late: bool = False  # its time is up
+    signal: int = 0  # the signal that came to it
+    input_error: str = ""  # what it reads is not what it was
+    time_is_up: bool = False  # its time is up
 
 
 class MergedStep(NamedTuple):
@@ -52,22 +52,22 @@ class MergedStep(NamedTuple):
 
     losses: list[float]
     rewards: Rewards | None
-    asked: int
-    changed: str
-    late: bool  # as the first has it
-    slowest: int  # the rank
+    signal: int
+    input_error: str
+    time_is_up: bool  # as the first has it
+    slowest_rank: int  # the rank
 
 
-def whole_of(parts: Sequence[RankStep]) -> MergedStep:
+def merge_steps(parts: Sequence[RankStep]) -> MergedStep:
     """Merge the results of all ranks, in the order of ranks."""
     rewards: Rewards | None = None
-    for each in (each for part in parts for each in part.rewards):
-        rewards = rewards.plus(each) if rewards else each
+    for batch_rewards in (batch_rewards for part in parts for batch_rewards in part.rewards):
+        rewards = rewards.plus(batch_rewards) if rewards else batch_rewards
     return MergedStep(
         losses=[loss for part in parts for loss in part.losses],
         rewards=rewards,
-        asked=next((part.asked for part in parts if part.asked), 0),
-        changed=next((part.changed for part in parts if part.changed), ""),
-        late=parts[0].late,
-        slowest=max(range(len(parts)), key=lambda rank: parts[rank].seconds),
+        signal=next((part.signal for part in parts if part.signal), 0),
+        input_error=next((part.input_error for part in parts if part.input_error), ""),
+        time_is_up=parts[0].time_is_up,
+        slowest_rank=max(range(len(parts)), key=lambda rank: parts[rank].seconds),
     )

@@ -12,12 +12,12 @@ import pytest
 
 from llamatrain.distributed.single import SingleProcess
 from llamatrain.run.resolve import groups_of
-from llamatrain.train.evaluate import BatchLoss, judged_by_all
+from llamatrain.train.evaluate import BatchLoss, gather_batch_losses
 from llamatrain.train.parallel import partition as dividing
-from llamatrain.train.parallel.accumulate import turns_of
+from llamatrain.train.parallel.accumulate import plan_accumulation
 from llamatrain.train.parallel.gather import GatheredState
-from llamatrain.train.parallel.partition import Partition, TreeNode, branches, share
-from llamatrain.train.parallel.reduce import TreeReduce, added
+from llamatrain.train.parallel.partition import Partition, TreeNode, cover_with_nodes, rank_range
+from llamatrain.train.parallel.reduce import TreeReduce, add_nodes
 from llamatrain.train.protocols import InputChanged, TrainingInterrupted
 from tests.helpers.cli import ran, text_file
 from tests.helpers.small_models import small, weights, written
@@ -28,8 +28,13 @@ SIZE = sum(int(np.prod(shape)) for shape in SHAPES.values())
 NO_UNITS = np.zeros((0, 2))
 
 
-def divisions(ranks: int, groups: int = 8, whole: bool = False) -> list[Partition]:
-    more: dict[str, Any] = {"shapes": SHAPES, "order": ORDER, "groups": groups, "whole": whole}
+def divisions(ranks: int, groups: int = 8, whole_weights: bool = False) -> list[Partition]:
+    more: dict[str, Any] = {
+        "shapes": SHAPES,
+        "order": ORDER,
+        "groups": groups,
+        "whole_weights": whole_weights,
+    }
     return [Partition(ranks=ranks, rank=rank, **more) for rank in range(ranks)]
 
 
@@ -45,11 +50,11 @@ def bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("whole", [False, True])
 def test_each_element_is_one_rank_s(bucket: int, ranks: int, whole: bool) -> None:
-    made = divisions(ranks, whole=whole)
+    made = divisions(ranks, whole_weights=whole)
     owners = np.zeros(SIZE, int)
     for division in made:
         for number in range(len(division.buckets)):
-            for run in division.runs(number, division.rank):
+            for run in division.bucket_ranges(number, division.rank):
                 owners[run] += 1
     assert (owners == 1).all()
     assert all(division.buckets == made[0].buckets for division in made)
@@ -58,27 +63,27 @@ def test_each_element_is_one_rank_s(bucket: int, ranks: int, whole: bool) -> Non
 @pytest.mark.parametrize("whole", [False, True])
 def test_segments_do_not_depend_on_ranks(bucket: int, whole: bool) -> None:
     assert (
-        divisions(1, whole=whole)[0].buckets
-        == divisions(3, whole=whole)[2].buckets
-        == divisions(8, whole=whole)[7].buckets
+        divisions(1, whole_weights=whole)[0].buckets
+        == divisions(3, whole_weights=whole)[2].buckets
+        == divisions(8, whole_weights=whole)[7].buckets
     )
 
 
 def test_a_cut_has_as_many_axes_as_its_weight(bucket: int) -> None:
-    for cut in divisions(1)[0].cuts_of(0):
+    for cut in divisions(1)[0].rank_slices(0):
         assert len(cut.shape) == len(SHAPES[cut.name]) and int(np.prod(cut.shape)) == cut.stop - cut.start
 
 
 def test_whole_weights_stay_whole(bucket: int) -> None:
-    cuts = divisions(1, whole=True)[0].cuts_of(0)
+    cuts = divisions(1, whole_weights=True)[0].rank_slices(0)
     assert sorted(cut.name for cut in cuts) == sorted(SHAPES)
     assert all(cut.shape == SHAPES[cut.name] for cut in cuts)
 
 
 def test_whole_weights_lie_evenly(bucket: int) -> None:
     """One is not cut; where there are more ranks than weights some have none."""
-    made = divisions(8, whole=True)
-    held = [sum(cut.stop - cut.start for cut in division.cuts_of(division.rank)) for division in made]
+    made = divisions(8, whole_weights=True)
+    held = [sum(cut.stop - cut.start for cut in division.rank_slices(division.rank)) for division in made]
     assert sorted(held) == [0] * 4 + sorted(int(np.prod(shape)) for shape in SHAPES.values())
     assert held[0] == max(held)
 
@@ -94,7 +99,7 @@ def test_segments_are_alike(bucket: int) -> None:
     """Each rank has as much to do, and to hold."""
     for ranks in (2, 4, 8):
         held = [
-            sum(cut.stop - cut.start for cut in division.cuts_of(division.rank))
+            sum(cut.stop - cut.start for cut in division.rank_slices(division.rank))
             for division in divisions(ranks)
         ]
         assert max(held) - min(held) <= 2 * 16 * (1 + SIZE // bucket)
@@ -102,7 +107,7 @@ def test_segments_are_alike(bucket: int) -> None:
 
 @pytest.mark.parametrize("ranks", range(1, 9))
 def test_groups_are_whole_branches(ranks: int) -> None:
-    found = [branch for rank in range(ranks) for branch in branches(share(8, ranks, rank))]
+    found = [branch for rank in range(ranks) for branch in cover_with_nodes(rank_range(8, ranks, rank))]
     assert sum(branch.size for branch in found) == 8
     assert all(one.start + one.size == other.start for one, other in pairwise(found))
     assert all(branch.start % branch.size == 0 for branch in found)
@@ -129,7 +134,7 @@ def micro_batches(count: int) -> list[np.ndarray]:
 def summed(groups: int, batches: list[np.ndarray]) -> np.ndarray:
     leaves = []
     for group in range(groups):
-        first, *more = share(len(batches), groups, group)
+        first, *more = rank_range(len(batches), groups, group)
         leaf = batches[first]
         for number in more:
             leaf = leaf + batches[number]
@@ -145,16 +150,16 @@ class Joined(SingleProcess):
     ) -> None:
         self.rank, self.size, self._lines, self._meeting = rank, size, lines, meeting  # type: ignore[misc]
 
-    def met(self) -> None:
+    def barrier(self) -> None:
         self._meeting.wait()
 
-    def swap(self, out: Any, into: Any) -> None:
+    def all_to_all(self, out: Any, into: Any) -> None:
         for to in range(self.size):
-            for each in out[to] if to != self.rank else ():
-                self._lines[self.rank, to].put(each.copy())
+            for array in out[to] if to != self.rank else ():
+                self._lines[self.rank, to].put(array.copy())
         for source in range(self.size):
-            for each in into[source] if source != self.rank else ():
-                each[...] = self._lines[source, self.rank].get(timeout=10)
+            for array in into[source] if source != self.rank else ():
+                array[...] = self._lines[source, self.rank].get(timeout=10)
 
 
 def together(ranks: int, act: Callable[[Joined], None]) -> None:
@@ -183,29 +188,29 @@ def gradient(ranks: int, groups: int, batches: list[np.ndarray], half: bool = Fa
 
     def work(world: Joined) -> None:
         division = divisions(ranks, groups)[world.rank]
-        own = share(groups, ranks, world.rank)
-        turns = turns_of(own, groups, len(batches))
-        vectors = [np.zeros(SIZE, np.float32) for _ in range(turns.vectors)]
+        own = rank_range(groups, ranks, world.rank)
+        turns = plan_accumulation(own, groups, len(batches))
+        vectors = [np.zeros(SIZE, np.float32) for _ in range(turns.vector_count)]
         exchange = TreeReduce(world, division, turns, vectors, half)
-        start = share(len(batches), groups, own[0])[0]
+        start = rank_range(len(batches), groups, own[0])[0]
         for _ in range(2):
             for number in range(turns.count):
                 last = number == turns.count - 1
                 if last:
-                    exchange.begin()
+                    exchange.start()
                 mine = batches[start + number]
-                vectors[0][:] = mine if turns.overwrites(number) else vectors[0] + mine
+                vectors[0][:] = mine if turns.starts_sum(number) else vectors[0] + mine
                 if last:
-                    exchange.ready(0)
+                    exchange.mark_final(0)
                     exchange.finish()
-                if last or not (turn := turns.after(number)):
+                if last or not (turn := turns.ending_group(number)):
                     continue
-                for to, what in turn.added:
+                for to, what in turn.additions:
                     vectors[to] += vectors[what]
-                if turn.moved:
-                    vectors[turn.moved][:] = vectors[0]
+                if turn.move_to:
+                    vectors[turn.move_to][:] = vectors[0]
         for bucket in range(len(division.buckets)):
-            for run in division.runs(bucket, world.rank):
+            for run in division.bucket_ranges(bucket, world.rank):
                 found[run] = vectors[0][run]
 
     together(ranks, work)
@@ -228,14 +233,22 @@ def test_half_of_the_wire_is_nearly_as_good(bucket: int) -> None:
 
 def test_vectors_that_sums_take() -> None:
     """One where a rank has two groups; on one rank as many as the tree of pairs is high."""
-    assert turns_of(range(2), 8, 8).vectors == turns_of(range(6, 8), 8, 8).vectors == 1
-    assert turns_of(range(8), 8, 8).vectors == 3
-    assert turns_of(range(8), 8, 16).vectors == 4  # a group of two is not added to what is there
+    assert (
+        plan_accumulation(range(2), 8, 8).vector_count
+        == plan_accumulation(range(6, 8), 8, 8).vector_count
+        == 1
+    )
+    assert plan_accumulation(range(8), 8, 8).vector_count == 3
+    assert (
+        plan_accumulation(range(8), 8, 16).vector_count == 4
+    )  # a group of two is not added to what is there
 
 
 def test_branches_are_added_by_their_places() -> None:
     one, other, third = (np.array([value], np.float32) for value in (1e8, 1.0, -1e8))
-    (found,) = added([(TreeNode(0, 1), [one.copy()]), (TreeNode(1, 1), [other]), (TreeNode(2, 2), [third])])
+    (found,) = add_nodes(
+        [(TreeNode(0, 1), [one.copy()]), (TreeNode(1, 1), [other]), (TreeNode(2, 2), [third])]
+    )
     assert found == 0  # (1e8 + 1) - 1e8: the last bit is lost first
 
 
@@ -243,14 +256,14 @@ def test_a_failure_beside_the_backward_pass_comes_to_it() -> None:
     class Broken(SingleProcess):
         rank, size = 0, 2  # type: ignore[misc]
 
-        def met(self) -> None:
+        def barrier(self) -> None:
             raise OSError("the line is dead")
 
-    turns = turns_of(share(8, 2, 0), 8, 8)
+    turns = plan_accumulation(rank_range(8, 2, 0), 8, 8)
     exchange = TreeReduce(
-        Broken(), divisions(2)[0], turns, [np.zeros(SIZE, np.float32)] * turns.vectors, False
+        Broken(), divisions(2)[0], turns, [np.zeros(SIZE, np.float32)] * turns.vector_count, False
     )
-    exchange.begin()
+    exchange.start()
     with pytest.raises(OSError, match="the line is dead"):
         exchange.finish()
 
@@ -264,14 +277,14 @@ def test_a_bucket_is_final_when_that_is_said(
     finish, seen, late = TreeReduce.finish, dict[int, list[np.ndarray]](), list[int]()
 
     def values(exchange: TreeReduce, bucket: int) -> list[np.ndarray]:
-        return [exchange.vectors[0][run].copy() for run in exchange.division.runs(bucket, 0)]
+        return [exchange.vectors[0][run].copy() for run in exchange.partition.bucket_ranges(bucket, 0)]
 
     def ready(exchange: TreeReduce, bucket: int) -> None:
         if exchange._thread:
             seen[bucket] = values(exchange, bucket)
 
     def finished(exchange: TreeReduce) -> float:
-        buckets = range(len(exchange.division.buckets))
+        buckets = range(len(exchange.partition.buckets))
         late.extend(
             b
             for b in buckets
@@ -280,7 +293,7 @@ def test_a_bucket_is_final_when_that_is_said(
         seen.clear()
         return finish(exchange)
 
-    monkeypatch.setattr(TreeReduce, "ready", ready)
+    monkeypatch.setattr(TreeReduce, "mark_final", ready)
     monkeypatch.setattr(TreeReduce, "finish", finished)
     text = text_file(tmp_path)
     base = [written(tmp_path / "base.gguf", small(), weights(small()))] if command == "finetune" else []
@@ -297,9 +310,9 @@ def test_a_bucket_is_final_when_that_is_said(
 class Talking(Joined):
     """They tell each other, too."""
 
-    def gathered(self, mine: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         for to in range(self.size):
-            self._lines[self.rank, to].put(mine)
+            self._lines[self.rank, to].put(value)
         return [self._lines[source, self.rank].get(timeout=10) for source in range(self.size)]
 
 
@@ -320,7 +333,7 @@ def test_what_befalls_one_in_a_validation_befalls_all(asked: int) -> None:
         world, seen = Talking(rank, 3, lines, threading.Barrier(1)), list[BatchLoss]()
         mine = judging(InputChanged("gone") if rank == 1 and not asked else None)
         try:
-            for each in judged_by_all(world, mine, lambda: asked if rank == 1 and seen else 0):
+            for each in gather_batch_losses(world, mine, lambda: asked if rank == 1 and seen else 0):
                 seen.append(each)
         except (InputChanged, TrainingInterrupted) as error:
             ended[rank] = len(seen), repr(error)
@@ -338,8 +351,8 @@ def test_what_befalls_one_in_a_validation_befalls_all(asked: int) -> None:
 
 
 class Pieces(Joined):
-    def from_first(self, mine: Any) -> Any:
-        return mine
+    def broadcast(self, value: Any) -> Any:
+        return value
 
     def send(self, array: np.ndarray, to: int) -> None:
         self._lines[self.rank, to].put(array.copy())
@@ -360,18 +373,18 @@ def test_a_vector_comes_in_its_own_order(bucket: int, stop: int | None) -> None:
     lines = {(one, other): SimpleQueue[Any]() for one in range(ranks) for other in range(ranks)}
     made = divisions(ranks)
     owned = sorted(
-        ((cut, rank) for rank in range(ranks) for cut in made[rank].cuts_of(rank)),
+        ((cut, rank) for rank in range(ranks) for cut in made[rank].rank_slices(rank)),
         key=lambda each: each[0].start,
     )
     vectors = []
     for rank in range(ranks):
         held = Held(
-            {cut.key: whole[cut.start : cut.stop].reshape(cut.shape) for cut in made[rank].cuts_of(rank)}
+            {cut.key: whole[cut.start : cut.stop].reshape(cut.shape) for cut in made[rank].rank_slices(rank)}
         )
         world = Pieces(rank, ranks, lines, threading.Barrier(1))
         vectors.append(GatheredState(world, "m", owned, held))  # type: ignore[arg-type]
     for each in vectors[1:]:
-        each.serve()
+        each.send_pieces()
     pieces = iter(vectors[0])
     found = [piece.copy() for piece, _ in zip(pieces, range(stop or len(owned)), strict=False)]
     del pieces
