@@ -21,7 +21,13 @@ from hosts import hosts, why_not
 from tuning import COMMAND, HERE, measured
 
 from llamatrain.distributed.cores import count_cores
-from llamatrain.planner.scaling_model import LinkModel, ShardedStep, TimedStep, predicted, tempo_of
+from llamatrain.planner.scaling_model import (
+    LinkModel,
+    ShardedStep,
+    TimedStep,
+    fit_link_model,
+    predict_seconds,
+)
 
 MPIEXEC = next(
     (str(path) for path in [Path(sys.executable).parent / "mpiexec"] if path.exists()),
@@ -202,12 +208,12 @@ def foretell(job: Job, runs: Sequence[Timings], held_out: int) -> None:
     others = [each for each in cases if each.step.ranks != held_out]
     if len({each.step.ranks for each in others}) < 2:
         return
-    tempo = tempo_of(others)
+    tempo = fit_link_model(others)
     print(
         f"\nfitted to {', '.join(map(str, sorted({each.step.ranks for each in others})))} ranks: {described(tempo)}"
     )
     for each, case in zip(runs, cases, strict=True):
-        said = predicted(case, tempo)
+        said = predict_seconds(case, tempo)
         kind = "held out" if case.step.ranks == held_out else "fitted"
         told = f"{1e3 * said:9.1f} ms, {said / each.median:6.3f} of what was measured"
         print(f"{each.ranks:5} ranks, {each.batches} batches: {told}, {kind}")
@@ -215,7 +221,7 @@ def foretell(job: Job, runs: Sequence[Timings], held_out: int) -> None:
 
 def case_of(each: Timings, trained: int) -> TimedStep:
     step = ShardedStep(ranks=each.ranks, micro=each.micro, groups=each.groups, trained=trained)
-    return TimedStep(step=step, seconds=each.median, here=each.ranks, crowding=each.crowding)
+    return TimedStep(step=step, seconds=each.median, ranks_per_host=each.ranks, crowding=each.crowding)
 
 
 def described(tempo: LinkModel) -> str:

@@ -120,9 +120,9 @@ def show(request: "RunRequest", options: PlanOptions) -> None:
         check_place(options.svg)
     drawn = options.graph is not None or options.svg is not None
     found = plan_run(request, graphs=drawn, ranks=options.ranks or 0)
-    way, excess, limit = found.plan.way, found.plan.excess, request.config.train.memory
+    way, excess, limit = found.plan.plan, found.plan.error, request.config.train.memory
     if options.svg:
-        draw(way.graphs, options.svg, way.setting.h.describe())
+        draw(way.graphs, options.svg, way.spec.h.describe())
     if options.graph:
         print_graph(way.graphs, options.graph)
         return
@@ -130,20 +130,20 @@ def show(request: "RunRequest", options: PlanOptions) -> None:
         raise MemoryPlanError(excess)
     told, time = None, None
     if options.ranks:
-        from llamatrain.run.scaling import foretold
+        from llamatrain.run.scaling import forecast_scaling
 
-        told = foretold(way, found.config, options.network or NETWORK, options.measure)
+        told = forecast_scaling(way, found.config, options.network or NETWORK, options.measure)
     else:
-        from llamatrain.planner.time import expected
+        from llamatrain.planner.time import forecast_time
 
-        time = expected(way, found.batches, found.steps, options.measure)
+        time = forecast_time(way, found.batches, found.steps, options.measure)
     if options.json:
         print(json.dumps(in_json(found, time) | ({"ranks": of_ranks(told)} if told else {})))
         return
     print("\n".join(in_words(found)))
     if time is not None:
         print("\n".join(of_time(time)))
-    if len(found.plan.tried) > 1:
+    if len(found.plan.trials) > 1:
         print("\n".join(of_tried(found.plan, time)))
     if told:
         print("\n".join(lines_of(told, options.network or NETWORK)))
@@ -152,27 +152,27 @@ def show(request: "RunRequest", options: PlanOptions) -> None:
 
 
 def in_json(found: "PlannedRun", time: "TimeForecast | str | None") -> dict[str, Any]:
-    way, told = found.plan.way, None if time is None or isinstance(time, str) else time
-    setting, tried = way.setting, found.plan.tried
+    way, told = found.plan.plan, None if time is None or isinstance(time, str) else time
+    setting, tried = way.spec, found.plan.trials
     seconds = {
-        "tokens_per_second": told and told.rate,
-        "seconds_of_step": told and told.step,
-        "seconds": told and told.run,
-        "speed_measured": told and told.speeds.when,
+        "tokens_per_second": told and told.tokens_per_second,
+        "seconds_of_step": told and told.step_seconds,
+        "seconds": told and told.run_seconds,
+        "speed_measured": told and told.speeds.measured_at,
         "speed_disturbed": told and told.speeds.disturbed,
     }
     ways = [
         {
             "remat": str(each.policy),
             "splits": each.splits,
-            "cache_base": each.offer.cache,
+            "cache_base": each.candidate.cache,
             "total": each.total,
         }
         | {"cost": each.cost / tried[-1].cost}
         for each in (tried if len(tried) > 1 else ())
     ]
     return {
-        **asdict(way.needs),
+        **asdict(way.breakdown),
         "total": way.total,
         "remat": str(way.policy),
         "batch": setting.batch,
@@ -186,13 +186,13 @@ def in_json(found: "PlannedRun", time: "TimeForecast | str | None") -> dict[str,
 
 
 def in_words(found: "PlannedRun") -> Iterator[str]:
-    way = found.plan.way
-    setting = way.setting
+    way = found.plan.plan
+    setting = way.spec
     yield f"{setting.h.describe()}: {setting.h.parameter_count:,} parameters"
     parts = f" in {way.splits} parts each" if way.splits > 1 else ""
     rows = f"batches of {setting.batch * way.splits} rows{parts}"
     yield f"{setting.precision}, {setting.threads} threads, {rows}, recomputing: {way.policy}\n"
-    for name, size in {**asdict(way.needs), "total": way.total}.items():
+    for name, size in {**asdict(way.breakdown), "total": way.total}.items():
         if size:
             yield f"{name.replace('_', ' '):14} {size:>18,}  {Size(size).text:>8}"
 
@@ -201,15 +201,15 @@ def of_time(time: "TimeForecast | str") -> Iterator[str]:
     if isinstance(time, str):
         yield f"\n{'time':14} {'not foretold':>18}  {time}"
         return
-    yield f"\n{'tokens/s':14} {time.rate:>18,.0f}  {time_of_step(time.step)} a step of {time.tokens:,}"
-    if time.run is not None:
-        yield f"{'time':14} {duration(time.run):>18}  for {time.steps:,} steps, without validating, samples and saving"
+    yield f"\n{'tokens/s':14} {time.tokens_per_second:>18,.0f}  {time_of_step(time.step_seconds)} a step of {time.tokens:,}"
+    if time.run_seconds is not None:
+        yield f"{'time':14} {duration(time.run_seconds):>18}  for {time.steps:,} steps, without validating, samples and saving"
     yield from of_speed(time.speeds)
 
 
 def of_speed(speeds: "OpSpeeds") -> Iterator[str]:
     """Say what figures of time were computed from."""
-    yield f"From this machine's speed, measured {ago(speeds.when)}; --measure measures again."
+    yield f"From this machine's speed, measured {ago(speeds.measured_at)}; --measure measures again."
     if speeds.disturbed:
         yield f"Other programs were at work (threads waited {speeds.disturbed:.0%} of the time); it serves for ten minutes."
 
@@ -223,19 +223,23 @@ def ago(when: float) -> str:
 
 def of_tried(fitted: "FittedRun", time: "TimeForecast | str | None") -> Iterator[str]:
     """The ways that were planned, the fastest first; each takes so many times as long as the one that is taken."""
-    *others, taken = fitted.tried
+    *others, taken = fitted.trials
     copies = {"bf16": "copied", "off": "as it is", "auto": ""}
-    based = any(copies[each.offer.cache] for each in fitted.tried)
+    based = any(copies[each.candidate.cache] for each in fitted.trials)
     told = None if time is None or isinstance(time, str) else time
     head = f"\n{'recomputing':30} {'parts':>6} {'base' if based else '':>9} {'memory':>9} {'time':>7}"
     yield f"{head} {'a step':>8}" if told else head
     for each in sorted([*others, taken], key=lambda each: each.cost):
         factor = each.cost / taken.cost
-        step = f"{time_of_step(told.step * factor):>9}" if told else ""
+        step = f"{time_of_step(told.step_seconds * factor):>9}" if told else ""
         here = (
-            "  taken" if each is taken else "  too much" if fitted.most and each.total > fitted.most else ""
+            "  taken"
+            if each is taken
+            else "  too much"
+            if fitted.memory_limit and each.total > fitted.memory_limit
+            else ""
         )
-        row = f"{each.policy!s:30} {each.splits:>6} {copies[each.offer.cache] if based else '':>9} {Size(each.total).text:>9}"
+        row = f"{each.policy!s:30} {each.splits:>6} {copies[each.candidate.cache] if based else '':>9} {Size(each.total).text:>9}"
         yield f"{row} {factor:>7.2f}{step}{here}".rstrip()
 
 
@@ -247,42 +251,47 @@ def of_ranks(told: "ScalingForecast") -> dict[str, Any]:
             "seconds": row.seconds.total,
             "seconds_exposed": row.seconds.exposed,
         }
-        | {"efficiency": row.efficiency, "efficiency_grown": row.grown}
+        | {"efficiency": row.efficiency, "efficiency_grown": row.weak_efficiency}
         for row in told.rows
     ]
     return {
         "count": told.step.ranks,
-        "sent": told.sent,
-        "received": told.sent,
-        "pays": told.pays,
+        "sent": told.sent_bytes,
+        "received": told.sent_bytes,
+        "pays": told.useful_ranks,
         "steps": rows,
     }
 
 
 def lines_of(told: "ScalingForecast", network: Bandwidth) -> Iterator[str]:
     """What is foretold, in words and a table."""
-    from llamatrain.run.scaling import MESSAGE, SPREAD
+    from llamatrain.run.scaling import MESSAGE_SECONDS, SPREAD
 
-    rows, size, last = told.rows[0].rows, Size(told.sent), told.rows[-1]
+    rows, size, last = told.rows[0].rows, Size(told.sent_bytes), told.rows[-1]
     for what in ("sent", "received"):
         yield f"{what:14} {size:>18,}  {size.text:>8}  by each of {told.step.ranks:,}, a step"
     yield ""
     yield from of_speed(told.speeds)
-    yield f"Links of {network.words}, {MESSAGE * 1e6:.0f} µs a message, ranks that differ by {SPREAD * 100:.0f} %.\n"
+    yield f"Links of {network.words}, {MESSAGE_SECONDS * 1e6:.0f} µs a message, ranks that differ by {SPREAD * 100:.0f} %.\n"
     yield f"{'ranks':>6} {'rows':>7} {'seconds':>10} {'exposed':>9} {'efficiency':>11} {f'with {rows:,} rows each':>22}"
     for row in told.rows:
         share, own, grown = (
-            f"{100 * x:.0f} %" for x in (row.seconds.exposed / row.seconds.total, row.efficiency, row.grown)
+            f"{100 * x:.0f} %"
+            for x in (row.seconds.exposed / row.seconds.total, row.efficiency, row.weak_efficiency)
         )
         yield f"{row.ranks:>6,} {row.rows:>7,} {row.seconds.total:>10.4g} {share:>9} {own:>11} {grown:>22}"
     ends = (
-        f"{2 * told.pays:,} would be {told.more:.2f} times as fast"
-        if told.more
+        f"{2 * told.useful_ranks:,} would be {told.next_speedup:.2f} times as fast"
+        if told.next_speedup
         else "they are divided no further"
     )
-    pays = f"Data-parallelism pays up to {told.pays:,} ranks" if told.pays > 1 else "More ranks do not pay"
+    pays = (
+        f"Data-parallelism pays up to {told.useful_ranks:,} ranks"
+        if told.useful_ranks > 1
+        else "More ranks do not pay"
+    )
     yield f"\n{pays} in steps of {rows:,} rows: {ends}."
-    yield f"With {rows:,} rows for each, {last.ranks:,} ranks keep {100 * last.grown:.0f} % of their speed."
+    yield f"With {rows:,} rows for each, {last.ranks:,} ranks keep {100 * last.weak_efficiency:.0f} % of their speed."
 
 
 def print_graph(graphs: "StepGraphs", how: str) -> None:

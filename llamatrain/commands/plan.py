@@ -35,27 +35,27 @@ class RunPlan:
 
 def plan_of(request: RunRequest, measure: bool = False) -> RunPlan:
     """RunPlan a run; nothing is read of its data, trained, written or compiled."""
-    from llamatrain.planner.time import expected
+    from llamatrain.planner.time import forecast_time
     from llamatrain.run.prepare import plan_run
 
     with code_cache.without_compiling():
         found = plan_run(request, graphs=False)
-        way, time = found.plan.way, expected(found.plan.way, found.batches, found.steps, measure)
+        way, time = found.plan.plan, forecast_time(found.plan.plan, found.batches, found.steps, measure)
     known = None if isinstance(time, str) else time
     return RunPlan(
         total=way.total,
-        needs={name: size for name, size in asdict(way.needs).items() if size},
-        excess=found.plan.excess,
-        parameters=way.setting.h.parameter_count,
-        batch=way.setting.batch,
+        needs={name: size for name, size in asdict(way.breakdown).items() if size},
+        excess=found.plan.error,
+        parameters=way.spec.h.parameter_count,
+        batch=way.spec.batch,
         splits=way.splits,
         remat=str(way.policy),
-        precision=way.setting.precision,
-        threads=way.setting.threads,
-        tokens_per_second=known.rate if known else None,
-        seconds_of_step=known.step if known else None,
-        seconds=known.run if known else None,
-        speed_measured=known.speeds.when if known else None,
+        precision=way.spec.precision,
+        threads=way.spec.threads,
+        tokens_per_second=known.tokens_per_second if known else None,
+        seconds_of_step=known.step_seconds if known else None,
+        seconds=known.run_seconds if known else None,
+        speed_measured=known.speeds.measured_at if known else None,
         speed_disturbed=known.speeds.disturbed if known else None,
         unknown=time if isinstance(time, str) else "",
     )

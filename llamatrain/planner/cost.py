@@ -9,93 +9,101 @@ from llamatrain.graph.node_roles import find_roles
 from llamatrain.graph.op_cost import estimate_cost
 from llamatrain.graph.remat_policy import Policy, scale_policy
 from llamatrain.graph.tensor import Node, collect_nodes, find_base
-from llamatrain.planner.extrapolate import alike, shallow
+from llamatrain.planner.extrapolate import layers_are_alike, with_layers
 from llamatrain.train.graphs import StepGraph, StepGraphs, StepSpec
 
-CALL, FLOP, BYTE, POWER, UNPACKED = (
+CALL_SECONDS, FLOP_SECONDS, BYTE_SECONDS, EXP_SECONDS, DEQUANT_SECONDS = (
     2e-6,
     1.6e-11,
     1e-10,
     3e-9,
     3.8e-10,
 )  # seconds of each, of a usual processor's thread
-HALF = 0.5  # of them for an operation in bf16
-FEW = (3, 4)  # layers that tell of many: a first, a last, and those between
+BF16_FACTOR = 0.5  # of them for an operation in bf16
+SAMPLE_DEPTHS = (3, 4)  # layers that tell of many: a first, a last, and those between
 
 Cost = Callable[[Node], float]
 
 
-def nominal(node: Node) -> float:
+def nominal_cost(node: Node) -> float:
     """Seconds, for comparing."""
     if node.op.layout or not any(output.size for output in node.outputs):
         return 0.0
-    work, half = estimate_cost(node), node.sources and node.sources[0].dtype.size < 4
-    products = FLOP * (HALF if half else 1.0) * work.flops
-    return CALL + products + BYTE * work.bytes_moved + POWER * work.exponentials + UNPACKED * work.dequantized
+    work, is_bf16 = estimate_cost(node), node.sources and node.sources[0].dtype.size < 4
+    products = FLOP_SECONDS * (BF16_FACTOR if is_bf16 else 1.0) * work.flops
+    return (
+        CALL_SECONDS
+        + products
+        + BYTE_SECONDS * work.bytes_moved
+        + EXP_SECONDS * work.exponentials
+        + DEQUANT_SECONDS * work.dequantized
+    )
 
 
 class StepCost:
     """Of steps on so many batches of rows so long, by policies that treat all blocks alike. Of layers that are alike few are
     asked, once for each policy."""
 
-    def __init__(self, setting: StepSpec, length: int, batches: int, of: Cost = nominal) -> None:
-        self.layers, self.length, self.batches, self.of = setting.h.layers, length, batches, of
-        many = self.layers > FEW[-1] and alike(setting)
-        self.settings = [shallow(setting, n) for n in FEW] if many else [setting]
-        self._made = dict[tuple[Policy, int], tuple[float, int]]()
+    def __init__(self, spec: StepSpec, length: int, batches: int, node_cost: Cost = nominal_cost) -> None:
+        self.layers, self.length, self.batches, self.node_cost = spec.h.layers, length, batches, node_cost
+        is_deep = self.layers > SAMPLE_DEPTHS[-1] and layers_are_alike(spec)
+        self.specs = [with_layers(spec, n) for n in SAMPLE_DEPTHS] if is_deep else [spec]
+        self._known = dict[tuple[Policy, int], tuple[float, int]]()
 
     @property
-    def few(self) -> int:
+    def sample_depth(self) -> int:
         """Layers that tell of a block that is made again."""
-        return self.settings[-1].h.layers
+        return self.specs[-1].h.layers
 
-    def asked(self, policy: Policy, setting: StepSpec) -> tuple[float, int]:
+    def _cost_and_kept(self, policy: Policy, spec: StepSpec) -> tuple[float, int]:
         """What it costs, and the bytes that the forward part leaves for the gradients."""
-        key = scale_policy(policy, self.layers, setting.h.layers), setting.h.layers
-        if key not in self._made:
-            graphs = StepGraphs(setting, key[0])
-            cost = step_of(graphs, self.length, self.batches, self.of)
-            streamed = setting.gradients == "streamed"
-            self._made[key] = (
+        key = scale_policy(policy, self.layers, spec.h.layers), spec.h.layers
+        if key not in self._known:
+            graphs = StepGraphs(spec, key[0])
+            cost = step_cost(graphs, self.length, self.batches, self.node_cost)
+            streamed = spec.gradients == "streamed"
+            self._known[key] = (
                 cost,
-                kept_of(
+                kept_activations(
                     graphs.streamed_graph(self.length) if streamed else graphs.grad_graph(self.length, True)
                 ),
             )
-        return self._made[key]
+        return self._known[key]
 
     def cost(self, policy: Policy) -> float:
-        costs = [self.asked(policy, setting)[0] for setting in self.settings]
+        costs = [self._cost_and_kept(policy, setting)[0] for setting in self.specs]
         if len(costs) == 1:
             return costs[0]
-        return costs[0] + (costs[1] - costs[0]) * (self.layers - FEW[0]) / (FEW[1] - FEW[0])
-
-    def more(self, policy: Policy, than: Policy) -> float:
-        """What it costs besides, for each block that is made again."""
-        return (self.asked(policy, self.settings[-1])[0] - self.asked(than, self.settings[-1])[0]) / (
-            self.few - 1
+        return costs[0] + (costs[1] - costs[0]) * (self.layers - SAMPLE_DEPTHS[0]) / (
+            SAMPLE_DEPTHS[1] - SAMPLE_DEPTHS[0]
         )
 
-    def kept(self, policy: Policy) -> int:
-        return self.asked(policy, self.settings[-1])[1]
+    def cost_per_block(self, policy: Policy, than: Policy) -> float:
+        """What it costs besides, for each block that is made again."""
+        return (
+            self._cost_and_kept(policy, self.specs[-1])[0] - self._cost_and_kept(than, self.specs[-1])[0]
+        ) / (self.sample_depth - 1)
+
+    def kept_bytes(self, policy: Policy) -> int:
+        return self._cost_and_kept(policy, self.specs[-1])[1]
 
 
-def kept_of(graph: StepGraph) -> int:
-    parts = find_roles(graph.outputs)
-    kept = {find_base(source) for node, part in parts.items() if part != "forward" for source in node.sources}
-    return sum(tensor.nbytes for tensor in kept if tensor.node and parts[tensor.node] == "forward")
+def kept_activations(graph: StepGraph) -> int:
+    roles = find_roles(graph.outputs)
+    kept = {find_base(source) for node, role in roles.items() if role != "forward" for source in node.sources}
+    return sum(tensor.nbytes for tensor in kept if tensor.node and roles[tensor.node] == "forward")
 
 
-def step_of(graphs: StepGraphs, length: int, batches: int, of: Cost = nominal) -> float:
-    setting = graphs.spec
+def step_cost(graphs: StepGraphs, length: int, batches: int, node_cost: Cost = nominal_cost) -> float:
+    spec = graphs.spec
 
-    def whole(graph: StepGraph) -> float:
-        return sum(map(of, collect_nodes(graph.outputs)))
+    def graph_cost(graph: StepGraph) -> float:
+        return sum(map(node_cost, collect_nodes(graph.outputs)))
 
-    if setting.gradients == "streamed":
-        return batches * whole(graphs.streamed_graph(length))
-    more = whole(graphs.grad_graph(length, False)) if batches > 1 else 0.0
+    if spec.gradients == "streamed":
+        return batches * graph_cost(graphs.streamed_graph(length))
+    add_cost = graph_cost(graphs.grad_graph(length, False)) if batches > 1 else 0.0
     update = (
-        whole(graphs.update_graph(length)) if setting.rule and setting.groups == 1 else 0.0
+        graph_cost(graphs.update_graph(length)) if spec.rule and spec.groups == 1 else 0.0
     )  # that ranks divide is no graph yet
-    return whole(graphs.grad_graph(length, True)) + (batches - 1) * more + update
+    return graph_cost(graphs.grad_graph(length, True)) + (batches - 1) * add_cost + update

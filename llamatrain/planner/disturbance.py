@@ -8,7 +8,7 @@ from pathlib import Path
 TASKS = Path("/proc/self/task")
 
 
-def waited() -> float:
+def total_wait() -> float:
     """Seconds that threads of this process were ready to run and did not, in all so far; only differences mean anything.
 
     Linux counts them for each thread. Elsewhere it is the time that this thread did not run, which is right for one that never
@@ -23,9 +23,9 @@ def waited() -> float:
     return total * 1e-9 if known else time.perf_counter() - time.thread_time()
 
 
-def share_of_waiting(work: Callable[[], None]) -> float:
+def wait_share(work: Callable[[], None]) -> float:
     """Do some work; return the share of its time in which a thread waited, counting no time twice."""
-    before, start = waited(), time.perf_counter()
+    before, start = total_wait(), time.perf_counter()
     work()
     took = time.perf_counter() - start
-    return min(1.0, max(0.0, waited() - before) / max(took, 1e-9))
+    return min(1.0, max(0.0, total_wait() - before) / max(took, 1e-9))

@@ -17,13 +17,13 @@ from llamatrain.graph.tensor import Tensor
 from llamatrain.model.architecture import split_block_number
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.planner.memory import (
-    BOUND,
-    NODES,
+    NODE_BYTES,
+    NODES_PER_LAYER,
     MemoryBreakdown,
     MemoryDemand,
     MemoryPlan,
-    parted,
-    way_with,
+    plan_memory,
+    split_batch,
 )
 from llamatrain.train.graphs import Policy, StepGraphs, StepSpec
 
@@ -37,19 +37,19 @@ PARTS = 4  # of the layers, so many of which are made again
 V = TypeVar("V")
 
 
-def way_of_many(setting: StepSpec, policy: Policy, demand: MemoryDemand, splits: int = 1) -> MemoryPlan:
+def extrapolate_plan(setting: StepSpec, policy: Policy, demand: MemoryDemand, splits: int = 1) -> MemoryPlan:
     """As `way_with`, but that graphs are not built where that is not needed, and that a number counts parts of the layers."""
-    needs = _carried_on(setting, policy, demand, splits) if alike(setting) else None
-    policy, own = whole(policy, setting.h.layers), parted(setting, splits)
+    needs = _carried_on(setting, policy, demand, splits) if layers_are_alike(setting) else None
+    policy, own = whole(policy, setting.h.layers), split_batch(setting, splits)
     if needs is None:
-        return way_with(setting, policy, demand, splits)
+        return plan_memory(setting, policy, demand, splits)
     return MemoryPlan(
-        setting=own,
+        spec=own,
         policy=policy,
         splits=splits,
         graphs=StepGraphs(own, policy),
         arena=needs.arena,
-        needs=needs,
+        breakdown=needs,
     )
 
 
@@ -63,8 +63,10 @@ def _carried_on(
     """Where all but the arena grows evenly, and that as far as it matters."""
     found = list[dict[str, int]]()
     for n in DEPTHS:
-        with uncollected():
-            found.append(asdict(way_with(shallow(setting, n), whole(policy, n), demand, splits).needs))
+        with pause_gc():
+            found.append(
+                asdict(plan_memory(with_layers(setting, n), whole(policy, n), demand, splits).breakdown)
+            )
     lines = {name: line_through([each[name] for each in found]) for name in found[0]}
     much = sum(slope for slope, _ in lines.values()) / UNEVEN
     if any(off / SPAN > (much if name == "arena" else 0) for name, (_, off) in lines.items()):
@@ -76,7 +78,7 @@ def _carried_on(
         for name, (slope, off) in lines.items()
     }
     if whole(policy, setting.h.layers) != policy and setting.h.layers % PARTS:
-        more["interpreter"] += NODES * BOUND  # of a layer that is made again beyond the part
+        more["interpreter"] += NODES_PER_LAYER * NODE_BYTES  # of a layer that is made again beyond the part
     arena = found[-1]["arena"] + more["arena"]
     return MemoryBreakdown(
         **{
@@ -96,53 +98,55 @@ def line_through(values: Sequence[int]) -> tuple[Fraction, Fraction]:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def pause_gc() -> Iterator[None]:
     """Graphs that are built are not looked through again and again for what could be freed of them."""
-    before = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if before:
+        if was_enabled:
             gc.enable()
 
 
 # ---- layers ----------------------------------------------------------------
 
 
-def shallow(setting: StepSpec, layers: int) -> StepSpec:
+def with_layers(spec: StepSpec, layers: int) -> StepSpec:
     """With the first layers alone."""
-    weights = setting.weights
-    fewer = Weights(first(weights, layers), first(weights.deltas, layers), weights.dropout)
+    weights = spec.weights
+    first_weights = Weights(
+        in_first_layers(weights, layers), in_first_layers(weights.deltas, layers), weights.dropout
+    )
     return replace(
-        setting,
-        h=replace(setting.h, layers=layers),
-        weights=fewer,
-        trainable=first(setting.trainable, layers),
+        spec,
+        h=replace(spec.h, layers=layers),
+        weights=first_weights,
+        trainable=in_first_layers(spec.trainable, layers),
     )
 
 
-def first(named: Mapping[str, V], layers: int) -> dict[str, V]:
+def in_first_layers(values: Mapping[str, V], layers: int) -> dict[str, V]:
     """What belongs to the first layers, or to none."""
-    return {name: each for name, each in named.items() if int(split_block_number(name)[1] or 0) < layers}
+    return {name: value for name, value in values.items() if int(split_block_number(name)[1] or 0) < layers}
 
 
-def alike(setting: StepSpec) -> bool:
+def layers_are_alike(spec: StepSpec) -> bool:
     """Whether each layer has weights and adapters like those of the first, and as many of them are trained."""
-    facts: list[set[object]] = [set() for _ in range(setting.h.layers)]
-    for kind, named in (
-        ("weights", setting.weights),
-        ("trained", setting.trainable),
-        ("deltas", setting.weights.deltas),
+    facts: list[set[object]] = [set() for _ in range(spec.h.layers)]
+    for kind, values in (
+        ("weights", spec.weights),
+        ("trained", spec.trainable),
+        ("deltas", spec.weights.deltas),
     ):
-        for name, each in named.items():
+        for name, value in values.items():
             pattern, number = split_block_number(name)
             if number is not None:
-                facts[int(number)].add((kind, pattern, _facts(each)))
-    return all(each == facts[0] for each in facts)
+                facts[int(number)].add((kind, pattern, _facts(value)))
+    return all(value == facts[0] for value in facts)
 
 
-def _facts(each: Tensor | Sequence[Delta]) -> object:
-    if isinstance(each, Tensor):
-        return each.shape, each.dtype.name, each.role
-    return tuple((delta.a.shape, delta.b.shape, delta.dropout) for delta in each)
+def _facts(value: Tensor | Sequence[Delta]) -> object:
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype.name, value.role
+    return tuple((delta.a.shape, delta.b.shape, delta.dropout) for delta in value)

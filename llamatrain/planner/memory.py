@@ -11,18 +11,28 @@ from llamatrain.train.parallel.accumulate import plan_accumulation
 from llamatrain.train.parallel.partition import BUCKET, ParamSlice, rank_range
 from llamatrain.train.prefetch import prefetch_count
 
-ROW = 20  # bytes of a token in a batch: five arrays
-LOADED = 6_400_000  # bytes that a process grows by beside what is planned: kernels, what threads have, what is imported late
-SAMPLING = 3 * 10**6  # bytes besides where samples are made: programs that decode, and what they import
-FILLING = 6_200_000  # bytes that filling, checking and saving its weights adds to that at most: six times the largest of them
-BOUND = 3500  # bytes of a node that is bound to memory and a kernel: arrays, and the words of its calls
-STEPPED = 2500  # likewise of one more than two for each weight that is stepped: no gradient was made of it
-VARIED = 1500  # likewise of one that is bound in another length: its graph and its plan are there already
-LENGTHS = 4  # in which what varies is bound besides, of the sixteen that there are: batches are much alike
-NODES = 40  # that a layer has at least: its block, and the gradients of it
-TOLD = 64  # ranks
-HALVING = 4  # floats for each of a bucket that is rounded
-SMALL = 256  # tokens: a batch of fewer is split no further, its products would run below their speed
+TOKEN_BYTES = 20  # bytes of a token in a batch: five arrays
+PROCESS_GROWTH = 6_400_000  # bytes that a process grows by beside what is planned: kernels, what threads have, what is imported late
+SAMPLING_GROWTH = (
+    3 * 10**6
+)  # bytes besides where samples are made: programs that decode, and what they import
+INIT_GROWTH = 6_200_000  # bytes that filling, checking and saving its weights adds to that at most: six times the largest of them
+NODE_BYTES = 3500  # bytes of a node that is bound to memory and a kernel: arrays, and the words of its calls
+UPDATE_NODE_BYTES = (
+    2500  # likewise of one more than two for each weight that is stepped: no gradient was made of it
+)
+RESIZED_NODE_BYTES = (
+    1500  # likewise of one that is bound in another length: its graph and its plan are there already
+)
+RESIZED_LENGTHS = (
+    4  # in which what varies is bound besides, of the sixteen that there are: batches are much alike
+)
+NODES_PER_LAYER = 40  # that a layer has at least: its block, and the gradients of it
+MAX_SAMPLED_RANKS = 64  # ranks
+ROUNDING_FLOATS = 4  # floats for each of a bucket that is rounded
+MIN_SPLIT_TOKENS = (
+    256  # tokens: a batch of fewer is split no further, its products would run below their speed
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,149 +64,169 @@ class MemoryDemand:
     """What of a run decides its memory, beside the setting."""
 
     lengths: Sequence[int]
-    validating: bool
-    decoding: int  # positions of the cache for samples; 0: none
-    interpreter: int  # what the process holds already
+    has_validation: bool
+    decoder_positions: int  # positions of the cache for samples; 0: none
+    resident: int  # what the process holds already
     batches: int = 1  # of a step, which are read before it, as more are while it runs
-    copies: int = 0  # of the base
-    pages: int = 0  # of its float32 weights, read where they lie, that are in memory at once
+    copy_bytes: int = 0  # of the base
+    page_bytes: int = 0  # of its float32 weights, read where they lie, that are in memory at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
     """A way to run: with its graphs, so that they are built once."""
 
-    setting: StepSpec
+    spec: StepSpec
     policy: Policy
     splits: int  # a batch is run in so many parts
     graphs: StepGraphs
     arena: int  # that programs share
-    needs: MemoryBreakdown
+    breakdown: MemoryBreakdown
 
     @property
     def total(self) -> int:
-        return self.needs.total
+        return self.breakdown.total
 
 
-def fixed(setting: StepSpec, demand: MemoryDemand) -> int:
+def fixed_bytes(spec: StepSpec, demand: MemoryDemand) -> int:
     """What no way to run it can change: weights, gradients that stay, moments, and a graph of all layers."""
-    size = {name: 4 * tensor.size for name, tensor in setting.trainable.items()}
-    trained = sum(size.values())
-    rows = (
-        0 if setting.h.tied else size.get(setting.h.architecture.weight_with_role("embedding"), 0)
+    sizes = {name: 4 * tensor.size for name, tensor in spec.trainable.items()}
+    trained = sum(sizes.values())
+    embedding_bytes = (
+        0 if spec.h.tied else sizes.get(spec.h.architecture.weight_with_role("embedding"), 0)
     )  # few of them may have a gradient
-    gradients = {"flat": trained, "arena": trained - rows, "streamed": 0}[setting.gradients]
+    gradients = {"flat": trained, "arena": trained - embedding_bytes, "streamed": 0}[spec.gradients]
     return (
-        moments_of(setting) // setting.ranks
+        moment_bytes(spec) // spec.ranks
         + trained
         + gradients
-        + demand.copies
-        + NODES * BOUND * setting.h.layers
+        + demand.copy_bytes
+        + NODES_PER_LAYER * NODE_BYTES * spec.h.layers
     )
 
 
-def batches_of(setting: StepSpec, demand: MemoryDemand) -> int:
+def batch_bytes(spec: StepSpec, demand: MemoryDemand) -> int:
     """Bytes of a step's batches, which no way to run it can change."""
-    return ROW * setting.batch * max(demand.lengths) * (demand.batches + prefetch_count(demand.batches))
+    return TOKEN_BYTES * spec.batch * max(demand.lengths) * (demand.batches + prefetch_count(demand.batches))
 
 
-def moments_of(setting: StepSpec) -> int:
-    return 4 * setting.optimizer.floats(setting.shapes) if setting.optimizer else 0
+def moment_bytes(spec: StepSpec) -> int:
+    return 4 * spec.optimizer.floats(spec.shapes) if spec.optimizer else 0
 
 
-def exchange_of(graphs: StepGraphs, batches: int) -> int:
+def comm_bytes(graphs: StepGraphs, batches: int) -> int:
     """Of a step with so many micro-batches."""
-    setting, division = graphs.spec, graphs.partition
+    spec, partition = graphs.spec, graphs.partition
     vectors = max(
-        plan_accumulation(
-            rank_range(setting.groups, setting.ranks, rank), setting.groups, batches
-        ).vector_count
-        for rank in some(setting)
+        plan_accumulation(rank_range(spec.groups, spec.ranks, rank), spec.groups, batches).vector_count
+        for rank in sample_ranks(spec)
     )
-    size, room = (
-        sum(tensor.size for tensor in setting.trainable.values()),
-        max(division.receive_size(rank) for rank in some(setting)),
+    size, receive_floats = (
+        sum(tensor.size for tensor in spec.trainable.values()),
+        max(partition.receive_size(rank) for rank in sample_ranks(spec)),
     )
-    halves = (room + HALVING * min(BUCKET, size)) if setting.comm_bf16 and setting.ranks > 1 else 0
-    return 4 * (size * (vectors - 1) + room) + 4 * halves
+    bf16_floats = (
+        (receive_floats + ROUNDING_FLOATS * min(BUCKET, size)) if spec.comm_bf16 and spec.ranks > 1 else 0
+    )
+    return 4 * (size * (vectors - 1) + receive_floats) + 4 * bf16_floats
 
 
-def held_of(graphs: StepGraphs) -> int:
+def state_bytes(graphs: StepGraphs) -> int:
     """Bytes of the optimizer's states, on the rank that holds most."""
-    setting, rule = graphs.spec, graphs.spec.rule
-    if not rule or setting.groups == 1:
-        return moments_of(setting)
+    spec, rule = graphs.spec, graphs.spec.rule
+    if not rule or spec.groups == 1:
+        return moment_bytes(spec)
 
-    def held(cut: ParamSlice) -> int:
+    def slice_bytes(cut: ParamSlice) -> int:
         return 4 * (cut.stop - cut.start) * sum(rule.holds(kind, cut.name, cut.shape) for kind in rule.states)
 
-    return max(sum(map(held, graphs.partition.rank_slices(rank))) for rank in some(setting))
+    return max(sum(map(slice_bytes, graphs.partition.rank_slices(rank))) for rank in sample_ranks(spec))
 
 
-def some(setting: StepSpec) -> range:
+def sample_ranks(spec: StepSpec) -> range:
     """Ranks that tell of all, the same ones whoever asks: what is planned must not depend on who plans it."""
-    return range(0, setting.ranks, -(-setting.ranks // TOLD))
+    return range(0, spec.ranks, -(-spec.ranks // MAX_SAMPLED_RANKS))
 
 
-def growth_of(setting: StepSpec, decoding: bool) -> int:
+def process_growth(spec: StepSpec, decoding: bool) -> int:
     """Return the bytes that a process grows by beside its programs and what they run over."""
-    largest = max((4 * tensor.size for tensor in setting.trainable.values()), default=0)
-    return LOADED + min(FILLING, 6 * largest) + (SAMPLING if decoding else 0)
+    largest = max((4 * tensor.size for tensor in spec.trainable.values()), default=0)
+    return PROCESS_GROWTH + min(INIT_GROWTH, 6 * largest) + (SAMPLING_GROWTH if decoding else 0)
 
 
-def decoding_of(setting: StepSpec, positions: int) -> int:
-    return Decoder.plan(setting.h, positions, setting.threads, setting.kernels, setting.weights).total
+def decoder_bytes(spec: StepSpec, positions: int) -> int:
+    return Decoder.plan(spec.h, positions, spec.threads, spec.kernels, spec.weights).total
 
 
-def parted(setting: StepSpec, splits: int) -> StepSpec:
+def split_batch(spec: StepSpec, splits: int) -> StepSpec:
     """For a batch in so many parts."""
-    gradients = "flat" if splits > 1 else setting.gradients
-    return replace(setting, batch=setting.batch // splits, gradients=gradients)
+    gradients = "flat" if splits > 1 else spec.gradients
+    return replace(spec, batch=spec.batch // splits, gradients=gradients)
 
 
-def way_with(setting: StepSpec, policy: Policy, demand: MemoryDemand, splits: int = 1) -> MemoryPlan:
-    batches, setting = batches_of(setting, demand), parted(setting, splits)
-    graphs, gradients = StepGraphs(setting, policy), setting.gradients
-    shared, own = graphs.build_all(demand.lengths, gradients == "flat", demand.validating)
-    plans, updates = ([graphs.plan(graph) for graph in each] for each in (shared, own))
-    size = 4 * sum(tensor.size for tensor in setting.trainable.values())
+def plan_memory(spec: StepSpec, policy: Policy, demand: MemoryDemand, splits: int = 1) -> MemoryPlan:
+    batch_size_bytes, spec = batch_bytes(spec, demand), split_batch(spec, splits)
+    graphs, gradients = StepGraphs(spec, policy), spec.gradients
+    shared, own = graphs.build_all(demand.lengths, gradients == "flat", demand.has_validation)
+    plans, updates = ([graphs.plan(graph) for graph in graph_list] for graph_list in (shared, own))
+    size = 4 * sum(tensor.size for tensor in spec.trainable.values())
     inputs = (
-        batches
+        batch_size_bytes
         + sum(plan.role_bytes("input") for plan in plans)
         + graphs.table.nbytes
         + sum(a.nbytes for a in graphs.states.values())
     )
-    decoding = decoding_of(setting, demand.decoding) if demand.decoding else 0
-    arena, pages = max(plan.arena for plan in plans), max(demand.pages, *(plan.base_bytes for plan in plans))
-    kept = max(
+    decoding = decoder_bytes(spec, demand.decoder_positions) if demand.decoder_positions else 0
+    arena, pages = (
+        max(plan.arena for plan in plans),
+        max(demand.page_bytes, *(plan.base_bytes for plan in plans)),
+    )
+    kept_gradients = max(
         sum(gradient.nbytes for gradient in graph.memory_names) for graph in shared
     )  # of an embedding, rows alone
-    beside = arena + sum(plan.arena for plan in updates) - (kept if gradients == "arena" else 0)
-    nodes, stepping = sum(len(plan.nodes) for plan in plans), sum(len(plan.nodes) for plan in updates)
-    few = min(stepping, 2 * len(setting.trainable) * len(updates))
-    varying = sum(node_dynamic_dim(node) is not None for plan in plans for node in plan.nodes)
-    bound = BOUND * (nodes + few) + VARIED * LENGTHS * varying + STEPPED * (stepping - few)
-    needs = MemoryBreakdown(
+    arena_bytes = (
+        arena + sum(plan.arena for plan in updates) - (kept_gradients if gradients == "arena" else 0)
+    )
+    node_count, update_nodes = (
+        sum(len(plan.nodes) for plan in plans),
+        sum(len(plan.nodes) for plan in updates),
+    )
+    plain_update_nodes = min(update_nodes, 2 * len(spec.trainable) * len(updates))
+    resized_nodes = sum(node_dynamic_dim(node) is not None for plan in plans for node in plan.nodes)
+    program_bytes = (
+        NODE_BYTES * (node_count + plain_update_nodes)
+        + RESIZED_NODE_BYTES * RESIZED_LENGTHS * resized_nodes
+        + UPDATE_NODE_BYTES * (update_nodes - plain_update_nodes)
+    )
+    breakdown = MemoryBreakdown(
         weights=size,
-        gradients=kept,
-        exchange=exchange_of(graphs, demand.batches * splits) if setting.groups > 1 else 0,
-        moments=held_of(graphs),
-        packed_copies=demand.copies,
+        gradients=kept_gradients,
+        exchange=comm_bytes(graphs, demand.batches * splits) if spec.groups > 1 else 0,
+        moments=state_bytes(graphs),
+        packed_copies=demand.copy_bytes,
         base_pages=pages,
         inputs=inputs,
-        arena=beside,
+        arena=arena_bytes,
         decoding=decoding,
-        interpreter=demand.interpreter + bound,
+        interpreter=demand.resident + program_bytes,
     )
-    return MemoryPlan(setting=setting, policy=policy, splits=splits, graphs=graphs, arena=arena, needs=needs)
+    return MemoryPlan(
+        spec=spec, policy=policy, splits=splits, graphs=graphs, arena=arena, breakdown=breakdown
+    )
 
 
-def excess(way: MemoryPlan, limit: int | None, most: int | None) -> str | None:
+def memory_error(way: MemoryPlan, limit: int | None, available: int | None) -> str | None:
     """What to say of a run that takes more than was allowed, or is free."""
-    if most is None or way.total <= most:
+    if available is None or way.total <= available:
         return None
-    told = f"--memory allows {Size(most).text}" if limit is not None else f"{Size(most).text} are free for it"
-    takes = f"{Size(way.total).text} ({way.needs.describe().partition(': ')[2]})"
-    copied = way.needs.packed_copies and not way.setting.drop_base
-    less = "--cache-base off, a smaller --batch or --ctx" if copied else "a smaller --batch, --ctx or model"
-    return f"the run takes {takes}, and {told}; {less} takes less"
+    limit_text = (
+        f"--memory allows {Size(available).text}"
+        if limit is not None
+        else f"{Size(available).text} are free for it"
+    )
+    need_text = f"{Size(way.total).text} ({way.breakdown.describe().partition(': ')[2]})"
+    has_copies = way.breakdown.packed_copies and not way.spec.drop_base
+    advice = (
+        "--cache-base off, a smaller --batch or --ctx" if has_copies else "a smaller --batch, --ctx or model"
+    )
+    return f"the run takes {need_text}, and {limit_text}; {advice} takes less"

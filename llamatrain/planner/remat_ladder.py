@@ -38,12 +38,16 @@ def road_of(prices: StepCost, units: int | None = None) -> RematLadder:
     light = prices.cost("light")
     stages: list[tuple[list[Policy], float]] = [(["none"], prices.cost("none")), (["light"], light)]
     for last, way in zip(["light", *ways], ways, strict=False):
-        end = light + (prices.layers - 1) * prices.more(every(way, prices.layers), "light")
+        end = light + (prices.layers - 1) * prices.cost_per_block(every(way, prices.layers), "light")
         stages.append(
             ([format_policy([(way, count), (last, blocks - count)]) for count in range(1, blocks + 1)], end)
         )
     if not units and (segments := list(longer(blocks))):
-        again = prices.more(f"{SEGMENT}:{prices.layers}", "block") * (prices.few - 1) / max(1, prices.few - 2)
+        again = (
+            prices.cost_per_block(f"{SEGMENT}:{prices.layers}", "block")
+            * (prices.sample_depth - 1)
+            / max(1, prices.sample_depth - 2)
+        )
         stages.append((segments, stages[-1][1] + len(segments) * again))
     policies, costs, marks, reached = list[Policy](), list[float](), list[int](), 0.0
     for stage, end in stages:
@@ -61,12 +65,14 @@ def every(way: str, blocks: int) -> Policy:
 def worthwhile(prices: StepCost) -> list[str]:
     """Of the ways to make a block again those that save much for what they cost, and all of it."""
     uniform = {way: every(way, prices.layers) for way in WAYS[1:]}
-    kept = {way: prices.kept(policy) for way, policy in uniform.items()}
+    kept = {way: prices.kept_bytes(policy) for way, policy in uniform.items()}
     found, here, left = list[str](), "light", list(WAYS[2:])
     while left:
         saved = {way: kept[here] - kept[way] for way in left}
         able = [way for way in left if saved[way] > 0 or way == left[-1]]
-        way = min(able, key=lambda way: prices.more(uniform[way], uniform[here]) / max(1, saved[way]))
+        way = min(
+            able, key=lambda way: prices.cost_per_block(uniform[way], uniform[here]) / max(1, saved[way])
+        )
         found.append(way)
         here, left = way, left[left.index(way) + 1 :]
     return found

@@ -29,37 +29,37 @@ class ShardedStep:
     micro: int  # micro-batches
     groups: int
     trained: int  # floats
-    wire: int = FLOAT  # bytes of a gradient on it
+    grad_bytes: int = FLOAT  # bytes of a gradient on it
 
     @property
-    def groups_of(self) -> list[range]:
+    def rank_groups(self) -> list[range]:
         """Of each rank."""
         return [rank_range(self.groups, self.ranks, rank) for rank in range(self.ranks)]
 
     @cached_property
-    def most(self) -> int:
+    def max_micro(self) -> int:
         """Micro-batches of the rank that has most of them."""
-        begins = [rank_range(self.micro, self.groups, group).start for group in range(self.groups)] + [
+        group_starts = [rank_range(self.micro, self.groups, group).start for group in range(self.groups)] + [
             self.micro
         ]
-        return max(begins[groups.stop] - begins[groups.start] for groups in self.groups_of)
+        return max(group_starts[groups.stop] - group_starts[groups.start] for groups in self.rank_groups)
 
     @cached_property
-    def sums(self) -> int:
+    def max_sums(self) -> int:
         """Of branches of the tree, that the rank with most of them sends."""
-        return max(len(cover_with_nodes(groups)) for groups in self.groups_of)
+        return max(len(cover_with_nodes(groups)) for groups in self.rank_groups)
 
     @property
     def buckets(self) -> int:
         return -(-self.trained // BUCKET)
 
     @property
-    def gradients(self) -> float:
+    def sent_gradients(self) -> float:
         """Bytes that a rank sends; it receives as many."""
-        return self._others * self.trained * self.wire * self.sums
+        return self._others * self.trained * self.grad_bytes * self.max_sums
 
     @property
-    def weights(self) -> float:
+    def sent_weights(self) -> float:
         """Bytes that it sends of what it has changed, and likewise receives."""
         return self._others * self.trained * FLOAT
 
@@ -101,23 +101,25 @@ class StepTimeBreakdown:
         return self.exchanging + self.gathering + self.asking
 
 
-def seconds_of(step: ShardedStep, tempo: LinkModel, here: int = 1) -> StepTimeBreakdown:
+def step_seconds(step: ShardedStep, link: LinkModel, ranks_per_host: int = 1) -> StepTimeBreakdown:
     """With so many of the ranks on each host."""
-    peers, meeting = step.ranks - 1, tempo.message * (step.ranks - 1).bit_length()
-    bucket = step.gradients / step.buckets * here * tempo.byte + peers * tempo.message + meeting
-    hidden = BACKWARD * tempo.micro
-    computing = step.most * tempo.micro + (step.most - 1) * tempo.adding
+    peers, barrier = step.ranks - 1, link.message * (step.ranks - 1).bit_length()
+    bucket = step.sent_gradients / step.buckets * ranks_per_host * link.byte + peers * link.message + barrier
+    hidden = BACKWARD * link.micro
+    computing = step.max_micro * link.micro + (step.max_micro - 1) * link.adding
     return StepTimeBreakdown(
         computing=computing,
-        straggling=computing * tempo.spread * slowest(step.ranks),
+        straggling=computing * link.spread * expected_slowest(step.ranks),
         exchanging=bucket + max(0.0, (step.buckets - 1) * bucket - hidden),
-        updating=tempo.update / step.ranks,
-        gathering=step.weights * here * tempo.byte + step.buckets * peers * tempo.message + meeting,
-        asking=GATHERS * meeting,
+        updating=link.update / step.ranks,
+        gathering=step.sent_weights * ranks_per_host * link.byte
+        + step.buckets * peers * link.message
+        + barrier,
+        asking=GATHERS * barrier,
     )
 
 
-def slowest(ranks: int) -> float:
+def expected_slowest(ranks: int) -> float:
     """The expected largest of so many standard normals."""
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
@@ -131,23 +133,23 @@ class TimedStep:
 
     step: ShardedStep
     seconds: float
-    here: int = 1
+    ranks_per_host: int = 1
     crowding: float = 1.0  # ranks for each processor, where that is more than one
 
 
-def predicted(each: TimedStep, tempo: LinkModel) -> float:
-    slower = replace(tempo, micro=each.crowding * tempo.micro, update=each.crowding * tempo.update)
-    return seconds_of(each.step, slower, each.here).total
+def predict_seconds(timed: TimedStep, link: LinkModel) -> float:
+    slower = replace(link, micro=timed.crowding * link.micro, update=timed.crowding * link.update)
+    return step_seconds(timed.step, slower, timed.ranks_per_host).total
 
 
 STARTS = (1.0, 0.5, 0.1)  # shares of a step's seconds that computing may have, to begin with
 
 
-def tempo_of(cases: Sequence[TimedStep], rounds: int = 20) -> LinkModel:
+def fit_link_model(cases: Sequence[TimedStep], rounds: int = 20) -> LinkModel:
     """What comes nearest to them, each as a share of itself: the seconds grow evenly with each unknown, until what is hidden is
     so no more; therefore it is asked again from where it was found, and the best of all is taken."""
     seconds = [each.seconds for each in cases]
-    one = min(each.seconds / each.step.most / each.crowding for each in cases)
+    one = min(each.seconds / each.step.max_micro / each.crowding for each in cases)
     found = list[np.ndarray]()
     for start in STARTS:
         x = np.array([start * one, 1e-3, 1e-9, 1e-5, 1e-3])
@@ -157,12 +159,17 @@ def tempo_of(cases: Sequence[TimedStep], rounds: int = 20) -> LinkModel:
             found.append(x)
             if np.allclose(before, x, rtol=1e-9, atol=0):
                 break
-    return _tempo(
-        min(found, key=lambda x: sum((predicted(each, _tempo(x)) / each.seconds - 1) ** 2 for each in cases))
+    return _link_model(
+        min(
+            found,
+            key=lambda x: sum(
+                (predict_seconds(each, _link_model(x)) / each.seconds - 1) ** 2 for each in cases
+            ),
+        )
     )
 
 
-def _tempo(x: np.ndarray) -> LinkModel:
+def _link_model(x: np.ndarray) -> LinkModel:
     micro, update, byte, message, late = map(float, x)
     return LinkModel(micro=micro, update=update, byte=byte, message=message, spread=late / max(micro, 1e-12))
 
@@ -171,7 +178,9 @@ def _slope(each: TimedStep, x: np.ndarray, number: int) -> float:
     """How the seconds grow with one of the unknowns."""
     more = x.copy()
     more[number] += max(1e-6 * x[number], 1e-12)
-    return (predicted(each, _tempo(more)) - predicted(each, _tempo(x))) / float(more[number] - x[number])
+    return (predict_seconds(each, _link_model(more)) - predict_seconds(each, _link_model(x))) / float(
+        more[number] - x[number]
+    )
 
 
 def least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -> np.ndarray:

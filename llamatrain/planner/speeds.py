@@ -29,19 +29,21 @@ from llamatrain.model.lora import Delta, Weights
 from llamatrain.model.rope import Rope
 from llamatrain.model.transformer import trainable_weights
 from llamatrain.optim.methods.adamw import AdamW
-from llamatrain.planner.disturbance import share_of_waiting
+from llamatrain.planner.disturbance import wait_share
 from llamatrain.planner.scaling_model import least_squares
 from llamatrain.platform.cache_dir import default_cache_dir
 from llamatrain.platform.cpu import processor
 from llamatrain.train.graphs import StepGraph, StepGraphs, StepSpec
 
-DAY = 86400.0  # seconds that a measurement serves
-MINUTES = 600.0  # seconds that one serves which other programs disturbed
-MOMENT = 0.12  # seconds that a model is trained again and again
-LONG = 1.0  # of a model: then what was timed will do
-PATIENCE = 1.0  # seconds of disturbed runs, of all models together: then the machine is taken as busy
-RUNS = 3  # at least, that nothing disturbed
-QUIET = 0.05  # of a run's time: waiting for a processor for longer than this disturbs it
+LIFETIME = 86400.0  # seconds that a measurement serves
+BUSY_LIFETIME = 600.0  # seconds that one serves which other programs disturbed
+MIN_SECONDS = 0.12  # seconds that a model is trained again and again
+MAX_SECONDS = 1.0  # of a model: then what was timed will do
+MAX_DISTURBED_SECONDS = (
+    1.0  # seconds of disturbed runs, of all models together: then the machine is taken as busy
+)
+MIN_RUNS = 3  # at least, that nothing disturbed
+QUIET_SHARE = 0.05  # of a run's time: waiting for a processor for longer than this disturbs it
 RANK = 8
 SIZES = (  # embd, heads, ff, vocab, row, rows
     (512, 8, 1536, 2048, 128, 1),
@@ -50,12 +52,12 @@ SIZES = (  # embd, heads, ff, vocab, row, rows
     (64, 4, 192, 1024, 128, 4),
     (32, 4, 96, 64, 32, 4),
 )
-BLOCKS = (
+QUANTIZED_SIZES = (
     *SIZES[:3],
     (256, 16, 256, 512, 128, 4),
     (256, 4, 256, 64, 32, 2),
 )  # of a base whose rows are whole blocks
-ANY = ""  # in the place of an op's name: one that moves memory
+OTHER_OPS = ""  # in the place of an op's name: one that moves memory
 
 Cost = Sequence[float]  # seconds of a call, and of each thing that Work counts
 
@@ -63,7 +65,7 @@ Cost = Sequence[float]  # seconds of a call, and of each thing that Work counts
 class OpTiming(NamedTuple):
     name: str
     kind: str  # with the types that it reads
-    work: OpCost
+    cost: OpCost
     seconds: float
 
 
@@ -71,74 +73,86 @@ class ModelTiming(NamedTuple):
     """The ops of a model that was trained for a moment."""
 
     ops: Sequence[OpTiming]
-    disturbed: float = (
+    wait_share: float = (
         0.0  # share of the time in which threads waited for a processor, where quiet runs were too few
     )
-    lost: float = 0.0  # seconds that disturbed runs took
+    lost_seconds: float = 0.0  # seconds that disturbed runs took
 
 
 @dataclass(frozen=True)
 class OpSpeeds:
     costs: Mapping[str, Cost]
-    when: float  # they were measured: seconds since 1970
+    measured_at: float  # they were measured: seconds since 1970
     disturbed: float = (
         0.0  # share of the time in which threads waited for a processor, where there were no quiet runs
     )
 
-    def of(self, node: Node) -> float:
+    def node_seconds(self, node: Node) -> float:
         if node.op.layout or not any(output.size for output in node.outputs):
             return 0.0
-        cost = self.costs.get(typed(node)) or self.costs.get(node.op.name) or self.costs[ANY]
-        return sum(each * much for each, much in zip(cost, counted(estimate_cost(node)), strict=False))
+        cost = self.costs.get(op_kind(node)) or self.costs.get(node.op.name) or self.costs[OTHER_OPS]
+        return sum(
+            seconds * amount for seconds, amount in zip(cost, cost_terms(estimate_cost(node)), strict=False)
+        )
 
-    def of_graph(self, graph: StepGraph) -> float:
+    def graph_seconds(self, graph: StepGraph) -> float:
         """The seconds that all of it takes."""
-        return sum(map(self.of, collect_nodes(graph.outputs)))
+        return sum(map(self.node_seconds, collect_nodes(graph.outputs)))
 
-    def of_bytes(self, moved: int) -> float:
-        return self.costs[ANY][2] * moved
+    def copy_seconds(self, moved: int) -> float:
+        return self.costs[OTHER_OPS][2] * moved
 
 
-def typed(node: Node) -> str:
+def op_kind(node: Node) -> str:
     return f"{node.op.name} {' '.join(source.dtype.name for source in node.sources[:3])}"
 
 
-def counted(work: OpCost) -> tuple[int, ...]:
-    return 1, work.flops, work.bytes_moved, work.bytes_written, work.exponentials, work.dequantized
+def cost_terms(cost: OpCost) -> tuple[int, ...]:
+    return 1, cost.flops, cost.bytes_moved, cost.bytes_written, cost.exponentials, cost.dequantized
 
 
-def speeds_for(setting: StepSpec, anew: bool = False) -> OpSpeeds | None:
+def get_speeds(spec: StepSpec, measure: bool = False) -> OpSpeeds | None:
     """The speeds for a model of this kind: those that were measured lately, unless they are to be measured anew, or now.
     None where kernels would have to be compiled, which may not be."""
-    base, rule = frozen_type(setting), setting.rule
-    how = (
-        setting.precision,
-        setting.threads,
-        kernel_class(setting.kernels),
-        setting.flash,
+    base, rule = frozen_type(spec), spec.rule
+    spec_facts = (
+        spec.precision,
+        spec.threads,
+        kernel_class(spec.kernels),
+        spec.flash,
         base.name if base else "",
     )
-    facts = repr((processor().name, count_cores(), cache_key(), *how, type(rule).__name__, SIZES, BLOCKS))
-    shelf, name = (
-        ObjectStore(default_cache_dir("speeds")),
-        object_name(f"speeds-{setting.precision}-{setting.threads}", facts),
+    facts = repr(
+        (
+            processor().name,
+            count_cores(),
+            cache_key(),
+            *spec_facts,
+            type(rule).__name__,
+            SIZES,
+            QUANTIZED_SIZES,
+        )
     )
-    if not anew and (kept := shelf.load(name, facts)):
+    store, name = (
+        ObjectStore(default_cache_dir("speeds")),
+        object_name(f"speeds-{spec.precision}-{spec.threads}", facts),
+    )
+    if not measure and (stored := store.load(name, facts)):
         with suppress(ValueError, TypeError):
-            found = OpSpeeds(**json.loads(bytes(kept)))
-            if 0 <= time.time() - found.when < (MINUTES if found.disturbed else DAY):
-                return found
-    made = measured(setting, base)
-    if made:
-        shelf.save(name, seal(facts, json.dumps(asdict(made)).encode()))
-    return made
+            speeds = OpSpeeds(**json.loads(bytes(stored)))
+            if 0 <= time.time() - speeds.measured_at < (BUSY_LIFETIME if speeds.disturbed else LIFETIME):
+                return speeds
+    measured = measure_speeds(spec, base)
+    if measured:
+        store.save(name, seal(facts, json.dumps(asdict(measured)).encode()))
+    return measured
 
 
-def frozen_type(setting: StepSpec) -> DType | None:
+def frozen_type(spec: StepSpec) -> DType | None:
     """Of most of what is not trained, if anything is not."""
     sizes: dict[DType, int] = {}
-    for name, tensor in setting.weights.items():
-        if name not in setting.trainable and len(tensor.shape) > 1:
+    for name, tensor in spec.weights.items():
+        if name not in spec.trainable and len(tensor.shape) > 1:
             sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.size
     return max(sizes, key=lambda each: sizes[each], default=None)
 
@@ -146,31 +160,38 @@ def frozen_type(setting: StepSpec) -> DType | None:
 # ---- measuring -------------------------------------------------------------
 
 
-def measured(setting: StepSpec, base: DType | None) -> OpSpeeds | None:
-    seen, disturbed, patience = list[OpTiming](), 0.0, PATIENCE
-    for size in BLOCKS if base else SIZES:
-        found = timed(small(setting, base, size), patience)
-        seen += found.ops
-        disturbed, patience = max(disturbed, found.disturbed), patience - found.lost
-    return OpSpeeds(fitted(seen), time.time(), disturbed) if any(each.work.flops for each in seen) else None
+def measure_speeds(spec: StepSpec, base: DType | None) -> OpSpeeds | None:
+    timings, worst_wait, disturbed_left = list[OpTiming](), 0.0, MAX_DISTURBED_SECONDS
+    for size in QUANTIZED_SIZES if base else SIZES:
+        model_timing = time_model(small_spec(spec, base, size), disturbed_left)
+        timings += model_timing.ops
+        worst_wait, disturbed_left = (
+            max(worst_wait, model_timing.wait_share),
+            disturbed_left - model_timing.lost_seconds,
+        )
+    return (
+        OpSpeeds(fit_costs(timings), time.time(), worst_wait)
+        if any(timing.cost.flops for timing in timings)
+        else None
+    )
 
 
-def fitted(seen: Iterable[OpTiming]) -> dict[str, Cost]:
+def fit_costs(timings: Iterable[OpTiming]) -> dict[str, Cost]:
     groups: dict[str, list[OpTiming]] = {}
-    for each in seen:
-        groups.setdefault(each.name, []).append(each)
-        groups.setdefault(each.kind, []).append(each)
-        if not each.work.flops:
-            groups.setdefault(ANY, []).append(each)
-    return {name: cost_of(group) for name, group in groups.items()}
+    for timing in timings:
+        groups.setdefault(timing.name, []).append(timing)
+        groups.setdefault(timing.kind, []).append(timing)
+        if not timing.cost.flops:
+            groups.setdefault(OTHER_OPS, []).append(timing)
+    return {name: fit_cost(group) for name, group in groups.items()}
 
 
-def cost_of(group: Sequence[OpTiming]) -> Cost:
-    columns = list(zip(*(counted(each.work) for each in group), strict=True))
-    return [float(each) for each in least_squares(columns, [each.seconds for each in group])]
+def fit_cost(group: Sequence[OpTiming]) -> Cost:
+    columns = list(zip(*(cost_terms(timing.cost) for timing in group), strict=True))
+    return [float(timing) for timing in least_squares(columns, [timing.seconds for timing in group])]
 
 
-def small(setting: StepSpec, base: DType | None, size: Sequence[int]) -> StepSpec:
+def small_spec(spec: StepSpec, base: DType | None, size: Sequence[int]) -> StepSpec:
     """A model of one layer, which is computed as another one."""
     embd, heads, ff, vocab, length, batch = size
     h = Hyperparameters(
@@ -185,26 +206,26 @@ def small(setting: StepSpec, base: DType | None, size: Sequence[int]) -> StepSpe
         rope=Rope(embd // heads),
         architecture=find_architecture(DEFAULT),
     )
-    weights = adapted(h, base) if base else trainable_weights(h)
+    weights = adapter_weights(h, base) if base else trainable_weights(h)
     factors = [
         factor for deltas in weights.deltas.values() for delta in deltas for factor in (delta.a, delta.b)
     ]
     return StepSpec(
         h=h,
         weights=weights,
-        trainable={each.name: each for each in (factors if base else weights.tensors.values())},
+        trainable={tensor.name: tensor for tensor in (factors if base else weights.tensors.values())},
         batch=batch,
         positions=length,
-        precision=setting.precision,
-        threads=setting.threads,
-        kernels=setting.kernels,
-        flash=setting.flash,
-        optimizer=setting.rule or AdamW(),
+        precision=spec.precision,
+        threads=spec.threads,
+        kernels=spec.kernels,
+        flash=spec.flash,
+        optimizer=spec.rule or AdamW(),
         gradients="flat" if batch > 1 else "arena",
     )
 
 
-def adapted(h: Hyperparameters, base: DType) -> Weights:
+def adapter_weights(h: Hyperparameters, base: DType) -> Weights:
     tensors, deltas = {}, {}
     for name, shape in h.shapes.items():
         tensors[name] = state(name, shape, base if len(shape) > 1 else F32)
@@ -217,25 +238,27 @@ def adapted(h: Hyperparameters, base: DType) -> Weights:
     return Weights(tensors, deltas)
 
 
-def timed(setting: StepSpec, patience: float = PATIENCE) -> ModelTiming:
+def time_model(spec: StepSpec, max_disturbed: float = MAX_DISTURBED_SECONDS) -> ModelTiming:
     """Time each op over zeros, which take as long as anything else: its least seconds in runs that nothing disturbed. Where
     disturbed runs have lost more seconds than `patience`, its least seconds in all runs."""
-    graphs, length = StepGraphs(setting), setting.positions
-    made = [graphs.grad_graph(length, True), graphs.update_graph(length)]
-    if setting.gradients == "flat":
-        made.insert(1, graphs.grad_graph(length, False))
-    weights = zeros_of(made)
+    graphs, length = StepGraphs(spec), spec.positions
+    step_graphs = [graphs.grad_graph(length, True), graphs.update_graph(length)]
+    if spec.gradients == "flat":
+        step_graphs.insert(1, graphs.grad_graph(length, False))
+    weights = make_zeros(step_graphs)
     with record(recorder := Recorder()):
-        programs = [Program(graphs.plan(graph), held_in(graph, weights), setting.backend) for graph in made]
-    if code_cache.lookup_only and any(map(lacks, programs)):
+        programs = [
+            Program(graphs.plan(graph), graph_weights(graph, weights), spec.backend) for graph in step_graphs
+        ]
+    if code_cache.lookup_only and any(map(needs_compiling, programs)):
         return ModelTiming([])
     for program in programs:
         program.compile()
 
-    return run_until_quiet(programs, recorder, patience)
+    return run_until_quiet(programs, recorder, max_disturbed)
 
 
-def run_until_quiet(programs: Sequence[Program], recorder: Recorder, patience: float) -> ModelTiming:
+def run_until_quiet(programs: Sequence[Program], recorder: Recorder, max_disturbed: float) -> ModelTiming:
     """Run a model's programs until enough runs were quiet, or disturbed runs have lost more seconds than `patience`."""
 
     def run() -> None:
@@ -244,43 +267,43 @@ def run_until_quiet(programs: Sequence[Program], recorder: Recorder, patience: f
 
     runs, quiet, shares, lost = list[list[float]](), list[list[float]](), list[float](), 0.0
     start = now = time.perf_counter()
-    while len(quiet) < RUNS or now - start < MOMENT:
-        before, begun = [op.seconds for op in recorder.ops], now
-        shares.append(share_of_waiting(run))
+    while len(quiet) < MIN_RUNS or now - start < MIN_SECONDS:
+        before, run_start = [op.seconds for op in recorder.ops], now
+        shares.append(wait_share(run))
         recorder.end_step(len(runs), 0.0)
-        runs.append([op.seconds - gone for op, gone in zip(recorder.ops, before, strict=True)])
+        runs.append([op.seconds - earlier for op, earlier in zip(recorder.ops, before, strict=True)])
         now = time.perf_counter()
-        if shares[-1] <= QUIET:
+        if shares[-1] <= QUIET_SHARE:
             quiet.append(runs[-1])
         else:
-            lost += now - begun
-        if now - start > LONG or (lost > patience and now - start > MOMENT):
+            lost += now - run_start
+        if now - start > MAX_SECONDS or (lost > max_disturbed and now - start > MIN_SECONDS):
             break
-    enough = len(quiet) >= min(RUNS, len(runs))
+    enough = len(quiet) >= min(MIN_RUNS, len(runs))
     least = np.min(quiet if enough else runs, axis=0)
-    seen = [
-        OpTiming(op.node.op.name, typed(op.node), op.cost, max(float(seconds), 1e-9))
+    timings = [
+        OpTiming(op.node.op.name, op_kind(op.node), op.cost, max(float(seconds), 1e-9))
         for op, seconds in zip(recorder.ops, least, strict=True)
     ]
-    return ModelTiming(seen, 0.0 if enough else float(np.mean(shares)), lost)
+    return ModelTiming(timings, 0.0 if enough else float(np.mean(shares)), lost)
 
 
-def lacks(program: Program) -> bool:
+def needs_compiling(program: Program) -> bool:
     """Whether something that it calls would have to be compiled."""
-    tables = (part for stretch in program.segments for part in stretch.batches if isinstance(part, CallTable))
+    tables = (part for segment in program.segments for part in segment.batches if isinstance(part, CallTable))
     return bool(find_missing(call.entry for table in tables for call in table.calls))
 
 
-def zeros_of(graphs: Iterable[StepGraph]) -> dict[Tensor, np.ndarray]:
+def make_zeros(graphs: Iterable[StepGraph]) -> dict[Tensor, np.ndarray]:
     """For weights, which are held once, and as their type has it."""
     leaves = {
-        each
+        leaf
         for graph in graphs
-        for each in collect_leaves(graph.outputs)
-        if each.role in ("state", "parameter")
+        for leaf in collect_leaves(graph.outputs)
+        if leaf.role in ("state", "parameter")
     }
-    return {each: np.zeros(each.dtype.storage_shape(each.shape), each.dtype.numpy) for each in leaves}
+    return {leaf: np.zeros(leaf.dtype.storage_shape(leaf.shape), leaf.dtype.numpy) for leaf in leaves}
 
 
-def held_in(graph: StepGraph, weights: Mapping[Tensor, np.ndarray]) -> dict[Tensor, np.ndarray]:
-    return {each: weights[each] for each in collect_leaves(graph.outputs) if each in weights}
+def graph_weights(graph: StepGraph, weights: Mapping[Tensor, np.ndarray]) -> dict[Tensor, np.ndarray]:
+    return {leaf: weights[leaf] for leaf in collect_leaves(graph.outputs) if leaf in weights}

@@ -3,43 +3,45 @@
 from dataclasses import dataclass
 
 from llamatrain.model.limits import MANY_LAYERS
-from llamatrain.planner.cost import StepCost, step_of
+from llamatrain.planner.cost import StepCost, step_cost
 from llamatrain.planner.memory import MemoryPlan
-from llamatrain.planner.speeds import OpSpeeds, speeds_for
+from llamatrain.planner.speeds import OpSpeeds, get_speeds
 
-AROUND = 5e-4  # seconds of a step that are between its programs
+OVERHEAD = 5e-4  # seconds of a step that are between its programs
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeForecast:
     """Of a run's steps; what is done beside them takes its own time."""
 
-    step: float  # seconds
+    step_seconds: float  # seconds
     tokens: int  # of a step: with what rows are filled up with
     steps: int | None  # that are to come, where that is known
     speeds: OpSpeeds
 
     @property
-    def rate(self) -> float:
-        return self.tokens / self.step
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.step_seconds
 
     @property
-    def run(self) -> float | None:
-        return None if self.steps is None else self.steps * self.step
+    def run_seconds(self) -> float | None:
+        return None if self.steps is None else self.steps * self.step_seconds
 
 
-def expected(way: MemoryPlan, batches: int, steps: int | None, anew: bool = False) -> TimeForecast | str:
+def forecast_time(
+    way: MemoryPlan, batches: int, steps: int | None, measure: bool = False
+) -> TimeForecast | str:
     """Of steps of so many batches, each in the parts of the way; or why nothing can be said. `anew` measures again."""
-    setting, optimizer = way.setting, way.setting.optimizer
-    if optimizer and not setting.rule:
+    spec, optimizer = way.spec, way.spec.optimizer
+    if optimizer and not spec.rule:
         return f"how often {type(optimizer).__name__} looks at a step's rows is not known before"
-    speeds = speeds_for(setting, anew)
+    speeds = get_speeds(spec, measure)
     if speeds is None:
         return "it is known once a first run has compiled the kernels"
-    length, micro = setting.positions, batches * way.splits
-    if setting.h.layers > MANY_LAYERS:
-        seconds = StepCost(setting, length, micro, speeds.of).cost(way.policy)
+    length, micro_batches = spec.positions, batches * way.splits
+    if spec.h.layers > MANY_LAYERS:
+        seconds = StepCost(spec, length, micro_batches, speeds.node_seconds).cost(way.policy)
     else:
-        seconds = step_of(way.graphs, length, micro, speeds.of)
-    tokens = micro * setting.batch * length
-    return TimeForecast(step=seconds + AROUND, tokens=tokens, steps=steps, speeds=speeds)
+        seconds = step_cost(way.graphs, length, micro_batches, speeds.node_seconds)
+    tokens = micro_batches * spec.batch * length
+    return TimeForecast(step_seconds=seconds + OVERHEAD, tokens=tokens, steps=steps, speeds=speeds)

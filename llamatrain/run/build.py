@@ -43,15 +43,15 @@ def trained_in(
 def programs_of(prepared: PreparedRun) -> TrainPrograms:
     """Their memory taken and filled, where the run begins or goes on."""
     way, leaves, target, resumed = (
-        prepared.plan.way,
-        prepared.plan.leaves,
+        prepared.plan.plan,
+        prepared.plan.weights,
         prepared.trainable,
         prepared.inputs.resumed,
     )
     with phase("weights"):
-        target.load(leaves)
+        target.load_copies(leaves)
         frozen = leaves.frozen | taught(prepared)
-        if way.setting.groups > 1:
+        if way.spec.groups > 1:
             batches = prepared.resolved.course(way.splits).grad_acc
             programs: TrainPrograms = ShardedPrograms(
                 way.graphs, way.arena, frozen, comm=get_comm(), batches=batches
@@ -61,7 +61,7 @@ def programs_of(prepared: PreparedRun) -> TrainPrograms:
         if resumed:
             filled(resumed.checkpoint, programs.weights.parts)
         else:
-            target.begin(programs.weights.parts)
+            target.init_weights(programs.weights.parts)
     get_comm().assert_equal_on_all(
         {"first weights": zlib.crc32(programs.weights.vector.data) if get_comm().size > 1 else 0}
     )
@@ -72,9 +72,9 @@ def loop_of(
     prepared: PreparedRun, programs: TrainPrograms, listener: Report | NullListener, interrupts: Interrupts
 ) -> Loop:
     """Where it begins or goes on; it is still to be said who keeps it."""
-    data, course = prepared.data, prepared.resolved.course(prepared.plan.way.splits)
+    data, course = prepared.data, prepared.resolved.course(prepared.plan.plan.splits)
     descent = prepared.resolved.optimizer.descent(programs.weights.vector)
-    sources, arrays = prepared.inputs, prepared.plan.leaves.frozen.values()
+    sources, arrays = prepared.inputs, prepared.plan.weights.frozen.values()
     return Loop(
         programs=programs,
         loader=data.rows,
@@ -97,7 +97,7 @@ def loop_of(
 
 def taught(prepared: PreparedRun) -> dict[str, np.ndarray]:
     """What the teacher knows."""
-    teacher, gguf = prepared.plan.way.setting.teacher, prepared.inputs.taught_by
+    teacher, gguf = prepared.plan.plan.spec.teacher, prepared.inputs.taught_by
     return teacher.load(gguf, prepared.resolved.threads) if teacher and gguf else {}
 
 

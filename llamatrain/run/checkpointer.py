@@ -66,7 +66,7 @@ class Checkpointer:
         self._write_config()
         self.metrics.begin()
         self.folder.settled()
-        self.target.write_elsewhere(
+        self.target.write_extra(
             self.programs.weights.parts
         )  # not before: of a run that cannot begin nothing stays
         if state.counters.step:  # a kill may have come between the last save and its copies
@@ -116,11 +116,11 @@ class Checkpointer:
     def _write_beside(self, state: RunState) -> None:
         """What is wanted of a save beside the run itself."""
         self._copy(state)
-        self.target.write_elsewhere(self.programs.weights.parts)
+        self.target.write_extra(self.programs.weights.parts)
 
     def _copy(self, state: RunState) -> None:
         """Copy the checkpoint and the result of this step to where they are wanted, too."""
-        step, result = state.counters.step, self.folder.result(self.target.result)
+        step, result = state.counters.step, self.folder.result(self.target.result_name)
         if self.keep_results:
             self.folder.keep_result(result.name, step, self.keep_results)
         self.outs.write(step, self.folder.path / f"checkpoint-{step}.gguf", result)
@@ -129,8 +129,8 @@ class Checkpointer:
         new = self._found()
         self.metrics.flush()
         path = self.folder.save(self.checkpoint(state), self.keep)
-        result = self.folder.result(self.target.result)
-        self.target.write(result, self.programs.weights.parts)
+        result = self.folder.result(self.target.result_name)
+        self.target.write_result(result, self.programs.weights.parts)
         if state.best.step == state.counters.step:
             self.folder.keep_best(state.best.step, result)
         self.folder.sweep_best()
@@ -154,7 +154,7 @@ class Checkpointer:
 
     def _best_written(self, step: int) -> None:
         place = self.folder.path / best_of(step)
-        self.target.write(place, self.programs.weights.parts)
+        self.target.write_result(place, self.programs.weights.parts)
         self.folder.keep_best(step, place)
         self.folder.sweep_best()
 
@@ -204,14 +204,18 @@ class Checkpointer:
         return Checkpoint(
             kind=self.target.kind,
             metadata=dict(self.metadata),
-            weights=self.target.saved(parts),
+            weights=self.target.checkpoint_tensors(parts),
             options=self.options,
             state=state,
             optimizer=optimizer.kept_as,
             order=list(parts),
             vectors=vectors,
             numbers=numbers,
-            extra={**self.target.extra(), **self.extra, MADE_BY: kernel_class(self.programs.spec.kernels)},
+            extra={
+                **self.target.checkpoint_extra(),
+                **self.extra,
+                MADE_BY: kernel_class(self.programs.spec.kernels),
+            },
         )
 
 

@@ -6,12 +6,12 @@ from llamatrain.run.prepare import PreparedRun
 
 
 def facts(prepared: PreparedRun, folder: Path) -> list[tuple[str, str]]:
-    train, way, h = prepared.config.train, prepared.plan.way, prepared.model.h
+    train, way, h = prepared.config.train, prepared.plan.plan, prepared.model.h
     batches = f", {train.grad_acc} batches a step" if train.grad_acc > 1 else ""
     steps = f"{train.iters} step{'s' * (train.iters != 1)}"
     rows = f"{train.batch} rows of {max(prepared.data.rows.lengths)}{batches}"
     recomputed = "" if str(way.policy) == "none" else f", recomputing {way.policy}"
-    trained = sum(tensor.size for tensor in prepared.plan.leaves.trained.values())
+    trained = sum(tensor.size for tensor in prepared.plan.weights.trainable.values())
     some = f"; an adapter of {trained:,} is trained" if prepared.trainable.kind == "finetune_lora" else ""
     return [
         ("model", h.describe()),
@@ -19,9 +19,9 @@ def facts(prepared: PreparedRun, folder: Path) -> list[tuple[str, str]]:
         ("data", "; ".join(filter(None, (prepared.data.described, prepared.data.filled(train.batch))))),
         (
             "training",
-            f"{train.optimizer}, {steps} of {rows}, {train.precision}, {way.setting.threads} threads",
+            f"{train.optimizer}, {steps} of {rows}, {train.precision}, {way.spec.threads} threads",
         ),
-        ("memory", way.needs.describe() + recomputed),
+        ("memory", way.breakdown.describe() + recomputed),
         ("folder", str(folder)),
         *([("note", note)] if (note := prepared.config.run.note) else []),
     ]

@@ -28,7 +28,7 @@ def of_low_rank(h: Hyperparameters) -> list[str]:
 class LowRankModel(FullModel):
     rank: int
 
-    def leaves(self, cache: Cache) -> TrainableWeights:
+    def make_weights(self, cache: Cache) -> TrainableWeights:
         trained, weights = dict[str, Tensor](), dict[str, Tensor]()
         for name, shape in self.h.shapes.items():
             if name not in of_low_rank(self.h):
@@ -40,9 +40,9 @@ class LowRankModel(FullModel):
             )
             trained |= {a.name: a, b.name: b}
             weights[name] = O.matmul_nn(b, a, name=name)
-        return TrainableWeights(weights=Weights(weights), trained=trained)
+        return TrainableWeights(weights=Weights(weights), trainable=trained)
 
-    def begin(self, parts: Arrays) -> None:
+    def init_weights(self, parts: Arrays) -> None:
         """Both factors are random; their products are as large as the matrices of any new model."""
         low = of_low_rank(self.h)
         init.init_weights(
@@ -61,7 +61,7 @@ class LowRankModel(FullModel):
             for name in self.h.shapes
         } | dict(self.untrained)
 
-    def saved(self, parts: Arrays) -> dict[str, np.ndarray]:
+    def checkpoint_tensors(self, parts: Arrays) -> dict[str, np.ndarray]:
         return {**self.whole(parts), **parts}
 
     def result_of(self, parts: Arrays) -> dict[str, np.ndarray]:
@@ -69,4 +69,4 @@ class LowRankModel(FullModel):
 
     def notes(self) -> Iterator[str]:
         which = "attention" if self.h.tied else "attention and output"
-        yield f"the matrices of {which} are products of factors of rank {self.rank}, in {self.result} as any others"
+        yield f"the matrices of {which} are products of factors of rank {self.rank}, in {self.result_name} as any others"

@@ -18,7 +18,7 @@ from llamatrain.gguf.values import Value, string, u32
 from llamatrain.model import hyperparameters, rope
 from llamatrain.model.hyperparameters import ALL_F32, Hyperparameters, tokenizer_metadata
 from llamatrain.model.options import BYTES, CTX, ModelOptions, name_by_option
-from llamatrain.planner.limits import within
+from llamatrain.planner.limits import read_within
 from llamatrain.run.config import RunConfig
 from llamatrain.run.inputs import RunInputs
 from llamatrain.run.lora_options import LoraOptions
@@ -188,6 +188,6 @@ def learned(asked: RunConfig, size: int) -> dict[str, Value]:
 
     def merges() -> list[tuple[str, str]]:
         sources = find_sources(asked.files, asked.data.mapping, raw=asked.data.raw)
-        return learn_process.learn_merges(within(asked.train.memory, read_texts(sources)), size)
+        return learn_process.learn_merges(read_within(asked.train.memory, read_texts(sources)), size)
 
     return new_vocab.build_metadata(run_on_rank_zero(merges))

@@ -20,7 +20,7 @@ from llamatrain.engine.profiler import phase
 from llamatrain.errors import FileError, MemoryPlanError, UsageError
 from llamatrain.model import hyperparameters
 from llamatrain.model.distill import Teacher
-from llamatrain.planner.limits import check_held
+from llamatrain.planner.limits import check_resident
 from llamatrain.platform.escape import make_printable
 from llamatrain.report.loggers import check as check_loggers
 from llamatrain.run.checkpointer import check_trained
@@ -28,7 +28,7 @@ from llamatrain.run.choose_trainable import target_of
 from llamatrain.run.config import RunConfig, transient_options
 from llamatrain.run.dataset import TrainingData, check_begin, data_of, sine_of
 from llamatrain.run.extra_outputs import may_write
-from llamatrain.run.fit_memory import DataShape, FittedRun, fitted
+from llamatrain.run.fit_memory import DataShape, FittedRun, fit_memory
 from llamatrain.run.inputs import RunInputs, opened
 from llamatrain.run.model import NEW_MODEL, RunModel, check_taught, model_for
 from llamatrain.run.request import RunRequest
@@ -55,7 +55,7 @@ class PreparedRun:
 
     def compile_ahead(self, programs: TrainPrograms) -> None:
         """Make the programs that will be needed after the first step, too."""
-        self.sampler.foresee(self.plan.leaves, programs.weights.parts)
+        self.sampler.foresee(self.plan.weights, programs.weights.parts)
         self.compile_validation(programs)
 
     def compile_validation(self, programs: TrainPrograms) -> None:
@@ -96,7 +96,7 @@ def prepare(
     trainable = target_of(
         config, model, inputs, peft
     )  # what adapters are not as they should be is told before the data is read
-    check_held(config.train.memory)
+    check_resident(config.train.memory)
     with phase("data"):
         data = data_of(config.files, model, config.data, config.train.seed, config.preference.data_kind)
     if data.packed:  # whatever would be without a word another time
@@ -107,21 +107,21 @@ def prepare(
     shape = DataShape(
         lengths=data.rows.lengths,
         sparse=data.rows.sparse or (data.validation is not None and data.validation.sparse),
-        validating=data.validation is not None,
-        decoding=sampler.positions,
-        goes_on=inputs.goes_on,
+        has_validation=data.validation is not None,
+        decoder_positions=sampler.positions,
+        is_resume=inputs.goes_on,
         teacher=teacher,
     )
     with phase("planning"):
-        found = fitted(resolved, trainable, shape)
+        found = fit_memory(resolved, trainable, shape)
     if inputs.resumed:
-        check_trained(inputs.resumed, found.leaves.trained)
-    if found.excess:
-        raise MemoryPlanError(found.excess)
+        check_trained(inputs.resumed, found.weights.trainable)
+    if found.error:
+        raise MemoryPlanError(found.error)
     return PreparedRun(
         resolved=resolved,
         plan=found,
-        config=resolved.kept(str(found.way.policy), found.way.splits, found.cache),
+        config=resolved.kept(str(found.plan.policy), found.plan.splits, found.cache),
         inputs=inputs,
         model=model,
         data=data,
@@ -133,7 +133,7 @@ def prepare(
 
 def check(config: RunConfig) -> None:
     """What is found out in no time."""
-    check_held(config.train.memory)
+    check_resident(config.train.memory)
     check_loggers(config.run.log)
     if config.files:
         check_begin(config.files, config.data, config.preference.data_kind)
@@ -168,8 +168,8 @@ def describe_surprises(
         yield f"all {resolved.iters} steps are done already; --iters with a larger number goes on"
     if resolved.optimizer.exact and resolved.precision == "bf16":
         yield f"--optimizer {config.train.optimizer} in bf16 sees rounded losses and ends early; --precision f32 goes further"
-    if found.way.splits > 1:
-        yield f"a batch is run in {found.way.splits} parts, to fit the memory"
+    if found.plan.splits > 1:
+        yield f"a batch is run in {found.plan.splits} parts, to fit the memory"
     if (
         resolved.parts > 1
         and config.train.batch * model.row < SMALL_BATCH
@@ -179,13 +179,13 @@ def describe_surprises(
         yield f"a batch is run in {resolved.parts} parts, for {groups} groups; --grad-groups {fewer} is faster, with bits of its own"
     if model.row > model.h.ctx:
         yield f"rows have {model.row} tokens, and the model was made for {model.h.ctx}"
-    if found.cache == "off" and found.way.needs.packed_copies:
-        copy_size = Size(found.way.needs.packed_copies).text
+    if found.cache == "off" and found.plan.breakdown.packed_copies:
+        copy_size = Size(found.plan.breakdown.packed_copies).text
         yield f"weights of types that no product unpacks on its way are unpacked once, which takes {copy_size}"
     if trainable.kind == "train_model" and inputs.base and not inputs.resumed:
         kinds = {inputs.base.tensors[name].type.name for name in model.h.shapes} - {"F32"}
         if kinds:
-            yield f"weights in {', '.join(sorted(kinds))} are unpacked: all are trained in F32, and {trainable.result} is written so"
+            yield f"weights in {', '.join(sorted(kinds))} are unpacked: all are trained in F32, and {trainable.result_name} is written so"
     changes_rope = (tune.rope_freq_base, tune.rope_freq_scale, tune.norm_rms_eps) != (None, None, None)
     if changes_rope and config.command == "finetune" and not tune.full:
         yield "the adapter is for the base with this rope and epsilon: it is to be run with the same"
@@ -219,7 +219,7 @@ def unlearned_vocab_bytes(model: RunModel, inputs: RunInputs) -> int:
 
 def plan_unread(request: RunRequest, graphs: bool, ranks: int) -> PlannedRun:
     config, inputs, _ = start_request(request)
-    check_held(config.train.memory)
+    check_resident(config.train.memory)
     files_named = [file for file in config.files if file != "-"]
     found_files = find_data(files_named, raw=config.data.raw) if files_named else None
     plain = all(source.kind == "text" for source in (found_files.sources if found_files else ()))
@@ -230,16 +230,18 @@ def plan_unread(request: RunRequest, graphs: bool, ranks: int) -> PlannedRun:
     shape = DataShape(
         lengths=row_lengths(model.row, config.data, whole, plain, config.preference.data_kind),
         sparse=not whole,
-        validating=bool(config.data.val or config.data.val_split or (found_files and found_files.validation)),
-        decoding=build_sampler(resolved, model, sine).positions,
-        goes_on=inputs.goes_on,
+        has_validation=bool(
+            config.data.val or config.data.val_split or (found_files and found_files.validation)
+        ),
+        decoder_positions=build_sampler(resolved, model, sine).positions,
+        is_resume=inputs.goes_on,
         teacher=teacher_for(config, model, inputs),
-        to_come=unlearned_vocab_bytes(model, inputs)
+        later_bytes=unlearned_vocab_bytes(model, inputs)
         + (MPI_BYTES if ranks > 1 and get_comm().size == 1 else 0),
-        rough=not graphs,
+        may_extrapolate=not graphs,
     )
     refuse = config.train.memory is not None  # else it is told what would be needed
-    found = fitted(resolved, target_of(config, model, inputs, None), shape, refuse)
+    found = fit_memory(resolved, target_of(config, model, inputs, None), shape, refuse)
     steps = None if config.train.epochs is not None else max(0, resolved.iters - inputs.step)
     return PlannedRun(plan=found, config=config, batches=resolved.asked.train.grad_acc, steps=steps)
 

@@ -39,7 +39,7 @@ def shows_first(checkpoint: Checkpoint | None) -> bool:
 
 def page_of(prepared: PreparedRun, folder: RunFolder, metrics: Metrics) -> RunPage:
     """It shows the memory of a batch of the longest rows, too."""
-    name, sources, graphs = "samples.jsonl", prepared.inputs, prepared.plan.way.graphs
+    name, sources, graphs = "samples.jsonl", prepared.inputs, prepared.plan.plan.graphs
     again = bool(prepared.config.run.sample_every) and shows_first(sources.checkpoint)
     samples = Metrics(folder.result(name), sources.home and sources.home / name, sources.step - again)
     arena = MemoryLayout.of(graphs.plan(graphs.largest))

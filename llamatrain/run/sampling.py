@@ -72,7 +72,7 @@ class TextSampler:
             threads=self.threads,
             kernels=self.kernels,
             weights=leaves.weights,
-            drop_base=leaves.drops,
+            drop_base=leaves.drop_base,
         )
         return self.decoder
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from llamatrain.engine.remat_budget import find_cheapest
 from llamatrain.graph.remat_policy import Policy
-from llamatrain.planner.cost import StepCost, step_of
-from llamatrain.planner.extrapolate import uncollected
-from llamatrain.planner.memory import SMALL, MemoryDemand, MemoryPlan, parted
+from llamatrain.planner.cost import StepCost, step_cost
+from llamatrain.planner.extrapolate import pause_gc
+from llamatrain.planner.memory import MIN_SPLIT_TOKENS, MemoryDemand, MemoryPlan, split_batch
 from llamatrain.planner.remat_ladder import road_of
 from llamatrain.run.options import AUTO
 from llamatrain.run.trainable import Cache, TrainableWeights
@@ -26,18 +26,18 @@ class PlanCandidate:
     """What may be run: with copies of the base, or without."""
 
     cache: Cache
-    leaves: TrainableWeights
-    setting: StepSpec
+    weights: TrainableWeights
+    spec: StepSpec
     demand: MemoryDemand
 
-    def splits(self) -> Iterator[int]:
+    def split_counts(self) -> Iterator[int]:
         """Into how many parts a batch may be run: 1, and more where gradients can be added up."""
-        longest, splits, batch = max(self.demand.lengths), 2, self.setting.batch
+        longest, splits, batch = max(self.demand.lengths), 2, self.spec.batch
         yield 1
         while (
-            self.setting.gradients != "streamed"
+            self.spec.gradients != "streamed"
             and batch % splits == 0
-            and batch // splits * longest >= SMALL
+            and batch // splits * longest >= MIN_SPLIT_TOKENS
         ):
             yield splits
             splits *= 2
@@ -47,7 +47,7 @@ class PlanCandidate:
 class PlanTrial:
     """A way that was planned; its graphs are not kept with it."""
 
-    offer: PlanCandidate
+    candidate: PlanCandidate
     splits: int
     policy: Policy
     total: int
@@ -60,7 +60,7 @@ class MicrobatchSplit:
     def __init__(self, offer: PlanCandidate, splits: int) -> None:
         self.offer, self.splits = offer, splits
         self.length, self.batches = max(offer.demand.lengths), offer.demand.batches * splits
-        self.prices = StepCost(parted(offer.setting, splits), self.length, self.batches)
+        self.prices = StepCost(split_batch(offer.spec, splits), self.length, self.batches)
 
 
 @dataclass(kw_only=True)
@@ -81,7 +81,7 @@ class PlanSearch:
             partings = [
                 MicrobatchSplit(offer, splits)
                 for offer in offers
-                for splits in (offer.splits() if self.parts else (1,))
+                for splits in (offer.split_counts() if self.parts else (1,))
             ]
             partings.sort(key=lambda parting: parting.prices.cost(usual))
             any(
@@ -108,20 +108,20 @@ class PlanSearch:
     def _alone(self, parting: MicrobatchSplit, policy: Policy) -> PlanTrial:
         """What plans before it were made of would lie beside the run."""
         gc.collect()
-        with uncollected():
+        with pause_gc():
             return self.plan(parting, policy)
 
     def plan(self, parting: MicrobatchSplit, policy: Policy) -> PlanTrial:
         offer, splits = parting.offer, parting.splits
         key = offer.cache, splits, policy
         if key not in self.tried:
-            way = self.planner(offer.setting, policy, offer.demand, splits)
+            way = self.planner(offer.spec, policy, offer.demand, splits)
             cost = (
                 parting.prices.cost(way.policy)
                 if self.units
-                else step_of(way.graphs, parting.length, parting.batches)
+                else step_cost(way.graphs, parting.length, parting.batches)
             )
-            made = PlanTrial(offer=offer, splits=splits, policy=way.policy, total=way.total, cost=cost)
+            made = PlanTrial(candidate=offer, splits=splits, policy=way.policy, total=way.total, cost=cost)
             self.tried[key] = made
             if self.fits(made) and (self.found is None or cost < self.found[0].cost):
                 self.found = made, way

@@ -128,7 +128,7 @@ def followed(
                 loop, prepared.data.rows, keeper, lambda: prepared.compile_validation(programs)
             )
             keeper.end(loop.state)
-    result = led.folder / prepared.trainable.result
+    result = led.folder / prepared.trainable.result_name
     return RunResult(outcome=outcome, folder=led.folder, result=result, steps=loop.state.counters.step)
 
 
@@ -191,7 +191,7 @@ def written(asked: RunConfig, sources: RunInputs, request: RunRequest, interrupt
     if alone:
         with suppress(OSError):  # there are others in it
             folder.path.parent.rmdir()
-    files = outs.newest if alone else [folder.path / target.result, *outs.newest]
+    files = outs.newest if alone else [folder.path / target.result_name, *outs.newest]
     tell_end(made, files, StopReason(DONE))
     return RunResult(
         outcome=StopReason(DONE), folder=folder.path, result=files[0], steps=resumed.step, notes=tuple(notes)
@@ -200,13 +200,13 @@ def written(asked: RunConfig, sources: RunInputs, request: RunRequest, interrupt
 
 def write_result(resumed: ResumePoint, target: Trainable, folder: RunFolder, outs: ExtraOutputs) -> None:
     """Write what comes of a checkpoint as it is."""
-    trained = target.leaves("off").trained
+    trained = target.make_weights("off").trainable
     check_trained(resumed, trained)
     with verify_unchanged(resumed.checkpoint.files):
         parts = {name: np.array(resumed.checkpoint.weights[name]) for name in trained}
-    target.write(folder.result(target.result), parts)
-    outs.write(resumed.step, resumed.path, folder.result(target.result))
-    target.write_elsewhere(parts)
+    target.write_result(folder.result(target.result_name), parts)
+    outs.write(resumed.step, resumed.path, folder.result(target.result_name))
+    target.write_extra(parts)
 
 
 def written_of(sources: RunInputs, place: RunFolderOptions) -> tuple[ResumePoint, str]:
@@ -262,7 +262,7 @@ def run(
     resolved, target, leaves, metrics = (
         prepared.resolved,
         prepared.trainable,
-        prepared.plan.leaves,
+        prepared.plan.weights,
         metrics_of(prepared, folder),
     )
 
@@ -276,7 +276,7 @@ def run(
     with Report(metrics, iters=resolved.iters, every=every, console=console) as report:
         report.page = page = page_of(prepared, folder, metrics)
         options = [("options", in_a_line(format_config(prepared.config)))] if verbose else []
-        report.header([*facts(prepared, folder.path), *options], prepared.plan.way.needs.total)
+        report.header([*facts(prepared, folder.path), *options], prepared.plan.plan.breakdown.total)
         for line in prepared.notes:
             report.log(f"note: {line}")
         programs = programs_of(prepared)
@@ -304,7 +304,7 @@ def run(
             keeper.end(loop.state)
         keep_trace(prepared.config.command, folder, report.warn)
         page.end(outcome.reason)
-    result, steps = folder.path / target.result, loop.state.counters.step
+    result, steps = folder.path / target.result_name, loop.state.counters.step
     tell_end(result.stem, [result, *saver.outs.newest], outcome, command())
     best = tell_best(loop.state, folder, prepared.config.base if target.kind == "finetune_lora" else "")
     for line in (told := list(target.notes())):

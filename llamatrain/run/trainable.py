@@ -31,18 +31,18 @@ class TrainableWeights:
     """What the graphs of a run are built over, and the arrays of what is not trained."""
 
     weights: Weights
-    trained: Mapping[str, Tensor]  # in the order of the file
+    trainable: Mapping[str, Tensor]  # in the order of the file
     frozen: dict[str, np.ndarray] = field(default_factory=dict)  # by name
-    drops: bool = False  # whether the pages of the base's file are let go after each reading
+    drop_base: bool = False  # whether the pages of the base's file are let go after each reading
     reference: Weights | None = None  # without what is trained
-    copied: Sequence[
+    copied_tensors: Sequence[
         Tensor
     ] = ()  # over copies of the base's matrices, whose arrays are there once they are loaded
 
     @property
-    def copies(self) -> int:
+    def copy_bytes(self) -> int:
         """Bytes of what is copied."""
-        return sum(leaf.nbytes for leaf in self.copied)
+        return sum(tensor.nbytes for tensor in self.copied_tensors)
 
 
 class Trainable(Protocol):
@@ -51,31 +51,31 @@ class Trainable(Protocol):
         """training.type"""
 
     @property
-    def result(self) -> str:
+    def result_name(self) -> str:
         """The file that comes of it."""
 
     @property
     def h(self) -> Hyperparameters: ...
 
-    def leaves(self, cache: Cache) -> TrainableWeights:
+    def make_weights(self, cache: Cache) -> TrainableWeights:
         """With a base's matrices copied, or not."""
 
-    def load(self, leaves: TrainableWeights) -> None:
+    def load_copies(self, leaves: TrainableWeights) -> None:
         """Make the copies that a plan counts."""
 
-    def begin(self, parts: Arrays) -> None:
+    def init_weights(self, parts: Arrays) -> None:
         """The first values of what is trained."""
 
-    def saved(self, parts: Arrays) -> dict[str, np.ndarray]:
+    def checkpoint_tensors(self, parts: Arrays) -> dict[str, np.ndarray]:
         """The tensors that a checkpoint keeps."""
 
-    def write(self, path: Path, parts: Arrays) -> None:
+    def write_result(self, path: Path, parts: Arrays) -> None:
         """The result."""
 
-    def write_elsewhere(self, parts: Arrays) -> None:
+    def write_extra(self, parts: Arrays) -> None:
         """What of it is wanted outside the run's folder."""
 
-    def extra(self) -> dict[str, Any]:
+    def checkpoint_extra(self) -> dict[str, Any]:
         """What a checkpoint keeps beside."""
 
     def notes(self) -> Iterator[str]:
@@ -93,38 +93,38 @@ class FullModel:
     threads: int
     base: Gguf | None
     kind: str = "train_model"
-    result: str = "model.gguf"
+    result_name: str = "model.gguf"
 
-    def leaves(self, cache: Cache) -> TrainableWeights:
+    def make_weights(self, cache: Cache) -> TrainableWeights:
         weights = trainable_weights(self.h)
-        return TrainableWeights(weights=weights, trained=weights.tensors)
+        return TrainableWeights(weights=weights, trainable=weights.tensors)
 
-    def load(self, leaves: TrainableWeights) -> None: ...
+    def load_copies(self, leaves: TrainableWeights) -> None: ...
 
-    def begin(self, parts: Arrays) -> None:
+    def init_weights(self, parts: Arrays) -> None:
         if self.base:
             load.load_weights(self.base, parts, self.threads)
         else:
             init.init_weights(self.h, self.seed, dict(parts))
 
-    def saved(self, parts: Arrays) -> dict[str, np.ndarray]:
+    def checkpoint_tensors(self, parts: Arrays) -> dict[str, np.ndarray]:
         return self.result_of(parts)
 
     def result_of(self, parts: Arrays) -> dict[str, np.ndarray]:
         """The tensors of the model's file."""
         return {**parts, **self.untrained}
 
-    def write(self, path: Path, parts: Arrays) -> None:
+    def write_result(self, path: Path, parts: Arrays) -> None:
         write_model(path, self.metadata, self.result_of(parts))
 
-    def write_elsewhere(self, parts: Arrays) -> None: ...
+    def write_extra(self, parts: Arrays) -> None: ...
 
-    def extra(self) -> dict[str, Any]:
+    def checkpoint_extra(self) -> dict[str, Any]:
         return {}
 
     def notes(self) -> Iterator[str]:
         if self.base and (names := unused_tensors(self.base, self.h)):
-            yield describe_unused(names, f"left out of {self.result}")
+            yield describe_unused(names, f"left out of {self.result_name}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,9 +144,9 @@ class LoraAdapter:
     number_type: Literal["f32", "f16"]  # of what is written
     peft: Path | None  # a folder that it is written to for Hugging Face's PEFT, too
     kind: str = "finetune_lora"
-    result: str = "adapter.gguf"
+    result_name: str = "adapter.gguf"
 
-    def leaves(self, cache: Cache) -> TrainableWeights:
+    def make_weights(self, cache: Cache) -> TrainableWeights:
         all_copied = cache == "bf16"
         weights, arrays = load_frozen(self.base, self.h, self.threads, all_copied, self.half)
         copied = [leaf for name, leaf in weights.tensors.items() if name not in arrays]
@@ -154,13 +154,18 @@ class LoraAdapter:
         weights, trained = adapted(reference, self.h, self.ranks, self.scales, self.dropout)
         drops = not all_copied
         return TrainableWeights(
-            weights=weights, trained=trained, frozen=arrays, drops=drops, reference=reference, copied=copied
+            weights=weights,
+            trainable=trained,
+            frozen=arrays,
+            drop_base=drops,
+            reference=reference,
+            copied_tensors=copied,
         )
 
-    def load(self, leaves: TrainableWeights) -> None:
-        leaves.frozen.update(copy_weights(self.base, leaves.copied, self.threads))
+    def load_copies(self, leaves: TrainableWeights) -> None:
+        leaves.frozen.update(copy_weights(self.base, leaves.copied_tensors, self.threads))
 
-    def begin(self, parts: Arrays) -> None:
+    def init_weights(self, parts: Arrays) -> None:
         """What is added begins at nothing: one factor is random, the other zero."""
         for name, rank in self.ranks.items():
             a, b = parts[f"{name}.lora_a"], parts[f"{name}.lora_b"]
@@ -175,7 +180,7 @@ class LoraAdapter:
             random[...] = (2 * generator.random(random.shape, np.float32) - 1) * bound
             zero[...] = 0.0
 
-    def saved(self, parts: Arrays) -> dict[str, np.ndarray]:
+    def checkpoint_tensors(self, parts: Arrays) -> dict[str, np.ndarray]:
         return dict(parts)
 
     def adapter(self, parts: Arrays) -> Adapter:
@@ -192,14 +197,14 @@ class LoraAdapter:
             architecture=self.h.architecture,
         )
 
-    def write(self, path: Path, parts: Arrays) -> None:
+    def write_result(self, path: Path, parts: Arrays) -> None:
         adapter_files.write(path, self.adapter(parts), self.number_type)
 
-    def write_elsewhere(self, parts: Arrays) -> None:
+    def write_extra(self, parts: Arrays) -> None:
         if self.peft:
             peft.write(self.peft, self.adapter(parts), str(self.base.path), self.h)
 
-    def extra(self) -> dict[str, Any]:
+    def checkpoint_extra(self) -> dict[str, Any]:
         return {
             "ranks": dict(self.ranks),
             "scales": dict(self.scales),

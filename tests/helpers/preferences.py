@@ -113,10 +113,10 @@ def ours(case: str, folder: Path, *, batch: int = 4, **more: Any) -> tuple[Found
     )
     asked, sources, notes = start_request(request)
     prepared = prepare(asked, sources, None, notes, request.changed)
-    way, leaves = prepared.plan.way, prepared.plan.leaves
-    prepared.trainable.load(leaves)
+    way, leaves = prepared.plan.plan, prepared.plan.weights
+    prepared.trainable.load_copies(leaves)
     programs = TrainPrograms(way.graphs, way.arena, leaves.frozen)
-    prepared.trainable.begin(programs.weights.parts)
+    prepared.trainable.init_weights(programs.weights.parts)
     laid = prepared.data.rows.batch(batch)
     loss = programs.compute_gradients(laid, sum_totals([MicrobatchInfo.from_batch(laid)]), 0)
     rewards = programs.rewards(laid)

@@ -181,8 +181,8 @@ def test_learning_ends_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = iter(["one", "two", "three"])
     monkeypatch.setattr(limits, "resident_bytes", lambda: 301 * 10**6)
     with pytest.raises(MemoryPlanError, match="holds 301 MB by now, and --memory allows 300 MB"):
-        list(limits.within(300 * 10**6, texts))
-    assert list(limits.within(None, texts)) == ["two", "three"]
+        list(limits.read_within(300 * 10**6, texts))
+    assert list(limits.read_within(None, texts)) == ["two", "three"]
 
 
 def test_a_long_plan_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,26 +17,26 @@ from llamatrain.graph.op_cost import OpCost, estimate_cost
 from llamatrain.graph.tensor import BF16, collect_nodes
 from llamatrain.optim.registry import named
 from llamatrain.planner import speeds
-from llamatrain.planner.memory import MemoryDemand, way_with
-from llamatrain.planner.speeds import ANY, OpSpeeds, OpTiming
+from llamatrain.planner.memory import MemoryDemand, plan_memory
+from llamatrain.planner.speeds import OTHER_OPS, OpSpeeds, OpTiming
 from llamatrain.run import scaling
 from llamatrain.run.config import RunConfig
 from llamatrain.run.options import RunOptions, TrainOptions
-from llamatrain.run.scaling import StepShape, StepTime, effort_of, paying, rows_of
+from llamatrain.run.scaling import StepShape, StepTime, find_useful_ranks, forecast_ranks, step_time
 from llamatrain.train.graphs import StepGraphs, StepSpec
 from tests.helpers.cli import TINY, Argument, Done, ran, run, text_file
 from tests.helpers.lora_runs import base
 from tests.helpers.small_models import small
 from tests.run.test_from_scratch_errors import refused
 
-MADE_UP = OpSpeeds({ANY: (1e-6, 1e-10, 1e-10)}, 1.8e9)
-EFFORT = StepTime(row=0.1, beside=0.02, adding=0.01, update=0.05)
+MADE_UP = OpSpeeds({OTHER_OPS: (1e-6, 1e-10, 1e-10)}, 1.8e9)
+EFFORT = StepTime(row=0.1, overhead=0.02, adding=0.01, update=0.05)
 
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured."""
-    monkeypatch.setattr(scaling, "speeds_for", lambda setting, anew: MADE_UP)
+    monkeypatch.setattr(scaling, "get_speeds", lambda spec, measure: MADE_UP)
 
 
 def planned(folder: Path, *more: Argument) -> Done:
@@ -188,26 +188,26 @@ def one_step(batch: int, grad_acc: int, trained: int = 1000, **more: Any) -> Ste
         train=TrainOptions(batch=batch, grad_acc=grad_acc, **more),
         run=RunOptions(),
     )
-    return StepShape(asked=asked, trained=trained, wire=4, most=batch)
+    return StepShape(config=asked, trained=trained, grad_bytes=4, max_rows=batch)
 
 
 @pytest.mark.parametrize(("batch", "grad_acc"), [(8, 1), (12, 1), (6, 4), (1, 16), (7, 3), (5, 2)])
 def test_a_step_stays_what_it_is(batch: int, grad_acc: int) -> None:
     step = one_step(batch, grad_acc)
-    assert (step.shared(1)[0].groups, step.shared(1)[1]) == (1, batch)
+    assert (step.strong_scaled(1)[0].groups, step.strong_scaled(1)[1]) == (1, batch)
     for ranks in (2, 3, 4, 16, 64):
-        shared, rows = step.shared(ranks)
-        larger, many = step.grown(ranks)
+        shared, rows = step.strong_scaled(ranks)
+        larger, many = step.weak_scaled(ranks)
         if ranks <= 1 << (step.rows.bit_length() - 1):
             assert shared.micro * rows == step.rows and shared.micro >= shared.groups >= ranks
         elif ranks > step.rows:
-            assert (shared.micro, rows, shared.most) == (ranks, 1, 1)
+            assert (shared.micro, rows, shared.max_micro) == (ranks, 1, 1)
         assert larger.micro * many == ranks * step.rows
 
 
 def test_groups_that_are_asked_for() -> None:
     step = one_step(8, 1, shards=2)
-    assert [(step.shared(ranks)[0].groups, step.shared(ranks)[1]) for ranks in (1, 2, 4)] == [
+    assert [(step.strong_scaled(ranks)[0].groups, step.strong_scaled(ranks)[1]) for ranks in (1, 2, 4)] == [
         (1, 8),
         (2, 4),
         (8, 1),
@@ -215,26 +215,29 @@ def test_groups_that_are_asked_for() -> None:
 
 
 def test_memory_has_the_last_word_on_rows() -> None:
-    assert replace(one_step(32, 1), most=1).shared(2) == (replace(one_step(32, 1).shared(2)[0], micro=32), 1)
+    assert replace(one_step(32, 1), max_rows=1).strong_scaled(2) == (
+        replace(one_step(32, 1).strong_scaled(2)[0], micro=32),
+        1,
+    )
 
 
 def test_steps_grow_as_far_as_rows_can_be_counted() -> None:
     step = one_step(1, 1 << 21)
-    assert [row.ranks for row in rows_of(step, EFFORT, EFFORT, 1e9, 1)][-1] == 512
-    (alone,) = rows_of(one_step(1 << 16, (1 << 31) - 1), EFFORT, EFFORT, 1e9, 1)
+    assert [row.ranks for row in forecast_ranks(step, EFFORT, EFFORT, 1e9, 1)][-1] == 512
+    (alone,) = forecast_ranks(one_step(1 << 16, (1 << 31) - 1), EFFORT, EFFORT, 1e9, 1)
     assert alone.efficiency == 1
 
 
 def test_where_it_stops_paying() -> None:
     """Of 64 rows each of 0.1 seconds, over links on which all that is trained takes a second, or none."""
     step = one_step(64, 1, trained=10**6)
-    fast, slow = (list(rows_of(step, EFFORT, EFFORT, bits, 1)) for bits in (1e15, 64e6))
-    assert paying(step, fast) == (64, 0.0)
-    ranks, more = paying(step, slow)
-    rate = {row.ranks: row.rate for row in slow}
+    fast, slow = (list(forecast_ranks(step, EFFORT, EFFORT, bits, 1)) for bits in (1e15, 64e6))
+    assert find_useful_ranks(step, fast) == (64, 0.0)
+    ranks, more = find_useful_ranks(step, slow)
+    rate = {row.ranks: row.rows_per_second for row in slow}
     assert 1 < ranks < 64 and more == rate[2 * ranks] / rate[ranks] < 1.25 <= rate[ranks] / rate[ranks // 2]
     assert all(one.efficiency <= 1.001 for one in (*fast, *slow))
-    grown = [row.grown for row in slow]
+    grown = [row.weak_efficiency for row in slow]
     assert grown == sorted(grown, reverse=True) and grown[0] == 1
 
 
@@ -253,22 +256,22 @@ def test_costs_are_found_again() -> None:
             seen.append(
                 OpTiming(name, f"{name} f32", OpCost(flops, moved), call + flop * flops + byte * moved)
             )
-    found = speeds.fitted(seen)
+    found = speeds.fit_costs(seen)
     for name, costs in true.items():
         assert (
             found[name] == found[f"{name} f32"] == pytest.approx([*costs, 0.0, 0.0, 0.0], rel=1e-6, abs=1e-15)
         )
-    assert found[ANY] == found["add"]
+    assert found[OTHER_OPS] == found["add"]
 
 
 def some(layers: int, **more: Any) -> StepSpec:
-    setting = speeds.small(replace(TRAINED, **more) if more else TRAINED, None, (32, 4, 96, 64, 32, 4))
+    setting = speeds.small_spec(replace(TRAINED, **more) if more else TRAINED, None, (32, 4, 96, 64, 32, 4))
     h = replace(setting.h, layers=layers)
     weights = speeds.parameters(h)
     return replace(setting, h=h, weights=weights, trainable=dict(weights.tensors))
 
 
-TRAINED = speeds.small(
+TRAINED = speeds.small_spec(
     StepSpec(**dict.fromkeys(("h", "weights", "trained", "batch", "positions")), precision="f32", threads=1),  # type: ignore[arg-type]
     None,
     (32, 4, 96, 64, 32, 4),
@@ -278,16 +281,18 @@ TRAINED = speeds.small(
 @pytest.mark.parametrize("policy", ["none", "light", "block"])
 def test_few_layers_and_rows_tell_of_many(policy: str) -> None:
     setting = some(7)
-    found = effort_of(setting, policy, MADE_UP)
+    found = step_time(setting, policy, MADE_UP)
     graphs = StepGraphs(replace(setting, batch=5), policy)
-    whole = MADE_UP.of_graph(graphs.grad_graph(setting.positions, True))
-    assert found.micro(5) == pytest.approx(whole, rel=0.01)
-    assert found.update == pytest.approx(MADE_UP.of_graph(graphs.update_graph(setting.positions)), rel=0.01)
+    whole = MADE_UP.graph_seconds(graphs.grad_graph(setting.positions, True))
+    assert found.micro_batch(5) == pytest.approx(whole, rel=0.01)
+    assert found.update == pytest.approx(
+        MADE_UP.graph_seconds(graphs.update_graph(setting.positions)), rel=0.01
+    )
 
 
 def test_a_graph_takes_what_its_nodes_take() -> None:
     graph = StepGraphs(some(1)).grad_graph(32, True)
-    flops = OpSpeeds({ANY: (0.0, 1.0, 0.0)}, 0.0).of_graph(graph)
+    flops = OpSpeeds({OTHER_OPS: (0.0, 1.0, 0.0)}, 0.0).graph_seconds(graph)
     assert (
         flops
         == sum(estimate_cost(node).flops for node in collect_nodes(graph.outputs))
@@ -303,9 +308,9 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], Pa
 
     def measured(setting: StepSpec, base: Any) -> OpSpeeds:
         counted.append(1)
-        return OpSpeeds({ANY: (1.0, 2.0, float(len(counted)))}, speeds.time.time())
+        return OpSpeeds({OTHER_OPS: (1.0, 2.0, float(len(counted)))}, speeds.time.time())
 
-    monkeypatch.setattr(speeds, "measured", measured)
+    monkeypatch.setattr(speeds, "measure_speeds", measured)
     return counted, tmp_path / "llamatrain" / "speeds"
 
 
@@ -313,52 +318,54 @@ def test_a_measurement_serves_for_a_day(
     kept: tuple[list[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted, folder = kept
-    first = speeds.speeds_for(TRAINED)
-    assert speeds.speeds_for(TRAINED).of_bytes(1) == first.of_bytes(1) == 1 and len(counted) == 1
-    assert speeds.speeds_for(replace(TRAINED, threads=2)).of_bytes(1) == 2, "of another number of threads"
-    assert speeds.speeds_for(replace(TRAINED, precision="bf16")).of_bytes(1) == 3
-    assert speeds.speeds_for(replace(TRAINED, kernels="reference")).of_bytes(1) == 4
-    frozen = replace(TRAINED, trainable={}, weights=speeds.adapted(TRAINED.h, BF16))
-    assert speeds.speeds_for(frozen).of_bytes(1) == 5, "of weights that are read as another type"
+    first = speeds.get_speeds(TRAINED)
+    assert speeds.get_speeds(TRAINED).copy_seconds(1) == first.copy_seconds(1) == 1 and len(counted) == 1
+    assert speeds.get_speeds(replace(TRAINED, threads=2)).copy_seconds(1) == 2, "of another number of threads"
+    assert speeds.get_speeds(replace(TRAINED, precision="bf16")).copy_seconds(1) == 3
+    assert speeds.get_speeds(replace(TRAINED, kernels="reference")).copy_seconds(1) == 4
+    frozen = replace(TRAINED, trainable={}, weights=speeds.adapter_weights(TRAINED.h, BF16))
+    assert speeds.get_speeds(frozen).copy_seconds(1) == 5, "of weights that are read as another type"
     assert len([*folder.iterdir()]) == 5
     now = speeds.time.time()
-    monkeypatch.setattr(speeds.time, "time", lambda: now + 2 * speeds.DAY)
-    assert speeds.speeds_for(TRAINED).of_bytes(1) == 6
+    monkeypatch.setattr(speeds.time, "time", lambda: now + 2 * speeds.LIFETIME)
+    assert speeds.get_speeds(TRAINED).copy_seconds(1) == 6
     monkeypatch.setattr(speeds.time, "time", lambda: now)
-    assert speeds.speeds_for(TRAINED).of_bytes(1) == 7, "nor is one of tomorrow"
+    assert speeds.get_speeds(TRAINED).copy_seconds(1) == 7, "nor is one of tomorrow"
 
 
 def test_a_damaged_measurement_is_made_again(kept: tuple[list[int], Path]) -> None:
     counted, folder = kept
-    speeds.speeds_for(TRAINED)
+    speeds.get_speeds(TRAINED)
     (file,) = folder.iterdir()
     for content in (b"", b"x", file.read_bytes()[:-1], file.read_bytes().replace(b"1.0", b"9.0")):
         file.write_bytes(content)
         before = len(counted)
-        speeds.speeds_for(TRAINED)
+        speeds.get_speeds(TRAINED)
         assert len(counted) == before + 1
 
 
 def test_nowhere_to_keep_it(kept: tuple[list[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speeds, "default_cache_dir", lambda name: None)
-    assert speeds.speeds_for(TRAINED).of_bytes(1) == 1 and ObjectStore(None).problem
+    assert speeds.get_speeds(TRAINED).copy_seconds(1) == 1 and ObjectStore(None).problem
 
 
 def test_something_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each op of a training has a cost, and takes longer where there is more of it."""
-    monkeypatch.setattr(speeds, "MOMENT", 0.0)
+    monkeypatch.setattr(speeds, "MIN_SECONDS", 0.0)
     monkeypatch.setattr(speeds, "SIZES", speeds.SIZES[3:])
-    found = speeds.measured(TRAINED, None)
-    assert {"matmul", "out_prod", "opt_step_adamw", ANY} <= found.costs.keys()
-    one, more = (effort_of(some(layers), "none", found) for layers in (1, 4))
-    assert 0 < one.micro(4) < more.micro(4) < 1 and 0 < one.update < more.update
+    found = speeds.measure_speeds(TRAINED, None)
+    assert {"matmul", "out_prod", "opt_step_adamw", OTHER_OPS} <= found.costs.keys()
+    one, more = (step_time(some(layers), "none", found) for layers in (1, 4))
+    assert 0 < one.micro_batch(4) < more.micro_batch(4) < 1 and 0 < one.update < more.update
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "lbfgs"])
 @pytest.mark.parametrize("ranks", [3, 8])
 def test_every_rank_plans_alike(optimizer: str, ranks: int) -> None:
     """Those that have more to add up, too: else each would choose another way where memory is short."""
-    demand = MemoryDemand(lengths=[32], validating=False, decoding=0, interpreter=0, batches=16)
+    demand = MemoryDemand(lengths=[32], has_validation=False, decoder_positions=0, resident=0, batches=16)
     more: dict[str, Any] = {"groups": 8, "ranks": ranks, "gradients": "flat", "optimizer": named(optimizer)()}
-    needs = [way_with(replace(some(2), rank=rank, **more), "none", demand).needs for rank in range(ranks)]
+    needs = [
+        plan_memory(replace(some(2), rank=rank, **more), "none", demand).breakdown for rank in range(ranks)
+    ]
     assert all(each == needs[0] for each in needs) and needs[0].exchange

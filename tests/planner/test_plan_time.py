@@ -16,7 +16,7 @@ from llamatrain.distributed.cores import count_cores
 from llamatrain.graph.remat_policy import is_policy
 from llamatrain.planner import disturbance, limits, speeds
 from llamatrain.planner import time as expected
-from llamatrain.planner.speeds import ANY, OpSpeeds
+from llamatrain.planner.speeds import OTHER_OPS, OpSpeeds
 from llamatrain.run import fit_memory
 from tests.helpers.cli import ROOT, TINY, ran, text_file
 from tests.planner.test_plan_command import planned
@@ -42,7 +42,7 @@ DEEPER = (
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured: an operation takes a billionth of a second, and nothing else any."""
     monkeypatch.setattr(
-        expected, "speeds_for", lambda setting, anew: OpSpeeds({ANY: (0.0, 1e-9)}, time.time() - 7300)
+        expected, "speeds_for", lambda setting, anew: OpSpeeds({OTHER_OPS: (0.0, 1e-9)}, time.time() - 7300)
     )
 
 
@@ -112,7 +112,7 @@ def test_without_kernels_the_time_is_not_known(tmp_path: Path, monkeypatch: pyte
 
 def test_it_is_measured_once_and_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For plain kernels, too."""
-    monkeypatch.setattr(speeds, "share_of_waiting", lambda work: (work(), 0.0)[1])
+    monkeypatch.setattr(speeds, "wait_share", lambda work: (work(), 0.0)[1])
     monkeypatch.setattr(speeds, "SIZES", speeds.SIZES[3:])
     monkeypatch.setenv("LLAMATRAIN_CACHE", str(tmp_path / "cache"))
     start = time.thread_time()
@@ -120,10 +120,10 @@ def test_it_is_measured_once_and_soon(tmp_path: Path, monkeypatch: pytest.Monkey
     one = planned(*arguments)
     assert one["seconds_of_step"] > 0 and time.thread_time() - start < 6
     assert abs(one["speed_measured"] - time.time()) < 60 and one["speed_disturbed"] == 0
-    found = speeds.measured
-    monkeypatch.setattr(speeds, "measured", None)
+    found = speeds.measure_speeds
+    monkeypatch.setattr(speeds, "measure_speeds", None)
     assert planned(*arguments)["seconds_of_step"] == one["seconds_of_step"]
-    monkeypatch.setattr(speeds, "measured", found)
+    monkeypatch.setattr(speeds, "measure_speeds", found)
     assert planned(*arguments, "--measure")["speed_measured"] > one["speed_measured"]
 
 
@@ -133,17 +133,17 @@ def test_what_was_measured_on_a_busy_machine_is_not_kept_for_long(
     """It is said, and measured again ten minutes later."""
     busy = lambda work: (work(), 0.4)[1]
     monkeypatch.setattr(speeds, "SIZES", speeds.SIZES[4:])
-    monkeypatch.setattr(speeds, "LONG", 0.05)
-    monkeypatch.setattr(speeds, "share_of_waiting", busy)
+    monkeypatch.setattr(speeds, "MAX_SECONDS", 0.05)
+    monkeypatch.setattr(speeds, "wait_share", busy)
     monkeypatch.setenv("LLAMATRAIN_CACHE", str(tmp_path / "cache"))
     arguments = (text_file(tmp_path), *TINY, "--threads", 1, "--kernels", "reference")
     said = ran("plan", "from-scratch", *arguments).out
     assert (
         "\nOther programs were at work (threads waited 40% of the time); it serves for ten minutes.\n" in said
     )
-    monkeypatch.setattr(speeds, "share_of_waiting", lambda work: (work(), 0.0)[1])
+    monkeypatch.setattr(speeds, "wait_share", lambda work: (work(), 0.0)[1])
     assert planned(*arguments)["speed_disturbed"] == pytest.approx(0.4)
-    later = time.time() + speeds.MINUTES
+    later = time.time() + speeds.BUSY_LIFETIME
     monkeypatch.setattr(speeds.time, "time", lambda: later)
     assert planned(*arguments)["speed_disturbed"] == 0 and len([*(tmp_path / "cache").rglob("speeds-*")]) == 1
 
@@ -152,9 +152,9 @@ def test_runs_that_were_disturbed_do_not_count_beside_others(monkeypatch: pytest
     from tests.planner.test_plan_ranks import TRAINED
 
     shares = iter([0.5, 0.0] * 10_000)
-    monkeypatch.setattr(speeds, "share_of_waiting", lambda work: (work(), next(shares))[1])
-    found = speeds.timed(speeds.small(TRAINED, None, speeds.SIZES[4]))
-    assert found.disturbed == 0 and all(each.seconds > 0 for each in found.ops)
+    monkeypatch.setattr(speeds, "wait_share", lambda work: (work(), next(shares))[1])
+    found = speeds.time_model(speeds.small_spec(TRAINED, None, speeds.SIZES[4]))
+    assert found.wait_share == 0 and all(each.seconds > 0 for each in found.ops)
 
 
 def test_a_busy_machine_is_not_measured_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,10 +169,10 @@ def test_a_busy_machine_is_not_measured_for_long(monkeypatch: pytest.MonkeyPatch
         took.append(time.perf_counter() - start)
         return 0.4
 
-    monkeypatch.setattr(speeds, "share_of_waiting", busy)
-    found = speeds.measured(TRAINED, None)
+    monkeypatch.setattr(speeds, "wait_share", busy)
+    found = speeds.measure_speeds(TRAINED, None)
     assert found and found.disturbed == pytest.approx(0.4)
-    assert sum(took) < speeds.PATIENCE + len(speeds.SIZES) * (speeds.MOMENT + max(took))
+    assert sum(took) < speeds.MAX_DISTURBED_SECONDS + len(speeds.SIZES) * (speeds.MIN_SECONDS + max(took))
 
 
 @pytest.mark.skipif(not disturbance.TASKS.exists(), reason="only Linux counts what threads wait")
@@ -181,12 +181,12 @@ def test_waiting_for_a_processor_is_seen() -> None:
     burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * count_cores())]
     try:
         time.sleep(0.3)
-        shares = [disturbance.share_of_waiting(burn) for _ in range(5)]
+        shares = [disturbance.wait_share(burn) for _ in range(5)]
     finally:
         for each in burning:
             each.kill()
             each.wait()
-    assert max(shares) > speeds.QUIET
+    assert max(shares) > speeds.QUIET_SHARE
 
 
 def burn() -> None:

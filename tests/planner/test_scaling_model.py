@@ -10,11 +10,11 @@ from llamatrain.planner.scaling_model import (
     LinkModel,
     ShardedStep,
     TimedStep,
+    expected_slowest,
+    fit_link_model,
     least_squares,
-    predicted,
-    seconds_of,
-    slowest,
-    tempo_of,
+    predict_seconds,
+    step_seconds,
 )
 
 MB = 1 << 20
@@ -29,8 +29,8 @@ def step(ranks: int, **other: int) -> ShardedStep:
 
 
 def test_a_rank_alone_has_all_and_sends_nothing() -> None:
-    alone, found = step(1), seconds_of(step(1), TEMPO)
-    assert (alone.most, alone.gradients, alone.weights) == (8, 0, 0)
+    alone, found = step(1), step_seconds(step(1), TEMPO)
+    assert (alone.max_micro, alone.sent_gradients, alone.sent_weights) == (8, 0, 0)
     assert found.exposed == found.straggling == 0 and found.total == pytest.approx(8 * 0.3 + 0.08)
 
 
@@ -39,17 +39,17 @@ def test_a_rank_alone_has_all_and_sends_nothing() -> None:
     [(2, 8, 8, 4), (3, 8, 8, 3), (5, 8, 8, 2), (8, 8, 8, 1), (4, 12, 8, 3), (3, 4, 4, 2), (2, 5, 4, 3)],
 )
 def test_the_rank_with_most_of_it_decides(ranks: int, micro: int, groups: int, most: int) -> None:
-    assert step(ranks, micro=micro, groups=groups).most == most
+    assert step(ranks, micro=micro, groups=groups).max_micro == most
 
 
 def test_every_group_has_one_rank() -> None:
     for ranks in range(1, 17):
-        assert [group for groups in step(ranks, groups=16).groups_of for group in groups] == [*range(16)]
+        assert [group for groups in step(ranks, groups=16).rank_groups for group in groups] == [*range(16)]
 
 
 def test_sums_are_of_whole_branches() -> None:
     """Of three ranks one has two groups and a third that lie under no branch together."""
-    assert [step(ranks).sums for ranks in (1, 2, 3, 4, 8)] == [1, 1, 2, 1, 1]
+    assert [step(ranks).max_sums for ranks in (1, 2, 3, 4, 8)] == [1, 1, 2, 1, 1]
 
 
 # ---- seconds ----------------------------------------------------------------
@@ -58,33 +58,41 @@ def test_sums_are_of_whole_branches() -> None:
 def test_two_ranks_by_hand() -> None:
     """96 MB are three buckets, half of each goes out: 16 MB, a message and a meeting; behind 0.2 s all but the last is hidden."""
     two = step(2)
-    assert (two.buckets, two.gradients, two.weights) == (3, 48 * MB, 48 * MB)
+    assert (two.buckets, two.sent_gradients, two.sent_weights) == (3, 48 * MB, 48 * MB)
     assert [step(2, trained=trained).buckets for trained in (1, 8 * MB, 8 * MB + 1)] == [1, 1, 2]
-    found, bucket = seconds_of(two, TEMPO), 16 * MB * 1e-9 + 1e-4 + 1e-4
+    found, bucket = step_seconds(two, TEMPO), 16 * MB * 1e-9 + 1e-4 + 1e-4
     assert found.computing == pytest.approx(1.2) and found.updating == pytest.approx(0.04)
     assert found.exchanging == pytest.approx(bucket)
     assert found.gathering == pytest.approx(48 * MB * 1e-9 + 3e-4 + 1e-4)
     assert found.asking == pytest.approx(3e-4)
-    assert found.straggling == pytest.approx(1.2 * 0.1 * slowest(2))
+    assert found.straggling == pytest.approx(1.2 * 0.1 * expected_slowest(2))
     assert found.total == pytest.approx(1.2 + 0.04 + bucket + found.gathering + 3e-4 + found.straggling)
 
 
 def test_what_computing_does_not_hide_is_waited_for() -> None:
     slow = replace(TEMPO, byte=1e-8)
     bucket = 16 * MB * 1e-8 + 2e-4
-    assert seconds_of(step(2), slow).exchanging == pytest.approx(bucket + 2 * bucket - 0.2)
+    assert step_seconds(step(2), slow).exchanging == pytest.approx(bucket + 2 * bucket - 0.2)
 
 
 def test_half_the_bytes_on_the_wire_and_a_shared_link() -> None:
-    assert step(2, wire=2).gradients == step(2).gradients / 2 and step(2, wire=2).weights == step(2).weights
-    shared, own = seconds_of(step(4), TEMPO, here=2), seconds_of(step(4), replace(TEMPO, byte=2e-9))
+    assert (
+        step(2, wire=2).sent_gradients == step(2).sent_gradients / 2
+        and step(2, wire=2).sent_weights == step(2).sent_weights
+    )
+    shared, own = (
+        step_seconds(step(4), TEMPO, ranks_per_host=2),
+        step_seconds(step(4), replace(TEMPO, byte=2e-9)),
+    )
     assert shared.total == pytest.approx(own.total)
 
 
 def test_the_slowest_of_many() -> None:
     """Means of the largest of n normals (Harter 1961): 0.5642, 1.0294, 1.5388, 2.5076 for 2, 4, 10, 100."""
-    assert slowest(1) == 0
-    assert [slowest(n) for n in (2, 4, 10, 100)] == pytest.approx([0.5642, 1.0294, 1.5388, 2.5076], rel=0.05)
+    assert expected_slowest(1) == 0
+    assert [expected_slowest(n) for n in (2, 4, 10, 100)] == pytest.approx(
+        [0.5642, 1.0294, 1.5388, 2.5076], rel=0.05
+    )
 
 
 def test_more_of_anything_takes_longer() -> None:
@@ -95,12 +103,14 @@ def test_more_of_anything_takes_longer() -> None:
         tempo = LinkModel(
             **{name: 10 ** random.uniform(-9, 0) for name in ("micro", "update", "byte", "message", "spread")}
         )
-        total = seconds_of(at, tempo).total
+        total = step_seconds(at, tempo).total
         for name in ("update", "byte", "message", "spread", "micro"):
-            assert seconds_of(at, replace(tempo, **{name: 2 * getattr(tempo, name)})).total >= total, name
-        assert seconds_of(replace(at, trained=2 * at.trained), tempo).total >= total
-        assert seconds_of(replace(at, micro=2 * at.micro), tempo).total >= total
-        assert seconds_of(at, tempo).computing <= seconds_of(replace(at, ranks=ranks - 1), tempo).computing
+            assert step_seconds(at, replace(tempo, **{name: 2 * getattr(tempo, name)})).total >= total, name
+        assert step_seconds(replace(at, trained=2 * at.trained), tempo).total >= total
+        assert step_seconds(replace(at, micro=2 * at.micro), tempo).total >= total
+        assert (
+            step_seconds(at, tempo).computing <= step_seconds(replace(at, ranks=ranks - 1), tempo).computing
+        )
 
 
 # ---- from measurements ------------------------------------------------------
@@ -113,7 +123,7 @@ def made_up(tempo: LinkModel, noise: float = 0.0) -> list[TimedStep]:
         for micro in (8, 16, 24):
             at = step(ranks, micro=micro)
             cases.append(
-                TimedStep(step=at, seconds=seconds_of(at, tempo).total * (1 + random.gauss(0, noise)))
+                TimedStep(step=at, seconds=step_seconds(at, tempo).total * (1 + random.gauss(0, noise)))
             )
     return cases
 
@@ -122,9 +132,9 @@ def made_up(tempo: LinkModel, noise: float = 0.0) -> list[TimedStep]:
     "tempo", [TEMPO, replace(TEMPO, byte=1e-8), replace(TEMPO, spread=0.0), replace(TEMPO, micro=0.01)]
 )
 def test_what_was_made_up_is_found_again(tempo: LinkModel) -> None:
-    found = tempo_of(made_up(tempo))
+    found = fit_link_model(made_up(tempo))
     for at in (step(4), step(3, micro=80), step(8, micro=32)):
-        assert seconds_of(at, found).total == pytest.approx(seconds_of(at, tempo).total, rel=1e-3)
+        assert step_seconds(at, found).total == pytest.approx(step_seconds(at, tempo).total, rel=1e-3)
     assert found.micro == pytest.approx(tempo.micro, rel=1e-3) and found.update == pytest.approx(
         tempo.update, rel=1e-2
     )
@@ -133,9 +143,9 @@ def test_what_was_made_up_is_found_again(tempo: LinkModel) -> None:
 def test_what_was_held_out_is_foretold() -> None:
     """Of measurements that are off by a hundredth."""
     cases = made_up(TEMPO, noise=0.01)
-    found = tempo_of([each for each in cases if each.step.ranks != 4])
+    found = fit_link_model([each for each in cases if each.step.ranks != 4])
     for each in cases:
-        assert seconds_of(each.step, found).total == pytest.approx(each.seconds, rel=0.05)
+        assert step_seconds(each.step, found).total == pytest.approx(each.seconds, rel=0.05)
 
 
 def test_ranks_that_take_turns_take_longer() -> None:
@@ -143,9 +153,9 @@ def test_ranks_that_take_turns_take_longer() -> None:
     crowded = [
         TimedStep(step=step(4, micro=m, trained=1), seconds=2 * 0.3 * m / 4, crowding=2) for m in (4, 8)
     ]
-    found = tempo_of(alone + crowded)
+    found = fit_link_model(alone + crowded)
     assert found.micro == pytest.approx(0.3) and found.spread == pytest.approx(0, abs=1e-6)
-    assert [predicted(each, found) for each in alone + crowded] == pytest.approx([1.2, 2.4, 0.6, 1.2])
+    assert [predict_seconds(each, found) for each in alone + crowded] == pytest.approx([1.2, 2.4, 0.6, 1.2])
 
 
 def test_no_unknown_is_below_nothing() -> None:

@@ -12,8 +12,8 @@ from llamatrain.engine.remat_budget import find_cheapest
 from llamatrain.graph.tensor import BF16, DType, quantized
 from llamatrain.model.frozen_weights import bf16_copy_bytes
 from llamatrain.planner import speeds
-from llamatrain.planner.cost import step_of
-from llamatrain.planner.memory import MemoryDemand, MemoryPlan, way_with
+from llamatrain.planner.cost import step_cost
+from llamatrain.planner.memory import MemoryDemand, MemoryPlan, plan_memory
 from llamatrain.planner.remat_ladder import RematLadder, longer, road_of
 from llamatrain.run.search import MicrobatchSplit, PlanCandidate, PlanSearch, PlanTrial
 from llamatrain.run.trainable import TrainableWeights
@@ -28,9 +28,9 @@ def setting_of(
     start = StepSpec(
         **dict.fromkeys(("h", "weights", "trained", "batch", "positions")), precision="f32", threads=1
     )
-    made = speeds.small(start, base, (64, 4, 192, 256, length, batch))
+    made = speeds.small_spec(start, base, (64, 4, 192, 256, length, batch))
     h = replace(made.h, layers=layers)
-    weights = speeds.adapted(h, base) if base else speeds.parameters(h)
+    weights = speeds.adapter_weights(h, base) if base else speeds.parameters(h)
     factors = [
         factor for deltas in weights.deltas.values() for delta in deltas for factor in (delta.a, delta.b)
     ]
@@ -46,15 +46,13 @@ def offers_of(name: str) -> list[PlanCandidate]:
         setting = setting_of(kind, precision="bf16", layers=4, batch=4) if kind else setting_of(None)
         demand = MemoryDemand(
             lengths=[64],
-            validating=False,
-            decoding=0,
-            interpreter=10**7,
-            copies=bf16_copy_bytes(setting.h) if copied == "bf16" else 0,
+            has_validation=False,
+            decoder_positions=0,
+            resident=10**7,
+            copy_bytes=bf16_copy_bytes(setting.h) if copied == "bf16" else 0,
         )
-        leaves = TrainableWeights(weights=setting.weights, trained=setting.trainable)
-        offer = KNOWN[id(setting)] = PlanCandidate(
-            cache=copied, leaves=leaves, setting=setting, demand=demand
-        )  # type: ignore[arg-type]
+        leaves = TrainableWeights(weights=setting.weights, trainable=setting.trainable)
+        offer = KNOWN[id(setting)] = PlanCandidate(cache=copied, weights=leaves, spec=setting, demand=demand)  # type: ignore[arg-type]
         made.append(offer)
     return made
 
@@ -63,7 +61,7 @@ def offers_of(name: str) -> list[PlanCandidate]:
 def planned(setting: int, policy: str | int, splits: int) -> MemoryPlan:
     """Once for all limits."""
     offer = KNOWN[setting]
-    return way_with(offer.setting, policy, offer.demand, splits)
+    return plan_memory(offer.spec, policy, offer.demand, splits)
 
 
 KNOWN = dict[int, PlanCandidate]()
@@ -76,10 +74,10 @@ def planner(setting: StepSpec, policy: str | int, demand: MemoryDemand, splits: 
 def usual(offers: list[PlanCandidate]) -> Iterator[tuple[int, float]]:
     """Bytes and costs of the ways that have names."""
     for offer in offers:
-        for splits in offer.splits():
+        for splits in offer.split_counts():
             for policy in NAMED:
-                way = planner(offer.setting, policy, offer.demand, splits)
-                yield way.total, step_of(way.graphs, 64, splits)
+                way = planner(offer.spec, policy, offer.demand, splits)
+                yield way.total, step_cost(way.graphs, 64, splits)
 
 
 def searched(
@@ -94,7 +92,7 @@ def test_no_usual_way_that_fits_costs_less(name: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(gc, "collect", lambda: 0)  # which takes longer here than all else
     offers = offers_of(name)
     ways = list(usual(offers))
-    light = planner(offers[0].setting, "light", offers[0].demand).total
+    light = planner(offers[0].spec, "light", offers[0].demand).total
     least = min(total for total, _ in ways)
     assert least < 0.95 * light
     for limit in (least, (least + light) // 2, light - 1):
@@ -111,14 +109,18 @@ def test_what_fits_is_not_searched_for() -> None:
     """It is the way that a run has without a limit: one plan."""
     for most in (None, 10**10):
         search, found, way = searched(offers_of("adapter"), most)
-        assert len(search.tried) == 1 and (found.offer.cache, way.splits, way.policy) == ("bf16", 1, "light")
+        assert len(search.tried) == 1 and (found.candidate.cache, way.splits, way.policy) == (
+            "bf16",
+            1,
+            "light",
+        )
 
 
 @pytest.mark.parametrize("remat", NAMED)
 def test_what_is_asked_for_is_done(remat: str) -> None:
     """Within the limit by parts alone, where these are open and help."""
     (offer,) = offers_of("new")
-    whole, halves = (planner(offer.setting, remat, offer.demand, splits).total for splits in (1, 2))
+    whole, halves = (planner(offer.spec, remat, offer.demand, splits).total for splits in (1, 2))
     for parts, expected in ((True, 2 if halves < whole else 1), (False, 1)):
         search, _, way = searched([offer], whole - 1, remat=remat, parts=parts)
         assert (way.policy, way.splits, len(search.tried)) == (remat, expected, 1 + parts)
@@ -135,12 +137,12 @@ def test_halves_of_blocks_and_uneven_segments_are_on_the_road() -> None:
         and road.policies[-1] == "segment:2,block:2"
     )
     assert road.costs == sorted(road.costs)
-    totals = {policy: planner(offer.setting, policy, offer.demand).total for policy in road.policies}
+    totals = {policy: planner(offer.spec, policy, offer.demand).total for policy in road.policies}
     assert totals[road.policies[-1]] < totals["4"] < totals["light"] < totals["none"]
     limit = (totals["light"] + 2 * totals["4"]) // 3
     _, found, way = searched([offer], limit, parts=False)
-    assert way.policy not in NAMED and found.cost < step_of(
-        planner(offer.setting, "block", offer.demand).graphs, 64, 1
+    assert way.policy not in NAMED and found.cost < step_cost(
+        planner(offer.spec, "block", offer.demand).graphs, 64, 1
     )
 
 
@@ -148,14 +150,14 @@ def test_halves_of_blocks_and_uneven_segments_are_on_the_road() -> None:
 def test_few_layers_tell_what_many_cost(name: str) -> None:
     """And a road of what it comes to, nearly."""
     offer = offers_of(name)[-1]
-    for splits in offer.splits():
+    for splits in offer.split_counts():
         parting = MicrobatchSplit(offer, splits)
         road = road_of(parting.prices)
         for policy in ("none", "light", "block"):
-            whole = step_of(planner(offer.setting, policy, offer.demand, splits).graphs, 64, splits)
+            whole = step_cost(planner(offer.spec, policy, offer.demand, splits).graphs, 64, splits)
             assert parting.prices.cost(policy) == pytest.approx(whole, rel=1e-6)
         for policy in (road.policies[mark] for mark in road.marks):
-            whole = step_of(planner(offer.setting, policy, offer.demand, splits).graphs, 64, splits)
+            whole = step_cost(planner(offer.spec, policy, offer.demand, splits).graphs, 64, splits)
             assert road.costs[road.policies.index(policy)] == pytest.approx(whole, rel=0.01)
 
 

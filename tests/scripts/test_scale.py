@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import scale
 from scale import Job, Timings
 
-from llamatrain.planner.scaling_model import LinkModel, predicted
+from llamatrain.planner.scaling_model import LinkModel, predict_seconds
 
 TRUE = LinkModel(micro=0.2, update=0.1, byte=1e-9, message=1e-4, spread=0.05)
 TRAINED = 20_000_000
@@ -25,7 +25,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     def time(job: Job, into: Timings, iters: int, where: Any = ()) -> None:
         into.micro, into.groups = 8 * into.batches, 8
         into.seconds = [1.0]
-        seconds = predicted(scale.case_of(into, TRAINED), TRUE)
+        seconds = predict_seconds(scale.case_of(into, TRAINED), TRUE)
         into.seconds, into.exposed = [0.999 * seconds, seconds, 1.001 * seconds], [0.01]
 
     monkeypatch.setattr(Job, "time", time)
