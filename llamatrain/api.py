@@ -44,8 +44,8 @@ from llamatrain.errors import FileError, LlamatrainError, UsageError, words_of
 from llamatrain.platform.escape import make_printable
 from llamatrain.platform.terminal import show_log
 from llamatrain.preference.options import PreferenceDataOptions, PreferenceOptions
-from llamatrain.report.listener import Listener, listening
-from llamatrain.report.metrics import lines_of
+from llamatrain.report.listener import Listener, add_listener
+from llamatrain.report.metrics import read_lines
 from llamatrain.run.in_memory_rows import Data, Place, of_a_run, passing, path_in
 from llamatrain.run.options import RunFolderOptions
 from llamatrain.run.request import (
@@ -132,7 +132,7 @@ def from_scratch(
     show: print what the command prints, to standard error.
     progress: called with each line of metrics.jsonl as a dict; an error that it raises ends the run.
     """
-    with door(show), listening(progress), of_a_run("from-scratch", data, {**options}) as (files, said):
+    with door(show), add_listener(progress), of_a_run("from-scratch", data, {**options}) as (files, said):
         return run_of(request_from_scratch(files, values_of(said, RunFolderOptions, *FROM_SCRATCH_OPTIONS)))
 
 
@@ -149,7 +149,7 @@ def finetune(
 
     base: the model's file; None where a run goes on that knows it.
     """
-    with door(show), listening(progress), of_a_run("finetune", data, {**options}) as (files, said):
+    with door(show), add_listener(progress), of_a_run("finetune", data, {**options}) as (files, said):
         model = None if base is None else str(path_of(base))
         return run_of(request_finetune(model, files, values_of(said, RunFolderOptions, *FINETUNE_OPTIONS)))
 
@@ -406,7 +406,7 @@ def figures(finished: RunResult) -> tuple[list[float], list[tuple[int, float]], 
     """Losses, validations and their margins, as the run's folder has them."""
     losses, path = [math.nan] * finished.steps, finished.folder / "metrics.jsonl"
     validations, margins = list[tuple[int, float]](), list[tuple[int, float]]()
-    for _, line in lines_of(path) if path.exists() else ():
+    for _, line in read_lines(path) if path.exists() else ():
         match line:
             case {"step": int(step), "loss": int() | float() as loss} if 0 < step <= finished.steps:
                 losses[step - 1] = float(loss)

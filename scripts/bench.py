@@ -41,7 +41,7 @@ from timing import Timed, header, in_turns, one_of, torch_if_any
 from llamatrain.distributed.cores import count_cores
 from llamatrain.engine.profiler import Recorder, record
 from llamatrain.graph.remat_policy import POLICY_NAMES
-from llamatrain.report.profile import sums_of
+from llamatrain.report.profile import total_by_op
 from tests.helpers.llama_step import CLIP, LlamaStep
 from tests.helpers.random_models import TINY, M, S, Size
 
@@ -111,7 +111,7 @@ def print_dearest(make: Callable[[], LlamaStep], most: int = 12, steps: int = 5)
         for number in range(steps):
             step()
             recorder.end_step(number, 0.0)
-    for (op, part), each in list(sums_of(recorder).items())[:most]:
+    for (op, part), each in list(total_by_op(recorder).items())[:most]:
         print(f"{'':16} {each.seconds / steps * 1e3:9.3f}  {op} ({part}) {each.rate}")
 
 

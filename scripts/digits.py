@@ -14,7 +14,7 @@ from llamatrain.engine.program import Program
 from llamatrain.graph.ops import cross_entropy_loss, matmul, relu
 from llamatrain.graph.tensor import F32, I32, Tensor, parameter, placeholder
 from llamatrain.optim.methods.adamw import AdamW
-from llamatrain.optim.update_graph import differentiate, stream
+from llamatrain.optim.update_graph import differentiate, streamed_update
 
 # Each number is a line of five pixels, from the top.
 FONT = np.array(
@@ -69,11 +69,11 @@ class Classifier:
         (first, below), (second, above) = layers
         self.scores = matmul(relu(matmul(self.images, first, below)), second, above)
         self.loss = cross_entropy_loss(self.scores, self.targets, shares)
-        self.told, outputs = stream(differentiate(self.loss, list(self.memory)), OPTIMIZER)
+        self.told, outputs = streamed_update(differentiate(self.loss, list(self.memory)), OPTIMIZER)
         states = {
             state: np.zeros(state.shape, np.float32)
             for weight in self.memory
-            for state in OPTIMIZER.beside(weight)
+            for state in OPTIMIZER.states_for(weight)
         }
         self.step = Program.build(outputs, self.memory | states)
         self.step.write(shares, 1 / BATCH)

@@ -46,10 +46,10 @@ class Adapter:
     name: str = ""
     architecture: Architecture[Any, Any] = field(default_factory=lambda: find_architecture(DEFAULT))
 
-    def scaled(self, by: float) -> Self:
+    def scale_by(self, factor: float) -> Self:
         """The same, so many times as strong."""
         return replace(
-            self, pairs={name: replace(pair, scale=by * pair.scale) for name, pair in self.pairs.items()}
+            self, pairs={name: replace(pair, scale=factor * pair.scale) for name, pair in self.pairs.items()}
         )
 
     def without(self, names: Collection[str]) -> Self:
@@ -64,31 +64,31 @@ class Adapter:
     def factors(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """The matrices (out, r) and (r, in) whose product is added."""
         pair = self.pairs[name]
-        return (pair.a, pair.b.T) if turned(self.architecture, name) else (pair.b, pair.a)
+        return (pair.a, pair.b.T) if is_transposed(self.architecture, name) else (pair.b, pair.a)
 
     @property
-    def norms(self) -> list[str]:
-        return norms_of(self.architecture, self.pairs)
+    def norm_names(self) -> list[str]:
+        return select_norms(self.architecture, self.pairs)
 
 
-def turned(architecture: Architecture[Any, Any], name: str) -> bool:
+def is_transposed(architecture: Architecture[Any, Any], name: str) -> bool:
     kind = architecture.weight_kind(name)
     return kind is not None and kind.has_transposed_lora
 
 
-def norms_of(architecture: Architecture[Any, Any], names: Iterable[str]) -> list[str]:
+def select_norms(architecture: Architecture[Any, Any], names: Iterable[str]) -> list[str]:
     kinds = {name: architecture.weight_kind(name) for name in names}
     return [name for name, kind in kinds.items() if kind and kind.role == "norm"]
 
 
-def usual_scale(alpha: float, rank: int) -> float:
+def default_scale(alpha: float, rank: int) -> float:
     return alpha / rank if alpha else 1.0
 
 
 # ---- for those that read files ---------------------------------------------
 
 
-def floats(source: Path, name: str, raw: np.ndarray, kind: GgmlType) -> np.ndarray:
+def decode_factor(source: Path, name: str, raw: np.ndarray, kind: GgmlType) -> np.ndarray:
     """A factor as a float32 matrix, copied from the file; `raw` has a row's bytes as its last axis."""
     if raw.ndim > 2:
         raise FileError(f"{source}: {quote(name)} has {raw.ndim} dimensions; a factor has two")
@@ -96,11 +96,13 @@ def floats(source: Path, name: str, raw: np.ndarray, kind: GgmlType) -> np.ndarr
     return np.array(rows.view("<f4"), np.float32) if kind.name == "F32" else quants.decode(rows, kind)
 
 
-def half_of(found: Halves, source: Path, name: str, suffixes: Mapping[str, Half]) -> tuple[str, Half]:
+def parse_factor_name(
+    halves: Halves, source: Path, name: str, suffixes: Mapping[str, Half]
+) -> tuple[str, Half]:
     """The weight and the part of it that a tensor's name tells of, which must not have been there before."""
     for suffix, half in suffixes.items():
         if name.endswith(suffix) and (weight := name.removesuffix(suffix)):
-            if half in found.setdefault(weight, {}):
+            if half in halves.setdefault(weight, {}):
                 raise FileError(f"{source}: {quote(name)} is there twice")
             return weight, half
     raise FileError(
@@ -108,16 +110,16 @@ def half_of(found: Halves, source: Path, name: str, suffixes: Mapping[str, Half]
     )
 
 
-def check_halves(source: Path, found: Halves, architecture: Architecture[Any, Any]) -> None:
+def check_halves(source: Path, pairs: Halves, architecture: Architecture[Any, Any]) -> None:
     """No pair lacks a part, and parts agree on a rank."""
-    if not found:
+    if not pairs:
         raise FileError(f"{source}: there is no pair of factors in it")
-    for name, halves in found.items():
+    for name, halves in pairs.items():
         if len(halves) < 2:
             there, missing = ("a", "b") if "a" in halves else ("b", "a")
             raise FileError(f"{source}: {quote(name)} has a factor {there}, and {missing} is missing")
         a, b = halves["a"], halves["b"]
-        if a.shape[turned(architecture, name)] != b.shape[1]:
+        if a.shape[is_transposed(architecture, name)] != b.shape[1]:
             raise FileError(
                 f"{source}: {quote(name)}: factors a {list(a.shape)} and b {list(b.shape)} share no rank"
             )
@@ -126,16 +128,16 @@ def check_halves(source: Path, found: Halves, architecture: Architecture[Any, An
 # ---- for those that use adapters -------------------------------------------
 
 
-def check(adapter: Adapter, h: Hyperparameters, base: object) -> None:
+def check_fits(adapter: Adapter, h: Hyperparameters, base: object) -> None:
     """The adapter must be one for the base: its architecture, the names and shapes of its weights; and have sound numbers."""
-    theirs, ours = adapter.architecture, h.architecture
-    if theirs is not ours:
+    adapter_architecture, base_architecture = adapter.architecture, h.architecture
+    if adapter_architecture is not base_architecture:
         raise FileError(
-            f"{adapter.source}: an adapter for the architecture {theirs.name!r}; {base} is a {ours.name}"
+            f"{adapter.source}: an adapter for the architecture {adapter_architecture.name!r}; {base} is a {base_architecture.name}"
         )
     shapes = h.shapes
     for name in adapter.pairs:
-        kind = ours.weight_kind(name)
+        kind = base_architecture.weight_kind(name)
         if h.tied and kind and kind.role in ("embedding", "output"):
             raise FileError(
                 f"{adapter.source}: has a pair for {name}, but the embeddings of {base} are tied: "
@@ -157,11 +159,11 @@ def check(adapter: Adapter, h: Hyperparameters, base: object) -> None:
         check_numbers(adapter, name)
 
 
-def factors_of(
+def checked_factors(
     adapter: Adapter, h: Hyperparameters, base: object
 ) -> dict[str, tuple[np.ndarray, np.ndarray, float]]:
     """Checked, and as graphs take them: a, b and the scale by the weight's name."""
-    check(adapter, h, base)
+    check_fits(adapter, h, base)
     return {name: (pair.a, pair.b, pair.scale) for name, pair in adapter.pairs.items()}
 
 

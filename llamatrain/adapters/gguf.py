@@ -12,9 +12,9 @@ from llamatrain.adapters.adapter import (
     Halves,
     LoraPair,
     check_halves,
-    floats,
-    half_of,
-    usual_scale,
+    decode_factor,
+    default_scale,
+    parse_factor_name,
 )
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf import quants
@@ -38,15 +38,17 @@ READABLE = (
 FILE_TYPES = {"f32": LlamaFileType.ALL_F32, "f16": LlamaFileType.MOSTLY_F16}
 
 
-def read(path: Path) -> Adapter:
-    return adapter_in(open_gguf(path))
+def read_gguf_adapter(path: Path) -> Adapter:
+    return parse_adapter(open_gguf(path))
 
 
-def adapter_in(gguf: Gguf) -> Adapter:
+def parse_adapter(gguf: Gguf) -> Adapter:
     path = gguf.path
     if gguf.kind != "adapter":
-        what = "neither an adapter nor a model" if gguf.kind == "other" else f"no adapter but a {gguf.kind}"
-        raise FileError(f"{path}: {what}; an adapter is needed")
+        description = (
+            "neither an adapter nor a model" if gguf.kind == "other" else f"no adapter but a {gguf.kind}"
+        )
+        raise FileError(f"{path}: {description}; an adapter is needed")
     if (kind := gguf.get_value("adapter.type", str)) != "lora":
         raise FileError(f"{path}: an adapter of the type {quote(kind)}; lora is supported")
     if "adapter.alora.invocation_tokens" in gguf.metadata:
@@ -62,24 +64,24 @@ def adapter_in(gguf: Gguf) -> Adapter:
 
 
 def read_pairs(gguf: Gguf, architecture: Architecture[Any, Any]) -> Adapter:
-    path, alpha, found = gguf.path, gguf.get_value("adapter.lora.alpha", float, 0.0), Halves()
+    path, alpha, halves = gguf.path, gguf.get_value("adapter.lora.alpha", float, 0.0), Halves()
     for tensor in gguf.tensors.values():
-        name, half = half_of(found, path, tensor.name, SUFFIXES)
+        name, half = parse_factor_name(halves, path, tensor.name, SUFFIXES)
         if tensor.type.name not in READABLE:
             raise FileError(
                 f"{path}: {quote(tensor.name)} is {tensor.type.name}; adapters are {', '.join(READABLE)}"
             )
-        found[name][half] = floats(path, tensor.name, tensor.raw, tensor.type)
-    check_halves(path, found, architecture)
+        halves[name][half] = decode_factor(path, tensor.name, tensor.raw, tensor.type)
+    check_halves(path, halves, architecture)
     pairs = {
-        name: LoraPair(each["a"], each["b"], usual_scale(alpha, each["b"].shape[1]))
-        for name, each in found.items()
+        name: LoraPair(factors["a"], factors["b"], default_scale(alpha, factors["b"].shape[1]))
+        for name, factors in halves.items()
     }
     name = gguf.get_value("general.name", str, "")
     return Adapter(source=path, alpha=alpha, pairs=pairs, name=name, architecture=architecture)
 
 
-def write(
+def write_adapter(
     path: str | Path,
     adapter: Adapter,
     kind: Literal["f32", "f16"] = "f32",
@@ -89,8 +91,8 @@ def write(
 
     A scale that is not the usual one goes into b: the file has one alpha for all. Of pairs of norms it says what becomes of them.
     """
-    told = {"general.description": string(left_out(adapter.norms))} if adapter.norms else {}
-    own = told | {
+    note = {"general.description": string(norms_note(adapter.norm_names))} if adapter.norm_names else {}
+    own = note | {
         "general.type": string("adapter"),
         "general.architecture": string(adapter.architecture.name),
         "general.name": string(adapter.name),
@@ -101,7 +103,7 @@ def write(
     tensors = {
         f"{name}{suffix}": factor
         for name, pair in adapter.pairs.items()
-        for suffix, factor in ((".lora_a", pair.a), (".lora_b", folded(adapter.alpha, pair)))
+        for suffix, factor in ((".lora_a", pair.a), (".lora_b", fold_scale(adapter.alpha, pair)))
     }
     written = type_by_name(kind.upper())
     infos = [TensorInfo(name, written, factor.shape) for name, factor in tensors.items()]
@@ -110,11 +112,11 @@ def write(
             out.write(name, quants.encode_chunks(factor, written, name=name))
 
 
-def left_out(norms: Sequence[str]) -> str:
+def norms_note(norms: Sequence[str]) -> str:
     return f"llama.cpp applies no pairs of norms, such as that for {norms[0]}, and says nothing: export-lora merges them"
 
 
-def folded(alpha: float, pair: LoraPair) -> np.ndarray:
+def fold_scale(alpha: float, pair: LoraPair) -> np.ndarray:
     """b such that the usual scale gives what the pair's own does."""
-    usual = usual_scale(alpha, pair.rank)
-    return pair.b if pair.scale == usual else pair.b * np.float32(pair.scale / usual)
+    default = default_scale(alpha, pair.rank)
+    return pair.b if pair.scale == default else pair.b * np.float32(pair.scale / default)

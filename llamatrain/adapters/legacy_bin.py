@@ -9,7 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from llamatrain.adapters.adapter import Adapter, Half, Halves, LoraPair, check_halves, floats, half_of, turned
+from llamatrain.adapters.adapter import (
+    Adapter,
+    Half,
+    Halves,
+    LoraPair,
+    check_halves,
+    decode_factor,
+    is_transposed,
+    parse_factor_name,
+)
 from llamatrain.gguf.legacy_tensors import MappedCursor, read_record
 from llamatrain.gguf.parser import Cursor
 from llamatrain.gguf.reader import FileTensor
@@ -21,13 +30,13 @@ SUFFIXES: dict[str, Half] = {".loraA": "a", ".loraB": "b"}
 ARCHITECTURE = "llama"  # that finetune knew no other
 
 
-def read(path: Path) -> Adapter:
+def read_legacy_bin(path: Path) -> Adapter:
     file = map_file(path, "an adapter")
     with verify_unchanged([file]):
         return read_adapter(MappedCursor(file))
 
 
-def listed(path: Path) -> tuple[dict[str, int], list[FileTensor]]:
+def list_tensors(path: Path) -> tuple[dict[str, int], list[FileTensor]]:
     """What such a file says, and its tensors, without a look at their numbers."""
     file = map_file(path, "an adapter")
     with verify_unchanged([file]):
@@ -52,23 +61,25 @@ def read_tensors(cursor: Cursor) -> Iterator[FileTensor]:
 
 def read_adapter(cursor: Cursor) -> Adapter:
     path, (rank, alpha) = cursor.path, read_head(cursor)
-    found, architecture = Halves(), find_architecture(ARCHITECTURE)
+    halves_by_name, architecture = Halves(), find_architecture(ARCHITECTURE)
     for tensor in read_tensors(cursor):
-        weight, half = half_of(found, path, tensor.name, SUFFIXES)
-        found[weight][half] = floats(path, tensor.name, tensor.raw, tensor.type)
-    for name, halves in found.items():
-        turn(halves, turned(architecture, name))
-    check_halves(path, found, architecture)
-    pairs = {name: LoraPair(each["a"], each["b"], alpha / rank) for name, each in found.items()}
+        weight, half = parse_factor_name(halves_by_name, path, tensor.name, SUFFIXES)
+        halves_by_name[weight][half] = decode_factor(path, tensor.name, tensor.raw, tensor.type)
+    for name, halves in halves_by_name.items():
+        transpose_halves(halves, is_transposed(architecture, name))
+    check_halves(path, halves_by_name, architecture)
+    pairs = {
+        name: LoraPair(factors["a"], factors["b"], alpha / rank) for name, factors in halves_by_name.items()
+    }
     return Adapter(source=path, alpha=float(alpha), pairs=pairs, architecture=architecture)
 
 
-def turn(halves: dict[Half, np.ndarray], embeddings: bool) -> None:
+def transpose_halves(halves: dict[Half, np.ndarray], embeddings: bool) -> None:
     """To the present form: A is turned, but of the embeddings the parts change places."""
     if embeddings:
         renamed: dict[Half, Half] = {"a": "b", "b": "a"}
-        turned = {renamed[half]: factor for half, factor in halves.items()}
+        swapped = {renamed[half]: factor for half, factor in halves.items()}
         halves.clear()
-        halves.update(turned)
+        halves.update(swapped)
     elif "a" in halves:
         halves["a"] = np.ascontiguousarray(halves["a"].T)

@@ -6,9 +6,17 @@ What it trained was W + B A, whatever alpha it was given, which a checkpoint doe
 from collections import Counter
 from collections.abc import Mapping
 
-from llamatrain.adapters.adapter import Adapter, Halves, LoraPair, check_halves, floats, half_of, turned
+from llamatrain.adapters.adapter import (
+    Adapter,
+    Halves,
+    LoraPair,
+    check_halves,
+    decode_factor,
+    is_transposed,
+    parse_factor_name,
+)
 from llamatrain.adapters.gguf import SUFFIXES
-from llamatrain.adapters.legacy_bin import ARCHITECTURE, turn
+from llamatrain.adapters.legacy_bin import ARCHITECTURE, transpose_halves
 from llamatrain.errors import FileError
 from llamatrain.gguf.parser import quote
 from llamatrain.gguf.reader import Gguf
@@ -21,39 +29,39 @@ VERSIONS = (0, 1)  # of training.file_version
 RANK = "training.lora.rank."
 
 
-def is_one(gguf: Gguf) -> bool:
-    told = gguf.kind == "checkpoint" and gguf.metadata.get_text("training.type") == "finetune_lora"
-    return told and gguf.get_value("training.file_version", int) in VERSIONS
+def is_legacy_checkpoint(gguf: Gguf) -> bool:
+    is_finetune = gguf.kind == "checkpoint" and gguf.metadata.get_text("training.type") == "finetune_lora"
+    return is_finetune and gguf.get_value("training.file_version", int) in VERSIONS
 
 
-def read(gguf: Gguf) -> Adapter:
+def read_legacy_checkpoint(gguf: Gguf) -> Adapter:
     with verify_unchanged(gguf.mapped_files):
-        return adapter_of(gguf)
+        return parse_adapter(gguf)
 
 
-def adapter_of(gguf: Gguf) -> Adapter:
-    path, found, architecture = gguf.path, Halves(), find_architecture(ARCHITECTURE)
+def parse_adapter(gguf: Gguf) -> Adapter:
+    path, halves_by_name, architecture = gguf.path, Halves(), find_architecture(ARCHITECTURE)
     for tensor in gguf.tensors.values():
         if tensor.name.startswith(RUN):
             continue
-        weight, half = half_of(found, path, tensor.name, SUFFIXES)
+        weight, half = parse_factor_name(halves_by_name, path, tensor.name, SUFFIXES)
         if tensor.type.name != "F32":
             raise FileError(f"{path}: {quote(tensor.name)} is {tensor.type.name}, where F32 is needed")
-        found[weight][half] = floats(path, tensor.name, tensor.raw, tensor.type)
-    for name, halves in found.items():
-        turn(halves, turned(architecture, name))
-    check_halves(path, found, architecture)
-    pairs = {name: LoraPair(each["a"], each["b"], 1.0) for name, each in found.items()}
+        halves_by_name[weight][half] = decode_factor(path, tensor.name, tensor.raw, tensor.type)
+    for name, halves in halves_by_name.items():
+        transpose_halves(halves, is_transposed(architecture, name))
+    check_halves(path, halves_by_name, architecture)
+    pairs = {name: LoraPair(factors["a"], factors["b"], 1.0) for name, factors in halves_by_name.items()}
     check_ranks(gguf, pairs)
-    usual = Counter(pair.rank for pair in pairs.values()).most_common(1)[0][0]
-    return Adapter(source=path, alpha=float(usual), pairs=pairs, architecture=architecture)
+    common_rank = Counter(pair.rank for pair in pairs.values()).most_common(1)[0][0]
+    return Adapter(source=path, alpha=float(common_rank), pairs=pairs, architecture=architecture)
 
 
 def check_ranks(gguf: Gguf, pairs: Mapping[str, LoraPair]) -> None:
     """It says them by kinds of weights."""
     for name, pair in pairs.items():
         key = RANK + split_block_number(name)[0].removesuffix(".weight").removeprefix("blk.{}.")
-        if (said := gguf.get_value(key, int, pair.rank)) != pair.rank:
+        if (stated := gguf.get_value(key, int, pair.rank)) != pair.rank:
             raise FileError(
-                f"{gguf.path}: {key} is {said}, and the factors of {quote(name)} have a rank of {pair.rank}"
+                f"{gguf.path}: {key} is {stated}, and the factors of {quote(name)} have a rank of {pair.rank}"
             )

@@ -25,7 +25,7 @@ class Listing:
     tensors: list[ListedTensor]
 
 
-def listing(path: Path) -> Listing | None:
+def list_adapter(path: Path) -> Listing | None:
     """Nothing of a file of another kind."""
     if path.is_dir() or path.name in (peft.CONFIG, peft.WEIGHTS):
         folder = path if path.is_dir() else path.parent
@@ -35,14 +35,14 @@ def listing(path: Path) -> Listing | None:
             raise FileError(
                 f"{folder}: this is a folder, without {peft.CONFIG}; a GGUF file or {NEEDED} can be inspected"
             )
-        config, entries = peft.listed(folder)
+        config, entries = peft.list_tensors(folder)
         tensors = [
-            ListedTensor(name, each.dtype, each.shape, each.raw.size) for name, each in entries.items()
+            ListedTensor(name, entry.dtype, entry.shape, entry.raw.size) for name, entry in entries.items()
         ]
         return Listing("PEFT", config, tensors)
     if map_file(path).read_bytes(0, len(legacy_bin.MAGIC)) != legacy_bin.MAGIC:
         return None
-    values, infos = legacy_bin.listed(path)
+    values, infos = legacy_bin.list_tensors(path)
     return Listing(
         "llama.cpp's old finetune",
         dict(values),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from llamatrain.model.lora import Weights
 
 
-def opened(
+def load_with_adapters(
     gguf: "Gguf", options: AdapterOptions, threads: int
 ) -> "tuple[Hyperparameters, Weights, dict[str, np.ndarray]]":
     """Its numbers, its weights with what adapters add, and their arrays by name."""
@@ -22,20 +22,20 @@ def opened(
     from llamatrain.model.hyperparameters import read_hyperparameters
 
     h = read_hyperparameters(gguf)
-    adapters = [reading.read(path, h).scaled(scale) for path, scale in options.scaled]
-    return h, *adapted(gguf, h, adapters, threads)
+    adapters = [reading.read_adapter(path, h).scale_by(scale) for path, scale in options.scaled]
+    return h, *add_adapters(gguf, h, adapters, threads)
 
 
-def adapted(
+def add_adapters(
     gguf: "Gguf", h: "Hyperparameters", adapters: "Iterable[Adapter]", threads: int
 ) -> "tuple[Weights, dict[str, np.ndarray]]":
-    from llamatrain.adapters.adapter import factors_of
+    from llamatrain.adapters.adapter import checked_factors
     from llamatrain.model.frozen_weights import add_frozen_adapters, copy_weights, load_frozen
     from llamatrain.model.load import check_memory
 
-    factors = [factors_of(adapter, h, gguf.path) for adapter in adapters]
+    factors = [checked_factors(adapter, h, gguf.path) for adapter in adapters]
     weights, arrays = load_frozen(gguf, h, threads)
-    copied = [leaf for name, leaf in weights.tensors.items() if name not in arrays]
-    check_memory(gguf, sum(leaf.nbytes for leaf in copied))
-    arrays |= copy_weights(gguf, copied, threads)
+    leaves = [leaf for name, leaf in weights.tensors.items() if name not in arrays]
+    check_memory(gguf, sum(leaf.nbytes for leaf in leaves))
+    arrays |= copy_weights(gguf, leaves, threads)
     return add_frozen_adapters(weights, arrays, factors)

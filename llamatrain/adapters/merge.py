@@ -42,11 +42,11 @@ class MergedTensor:
         return TensorInfo(self.base.name, self.type, self.base.shape)
 
     @property
-    def copied(self) -> bool:
+    def is_copy(self) -> bool:
         return not self.adapters and self.type is self.base.type
 
     @property
-    def rounds(self) -> bool:
+    def is_rounded(self) -> bool:
         """What is added may be less than the steps of the type, which the base has already."""
         return bool(self.adapters) and self.type is self.base.type and self.type.name != "F32"
 
@@ -60,56 +60,58 @@ class MergedTensor:
 class Rounding:
     """How far a weight that was written is from what was wanted, and how far that is from the base: sums of squares."""
 
-    off: float = 0.0
-    added: float = 0.0
+    error: float = 0.0
+    change: float = 0.0
 
     @property
     def share(self) -> float:
-        return math.sqrt(self.off / self.added) if self.added else 0.0
+        return math.sqrt(self.error / self.change) if self.change else 0.0
 
 
-def pieces(base: Gguf, adapters: Sequence[Adapter], kind: GgmlType | None = None) -> list[MergedTensor]:
+def plan_merge(base: Gguf, adapters: Sequence[Adapter], kind: GgmlType | None = None) -> list[MergedTensor]:
     """What the new file is made of, in the base's order; an adapter with a scale of 0 touches nothing.
 
     With a type, matrices get it if their rows are whole blocks of it; all else keeps its own.
     """
-    made = []
+    tensors = []
     for name, tensor in base.tensors.items():
-        touching = tuple(each for each in adapters if name in each.pairs and each.pairs[name].scale)
-        wanted = (
+        used_adapters = tuple(
+            adapter for adapter in adapters if name in adapter.pairs and adapter.pairs[name].scale
+        )
+        new_type = (
             kind
             if kind and len(tensor.shape) == 2 and tensor.shape[1] % kind.block_size == 0
             else tensor.type
         )
-        made.append(MergedTensor(tensor, wanted, touching))
-    if kind and not any(piece.type is kind for piece in made):
+        tensors.append(MergedTensor(tensor, new_type, used_adapters))
+    if kind and not any(merged.type is kind for merged in tensors):
         raise UsageError(
             f"{format_flag('type')} {kind.name.lower()}: no matrix of {base.path} has rows of whole blocks of {kind.block_size}"
         )
-    for piece in made:
-        check(piece, base.path)
-    return made
+    for merged in tensors:
+        check_encodable(merged, base.path)
+    return tensors
 
 
-def check(piece: MergedTensor, path: Path) -> None:
+def check_encodable(tensor: MergedTensor, path: Path) -> None:
     """What will have to be decoded and encoded can be."""
-    if piece.copied:
+    if tensor.is_copy:
         return
-    if piece.type.name not in quants.WRITABLE_TYPES:
+    if tensor.type.name not in quants.WRITABLE_TYPES:
         raise FileError(
-            f"{path}: {piece.base.name} is {piece.type.name}, which can be read but not written: "
+            f"{path}: {tensor.base.name} is {tensor.type.name}, which can be read but not written: "
             f"{format_flag('type')} names another one, such as q8_0, or f16 if its rows fit no other"
         )
     try:
-        quants.decode(np.zeros((1, piece.base.type.block_bytes), np.uint8), piece.base.type)
+        quants.decode(np.zeros((1, tensor.base.type.block_bytes), np.uint8), tensor.base.type)
     except quants.QuantError as error:
-        raise FileError(f"{path}: {piece.base.name}: {error}") from None
+        raise FileError(f"{path}: {tensor.base.name}: {error}") from None
 
 
-def write(
+def write_merged(
     path: Path,
     base: Gguf,
-    made: Sequence[MergedTensor],
+    tensors: Sequence[MergedTensor],
     kind: GgmlType | None = None,
     *,
     threads: int = 1,
@@ -119,25 +121,28 @@ def write(
 
     What rounding does to the weights that keep a quantised type is told, by their names.
     """
-    roundings = {piece.base.name: Rounding() for piece in made if piece.rounds}
-    place = os.path.realpath(path)  # where a link leads that somebody named for it
+    roundings = {tensor.base.name: Rounding() for tensor in tensors if tensor.is_rounded}
+    target = os.path.realpath(path)  # where a link leads that somebody named for it
     with (
-        create_gguf(place, metadata(base, made, kind), [piece.info for piece in made]) as out,
+        create_gguf(target, merged_metadata(base, tensors, kind), [tensor.info for tensor in tensors]) as out,
         verify_unchanged(base.mapped_files),
     ):
-        for piece in made:
-            out.write(piece.base.name, told(chunks(piece, threads, roundings.get(piece.base.name)), progress))
+        for tensor in tensors:
+            out.write(
+                tensor.base.name,
+                report_progress(encode_chunks(tensor, threads, roundings.get(tensor.base.name)), progress),
+            )
     return roundings
 
 
-def metadata(base: Gguf, made: Iterable[MergedTensor], kind: GgmlType | None) -> dict[str, Value]:
+def merged_metadata(base: Gguf, tensors: Iterable[MergedTensor], kind: GgmlType | None) -> dict[str, Value]:
     """The base's, but for what tells of types, and of a split that is no more."""
-    kept = {key: value for key, value in base.metadata.raw_values.items() if not key.startswith("split.")}
+    values = {key: value for key, value in base.metadata.raw_values.items() if not key.startswith("split.")}
     if kind:
-        kept["general.file_type"] = u32(file_type(kind))
-    if any(piece.type.block_size > 1 for piece in made):
-        kept.setdefault("general.quantization_version", u32(QUANT_VERSION))
-    return kept
+        values["general.file_type"] = u32(file_type(kind))
+    if any(tensor.type.block_size > 1 for tensor in tensors):
+        values.setdefault("general.quantization_version", u32(QUANT_VERSION))
+    return values
 
 
 def file_type(kind: GgmlType) -> LlamaFileType:
@@ -150,44 +155,48 @@ def file_type(kind: GgmlType) -> LlamaFileType:
     )
 
 
-def chunks(piece: MergedTensor, threads: int, rounding: Rounding | None = None) -> Iterator[np.ndarray]:
-    name, rows = piece.base.name, piece.rows
-    step = max(1, PANEL // piece.base.shape[-1])
+def encode_chunks(
+    tensor: MergedTensor, threads: int, rounding: Rounding | None = None
+) -> Iterator[np.ndarray]:
+    name, rows = tensor.base.name, tensor.rows
+    step = max(1, PANEL // tensor.base.shape[-1])
     for lo in range(0, len(rows), step):
-        some = rows[lo : lo + step]
-        if piece.copied:
+        block = rows[lo : lo + step]
+        if tensor.is_copy:
             yield np.array(
-                some
+                block
             )  # the system, unlike this process, would not be told what happened to a file cut short
         else:
-            values = quants.decode(some, piece.base.type, threads=threads)
-            added = add(values, piece.adapters, name, lo)
-            written = quants.encode(values, piece.type, threads=threads, name=f"{name}, merged")
-            if rounding and added is not None:
-                rounding.added += float(np.vdot(added, added))
-                off = np.subtract(
-                    quants.decode(written, piece.type, out=added, threads=threads), values, out=values
+            values = quants.decode(block, tensor.base.type, threads=threads)
+            change = add_adapters(values, tensor.adapters, name, lo)
+            encoded = quants.encode(values, tensor.type, threads=threads, name=f"{name}, merged")
+            if rounding and change is not None:
+                rounding.change += float(np.vdot(change, change))
+                error = np.subtract(
+                    quants.decode(encoded, tensor.type, out=change, threads=threads), values, out=values
                 )
-                rounding.off += float(np.vdot(off, off))
-            yield written
+                rounding.error += float(np.vdot(error, error))
+            yield encoded
         release_pages(
             rows[: lo + step]
         )  # from the beginning: reading on maps some pages before those that are read
 
 
-def told(parts: Iterable[np.ndarray], progress: Callable[[int], object]) -> Iterator[np.ndarray]:
+def report_progress(parts: Iterable[np.ndarray], progress: Callable[[int], object]) -> Iterator[np.ndarray]:
     for part in parts:
         yield part
         progress(part.nbytes)
 
 
-def add(values: np.ndarray, adapters: Iterable[Adapter], name: str, lo: int = 0) -> np.ndarray | None:
+def add_adapters(
+    values: np.ndarray, adapters: Iterable[Adapter], name: str, lo: int = 0
+) -> np.ndarray | None:
     """To some rows of a weight, from one on, what adapters add; that is given back."""
-    added = None
+    change = None
     with np.errstate(over="ignore", invalid="ignore"):
         for adapter in adapters:
             delta = adapter.delta(name, lo, lo + len(values))
-            added = delta if added is None else np.add(added, delta, out=added)
-        if added is not None:
-            values += added
-    return added
+            change = delta if change is None else np.add(change, delta, out=change)
+        if change is not None:
+            values += change
+    return change

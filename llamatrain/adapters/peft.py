@@ -21,11 +21,11 @@ from llamatrain.adapters.adapter import (
     Halves,
     LoraPair,
     check_halves,
-    floats,
-    half_of,
-    norms_of,
+    decode_factor,
+    parse_factor_name,
+    select_norms,
 )
-from llamatrain.adapters.gguf import folded
+from llamatrain.adapters.gguf import fold_scale
 from llamatrain.adapters.safetensors import (
     KINDS,
     StoredTensor,
@@ -43,15 +43,15 @@ from llamatrain.model.hyperparameters import Hyperparameters
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
-LANGUAGE = "language_model."  # where the text model is a part of one that sees
+TEXT_PREFIX = "language_model."  # where the text model is a part of one that sees
 SUFFIXES: dict[str, Half] = {
     ".lora_A.weight": "a",
     ".lora_B.weight": "b",
     ".lora_embedding_A": "a",
     ".lora_embedding_B": "b",
 }
-LARGEST_CONFIG = 1 << 20
-PATTERNS = 1 << 12  # at most; some write one for each module
+MAX_CONFIG = 1 << 20
+MAX_PATTERNS = 1 << 12  # at most; some write one for each module
 # What else an adapter may be, and would then need more than its factors.
 UNSUPPORTED = (
     "use_dora",
@@ -68,7 +68,7 @@ UNSUPPORTED = (
     "monteclora_config",
     "megatron_config",
 )
-STARTS = (
+SUPPORTED_INITS = (
     True,
     False,
     None,
@@ -81,7 +81,7 @@ STARTS = (
 # ---- reading ---------------------------------------------------------------
 
 
-def read(folder: Path, h: Hyperparameters) -> Adapter:
+def read_peft(folder: Path, h: Hyperparameters) -> Adapter:
     config, source = read_config(folder / CONFIG), folder / WEIGHTS
     if not source.exists() and (folder / PICKLE).exists():
         raise FileError(
@@ -93,32 +93,35 @@ def read(folder: Path, h: Hyperparameters) -> Adapter:
             if not name.endswith(
                 ".base_layer.weight"
             ):  # the embeddings as they were: PEFT puts them beside their pair
-                module, half = half_of(modules, source, name.removeprefix(PREFIX), SUFFIXES)
-                modules[module][half] = factor(source, name, entry)
-    names = {module: weight_of(source, module, h) for module in modules}
-    found = {names[module]: put_right(source, module, halves, h) for module, halves in modules.items()}
-    check_halves(source, found, h.architecture)
+                module, half = parse_factor_name(modules, source, name.removeprefix(PREFIX), SUFFIXES)
+                modules[module][half] = read_factor(source, name, entry)
+    names = {module: weight_name(source, module, h) for module in modules}
+    pairs_by_name = {
+        names[module]: convert_halves(source, module, halves, h) for module, halves in modules.items()
+    }
+    check_halves(source, pairs_by_name, h.architecture)
     scales = [
-        scale(folder / CONFIG, config, module, halves["b"].shape[1]) for module, halves in modules.items()
+        pair_scale(folder / CONFIG, config, module, halves["b"].shape[1])
+        for module, halves in modules.items()
     ]
     pairs = {
         name: LoraPair(each["a"], each["b"], by)
-        for (name, each), by in zip(found.items(), scales, strict=True)
+        for (name, each), by in zip(pairs_by_name.items(), scales, strict=True)
     }
     return Adapter(source=folder, alpha=float(config["lora_alpha"]), pairs=pairs, architecture=h.architecture)
 
 
-def factor(source: Path, name: str, entry: StoredTensor) -> np.ndarray:
+def read_factor(source: Path, name: str, entry: StoredTensor) -> np.ndarray:
     if entry.kind is None or len(entry.shape) != 2 or 0 in entry.shape:
         raise FileError(
             f"{source}: {quote(name)} is {quote(entry.dtype)} {list(entry.shape)}; a factor is a matrix in {', '.join(KINDS)}"
         )
-    return floats(source, name, entry.raw.reshape(entry.shape[0], -1), entry.kind)
+    return decode_factor(source, name, entry.raw.reshape(entry.shape[0], -1), entry.kind)
 
 
-def weight_of(source: Path, module: str, h: Hyperparameters) -> str:
+def weight_name(source: Path, module: str, h: Hyperparameters) -> str:
     """The weight's name in GGUF."""
-    name = h.architecture.weight_for_module(module.replace(LANGUAGE, ""))
+    name = h.architecture.weight_for_module(module.replace(TEXT_PREFIX, ""))
     if name is None:
         raise FileError(
             f"{source}: {quote(module)} is no module of a {h.architecture.name} that may have an adapter"
@@ -126,37 +129,37 @@ def weight_of(source: Path, module: str, h: Hyperparameters) -> str:
     return name
 
 
-def put_right(
+def convert_halves(
     source: Path, module: str, halves: dict[Half, np.ndarray], h: Hyperparameters
 ) -> dict[Half, np.ndarray]:
     """A pair's factors as GGUF has them."""
-    made, kind = dict(halves), h.weight_kind(weight_of(source, module, h))
-    if kind.has_transposed_lora and "a" in made:
-        made["a"] = np.ascontiguousarray(made["a"].T)
-    if (count := heads_of(kind, h)) and "b" in made:
-        if len(made["b"]) % (2 * count):
+    converted, kind = dict(halves), h.weight_kind(weight_name(source, module, h))
+    if kind.has_transposed_lora and "a" in converted:
+        converted["a"] = np.ascontiguousarray(converted["a"].T)
+    if (count := permuted_heads(kind, h)) and "b" in converted:
+        if len(converted["b"]) % (2 * count):
             raise FileError(
-                f"{source}: {quote(module)} gives {len(made['b'])}, which {count} heads do not share in pairs"
+                f"{source}: {quote(module)} gives {len(converted['b'])}, which {count} heads do not share in pairs"
             )
-        made["b"] = interleaved(made["b"], count)
-    return made
+        converted["b"] = interleave_rows(converted["b"], count)
+    return converted
 
 
-def heads_of(kind: WeightKind[Hyperparameters], h: Hyperparameters) -> int | None:
+def permuted_heads(kind: WeightKind[Hyperparameters], h: Hyperparameters) -> int | None:
     """How many heads' rows Hugging Face has in another order."""
     return kind.rotary_heads(h) if kind.rotary_heads and h.architecture.rotation == "pairs" else None
 
 
-def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
+def interleave_rows(rows: np.ndarray, heads: int) -> np.ndarray:
     """From Hugging Face's order of each head's rows to that of GGUF."""
     return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def halved(rows: np.ndarray, heads: int) -> np.ndarray:
+def split_rows(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def listed(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+def list_tensors(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     """What such a folder says, and its tensors, without a look at their numbers; it may be more than can be used here."""
     path = folder / CONFIG
     file = map_file(path, "PEFT's configuration")
@@ -173,48 +176,49 @@ def read_config(path: Path) -> dict[str, Any]:
     with verify_unchanged([file]):
         config = read_json(path, file.read_bytes(0, len(file)))
     if config.get("peft_type") != "LORA":
-        raise FileError(f"{path}: peft_type is {said(config.get('peft_type'))}; LORA is supported")
+        raise FileError(f"{path}: peft_type is {quote_json(config.get('peft_type'))}; LORA is supported")
     for key in UNSUPPORTED:
         if config.get(key):
             raise FileError(
-                f"{path}: {key} is {said(config[key])}: adapters that are more than plain LoRA are not supported"
+                f"{path}: {key} is {quote_json(config[key])}: adapters that are more than plain LoRA are not supported"
             )
     if (bias := config.get("bias", "none")) != "none":
-        raise FileError(f"{path}: bias is {said(bias)}: trained biases are not supported")
-    if (start := config.get("init_lora_weights")) not in STARTS:
+        raise FileError(f"{path}: bias is {quote_json(bias)}: trained biases are not supported")
+    if (start := config.get("init_lora_weights")) not in SUPPORTED_INITS:
         raise FileError(
-            f"{path}: init_lora_weights is {said(start)}: such adapters go with another base, made when they began"
+            f"{path}: init_lora_weights is {quote_json(start)}: such adapters go with another base, made when they began"
         )
     for key, smallest in (("r", 1), ("lora_alpha", 0)):
-        config[key] = number(path, key, config.get(key, 8), smallest)
+        config[key] = check_number(path, key, config.get(key, 8), smallest)
     for key in ("rank_pattern", "alpha_pattern"):
         patterns = config.get(key) or {}
-        if not isinstance(patterns, dict) or len(patterns) > PATTERNS:
+        if not isinstance(patterns, dict) or len(patterns) > MAX_PATTERNS:
             raise FileError(
-                f"{path}: {key} is {said(patterns)}; it takes names with numbers, {PATTERNS} at most"
+                f"{path}: {key} is {quote_json(patterns)}; it takes names with numbers, {MAX_PATTERNS} at most"
             )
         config[key] = {
-            matcher(path, key, pattern): number(path, key, value, 0) for pattern, value in patterns.items()
+            compile_pattern(path, key, pattern): check_number(path, key, value, 0)
+            for pattern, value in patterns.items()
         }
     return config
 
 
 def check_size(path: Path, file: MappedFile) -> None:
-    if len(file) > LARGEST_CONFIG:
-        raise FileError(f"{path}: {len(file)} bytes of configuration; up to {LARGEST_CONFIG} can be")
+    if len(file) > MAX_CONFIG:
+        raise FileError(f"{path}: {len(file)} bytes of configuration; up to {MAX_CONFIG} can be")
 
 
-def said(value: Any) -> str:
+def quote_json(value: Any) -> str:
     return quote(json.dumps(value))
 
 
-def number(path: Path, key: str, value: Any, smallest: int) -> float:
+def check_number(path: Path, key: str, value: Any, smallest: int) -> float:
     if type(value) not in (int, float) or not smallest <= value < 1 << 31:
-        raise FileError(f"{path}: {key} is {said(value)}; it takes a number from {smallest} on")
+        raise FileError(f"{path}: {key} is {quote_json(value)}; it takes a number from {smallest} on")
     return value
 
 
-def matcher(path: Path, key: str, pattern: str) -> re.Pattern[str]:
+def compile_pattern(path: Path, key: str, pattern: str) -> re.Pattern[str]:
     """What PEFT makes of a pattern: any regular expression, some of which take forever. Here only plain names can be."""
     if not re.fullmatch(r"\^?(\w|\\?\.)+\$?", pattern):
         raise FileError(
@@ -223,27 +227,27 @@ def matcher(path: Path, key: str, pattern: str) -> re.Pattern[str]:
     return re.compile(rf"(.*\.)?({pattern})$")
 
 
-def of_module(patterns: dict[re.Pattern[str], float], module: str, default: float) -> float:
+def lookup_pattern(patterns: dict[re.Pattern[str], float], module: str, default: float) -> float:
     return next((value for pattern, value in patterns.items() if pattern.match(module)), default)
 
 
-def scale(path: Path, config: dict[str, Any], module: str, rank: int) -> float:
-    if (expected := of_module(config["rank_pattern"], module, config["r"])) != rank:
+def pair_scale(path: Path, config: dict[str, Any], module: str, rank: int) -> float:
+    if (expected := lookup_pattern(config["rank_pattern"], module, config["r"])) != rank:
         raise FileError(f"{path}: says that the rank of {quote(module)} is {expected}, and it is {rank}")
-    alpha = of_module(config["alpha_pattern"], module, config["lora_alpha"])
+    alpha = lookup_pattern(config["alpha_pattern"], module, config["lora_alpha"])
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 # ---- writing ---------------------------------------------------------------
 
 
-def write(folder: Path, adapter: Adapter, base: str, h: Hyperparameters) -> None:
+def write_peft(folder: Path, adapter: Adapter, base: str, h: Hyperparameters) -> None:
     """The folder as PEFT loads it; `base` is what it calls the base model. Other scales than alpha / r go into b.
 
     Pairs of norms, which PEFT does not have, are left out.
     """
     check_pairs(folder, adapter.pairs, h)
-    adapter = adapter.without(adapter.norms)
+    adapter = adapter.without(adapter.norm_names)
     rank = Counter(pair.rank for pair in adapter.pairs.values()).most_common(1)[0][0]
     alpha = adapter.alpha or rank
     config = {
@@ -253,9 +257,11 @@ def write(folder: Path, adapter: Adapter, base: str, h: Hyperparameters) -> None
         "r": rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "rank_pattern": {
-            module_of(folder, name, h): pair.rank for name, pair in adapter.pairs.items() if pair.rank != rank
+            module_name(folder, name, h): pair.rank
+            for name, pair in adapter.pairs.items()
+            if pair.rank != rank
         },
-        "target_modules": targets(adapter, folder, h),
+        "target_modules": target_modules(adapter, folder, h),
         "bias": "none",
         "lora_dropout": 0.0,
         "inference_mode": True,
@@ -264,57 +270,57 @@ def write(folder: Path, adapter: Adapter, base: str, h: Hyperparameters) -> None
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"{folder}: cannot be made: {error.strerror}") from error
-    write_safetensors(folder / WEIGHTS, dict(parts_of(folder, adapter, alpha, h)))
+    write_safetensors(folder / WEIGHTS, dict(named_factors(folder, adapter, alpha, h)))
     with AtomicFile(folder / CONFIG) as file:
         file.write(json.dumps(config, indent=2).encode() + b"\n")
 
 
-def parts_of(
+def named_factors(
     folder: Path, adapter: Adapter, alpha: float, h: Hyperparameters
 ) -> Iterator[tuple[str, np.ndarray]]:
     for name, pair in adapter.pairs.items():
-        a, b, kind = pair.a, folded(alpha, pair), h.weight_kind(name)
-        if count := heads_of(kind, h):
-            b = halved(b, count)
+        a, b, kind = pair.a, fold_scale(alpha, pair), h.weight_kind(name)
+        if count := permuted_heads(kind, h):
+            b = split_rows(b, count)
         suffixes = (
             (".lora_embedding_A", ".lora_embedding_B")
             if kind.has_transposed_lora
             else (".lora_A.weight", ".lora_B.weight")
         )
         for suffix, part in zip(suffixes, (a.T if kind.has_transposed_lora else a, b), strict=True):
-            yield f"{PREFIX}{module_of(folder, name, h)}{suffix}", part
+            yield f"{PREFIX}{module_name(folder, name, h)}{suffix}", part
 
 
 def check_pairs(folder: Path, names: Collection[str], h: Hyperparameters) -> None:
-    if len(norms_of(h.architecture, names)) == len(names):
+    if len(select_norms(h.architecture, names)) == len(names):
         raise FileError(f"{folder}: cannot be written: PEFT has no pairs of norms, and there are no others")
 
 
-def left_out(folder: Path, norms: Sequence[str]) -> str:
+def norms_note(folder: Path, norms: Sequence[str]) -> str:
     return f"PEFT has no pairs of norms: {len(norms)} of them, such as that for {norms[0]}, are left out of {folder}"
 
 
-def check_place(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
     """That it can be written to, as far as that shows before."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
-    if not there.is_dir():
-        raise FileError(f"{folder}: cannot be made: {there} is no folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise FileError(f"{folder}: cannot be written: {there} may not be written to")
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    if not existing.is_dir():
+        raise FileError(f"{folder}: cannot be made: {existing} is no folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise FileError(f"{folder}: cannot be written: {existing} may not be written to")
 
 
-def is_there(folder: Path) -> bool:
+def has_adapter(folder: Path) -> bool:
     """An adapter, or a part of one."""
     return any((folder / name).exists() for name in (CONFIG, WEIGHTS, PICKLE))
 
 
-def remove_begun(folder: Path) -> None:
+def remove_partial(folder: Path) -> None:
     """What a process that is gone had begun to write there."""
     for name in (WEIGHTS, CONFIG):
         remove_partials(folder / name)
 
 
-def module_of(folder: Path, name: str, h: Hyperparameters) -> str:
+def module_name(folder: Path, name: str, h: Hyperparameters) -> str:
     """Hugging Face's name of the module whose weight it is."""
     module = h.architecture.module_for_weight(name)
     if module is None:
@@ -322,9 +328,9 @@ def module_of(folder: Path, name: str, h: Hyperparameters) -> str:
     return module
 
 
-def targets(adapter: Adapter, folder: Path, h: Hyperparameters) -> list[str]:
+def target_modules(adapter: Adapter, folder: Path, h: Hyperparameters) -> list[str]:
     """Kinds of modules where an adapter has them in each layer; else each module by its name."""
-    modules = {name: module_of(folder, name, h) for name in adapter.pairs}
+    modules = {name: module_name(folder, name, h) for name in adapter.pairs}
     kinds = Counter(module.rpartition(".")[2] for module in modules.values())
     inner = {
         module.rpartition(".")[2] for name, module in modules.items() if h.weight_kind(name).role == "matrix"

@@ -15,20 +15,24 @@ from llamatrain.model.hyperparameters import Hyperparameters
 NEEDED = "an adapter (a GGUF file, a .bin of llama.cpp's old finetune, or a folder of PEFT's)"
 
 
-def read(path: Path, h: Hyperparameters) -> Adapter:
+def read_adapter(path: Path, h: Hyperparameters) -> Adapter:
     """An adapter, which has yet to be checked against its base; `h` are that base's numbers."""
     if not path.exists():
         raise missing_adapter(path)
     if path.is_dir():
         if not (path / peft.CONFIG).exists():
             raise FileError(f"{path}: a folder without {peft.CONFIG}; {NEEDED} is needed")
-        return peft.read(path, h)
+        return peft.read_peft(path, h)
     if path.name in (peft.CONFIG, peft.WEIGHTS):
         raise FileError(f"{path}: a part of an adapter: give the folder that it is in")
-    begin = map_file(path, NEEDED).read_bytes(0, len(MAGIC))
-    if begin == MAGIC or begin in legacy.KINDS:
-        opened = open_gguf(path)
-        return legacy_checkpoint.read(opened) if legacy_checkpoint.is_one(opened) else gguf.adapter_in(opened)
-    if begin == legacy_bin.MAGIC:
-        return legacy_bin.read(path)
-    raise FileError(f"{path}: it begins with {begin!r}; {NEEDED} is needed")
+    magic = map_file(path, NEEDED).read_bytes(0, len(MAGIC))
+    if magic == MAGIC or magic in legacy.KINDS:
+        file = open_gguf(path)
+        return (
+            legacy_checkpoint.read_legacy_checkpoint(file)
+            if legacy_checkpoint.is_legacy_checkpoint(file)
+            else gguf.parse_adapter(file)
+        )
+    if magic == legacy_bin.MAGIC:
+        return legacy_bin.read_legacy_bin(path)
+    raise FileError(f"{path}: it begins with {magic!r}; {NEEDED} is needed")

@@ -23,7 +23,7 @@ from llamatrain.gguf.values import LENGTH
 from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.io.mapped_file import MappedFile, map_file, verify_unchanged
 
-LONGEST = 1 << 22  # bytes of JSON: an adapter of the largest models has a tenth of it
+MAX_HEADER = 1 << 22  # bytes of JSON: an adapter of the largest models has a tenth of it
 KINDS = {"F32": type_by_name("F32"), "F16": type_by_name("F16"), "BF16": type_by_name("BF16")}
 
 
@@ -43,14 +43,14 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
     file = map_file(path, "a file of safetensors")
     with verify_unchanged([file]):
         header, start = read_header(file)
-    held = np.frombuffer(file, np.uint8)[start:]
+    data = np.frombuffer(file, np.uint8)[start:]
     header.pop("__metadata__", None)
-    entries, places = {}, []
-    for name, said in header.items():
-        entries[name], lo, hi = read_entry(path, name, said, held)
-        places.append((lo, hi, name))
+    entries, ranges = {}, []
+    for name, entry in header.items():
+        entries[name], lo, hi = read_entry(path, name, entry, data)
+        ranges.append((lo, hi, name))
     end = 0
-    for lo, hi, name in sorted(places):
+    for lo, hi, name in sorted(ranges):
         if lo < end:
             raise FileError(f"{path}: {quote(name)} begins at byte {lo} of the data, inside another tensor")
         end = hi
@@ -60,9 +60,9 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
 def read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
     """What the JSON says, and where the data begins."""
     length = LENGTH.unpack_from(file)[0] if len(file) >= LENGTH.size else 0
-    if not 0 < length <= min(LONGEST, len(file) - LENGTH.size):
+    if not 0 < length <= min(MAX_HEADER, len(file) - LENGTH.size):
         raise FileError(
-            f"{file.path}: a head of {length} bytes in a file of {len(file)}; up to {LONGEST} can be: no safetensors"
+            f"{file.path}: a head of {length} bytes in a file of {len(file)}; up to {MAX_HEADER} can be: no safetensors"
         )
     return read_json(file.path, file.read_bytes(LENGTH.size, length)), LENGTH.size + length
 
@@ -71,49 +71,53 @@ def read_json(path: Path, raw: bytes) -> dict[str, Any]:
     """An object of which no key is there twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) != len(pairs):
+        result = dict(pairs)
+        if len(result) != len(pairs):
             raise ValueError("a key is there twice")
-        return made
+        return result
 
     try:
-        found = json.loads(raw.decode(), object_pairs_hook=unique)
+        value = json.loads(raw.decode(), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path}: its JSON cannot be read: {quote(str(error))}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise FileError(f"{path}: its JSON is no object")
-    return found
+    return value
 
 
-def read_entry(path: Path, name: str, said: Any, held: np.ndarray) -> tuple[StoredTensor, int, int]:
-    said = said if isinstance(said, dict) else {}
-    dtype, shape, place = said.get("dtype"), said.get("shape"), said.get("data_offsets")
-    if not (isinstance(dtype, str) and counts(shape) and counts(place) and len(place) == 2):
+def read_entry(path: Path, name: str, entry: Any, data: np.ndarray) -> tuple[StoredTensor, int, int]:
+    entry = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not (isinstance(dtype, str) and is_count_list(shape) and is_count_list(offsets) and len(offsets) == 2):
         raise FileError(f"{path}: {quote(name)} lacks a dtype, a shape of whole numbers, or two data_offsets")
-    lo, hi = place
-    if not lo <= hi <= len(held):
-        raise FileError(f"{path}: {quote(name)} lies from byte {lo} to {hi} of {len(held)} bytes of data")
+    lo, hi = offsets
+    if not lo <= hi <= len(data):
+        raise FileError(f"{path}: {quote(name)} lies from byte {lo} to {hi} of {len(data)} bytes of data")
     kind = KINDS.get(dtype)
     if kind and hi - lo != prod(shape) * kind.block_bytes:
         raise FileError(f"{path}: {quote(name)}, {dtype} {shape}, cannot be {hi - lo} bytes")
-    return StoredTensor(dtype, tuple(shape), held[lo:hi]), lo, hi
+    return StoredTensor(dtype, tuple(shape), data[lo:hi]), lo, hi
 
 
-def counts(value: Any) -> bool:
+def is_count_list(value: Any) -> bool:
     return (
         isinstance(value, list)
         and len(value) <= 8
-        and all(type(each) is int and 0 <= each < 1 << 62 for each in value)
+        and all(type(count) is int and 0 <= count < 1 << 62 for count in value)
     )
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Float32 tensors; the file takes its name when it is whole."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
+    offset = 0
     for name, array in tensors.items():
-        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
-        at += array.nbytes
+        header[name] = {
+            "dtype": "F32",
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        offset += array.nbytes
     raw = json.dumps(header).encode()
     raw += b" " * (-len(raw) % 8)
     with AtomicFile(path) as file:

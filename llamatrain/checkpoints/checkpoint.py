@@ -23,7 +23,7 @@ from zlib import crc32
 
 import numpy as np
 
-from llamatrain.checkpoints.legacy import OWN
+from llamatrain.checkpoints.legacy import RUN_PREFIXES
 from llamatrain.gguf.constants import ALIGNMENT
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.types import TensorInfo, type_by_name
@@ -36,10 +36,14 @@ from llamatrain.train.state import Best, RunState
 VERSION = 2  # training.file_version; 0 and 1 are the ancestors'
 CHECKSUM = "training.checksum"
 GRADIENTS = "training.accumulated_gradients"
-OWED, ENDED, BEST = "owed_validation", "ended", "best_validation"  # of the state, in training.extra
-MADE_BY = "kernels"  # of training.extra: the class of processors that they were compiled for
+VALIDATION_DUE, STOP_REASON, BEST = (
+    "owed_validation",
+    "ended",
+    "best_validation",
+)  # of the state, in training.extra
+KERNELS = "kernels"  # of training.extra: the class of processors that they were compiled for
 PIECE = 1 << 20  # bytes of a file that are looked at together
-LONGEST_COUNT = 2**32 - 1  # the ancestors counted iterations in 32 bits here, and in 64 above
+MAX_U32 = 2**32 - 1  # the ancestors counted iterations in 32 bits here, and in 64 above
 
 TYPES = {np.dtype(np.float32): type_by_name("F32"), np.dtype(np.float64): type_by_name("F64")}
 KINDS = {bool: Kind.BOOL, int: Kind.INT64, np.uint32: Kind.UINT32, np.int32: Kind.INT32}  # else a float64
@@ -68,35 +72,43 @@ class Checkpoint:
         return mapped_files((*self.weights.values(), *self.vectors.values()))
 
     @property
-    def kept(self) -> dict[str, Any]:
+    def optimizer_values(self) -> dict[str, Any]:
         """What the optimizer kept, by its own names."""
         prefix = f"optimizer.{self.optimizer}."
         both = {**self.vectors, **self.numbers}
         return {name.removeprefix(prefix): value for name, value in both.items() if name.startswith(prefix)}
 
-    def kept_for(self, order: list[str]) -> dict[str, Any]:
+    def optimizer_values_for(self, order: list[str]) -> dict[str, Any]:
         """The same for parameters that follow each other so."""
-        kept = self.kept
+        values = self.optimizer_values
         if order == self.order:
-            return kept
+            return values
         sizes = [self.weights[name].size for name in self.order]
-        cuts = dict(zip(self.order, np.cumsum([0, *sizes[:-1]]), strict=True))
-        for name, value in kept.items():
+        offsets = dict(zip(self.order, np.cumsum([0, *sizes[:-1]]), strict=True))
+        for name, value in values.items():
             if isinstance(value, np.ndarray) and value.shape[-1] == sum(sizes):
-                kept[name] = np.concatenate(
-                    [value[..., cuts[each] : cuts[each] + self.weights[each].size] for each in order], -1
+                values[name] = np.concatenate(
+                    [
+                        value[..., offsets[parameter] : offsets[parameter] + self.weights[parameter].size]
+                        for parameter in order
+                    ],
+                    -1,
                 )
-        return kept
+        return values
 
-    def pieces(self, name: str, of: Collection[str] | None = None) -> dict[str, np.ndarray]:
+    def split_vector(self, name: str, only: Collection[str] | None = None) -> dict[str, np.ndarray]:
         """A flat vector cut into the parameters that it holds, all or these: views, each in its weight's shape."""
-        held = [parameter for parameter in self.order if of is None or parameter in of]
-        sizes = [self.weights[parameter].size for parameter in held]
-        cuts = np.split(self.vectors[name], np.cumsum(sizes)[:-1])
-        return {key: cut.reshape(self.weights[key].shape) for key, cut in zip(held, cuts, strict=True)}
+        parameters = [parameter for parameter in self.order if only is None or parameter in only]
+        sizes = [self.weights[parameter].size for parameter in parameters]
+        pieces = np.split(self.vectors[name], np.cumsum(sizes)[:-1])
+        return {
+            key: piece.reshape(self.weights[key].shape) for key, piece in zip(parameters, pieces, strict=True)
+        }
 
 
-def write(path: str | Path, checkpoint: Checkpoint, check: Callable[[Path], object] | None = None) -> None:
+def write_checkpoint(
+    path: str | Path, checkpoint: Checkpoint, check: Callable[[Path], object] | None = None
+) -> None:
     """Whole or not at all; the arrays go straight from where they lie to the file, which `check` may look at before it counts."""
     arrays: dict[str, np.ndarray | StreamedVector] = {**checkpoint.weights, **checkpoint.vectors}
     with np.errstate(over="ignore"):  # a loss beyond float32 is infinite there
@@ -107,12 +119,12 @@ def write(path: str | Path, checkpoint: Checkpoint, check: Callable[[Path], obje
             arrays[f"optimizer.{checkpoint.optimizer}.past_loss_values"] = ring
         metadata = {CHECKSUM: u32(0), **_metadata(checkpoint)}
     infos = tensor_infos(arrays)
-    found = CheckSum(encode_head(metadata, infos, ALIGNMENT))
+    checksum = CheckSum(encode_head(metadata, infos, ALIGNMENT))
     with create_gguf(path, metadata, infos, check) as out:
         for name, array in arrays.items():
-            with closing(found.seen([array] if isinstance(array, np.ndarray) else array)) as parts:
+            with closing(checksum.update([array] if isinstance(array, np.ndarray) else array)) as parts:
                 out.write(name, parts)
-        out.overwrite(SUM_START, found.crc.to_bytes(4, "little"))
+        out.overwrite(SUM_START, checksum.crc.to_bytes(4, "little"))
 
 
 class StreamedVector(Protocol):
@@ -143,7 +155,7 @@ class CheckSum:
     def __init__(self, start: bytes) -> None:
         self.crc = crc32(bytes(-len(start) % ALIGNMENT), crc32(start))
 
-    def seen(self, parts: Iterable[np.ndarray]) -> Generator[np.ndarray, None, None]:
+    def update(self, parts: Iterable[np.ndarray]) -> Generator[np.ndarray, None, None]:
         """A tensor's parts, on their way to the file."""
         size = 0
         for part in map(np.ascontiguousarray, parts):
@@ -152,21 +164,21 @@ class CheckSum:
         self.crc = crc32(bytes(-size % ALIGNMENT), self.crc)
 
 
-def told_sum(path: Path) -> str:
+def read_stored_checksum(path: Path) -> str:
     """What a checkpoint says that it is."""
     with path.open("rb") as file:
         file.seek(SUM_START)
         return file.read(4).hex()
 
 
-def sum_of_file(file: np.ndarray) -> int:
+def compute_checksum(file: np.ndarray) -> int:
     """A mapped file is let go as it is read."""
-    found = crc32(bytes(4), crc32(file[:SUM_START].data))
+    crc = crc32(bytes(4), crc32(file[:SUM_START].data))
     for start in range(SUM_END, file.size, PIECE):
         part = file[start : start + PIECE]
-        found = crc32(part.data, found)
+        crc = crc32(part.data, crc)
         release_pages(part)
-    return found
+    return crc
 
 
 # ---- the values ------------------------------------------------------------
@@ -177,7 +189,7 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, Value]:
     model = {
         key: value
         for key, value in checkpoint.metadata.items()
-        if not key.startswith((*OWN, "general.alignment"))
+        if not key.startswith((*RUN_PREFIXES, "general.alignment"))
     }
     return {
         "training.type": string(checkpoint.kind),
@@ -208,19 +220,23 @@ def _training(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
     yield "training.previous_loss", _exactly(stop.previous_loss)
     yield "training.no_improvement_count", u64(min(stop.no_improvement_count, 2**64 - 1))
     yield "training.past_loss_values", numbers(Kind.FLOAT64, stop.past_loss_values)
-    if left := state.partial:
-        more = {"rewards": left.rewards} if left.rewards else {}
-        told = {"count": len(left.losses), "losses": left.losses, "extra": {"seconds": left.seconds, **more}}
-        yield "training.partial", string(json.dumps(told))
+    if interrupted := state.partial:
+        more = {"rewards": interrupted.rewards} if interrupted.rewards else {}
+        partial = {
+            "count": len(interrupted.losses),
+            "losses": interrupted.losses,
+            "extra": {"seconds": interrupted.seconds, **more},
+        }
+        yield "training.partial", string(json.dumps(partial))
     yield "training.options", string(json.dumps(checkpoint.options))
     yield (
         "training.extra",
         string(
             json.dumps(
                 {
-                    OWED: state.validation_due,
-                    ENDED: state.stop_reason,
-                    **_best(state.best),
+                    VALIDATION_DUE: state.validation_due,
+                    STOP_REASON: state.stop_reason,
+                    **_best_validation(state.best),
                     **checkpoint.extra,
                 }
             )
@@ -228,14 +244,14 @@ def _training(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
     )
 
 
-def _best(best: Best) -> dict[str, Any]:
+def _best_validation(best: Best) -> dict[str, Any]:
     """Once there was a validation."""
     if best == Best():
         return {}
-    told = {"loss": best.loss if best.step is not None else None, "step": best.step, "idle": best.stale}
+    values = {"loss": best.loss if best.step is not None else None, "step": best.step, "idle": best.stale}
     if best.scheduled_loss != best.loss:
-        told["due"] = best.scheduled_loss if math.isfinite(best.scheduled_loss) else None
-    return {BEST: told}
+        values["due"] = best.scheduled_loss if math.isfinite(best.scheduled_loss) else None
+    return {BEST: values}
 
 
 def _optimizer(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
@@ -247,13 +263,13 @@ def _optimizer(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
     yield "optimizer.file_version", u32(0)
     yield "optimizer.convergence_past_count", u32(len(stop.past_loss_values))
     yield "optimizer.parameter_count", u64(sum(checkpoint.weights[name].size for name in checkpoint.order))
-    yield "optimizer.iteration_count", u32(min(step, LONGEST_COUNT))
+    yield "optimizer.iteration_count", u32(min(step, MAX_U32))
     yield "optimizer.just_initialized", boolean(step == 0)
     yield "optimizer.type", string(checkpoint.optimizer)
     yield "optimizer.parameter_order", strings(checkpoint.order)
     yield f"{kind}.best_loss", f32(stop.best_loss)
     yield f"{kind}.previous_loss", f32(stop.previous_loss)
-    yield f"{kind}.no_improvement_count", u32(min(stop.no_improvement_count, LONGEST_COUNT))
+    yield f"{kind}.no_improvement_count", u32(min(stop.no_improvement_count, MAX_U32))
     for key, value in checkpoint.numbers.items():
         yield key, number(KINDS.get(type(value), Kind.FLOAT64), value)
 

@@ -13,26 +13,32 @@ from dataclasses import replace
 import numpy as np
 
 from llamatrain.adapters import legacy_checkpoint
-from llamatrain.adapters.adapter import turned
+from llamatrain.adapters.adapter import is_transposed
 from llamatrain.adapters.legacy_bin import ARCHITECTURE
-from llamatrain.checkpoints.legacy_order import Order, of_squares, of_values, orders, pieces
+from llamatrain.checkpoints.legacy_order import (
+    Order,
+    order_from_squares,
+    order_from_values,
+    possible_orders,
+    split_vectors,
+)
 from llamatrain.errors import FileError
 from llamatrain.gguf.parser import quote
 from llamatrain.gguf.reader import FileTensor, Gguf, Metadata
 from llamatrain.gguf.types import type_by_name
 from llamatrain.gguf.values import Kind, Value, number, numbers, string, strings, u32, u64
 from llamatrain.model.architectures import find_architecture
-from llamatrain.optim.methods.lbfgs import newest_first
+from llamatrain.optim.methods.lbfgs import slots_newest_first
 
-OWN = legacy_checkpoint.RUN  # all other keys and tensors are the model's, or the adapter's
+RUN_PREFIXES = legacy_checkpoint.RUN  # all other keys and tensors are the model's, or the adapter's
 NO_TOKEN = 2**32 - 1  # written for a token that the vocabulary does not have
 PROGRAMS = {"train_model": "train-text-from-scratch", "finetune_lora": "finetune"}
-OTHER = {"a": "b", "b": "a"}
+SWAPPED = {"a": "b", "b": "a"}
 
 Tensors = dict[str, FileTensor]
 
 
-def upgraded(gguf: Gguf) -> tuple[Gguf, list[str]]:
+def upgrade(gguf: Gguf) -> tuple[Gguf, list[str]]:
     """The same run in the present form, and what of it is lost."""
     kind, optimizer = (
         gguf.get_value("training.type", str, "train_model"),
@@ -46,17 +52,17 @@ def upgraded(gguf: Gguf) -> tuple[Gguf, list[str]]:
         raise FileError(
             f"{gguf.path}: the optimizer {quote(optimizer)} is unknown; llama.cpp had adam and lbfgs"
         )
-    weights = {name: tensor for name, tensor in gguf.tensors.items() if not name.startswith(OWN)}
-    order = order_of(gguf, weights, optimizer, kind == "finetune_lora")
-    vectors, kept, notes = moments(gguf) if optimizer == "adam" else history(gguf, order, weights)
+    weights = {name: tensor for name, tensor in gguf.tensors.items() if not name.startswith(RUN_PREFIXES)}
+    order = find_order(gguf, weights, optimizer, kind == "finetune_lora")
+    vectors, kept, notes = read_moments(gguf) if optimizer == "adam" else read_history(gguf, order, weights)
     extra = dict[str, object]()
     if kind == "finetune_lora":
-        weights, vectors, order, extra = turned_round(gguf, weights, vectors, order)
+        weights, vectors, order, extra = convert_adapter(gguf, weights, vectors, order)
     metadata = {
         **{
             key: value
             for key, value in gguf.metadata.raw_values.items()
-            if not key.startswith(OWN) and not _no_token(key, value)
+            if not key.startswith(RUN_PREFIXES) and not _is_missing_token(key, value)
         },
         "training.type": string(kind),
         **_counters(gguf),
@@ -71,32 +77,32 @@ def upgraded(gguf: Gguf) -> tuple[Gguf, list[str]]:
         f"this checkpoint is of llama.cpp's {PROGRAMS[kind]}, which kept no options in it",
         "its shuffle cannot be continued: the data begins anew",
         *notes,
-        *unsaid(gguf),
+        *legacy_notes(gguf),
     ]
     return replace(gguf, metadata=Metadata(metadata), tensors=weights | vectors), notes
 
 
-def unsaid(gguf: Gguf) -> Iterator[str]:
+def legacy_notes(gguf: Gguf) -> Iterator[str]:
     """Of a file from before GGUF."""
-    if what := gguf.get_value("training.unsaid", str, ""):
-        yield f"it is from before GGUF and does not say: {what}"
+    if missing := gguf.get_value("training.unsaid", str, ""):
+        yield f"it is from before GGUF and does not say: {missing}"
     if options := gguf.get_value("training.said", str, ""):
         yield f"it was trained with {options}, which is not kept: say it again where that is to go on"
 
 
-def _no_token(key: str, value: Value) -> bool:
+def _is_missing_token(key: str, value: Value) -> bool:
     return key.endswith("_token_id") and value.decode() == NO_TOKEN
 
 
 def _counters(gguf: Gguf) -> dict[str, Value]:
     """As they are: version 0 had them in 32 bits, and no epochs."""
     training = [f"training.{name}_count" for name in ("iteration", "sample", "token", "epoch")]
-    kept = {
+    counts = {
         key: gguf.metadata.raw_values[key]
         for key in (*training, "optimizer.parameter_count")
         if key in gguf.metadata
     }
-    return {"training.epoch_count": u64(0), "training.seconds": number(Kind.FLOAT64, 0.0), **kept}
+    return {"training.epoch_count": u64(0), "training.seconds": number(Kind.FLOAT64, 0.0), **counts}
 
 
 def _stop(gguf: Gguf, prefix: str) -> dict[str, Value]:
@@ -125,7 +131,7 @@ def _past_losses(gguf: Gguf, name: str) -> list[float]:
 # ---- what the optimizers held ----------------------------------------------
 
 
-def floats(gguf: Gguf, name: str, shape: Sequence[int] | None = None) -> np.ndarray:
+def read_f32(gguf: Gguf, name: str, shape: Sequence[int] | None = None) -> np.ndarray:
     """A tensor in float32, which has this shape, or as many elements."""
     if name not in gguf.tensors:
         raise FileError(f"{gguf.path}: the tensor {name} is missing")
@@ -136,11 +142,11 @@ def floats(gguf: Gguf, name: str, shape: Sequence[int] | None = None) -> np.ndar
         raise FileError(
             f"{gguf.path}: the tensor {name} has the shape {list(tensor.shape)}, where {list(shape)} is needed"
         )
-    found: np.ndarray = tensor.raw.view("<f4").reshape(tensor.shape if shape is None else shape)
-    return found
+    array: np.ndarray = tensor.raw.view("<f4").reshape(tensor.shape if shape is None else shape)
+    return array
 
 
-def held(name: str, array: np.ndarray) -> FileTensor:
+def tensor_in_memory(name: str, array: np.ndarray) -> FileTensor:
     """A tensor that lies in no file."""
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return FileTensor(name, type_by_name("F64" if array.dtype == np.float64 else "F32"), array.shape, 0, raw)
@@ -149,95 +155,112 @@ def held(name: str, array: np.ndarray) -> FileTensor:
 Held = tuple[Tensors, dict[str, Value], list[str]]  # vectors, numbers, and what is to be said
 
 
-def moments(gguf: Gguf) -> Held:
+def read_moments(gguf: Gguf) -> Held:
     names = ("optimizer.adam.first_moments", "optimizer.adam.second_moments")
     return {name: gguf.tensors[name] for name in names if name in gguf.tensors}, {}, []
 
 
-def history(gguf: Gguf, order: Order, weights: Tensors) -> Held:
+def read_history(gguf: Gguf, order: Order, weights: Tensors) -> Held:
     """Its moves, as many as are sound from the newest on; `end` is where the next one goes, `k` counts them from 1."""
     prefix, size = "optimizer.lbfgs.", sum(weights[name].elements for name in order)
-    most, k, end = (
+    size_of_history, k, end = (
         gguf.get_value(prefix + key, int)
         for key in ("approx_hessian_count", "line_search_k", "line_search_end")
     )
     fresh = gguf.get_value("optimizer.just_initialized", bool, False)
-    if not 0 <= end < most or size * most > sum(tensor.elements for tensor in gguf.tensors.values()):
+    if not 0 <= end < size_of_history or size * size_of_history > sum(
+        tensor.elements for tensor in gguf.tensors.values()
+    ):
         raise FileError(
-            f"{gguf.path}: a history of {most} moves whose next one goes to place {end} cannot be"
+            f"{gguf.path}: a history of {size_of_history} moves whose next one goes to place {end} cannot be"
         )
-    s, y = (floats(gguf, f"{prefix}memory_{name}", (most, size)) for name in "sy")
+    s, y = (read_f32(gguf, f"{prefix}memory_{name}", (size_of_history, size)) for name in "sy")
     with np.errstate(all="ignore"):
         ys = np.array(
             [np.einsum("i,i", one, other, dtype=np.float64) for one, other in zip(s, y, strict=True)]
         )
-    places = newest_first(0 if fresh else max(0, min(most, k - 1)), end, most)
-    sound = next((count for count, place in enumerate(places) if not 0 < ys[place] < math.inf), len(places))
+    slots = slots_newest_first(0 if fresh else max(0, min(size_of_history, k - 1)), end, size_of_history)
+    usable = next((count for count, slot in enumerate(slots) if not 0 < ys[slot] < math.inf), len(slots))
     vectors = {"memory_s": s, "memory_y": y, "memory_ys": np.where(np.isfinite(ys), ys, 0.0)}
-    kept = {f"{prefix}approx_hessian_count": u32(sound), f"{prefix}line_search_end": number(Kind.INT32, end)}
-    note = f"its optimizer's history of {sound} moves goes on; the gradient, of samples that cannot be had again, is taken anew"
-    return {prefix + name: held(prefix + name, array) for name, array in vectors.items()}, kept, [note]
+    kept = {f"{prefix}approx_hessian_count": u32(usable), f"{prefix}line_search_end": number(Kind.INT32, end)}
+    note = f"its optimizer's history of {usable} moves goes on; the gradient, of samples that cannot be had again, is taken anew"
+    return (
+        {prefix + name: tensor_in_memory(prefix + name, array) for name, array in vectors.items()},
+        kept,
+        [note],
+    )
 
 
 # ---- the parameters in their vectors ---------------------------------------
 
 
-def order_of(gguf: Gguf, weights: Tensors, optimizer: str, adapter: bool) -> Order:
+def find_order(gguf: Gguf, weights: Tensors, optimizer: str, adapter: bool) -> Order:
     layers, parts = gguf.get_value("llama.block_count", int), "pairs of factors" if adapter else "weights"
     count = len(weights) // 2 if adapter else len(weights)
     if count != layers * 9 + 3 or len(weights) != count * (1 + adapter):
         raise FileError(f"{gguf.path}: {count} {parts} are not those of a llama of {layers} layers")
-    known = list(orders(layers, adapter))
-    if missing := [name for name in known[0] if name not in weights]:
+    candidates = list(possible_orders(layers, adapter))
+    if missing := [name for name in candidates[0] if name not in weights]:
         raise FileError(f"{gguf.path}: the tensor {missing[0]} is missing")
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     size = sum(tensor.elements for tensor in weights.values())
-    if (held := f"optimizer.{optimizer}.current_parameters") in gguf.tensors or optimizer == "lbfgs":
-        arrays = {name: floats(gguf, name) for name in weights}
-        return of_values(floats(gguf, held, [size]), arrays, known)
-    squares = floats(gguf, "optimizer.adam.second_moments", [size])
-    found = of_squares(squares, shapes, "token_embd.weight" + (".lora_b" if adapter else ""), known)
-    if found is None:
+    if (key := f"optimizer.{optimizer}.current_parameters") in gguf.tensors or optimizer == "lbfgs":
+        arrays = {name: read_f32(gguf, name) for name in weights}
+        return order_from_values(read_f32(gguf, key, [size]), arrays, candidates)
+    squares = read_f32(gguf, "optimizer.adam.second_moments", [size])
+    order = order_from_squares(
+        squares, shapes, "token_embd.weight" + (".lora_b" if adapter else ""), candidates
+    )
+    if order is None:
         raise FileError(
             f"{gguf.path}: the moments do not lie in an order that is known; the weights can be had from the model file"
         )
-    return found
+    return order
 
 
-def turned_round(
+def convert_adapter(
     gguf: Gguf, weights: Tensors, vectors: Tensors, order: Order
 ) -> tuple[Tensors, Tensors, Order, dict[str, object]]:
     """Factors as they lie today, the vectors' pieces with them, and what a run keeps of its adapter."""
     adapter, shapes = (
-        legacy_checkpoint.adapter_of(gguf),
+        legacy_checkpoint.parse_adapter(gguf),
         {name: tensor.shape for name, tensor in weights.items()},
     )
     pairs = adapter.pairs.items()
     factors = {f"{name}.lora_{half}": getattr(pair, half) for name, pair in pairs for half in ("a", "b")}
-    flat = sum(tensor.elements for tensor in weights.values())
+    size = sum(tensor.elements for tensor in weights.values())
     for name, tensor in vectors.items():
-        if tensor.shape[-1] == flat:
+        if tensor.shape[-1] == size:
             array = tensor.raw.view("<f4").reshape(tensor.shape)
-            vectors[name] = held(name, np.concatenate(list(as_today(array, shapes, order)), -1))
+            vectors[name] = tensor_in_memory(
+                name, np.concatenate(list(transpose_pieces(array, shapes, order)), -1)
+            )
     extra = {
         "ranks": {name: pair.rank for name, pair in pairs},
         "scales": {name: pair.scale for name, pair in pairs},
         "alpha": adapter.alpha,
     }
-    today = tuple(name for name, _ in map(present, order))
-    return {name: held(name, factor) for name, factor in factors.items()}, vectors, today, extra
+    present_order = tuple(name for name, _ in map(present_name, order))
+    return (
+        {name: tensor_in_memory(name, factor) for name, factor in factors.items()},
+        vectors,
+        present_order,
+        extra,
+    )
 
 
-def present(name: str) -> tuple[str, bool]:
+def present_name(name: str) -> tuple[str, bool]:
     """A factor's name today, and whether it was turned."""
     weight, half = name.removesuffix(name[-1]), name[-1]
-    if turned(find_architecture(ARCHITECTURE), weight.removesuffix(".lora_")):
-        return weight + OTHER[half], False
+    if is_transposed(find_architecture(ARCHITECTURE), weight.removesuffix(".lora_")):
+        return weight + SWAPPED[half], False
     return name, half == "a"
 
 
-def as_today(
+def transpose_pieces(
     vectors: np.ndarray, shapes: Mapping[str, tuple[int, ...]], order: Order
 ) -> Iterator[np.ndarray]:
-    for name, piece in pieces(vectors, shapes, order):
-        yield (np.swapaxes(piece, -1, -2) if present(name)[1] else piece).reshape(*vectors.shape[:-1], -1)
+    for name, piece in split_vectors(vectors, shapes, order):
+        yield (np.swapaxes(piece, -1, -2) if present_name(name)[1] else piece).reshape(
+            *vectors.shape[:-1], -1
+        )

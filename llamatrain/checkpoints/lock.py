@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from llamatrain.checkpoints.filenames import telling
+from llamatrain.checkpoints.filenames import wrap_os_errors
 from llamatrain.errors import FileError
 
 try:
@@ -24,56 +24,57 @@ class FolderLock:
     """A folder that is held."""
 
     release: Callable[[], None]
-    place: int | None = None  # the folder itself, open
+    descriptor: int | None = None  # the folder itself, open
 
-    def whereabouts(self, folder: Path) -> Path | None:
+    def current_path(self, folder: Path) -> Path | None:
         """Where it lies by now, under its old name or another; None: nowhere, or nobody knows."""
-        if self.place is None:
+        if self.descriptor is None:
             return folder if folder.is_dir() else None
-        mine = os.fstat(self.place)
-        for each in (folder, *names_of(self.place)):
+        status = os.fstat(self.descriptor)
+        for each in (folder, *descriptor_paths(self.descriptor)):
             with suppress(OSError):
-                if os.path.samestat(each.stat(), mine):
+                if os.path.samestat(each.stat(), status):
                     return each
         return None
 
 
-def names_of(place: int) -> list[Path]:
+def descriptor_paths(descriptor: int) -> list[Path]:
     """What the system calls an open folder."""
     with suppress(OSError):
-        return [Path(f"/proc/self/fd/{place}").readlink()]
+        return [Path(f"/proc/self/fd/{descriptor}").readlink()]
     with suppress(OSError, AttributeError):
-        return [Path(os.fsdecode(fcntl.fcntl(place, fcntl.F_GETPATH, bytes(LONGEST_PATH)).rstrip(b"\0")))]  # type: ignore[attr-defined]
+        raw = fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(LONGEST_PATH))  # type: ignore[attr-defined]
+        return [Path(os.fsdecode(raw.rstrip(b"\0")))]
     return []
 
 
-def locked(folder: Path) -> FolderLock:
+def lock_folder(folder: Path) -> FolderLock:
     """Hold a folder until it is released."""
-    with telling(folder, "cannot be used for a run"):
-        return _by_itself(folder) if fcntl else _by_a_file(folder)
+    with wrap_os_errors(folder, "cannot be used for a run"):
+        return _lock_descriptor(folder) if fcntl else _lock_file(folder)
 
 
-def _by_itself(folder: Path) -> FolderLock:
+def _lock_descriptor(folder: Path) -> FolderLock:
     """The open folder is the lock, so that it leaves nothing."""
-    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        os.close(place)
-        raise refusal(folder) from error
+        os.close(descriptor)
+        raise in_use_error(folder) from error
     except OSError:
         pass  # a file system without locks
-    return FolderLock(partial(os.close, place), place)
+    return FolderLock(partial(os.close, descriptor), descriptor)
 
 
-def _by_a_file(folder: Path) -> FolderLock:
+def _lock_file(folder: Path) -> FolderLock:
     from filelock import FileLock, Timeout
 
     lock = FileLock(folder / NAME, timeout=0)
     try:
         lock.acquire()
     except Timeout as error:
-        raise refusal(folder) from error
+        raise in_use_error(folder) from error
 
     def release() -> None:
         lock.release()
@@ -83,5 +84,5 @@ def _by_a_file(folder: Path) -> FolderLock:
     return FolderLock(release)
 
 
-def refusal(folder: Path) -> FileError:
+def in_use_error(folder: Path) -> FileError:
     return FileError(f"{folder}: another run is using this folder")

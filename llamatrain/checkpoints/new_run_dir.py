@@ -7,21 +7,21 @@ from itertools import count
 from pathlib import Path
 from tempfile import mkdtemp
 
-from llamatrain.checkpoints.filenames import telling
-from llamatrain.checkpoints.lock import FolderLock, locked
+from llamatrain.checkpoints.filenames import wrap_os_errors
+from llamatrain.checkpoints.lock import FolderLock, lock_folder
 from llamatrain.errors import FileError
 
 
-def missing_above(path: Path) -> list[Path]:
+def missing_parents(path: Path) -> list[Path]:
     """What has to be made before, the innermost first."""
     with suppress(OSError):
-        return [each for each in path.parents if not each.exists()]
+        return [parent for parent in path.parents if not parent.exists()]
     return []
 
 
-def made_here(path: Path) -> bool:
+def ensure_folder(path: Path) -> bool:
     """See to it that a folder is there; whether it had to be made."""
-    with telling(path, "no folder can be made there"):
+    with wrap_os_errors(path, "no folder can be made there"):
         try:
             path.mkdir(parents=True)
         except FileExistsError:
@@ -31,12 +31,12 @@ def made_here(path: Path) -> bool:
     return True
 
 
-def next_folder(runs: Path, command: str) -> Path:
+def create_next_folder(runs: Path, command: str) -> Path:
     """The number after the highest; where another run takes it first, the one after that."""
     name = re.compile(re.escape(command) + r"-([0-9]{1,18})")
-    with telling(runs, "no folder can be made in it"):
+    with wrap_os_errors(runs, "no folder can be made in it"):
         runs.mkdir(parents=True, exist_ok=True)
-        taken = [int(match[1]) for each in runs.iterdir() if (match := name.fullmatch(each.name))]
+        taken = [int(match[1]) for entry in runs.iterdir() if (match := name.fullmatch(entry.name))]
         for number in count(max(taken, default=0) + 1):
             with suppress(FileExistsError):
                 path = runs / f"{command}-{number}"
@@ -48,30 +48,30 @@ def next_folder(runs: Path, command: str) -> Path:
 # ---- a folder in place of a lost one ----------------------------------------
 
 
-def again(folder: Path) -> Iterator[tuple[Path, FolderLock]]:
+def recreate_folder(folder: Path) -> Iterator[tuple[Path, FolderLock]]:
     """In the old place, where nothing has taken it; else as `instead`."""
     with suppress(OSError, FileError):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = locked(folder)
+        lock = lock_folder(folder)
         if not any(folder.iterdir()):
             yield folder, lock
             return
         lock.release()
-    yield from instead(folder)
+    yield from fallback_folders(folder)
 
 
-def instead(folder: Path) -> Iterator[tuple[Path, FolderLock]]:
+def fallback_folders(folder: Path) -> Iterator[tuple[Path, FolderLock]]:
     """Beside it, and last in the folder for temporary files."""
     with suppress(OSError, FileError):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        beside = _beside(folder)
-        yield beside, locked(beside)
+        sibling = _create_sibling(folder)
+        yield sibling, lock_folder(sibling)
     with suppress(OSError, FileError):
         temporary = Path(mkdtemp(prefix="llamatrain-run-"))
-        yield temporary, locked(temporary)
+        yield temporary, lock_folder(temporary)
 
 
-def _beside(folder: Path) -> Path:
+def _create_sibling(folder: Path) -> Path:
     for number in count(2):
         with suppress(FileExistsError):
             path = folder.with_name(f"{folder.name}-{number}")

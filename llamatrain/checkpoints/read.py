@@ -10,15 +10,15 @@ import numpy as np
 from llamatrain.checkpoints.checkpoint import (
     BEST,
     CHECKSUM,
-    ENDED,
     GRADIENTS,
-    OWED,
     PIECE,
+    STOP_REASON,
+    VALIDATION_DUE,
     VERSION,
     Checkpoint,
-    sum_of_file,
+    compute_checksum,
 )
-from llamatrain.checkpoints.legacy import OWN, upgraded
+from llamatrain.checkpoints.legacy import RUN_PREFIXES, upgrade
 from llamatrain.data.batches import CursorState
 from llamatrain.errors import FileError
 from llamatrain.gguf.parser import quote
@@ -33,25 +33,25 @@ from llamatrain.preference.batch import Rewards
 from llamatrain.train.state import Best, Counters, Partial, RunState
 
 KINDS_OF_RUNS = ("train_model", "finetune_lora")
-LONGEST = 1e12  # seconds that a run may have taken
-DERIVED = ("best_loss", "previous_loss", "no_improvement_count")  # from those of training.*
+MAX_SECONDS = 1e12  # seconds that a run may have taken
+DERIVED_KEYS = ("best_loss", "previous_loss", "no_improvement_count")  # from those of training.*
 
 
-def read(path: str | Path) -> Checkpoint:
+def read_checkpoint(path: str | Path) -> Checkpoint:
     """Arrays are views of the file as it is mapped into memory: the file stays open until they are gone."""
     gguf = open_gguf(path)
     with verify_unchanged(gguf.mapped_files):
-        return checkpoint_in(gguf)
+        return parse_checkpoint(gguf)
 
 
-def checkpoint_in(gguf: Gguf) -> Checkpoint:
+def parse_checkpoint(gguf: Gguf) -> Checkpoint:
     path = gguf.path
     if gguf.kind != "checkpoint":
         raise FileError(f"{path}: no checkpoint of a training run, but a file of kind {gguf.kind}")
     version, notes = gguf.get_value("training.file_version", int), list[str]()
     _verify(gguf, needed=version == VERSION)
     if version in (0, 1):
-        gguf, notes = upgraded(gguf)
+        gguf, notes = upgrade(gguf)
     elif version != VERSION:
         raise FileError(
             f"{path}: checkpoint version {version}; 0 to {VERSION} can be read: a newer llamatrain wrote it"
@@ -63,10 +63,12 @@ def checkpoint_in(gguf: Gguf) -> Checkpoint:
         metadata={
             key: Value(v.kind, bytes(v.raw))
             for key, v in gguf.metadata.raw_values.items()
-            if not key.startswith(OWN)
+            if not key.startswith(RUN_PREFIXES)
         },
         weights={
-            name: _array(gguf, tensor) for name, tensor in gguf.tensors.items() if not name.startswith(OWN)
+            name: _array(gguf, tensor)
+            for name, tensor in gguf.tensors.items()
+            if not name.startswith(RUN_PREFIXES)
         },
         options=_json(gguf, "training.options"),
         state=_state(gguf, extra),
@@ -75,14 +77,14 @@ def checkpoint_in(gguf: Gguf) -> Checkpoint:
         vectors={
             name: _array(gguf, tensor)
             for name, tensor in gguf.tensors.items()
-            if name.startswith(OWN) and not name.endswith(".past_loss_values")
+            if name.startswith(RUN_PREFIXES) and not name.endswith(".past_loss_values")
         },
         numbers=_numbers(gguf, f"optimizer.{optimizer}."),
-        extra={key: value for key, value in extra.items() if key not in (OWED, ENDED, BEST)},
+        extra={key: value for key, value in extra.items() if key not in (VALIDATION_DUE, STOP_REASON, BEST)},
         notes=notes,
     )
-    if wrong := fault(checkpoint, gguf.get_value("optimizer.parameter_count", int)):
-        raise FileError(f"{path}: {wrong}")
+    if problem := find_problem(checkpoint, gguf.get_value("optimizer.parameter_count", int)):
+        raise FileError(f"{path}: {problem}")
     return checkpoint
 
 
@@ -96,20 +98,20 @@ def _verify(gguf: Gguf, needed: bool) -> None:
     if not gguf.tensors:
         raise FileError(f"{gguf.path}: there are no tensors in it")
     file = next(iter(gguf.tensors.values())).file
-    said, found = gguf.get_value(CHECKSUM, int), sum_of_file(file)
-    if said != found:
+    stored, actual = gguf.get_value(CHECKSUM, int), compute_checksum(file)
+    if stored != actual:
         raise FileError(
-            f"{gguf.path}: the file is damaged: its checksum is {found:08x}, where {said:08x} was written"
+            f"{gguf.path}: the file is damaged: its checksum is {actual:08x}, where {stored:08x} was written"
         )
 
 
 def _array(gguf: Gguf, tensor: FileTensor) -> np.ndarray:
-    wanted = {"F32": "<f4"} if not tensor.name.startswith("optimizer.") else {"F32": "<f4", "F64": "<f8"}
-    if tensor.type.name not in wanted:
+    dtypes = {"F32": "<f4"} if not tensor.name.startswith("optimizer.") else {"F32": "<f4", "F64": "<f8"}
+    if tensor.type.name not in dtypes:
         raise FileError(
-            f"{gguf.path}: {quote(tensor.name)} is {tensor.type.name}, where {' or '.join(wanted)} is needed"
+            f"{gguf.path}: {quote(tensor.name)} is {tensor.type.name}, where {' or '.join(dtypes)} is needed"
         )
-    return tensor.raw.view(wanted[tensor.type.name])
+    return tensor.raw.view(dtypes[tensor.type.name])
 
 
 def _count(gguf: Gguf, key: str) -> int:
@@ -143,8 +145,8 @@ def _names(gguf: Gguf, key: str) -> list[str]:
 
 
 def _state(gguf: Gguf, extra: dict[str, Any]) -> RunState:
-    owed, ended = extra.get(OWED, False), extra.get(ENDED)
-    if not isinstance(owed, bool) or not isinstance(ended, str | None):
+    validation_due, stop_reason = extra.get(VALIDATION_DUE, False), extra.get(STOP_REASON)
+    if not isinstance(validation_due, bool) or not isinstance(stop_reason, str | None):
         raise FileError(f"{gguf.path}: training.extra does not say how the run stood")
     counters = _counters(gguf)
     return RunState(
@@ -153,23 +155,23 @@ def _state(gguf: Gguf, extra: dict[str, Any]) -> RunState:
         stop=_stop(gguf),
         best=_best(gguf, extra.get(BEST), counters.step),
         partial=_partial(gguf),
-        validation_due=owed,
-        stop_reason=ended,
+        validation_due=validation_due,
+        stop_reason=stop_reason,
     )
 
 
-def _best(gguf: Gguf, told: Any, done: int) -> Best:
-    match told:
+def _best(gguf: Gguf, value: Any, steps: int) -> Best:
+    match value:
         case None:
             return Best()
-        case {"loss": None, "step": None, "idle": int(idle)} if 0 < idle <= done + 1:
+        case {"loss": None, "step": None, "idle": int(idle)} if 0 < idle <= steps + 1:
             return Best(stale=idle)
         case {"loss": float() as loss, "step": int(step), "idle": int(idle), "due": float() | None as due}:
             due = math.inf if due is None else due
-            if math.isfinite(loss) and loss < due and 0 <= step <= done and 0 <= idle <= done + 1:
+            if math.isfinite(loss) and loss < due and 0 <= step <= steps and 0 <= idle <= steps + 1:
                 return Best(loss=loss, step=step, scheduled_loss=due, stale=idle)
         case {"loss": float() as loss, "step": int(step), "idle": int(idle)}:
-            if math.isfinite(loss) and 0 <= step <= done and 0 <= idle <= done - step:
+            if math.isfinite(loss) and 0 <= step <= steps and 0 <= idle <= steps - step:
                 return Best(loss=loss, step=step, scheduled_loss=loss, stale=idle)
     raise FileError(f"{gguf.path}: training.extra does not say which validation was the best")
 
@@ -179,7 +181,7 @@ def _counters(gguf: Gguf) -> Counters:
         _count(gguf, f"training.{name}_count") for name in ("iteration", "sample", "token", "epoch")
     )
     seconds = gguf.get_value("training.seconds", float)
-    if not 0 <= seconds < LONGEST:
+    if not 0 <= seconds < MAX_SECONDS:
         raise FileError(f"{gguf.path}: training.seconds is {seconds}")
     return Counters(step=step, samples=samples, tokens=tokens, epoch=epoch, seconds=seconds)
 
@@ -211,12 +213,12 @@ def _stop(gguf: Gguf) -> StopState:
     )
 
 
-def _rewards(gguf: Gguf, kept: object) -> Rewards | None:
-    if kept is None:
+def _rewards(gguf: Gguf, value: object) -> Rewards | None:
+    if value is None:
         return None
-    match kept:
-        case [float(), float(), int(), int(), int(), int()] if all(math.isfinite(each) for each in kept):
-            return Rewards._make(kept)
+    match value:
+        case [float(), float(), int(), int(), int(), int()] if all(math.isfinite(number) for number in value):
+            return Rewards._make(value)
     raise FileError(
         f"{gguf.path}: training.partial does not hold the rewards of a step's first micro-batches"
     )
@@ -232,51 +234,53 @@ def _partial(gguf: Gguf) -> Partial | None:
             "extra": {"seconds": int() | float() as seconds, **more},
         }:
             sound = all(isinstance(loss, float) and math.isfinite(loss) for loss in losses)
-            if 0 < count == len(losses) and sound and 0 <= seconds < LONGEST:
+            if 0 < count == len(losses) and sound and 0 <= seconds < MAX_SECONDS:
                 return Partial(losses, float(seconds), _rewards(gguf, more.get("rewards")))
     raise FileError(f"{gguf.path}: training.partial does not hold the losses of a step's first micro-batches")
 
 
 def _numbers(gguf: Gguf, prefix: str) -> dict[str, float | int | bool]:
     keys = [
-        key for key in gguf.metadata if key.startswith(prefix) and key.removeprefix(prefix) not in DERIVED
+        key
+        for key in gguf.metadata
+        if key.startswith(prefix) and key.removeprefix(prefix) not in DERIVED_KEYS
     ]
-    found = {key: gguf.metadata[key] for key in keys}
-    if wrong := [key for key, value in found.items() if not isinstance(value, int | float)]:
-        raise FileError(f"{gguf.path}: {quote(wrong[0])} is no number")
-    return found
+    numbers = {key: gguf.metadata[key] for key in keys}
+    if invalid := [key for key, value in numbers.items() if not isinstance(value, int | float)]:
+        raise FileError(f"{gguf.path}: {quote(invalid[0])} is no number")
+    return numbers
 
 
 # ---- what must agree -------------------------------------------------------
 
 
-def fault(checkpoint: Checkpoint, parameters: int) -> str | None:
+def find_problem(checkpoint: Checkpoint, parameters: int) -> str | None:
     """Why a run cannot go on from this, if it cannot."""
-    order, weights, known = checkpoint.order, checkpoint.weights, registry.by_kind()
+    order, weights, known = checkpoint.order, checkpoint.weights, registry.optimizers_by_checkpoint_name()
     if checkpoint.kind not in KINDS_OF_RUNS:
         return f"a run of type {quote(checkpoint.kind)}; known are {', '.join(KINDS_OF_RUNS)}"
     if checkpoint.optimizer not in known:
         return f"the optimizer {quote(checkpoint.optimizer)} is unknown; known are {', '.join(known)}"
     optimizer = known[checkpoint.optimizer]
-    if strange := [name for name in order if name not in weights]:
-        return f"the parameter {quote(strange[0])} has no weights"
+    if unknown := [name for name in order if name not in weights]:
+        return f"the parameter {quote(unknown[0])} has no weights"
     if len(set(order)) != len(order) or sum(weights[name].size for name in order) != parameters:
         return f"its {len(order)} parameters do not have the {parameters} elements together that are said"
     if bool(checkpoint.state.partial) != (GRADIENTS in checkpoint.vectors):
         return f"{GRADIENTS} and training.partial go together, and one is missing"
     return (
-        _unfit_vector(checkpoint, optimizer, parameters)
-        or optimizer.fault(checkpoint.kept)
-        or _unfit_value(checkpoint, [optimizer.key(name) for name in optimizer.squares])
+        _vector_problem(checkpoint, optimizer, parameters)
+        or optimizer.state_problem(checkpoint.optimizer_values)
+        or _value_problem(checkpoint, [optimizer.checkpoint_key(name) for name in optimizer.nonnegative])
     )
 
 
-def _unfit_vector(checkpoint: Checkpoint, optimizer: type[Optimizer], parameters: int) -> str | None:
-    lengths = optimizer.lengths({name: checkpoint.weights[name].shape for name in checkpoint.order})
-    shapes = optimizer.shapes(checkpoint.kept, parameters) | {
+def _vector_problem(checkpoint: Checkpoint, optimizer: type[Optimizer], parameters: int) -> str | None:
+    lengths = optimizer.state_lengths({name: checkpoint.weights[name].shape for name in checkpoint.order})
+    shapes = optimizer.required_shapes(checkpoint.optimizer_values, parameters) | {
         name: (length,) for name, length in lengths.items()
     }
-    needed = {optimizer.key(name): shape for name, shape in shapes.items()}
+    needed = {optimizer.checkpoint_key(name): shape for name, shape in shapes.items()}
     if missing := needed.keys() - checkpoint.vectors.keys():
         return f"the tensor {min(missing)} is missing"
     for name, vector in checkpoint.vectors.items():
@@ -288,10 +292,10 @@ def _unfit_vector(checkpoint: Checkpoint, optimizer: type[Optimizer], parameters
     return None
 
 
-def _unfit_value(checkpoint: Checkpoint, squares: list[str]) -> str | None:
+def _value_problem(checkpoint: Checkpoint, squares: list[str]) -> str | None:
     """Least and greatest tell of NaN and infinity without a copy."""
     for name, array in {**checkpoint.weights, **checkpoint.vectors}.items():
-        least, greatest = _ends(array)
+        least, greatest = _min_max(array)
         if not (math.isfinite(least) and math.isfinite(greatest)):
             return f"the tensor {quote(name)} has values that are not finite"
         if least < 0 and name in squares:
@@ -299,12 +303,12 @@ def _unfit_value(checkpoint: Checkpoint, squares: list[str]) -> str | None:
     return None
 
 
-def _ends(array: np.ndarray) -> tuple[float, float]:
+def _min_max(array: np.ndarray) -> tuple[float, float]:
     """Least and greatest, NaN where there is one; the pages of a mapped file are let go."""
-    flat, found = array.reshape(-1), list[np.floating]()
+    flat, extremes = array.reshape(-1), list[np.floating]()
     step = PIECE // flat.itemsize
     for start in range(0, flat.size, step):
         part = flat[start : start + step]
-        found += [part.min(), part.max()]
+        extremes += [part.min(), part.max()]
         release_pages(flat[: start + step])
-    return float(np.min(found)), float(np.max(found))
+    return float(np.min(extremes)), float(np.max(extremes))

@@ -47,7 +47,7 @@ def _signature(key: bytes, options: Mapping[str, Any]) -> str:
 # ---- the key ---------------------------------------------------------------
 
 
-def _place() -> Path | None:
+def _key_path() -> Path | None:
     try:
         folder = user_state_path(NAME, appauthor=False)
     except RuntimeError:  # there is no home
@@ -58,8 +58,8 @@ def _place() -> Path | None:
 def _read_key() -> bytes | None:
     """Read a key that belongs to this user, and that nobody else can read or write."""
     with suppress(OSError):
-        if place := _place():
-            key, status = read_regular(place, LENGTH)
+        if path := _key_path():
+            key, status = read_regular(path, LENGTH)
             private = os.name != "posix" or (
                 status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
             )
@@ -70,19 +70,19 @@ def _read_key() -> bytes | None:
 def _make_key() -> bytes | None:
     """Make a key; of several processes that do so at a time, the first wins. A file that is no key is replaced."""
     with suppress(OSError):
-        if place := _place():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            new = place.with_name(f"{place.name}-{secrets.token_hex(4)}")
+        if path := _key_path():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = path.with_name(f"{path.name}-{secrets.token_hex(4)}")
             try:
                 with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                     file.write(secrets.token_bytes(LENGTH))
-                _name(new, place)
+                _publish_key(new, path)
             finally:
                 new.unlink(missing_ok=True)
     return _read_key()
 
 
-def _name(new: Path, place: Path) -> None:
+def _publish_key(new: Path, place: Path) -> None:
     """Give a new key its name, unless another process was faster."""
     if os.path.lexists(place):
         if not _read_key():

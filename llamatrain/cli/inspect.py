@@ -43,11 +43,11 @@ class InspectOptions(Options):
 @options_of(InspectOptions)
 def inspect(file: Annotated[Path, typer.Argument(metavar="FILE", parser=a_path)], **said: Any) -> None:
     """Show what is in a GGUF file: a model, an adapter, a checkpoint or a vocabulary; or in an adapter of another form."""
-    from llamatrain.adapters.listing import listing
+    from llamatrain.adapters.listing import list_adapter
     from llamatrain.gguf.reader import open_gguf
 
     whole = build(InspectOptions, said).json
-    if other := listing(file):
+    if other := list_adapter(file):
         print(json.dumps(facts_of(other))) if whole else draw_other(file, other)
     else:
         gguf = open_gguf(file)

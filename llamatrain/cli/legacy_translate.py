@@ -66,11 +66,13 @@ def iterations(line: LegacyCommandLine) -> None:
 
 def done(place: str | None) -> int:
     """Steps, by what is gone on from."""
-    from llamatrain.checkpoints.filenames import newest_first
+    from llamatrain.checkpoints.filenames import checkpoints_newest_first
     from llamatrain.gguf.reader import open_gguf
 
     with suppress(OSError, LlamatrainError):
-        for path in newest_first(Path(place)) if place and Path(place).is_dir() else [Path(place or "")]:
+        for path in (
+            checkpoints_newest_first(Path(place)) if place and Path(place).is_dir() else [Path(place or "")]
+        ):
             with suppress(OSError, LlamatrainError):
                 return open_gguf(path).get_value("training.iteration_count", int, 0)
     return 0

@@ -16,7 +16,7 @@ from llamatrain.distributed import stderr
 from llamatrain.distributed.comm import ExitStatus
 from llamatrain.errors import LlamatrainError, describe
 from llamatrain.platform.terminal import drop_stdout, show_log
-from llamatrain.report.devnull import nowhere
+from llamatrain.report.devnull import open_null
 
 # Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when it runs.
 COMMANDS = (
@@ -113,14 +113,14 @@ def aside() -> None:
     """Of several processes only the first prints; the others keep standard error for their last words."""
     if not together.is_printing_rank():
         stderr.set_stream(sys.stderr)
-        sys.stdout, sys.stderr = nowhere(), nowhere()
+        sys.stdout, sys.stderr = open_null(), open_null()
 
 
 def open_what_is_closed() -> None:
     """A process may be begun without one of its streams; Python then has nothing where everyone expects something."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, nowhere("r" if name == "stdin" else "w"))
+            setattr(sys, name, open_null("r" if name == "stdin" else "w"))
 
 
 def said(error: Exception) -> str:

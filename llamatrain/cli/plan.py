@@ -17,7 +17,7 @@ from llamatrain.config.options import Option, OptionError, Options, build
 from llamatrain.config.units import Bandwidth, Size
 from llamatrain.errors import MemoryPlanError, UsageError
 from llamatrain.platform.terminal import log_line
-from llamatrain.report.format import duration, time_of_step
+from llamatrain.report.format import format_duration, format_step_time
 from llamatrain.run.options import RunFolderOptions
 from llamatrain.run.request import (
     FINETUNE_DEFAULTS,
@@ -113,11 +113,11 @@ def plan_finetune(base: Base = None, data: Data = None, **said: Any) -> None:
 
 
 def show(request: "RunRequest", options: PlanOptions) -> None:
-    from llamatrain.report.output_file import check_place
+    from llamatrain.report.output_file import check_output_file
     from llamatrain.run.prepare import plan_run
 
     if options.svg:
-        check_place(options.svg)
+        check_output_file(options.svg)
     drawn = options.graph is not None or options.svg is not None
     found = plan_run(request, graphs=drawn, ranks=options.ranks or 0)
     way, excess, limit = found.plan.plan, found.plan.error, request.config.train.memory
@@ -201,9 +201,9 @@ def of_time(time: "TimeForecast | str") -> Iterator[str]:
     if isinstance(time, str):
         yield f"\n{'time':14} {'not foretold':>18}  {time}"
         return
-    yield f"\n{'tokens/s':14} {time.tokens_per_second:>18,.0f}  {time_of_step(time.step_seconds)} a step of {time.tokens:,}"
+    yield f"\n{'tokens/s':14} {time.tokens_per_second:>18,.0f}  {format_step_time(time.step_seconds)} a step of {time.tokens:,}"
     if time.run_seconds is not None:
-        yield f"{'time':14} {duration(time.run_seconds):>18}  for {time.steps:,} steps, without validating, samples and saving"
+        yield f"{'time':14} {format_duration(time.run_seconds):>18}  for {time.steps:,} steps, without validating, samples and saving"
     yield from of_speed(time.speeds)
 
 
@@ -231,7 +231,7 @@ def of_tried(fitted: "FittedRun", time: "TimeForecast | str | None") -> Iterator
     yield f"{head} {'a step':>8}" if told else head
     for each in sorted([*others, taken], key=lambda each: each.cost):
         factor = each.cost / taken.cost
-        step = f"{time_of_step(told.step_seconds * factor):>9}" if told else ""
+        step = f"{format_step_time(told.step_seconds * factor):>9}" if told else ""
         here = (
             "  taken"
             if each is taken
@@ -307,9 +307,9 @@ def print_graph(graphs: "StepGraphs", how: str) -> None:
 def draw(graphs: "StepGraphs", file: Path, title: str) -> None:
     """The memory map."""
     from llamatrain.report.memory_layout import MemoryLayout
-    from llamatrain.report.memory_map import picture
-    from llamatrain.report.output_file import put
+    from llamatrain.report.memory_map import draw_svg
+    from llamatrain.report.output_file import write_text
 
-    if arena := MemoryLayout.of(graphs.plan(graphs.largest)):
-        put(file, picture(arena, title))
+    if arena := MemoryLayout.from_plan(graphs.plan(graphs.largest)):
+        write_text(file, draw_svg(arena, title))
         log_line(f"{file}: the memory map")

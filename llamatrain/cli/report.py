@@ -34,7 +34,7 @@ def report(
     Several runs lie over each other: their curves, a table, and the options that differ. Nothing of a run is changed, and
     one that goes on may be drawn.
     """
-    from llamatrain.report.render import drawn
+    from llamatrain.report.render import draw_runs
 
-    file, count = drawn([a_path(run) for run in runs], build(ReportOptions, said).out)
+    file, count = draw_runs([a_path(run) for run in runs], build(ReportOptions, said).out)
     log_line(f"{file}: {'the page of the run' if count == 1 else f'{count} runs in one page'}")

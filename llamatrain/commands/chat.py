@@ -117,9 +117,9 @@ class Conversation:
     @property
     def marks(self) -> tuple[str, str] | None:
         """Find the marks of thoughts, where llama-server looks for them."""
-        from llamatrain.sample.thoughts import marks_of
+        from llamatrain.sample.thoughts import find_marks
 
-        return marks_of(self.template.source) if "thinks" in self.template.notes else None
+        return find_marks(self.template.source) if "thinks" in self.template.notes else None
 
     def tokens(self) -> list[int]:
         """The talk as the model reads it. Of one that is too long the older half goes, where that is wished."""

@@ -66,7 +66,7 @@ def evaluated(
     given: Mapping[str, Any],
 ) -> Evaluation:
     """Judge all the data, a row at a time; `given` are the options as they were given, by name."""
-    from llamatrain.adapters.load_adapted import opened
+    from llamatrain.adapters.load_adapted import load_with_adapters
     from llamatrain.data.dataset import open_dataset
     from llamatrain.distributed.cores import count_cores
     from llamatrain.distributed.once import run_once_per_host
@@ -78,7 +78,7 @@ def evaluated(
     changed = changed_options(given, DataOptions, PreferenceOptions)
     check_given(options, preference, lora, data_options, changed)
     gguf, threads = open_gguf(model), options.threads or count_cores()
-    h, weights, arrays = opened(gguf, lora, threads)
+    h, weights, arrays = load_with_adapters(gguf, lora, threads)
     tokenizer = tokenizer_of(gguf, h.vocab)
     # each token is judged once
     once, ctx = (

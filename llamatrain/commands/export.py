@@ -71,8 +71,8 @@ def check_folder(options: ExportOptions, folder: Path, lora: AdapterOptions) -> 
 
     if any(folder.exists() and path.exists() and folder.samefile(path) for path, _ in lora.scaled):
         raise UsageError(f"--peft {folder} would replace {folder}, which is being read: another name will do")
-    peft.check_place(folder)
-    if peft.is_there(folder) and not options.overwrite:
+    peft.check_writable(folder)
+    if peft.has_adapter(folder) and not options.overwrite:
         raise FileError(f"{folder}: there is an adapter already; --overwrite replaces it")
 
 
@@ -80,13 +80,13 @@ def summed(adapters: "list[Adapter]") -> "Adapter":
     """One that adds what all of them add: the ranks of pairs for the same weight come together."""
     import numpy as np
 
-    from llamatrain.adapters.adapter import LoraPair, turned
+    from llamatrain.adapters.adapter import LoraPair, is_transposed
 
     first, pairs = adapters[0], dict(adapters[0].pairs)
     for each in adapters[1:]:
         for name, pair in each.pairs.items():
             if name in pairs:
-                both, axis = (pairs[name], pair), 1 if turned(first.architecture, name) else 0
+                both, axis = (pairs[name], pair), 1 if is_transposed(first.architecture, name) else 0
                 a = np.concatenate([part.a for part in both], axis)
                 b = np.concatenate([np.float32(part.scale) * part.b for part in both], 1)
                 pair = LoraPair(a, b, 1.0)
@@ -99,9 +99,9 @@ def written(options: ExportOptions, adapter: "Adapter") -> Merged:
 
     out = options.out
     assert out
-    gguf.write(out, adapter, "f16" if OF_ADAPTERS[options.type] == "f16" else "f32")
+    gguf.write_adapter(out, adapter, "f16" if OF_ADAPTERS[options.type] == "f16" else "f32")
     log_line(f"{out}: an adapter of {len(adapter.pairs)} weights")
-    notes = (gguf.left_out(adapter.norms),) if adapter.norms else ()
+    notes = (gguf.norms_note(adapter.norm_names),) if adapter.norm_names else ()
     for line in notes:
         log_line(f"note: {line}")
     size = out.stat().st_size
@@ -113,10 +113,10 @@ def written(options: ExportOptions, adapter: "Adapter") -> Merged:
 def into_folder(folder: Path, adapter: "Adapter", base: Path, h: "Hyperparameters") -> list[str]:
     from llamatrain.adapters import peft
 
-    peft.write(folder, adapter, str(base), h)
-    left = adapter.norms
+    peft.write_peft(folder, adapter, str(base), h)
+    left = adapter.norm_names
     log_line(f"{folder}: PEFT's adapter of {len(adapter.pairs) - len(left)} weights")
-    notes = [peft.left_out(folder, left)] if left else []
+    notes = [peft.norms_note(folder, left)] if left else []
     for line in notes:
         log_line(f"note: {line}")
     return notes

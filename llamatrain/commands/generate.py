@@ -42,14 +42,14 @@ class TextModel:
     """A model, opened once for any number of texts."""
 
     def __init__(self, path: Path, options: LoadOptions, lora: AdapterOptions) -> None:
-        from llamatrain.adapters.load_adapted import opened
+        from llamatrain.adapters.load_adapted import load_with_adapters
         from llamatrain.distributed.cores import count_cores
         from llamatrain.gguf.reader import open_gguf
         from llamatrain.model.load import check_memory
         from llamatrain.sample.decoder import Decoder
 
         self.gguf, self.threads = open_gguf(path), options.threads or count_cores()
-        self.h, self.weights, self.arrays = opened(self.gguf, lora, self.threads)
+        self.h, self.weights, self.arrays = load_with_adapters(self.gguf, lora, self.threads)
         self.ctx = options.ctx or min(USUAL_CTX, self.h.ctx)
         cost = Decoder.plan(self.h, self.ctx, self.threads, weights=self.weights)
         check_memory(self.gguf, cost.total, "a smaller --ctx")
@@ -116,7 +116,7 @@ class TextStream:
         from llamatrain.data.tokenizer import StreamDecoder
         from llamatrain.io.mapped_file import check_files, mapped_files, verify_unchanged
         from llamatrain.sample.decoder import Generation
-        from llamatrain.sample.text import TokenNumbers, stream
+        from llamatrain.sample.text import TokenNumbers, stream_text
 
         tokenizer, decoder, files = (
             self.model.tokenizer,
@@ -129,12 +129,12 @@ class TextStream:
         made = Generation(decoder, self.tokens, self.sampling, ends, keep, self.again)
         try:
             with verify_unchanged(files):
-                for piece in stream(made, words, self.sampling.stop):
+                for piece in stream_text(made, words, self.sampling.stop):
                     check_files(files)
                     yield piece
         finally:
             self.model.given_back(decoder)
-        if made.ended == "ctx":
+        if made.stop_reason == "ctx":
             self.notes.append(
                 f"the context of {self.model.ctx} tokens is full; a larger --ctx takes more, --ctx-shift goes on"
             )

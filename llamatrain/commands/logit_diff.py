@@ -57,7 +57,7 @@ def before_export(
     note: Callable[[str], None],
 ) -> LogitsBefore:
     """Compute the logits of the base with its adapters beside it, on the first tokens of a text."""
-    from llamatrain.adapters.load_adapted import adapted
+    from llamatrain.adapters.load_adapted import add_adapters
     from llamatrain.commands.generate import first_tokens, tokenizer_of
     from llamatrain.data.tokenizer import to_bytes
     from llamatrain.io.mapped_file import verify_unchanged
@@ -65,7 +65,7 @@ def before_export(
     tokens, count = first_tokens(gguf, tokenizer_of(gguf, h), to_bytes(text), CHECKED)
     if count > CHECKED:
         note(f"--check compares the first {CHECKED} of {count} tokens")
-    weights, arrays = adapted(gguf, h, adapters, threads)
+    weights, arrays = add_adapters(gguf, h, adapters, threads)
     with verify_unchanged(gguf.mapped_files):
         return LogitsBefore(tokens, logits(gguf, h, weights, arrays, tokens, threads))
 
@@ -78,7 +78,7 @@ def compared(out: Path, before: LogitsBefore, threads: int) -> Comparison:
     from llamatrain.gguf.reader import open_gguf
 
     gguf, (tokens, expected) = open_gguf(out), before
-    found = logits(gguf, *load_adapted.opened(gguf, AdapterOptions(), threads), tokens, threads)
+    found = logits(gguf, *load_adapted.load_with_adapters(gguf, AdapterOptions(), threads), tokens, threads)
     difference = np.abs(found - expected)
     wanted, got = log_softmax(expected), log_softmax(found)
     return Comparison(

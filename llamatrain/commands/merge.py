@@ -112,7 +112,7 @@ def merged(base: Path, options: ExportOptions, lora: AdapterOptions) -> Merged:
         bytes=size_of(made),
         tensors=len(made),
         merged=touched(made),
-        copied=sum(piece.copied for piece in made),
+        copied=sum(piece.is_copy for piece in made),
         check=compared(out, expected, merging.threads) if expected else None,
         notes=tuple(merging.notes),
     )
@@ -140,7 +140,7 @@ def prepared(base: Path, out: Path, options: ExportOptions, lora: AdapterOptions
     gguf, h, adapters = opened(base, lora)
     check_place(options, [base, *(path for path, _ in lora.scaled)])
     kind = None if options.type == "keep" else type_by_name(options.type.upper())
-    made = merge.pieces(gguf, adapters, kind)
+    made = merge.plan_merge(gguf, adapters, kind)
     check_room(out, size_of(made))
     return MergePlan(
         gguf=gguf, h=h, adapters=adapters, made=made, kind=kind, threads=options.threads or count_cores()
@@ -157,14 +157,14 @@ def touched(made: "Sequence[MergedTensor]") -> int:
 
 def read_adapters(lora: AdapterOptions, h: "Hyperparameters", base: Path) -> "list[Adapter]":
     """Each checked to be one for this base."""
-    from llamatrain.adapters.adapter import check
-    from llamatrain.adapters.read import read
+    from llamatrain.adapters.adapter import check_fits
+    from llamatrain.adapters.read import read_adapter
 
     adapters = []
     for path, scale in lora.scaled:
-        adapter = read(path, h)
-        check(adapter, h, base)
-        adapters.append(adapter.scaled(scale))
+        adapter = read_adapter(path, h)
+        check_fits(adapter, h, base)
+        adapters.append(adapter.scale_by(scale))
     return adapters
 
 
@@ -172,7 +172,7 @@ def read_adapters(lora: AdapterOptions, h: "Hyperparameters", base: Path) -> "li
 
 
 def check_place(options: ExportOptions, inputs: Sequence[Path]) -> None:
-    from llamatrain.checkpoints.filenames import same
+    from llamatrain.checkpoints.filenames import is_same_file
     from llamatrain.run.input_watch import parts_of
 
     out = options.out
@@ -187,7 +187,7 @@ def check_place(options: ExportOptions, inputs: Sequence[Path]) -> None:
     if not out.is_file():
         raise FileError(f"{out}: this is a folder or a device, no place for a file")
     for path in inputs:
-        if any(same(out, file) for file in parts_of(path)):
+        if any(is_same_file(out, file) for file in parts_of(path)):
             raise UsageError(f"--out {out} would replace {path}, which is being read: another name will do")
     if not options.overwrite:
         raise FileError(f"{out}: is there already; --overwrite replaces it")
@@ -225,10 +225,10 @@ def write(out: Path, merging: MergePlan) -> None:
     with progress_bar(
         "merging" if merging.adapters else "converting", total=size, unit="B", unit_scale=True
     ) as told:
-        roundings = merge.write(
+        roundings = merge.write_merged(
             out, merging.gguf, made, merging.kind, threads=merging.threads, progress=told.update
         )
-    copied = sum(piece.copied for piece in made)
+    copied = sum(piece.is_copy for piece in made)
     converted = sum(piece.type is not piece.base.type for piece in made)
     counts = [f"{touched(made)} of {len(made)} tensors merged"] if merging.adapters else []
     counts += (
@@ -243,7 +243,7 @@ def write(out: Path, merging: MergePlan) -> None:
 def note_rounding(roundings: "dict[str, Rounding]", merging: MergePlan) -> None:
     worst = max(roundings, key=lambda name: roundings[name].share, default="")
     if worst and roundings[worst].share > ROUNDED:
-        kinds = {piece.type.name for piece in merging.made if piece.rounds}
+        kinds = {piece.type.name for piece in merging.made if piece.is_rounded}
         finer = "f32" if kinds & {"F16", "BF16"} else "f16" if "Q8_0" in kinds else "q8_0"
         off, added = (
             math.fsum(getattr(each, name) for each in roundings.values()) for name in ("off", "added")

@@ -50,19 +50,19 @@ class StopState:
     def _against_past(self, rules: StopRules, loss: float) -> str | None:
         if rules.past <= 0 or len(self.past_loss_values) < rules.past:
             return None
-        before = self.past_loss_values[-rules.past]
-        if not _close(before, loss, rules.delta):
+        past_loss = self.past_loss_values[-rules.past]
+        if not _is_close(past_loss, loss, rules.delta):
             return None
-        return f"the loss went from {before:.6g} to {loss:.6g} in {rules.past} evaluations, less than {rules.delta:g} of itself"
+        return f"the loss went from {past_loss:.6g} to {loss:.6g} in {rules.past} evaluations, less than {rules.delta:g} of itself"
 
     def _against_previous(self, rules: StopRules, loss: float) -> str | None:
-        if not _close(self.previous_loss, loss, rules.epsf):
+        if not _is_close(self.previous_loss, loss, rules.epsf):
             return None
         return (
             f"the loss went from {self.previous_loss:.6g} to {loss:.6g}, less than {rules.epsf:g} of itself"
         )
 
 
-def _close(before: float, loss: float, limit: float) -> bool:
+def _is_close(previous: float, loss: float, limit: float) -> bool:
     """Nothing is close to NaN, the previous loss of the first evaluation."""
-    return limit > 0 and abs(before - loss) <= limit * abs(loss)
+    return limit > 0 and abs(previous - loss) <= limit * abs(loss)

@@ -49,35 +49,35 @@ class Point(NamedTuple):
     slope: float
 
 
-def search(line: Line, condition: Condition, first: float, patience: int = PATIENCE) -> float | None:
+def line_search(line: Line, condition: Condition, first: float, patience: int = PATIENCE) -> float | None:
     """The loss at a step that meets the condition, or None. The last call of `line.at` was at that step."""
     low, high, length = Point(0.0, line.loss, line.slope), None, first
-    least, idle = line.loss, 0
+    lowest, idle = line.loss, 0
     for evaluation in range(1, MAX_EVALUATIONS + 1):
         last = evaluation == MAX_EVALUATIONS or idle + 1 >= patience
         if last and low.length > 0:
             length = low.length  # falls enough, which must do
-        here = Point(length, *line.at(length))
-        least, idle = (here.loss, 0) if here.loss < least else (least, idle + 1)
-        if not _fell_enough(line, here):
-            high = here
-        elif condition.curvature and not last and here.slope < CURVATURE * line.slope:
-            low = here
-        elif condition.strong and not last and here.slope > -CURVATURE * line.slope:
-            high = here
+        point = Point(length, *line.at(length))
+        lowest, idle = (point.loss, 0) if point.loss < lowest else (lowest, idle + 1)
+        if not _is_sufficient(line, point):
+            high = point
+        elif condition.curvature and not last and point.slope < CURVATURE * line.slope:
+            low = point
+        elif condition.strong and not last and point.slope > -CURVATURE * line.slope:
+            high = point
         else:
-            return here.loss
+            return point.loss
         if last:
             break
         length = _next_length(low, high)
     return None
 
 
-def _fell_enough(line: Line, here: Point) -> bool:
+def _is_sufficient(line: Line, point: Point) -> bool:
     """Not where the loss is NaN or infinite; a slope that is not finite makes a useless gradient. A step so short that what it
     promises is lost in rounding must lower the loss all the same."""
-    promised = line.loss + SUFFICIENT * here.length * line.slope
-    return math.isfinite(here.slope) and here.loss <= promised and here.loss < line.loss
+    bound = line.loss + SUFFICIENT * point.length * line.slope
+    return math.isfinite(point.slope) and point.loss <= bound and point.loss < line.loss
 
 
 def _next_length(low: Point, high: Point | None) -> float:

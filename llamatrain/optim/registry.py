@@ -11,22 +11,22 @@ if TYPE_CHECKING:
     from llamatrain.optim.optimizer import Optimizer
 
 
-def names() -> tuple[str, ...]:
+def optimizer_names() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in iter_modules(methods.__path__)))
 
 
-def named(name: str) -> type["Optimizer"]:
+def get_optimizer(name: str) -> type["Optimizer"]:
     """The one that a file of methods/ is about."""
     found: type[Optimizer] = import_module(f"{methods.__name__}.{name}").OPTIMIZER
     return found
 
 
-def by_kind() -> dict[str, type["Optimizer"]]:
+def optimizers_by_checkpoint_name() -> dict[str, type["Optimizer"]]:
     """By what a checkpoint calls them."""
-    return {each.kept_as: each for each in map(named, names())}
+    return {each.checkpoint_name: each for each in map(get_optimizer, optimizer_names())}
 
 
 def unused_options(name: str) -> Iterator[str]:
     """The options that only other optimizers take."""
-    others = (option for other in names() for option in named(other).takes())
-    yield from dict.fromkeys(option for option in others if option not in named(name).takes())
+    others = (option for other in optimizer_names() for option in get_optimizer(other).used_options())
+    yield from dict.fromkeys(option for option in others if option not in get_optimizer(name).used_options())

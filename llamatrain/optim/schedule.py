@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from llamatrain.errors import UsageError
 
-MANY = 100_000  # periods, which are not gone through one by one
+MAX_PERIODS = 100_000  # periods, which are not gone through one by one
 DECAYS = {
     "constant": lambda part: 1.0,
     "linear": lambda part: 1.0 - part,
@@ -52,13 +52,13 @@ class Schedule:
 
     def rate(self, step: int) -> float:
         if step < self.warmup:
-            return self._between(step / self.warmup)
+            return self._interpolate(step / self.warmup)
         done = step - max(self.warmup, 1)  # without a warm-up the first step has the peak
         if self.kind == "wsd":
-            return self._between(DECAYS[self.kind](self._fallen(step)))
-        return self._between(DECAYS[self.kind](self._part(done)))
+            return self._interpolate(DECAYS[self.kind](self._fall_share(step)))
+        return self._interpolate(DECAYS[self.kind](self._period_share(done)))
 
-    def _part(self, done: int) -> float:
+    def _period_share(self, done: int) -> float:
         """How much of its period a step has behind it, 0 to 1."""
         rest, period = float(done), float(self.decay_steps)
         if not self.restart_growth:
@@ -67,17 +67,17 @@ class Schedule:
             rest = math.fmod(rest, period) or min(rest, period)
         elif (
             periods := math.log1p(rest * (self.restart_growth - 1) / period) // math.log(self.restart_growth)
-        ) > MANY:
+        ) > MAX_PERIODS:
             longer = self.restart_growth**periods
             rest, period = max(0.0, rest - period * (longer - 1) / (self.restart_growth - 1)), period * longer
         while rest > period:
             rest, period = rest - period, period * self.restart_growth
         return rest / period
 
-    def _fallen(self, step: int) -> float:
+    def _fall_share(self, step: int) -> float:
         """The part of its only fall, which does not begin before the warm-up ends."""
         steps = max(1, min(self.decay_steps, self.end - max(self.warmup, 1)))
         return min(max(0, step - self.end + steps) / steps, 1.0)
 
-    def _between(self, share: float) -> float:
+    def _interpolate(self, share: float) -> float:
         return self.minimum + share * (self.peak - self.minimum)

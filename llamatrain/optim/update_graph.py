@@ -38,33 +38,33 @@ class LossAndGradients:
 
     loss: Tensor
     grads: dict[Tensor, Tensor]
-    beside: list[Tensor] = field(default_factory=list)  # what else is wanted of the same pass
+    extra: list[Tensor] = field(default_factory=list)  # what else is wanted of the same pass
 
     @cached_property
-    def whole(self) -> dict[Tensor, Gradient]:
+    def dense(self) -> dict[Tensor, Gradient]:
         return {w: (grad,) for w, grad in self.grads.items()}
 
     @cached_property
-    def brief(self) -> dict[Tensor, Gradient]:
+    def sparse(self) -> dict[Tensor, Gradient]:
         """The gradients, as rows where that is less."""
-        return {w: brief(grad) for w, grad in self.grads.items()}
+        return {w: sparse_rows(grad) for w, grad in self.grads.items()}
 
-    def used_by(self, rule: ElementwiseRule) -> dict[Tensor, Gradient]:
-        return self.brief if rule.brief else self.whole
+    def gradients_for(self, rule: ElementwiseRule) -> dict[Tensor, Gradient]:
+        return self.sparse if rule.takes_sparse_rows else self.dense
 
 
-def brief(grad: Tensor) -> Gradient:
-    made = grad.node
-    if made is None or made.op is not get_rows_back or made.sources[0].size + grad.shape[0] >= grad.size:
+def sparse_rows(grad: Tensor) -> Gradient:
+    node = grad.node
+    if node is None or node.op is not get_rows_back or node.sources[0].size + grad.shape[0] >= grad.size:
         return (grad,)
-    rows, places = opt_rows(*made.sources, rows=grad.shape[0])
+    rows, places = opt_rows(*node.sources, rows=grad.shape[0])
     return rows, places
 
 
-def clipped(grads: Iterable[Gradient], limit: float) -> tuple[Tensor, Tensor]:
+def clip_gradients(grads: Iterable[Gradient], limit: float) -> tuple[Tensor, Tensor]:
     """What is left of them, and the norm of all of them together."""
     factor, norm = clip_factor(
-        *(opt_sum_sqr(*each) if len(each) > 1 else sum_sqr(*each) for each in grads), limit=limit
+        *(opt_sum_sqr(*grad) if len(grad) > 1 else sum_sqr(*grad) for grad in grads), limit=limit
     )
     return factor, norm
 
@@ -86,10 +86,10 @@ def differentiate(
     elif precision != "f32":
         raise GraphError(f"unknown precision {precision!r}; known are f32, bf16")
     count = 1 + len(beside) + len(grads)
-    asked, (forward, *marks) = outputs[:count], outputs[count:]
-    value, *rest = apply_policy(asked, forward, marks, remat)
-    told, grads = rest[: len(beside)], rest[len(beside) :]
-    return LossAndGradients(value, dict(zip(parameters, grads, strict=True)), told)
+    wanted, (forward, *marks) = outputs[:count], outputs[count:]
+    value, *rest = apply_policy(wanted, forward, marks, remat)
+    extra_outputs, grads = rest[: len(beside)], rest[len(beside) :]
+    return LossAndGradients(value, dict(zip(parameters, grads, strict=True)), extra_outputs)
 
 
 @dataclass
@@ -102,24 +102,27 @@ class ScheduleInputs:
 Rates = Mapping[Tensor, Tensor]  # weight: a row, what its own schedule is multiplied by
 
 
-def row_of(rule: ElementwiseRule) -> Tensor:
+def schedule_input(rule: ElementwiseRule) -> Tensor:
     return placeholder("schedule", rule.schedule(1, 0.0).shape)
 
 
-def scheduled(schedule: Tensor, weight: Tensor, rates: Rates | None) -> Tensor:
+def scale_rate(schedule: Tensor, weight: Tensor, rates: Rates | None) -> Tensor:
     return mul(schedule, rates[weight]) if rates and weight in rates else schedule
 
 
-def stream(
-    made: LossAndGradients, rule: ElementwiseRule, rates: Rates | None = None
+def streamed_update(
+    gradients: LossAndGradients, rule: ElementwiseRule, rates: Rates | None = None
 ) -> tuple[ScheduleInputs, list[Tensor]]:
     """One program: loss, and each weight changed as soon as its gradient is there. No clipping, no accumulation."""
-    schedule = row_of(rule)
+    schedule = schedule_input(rule)
     one = fill(shape=(), value=1.0)
-    return ScheduleInputs(schedule), [made.loss, *stepped(made.used_by(rule), rule, schedule, one, rates)]
+    return ScheduleInputs(schedule), [
+        gradients.loss,
+        *update_all(gradients.gradients_for(rule), rule, schedule, one, rates),
+    ]
 
 
-def stepped(
+def update_all(
     grads: Mapping[Tensor, Gradient],
     rule: ElementwiseRule,
     schedule: Tensor,
@@ -129,7 +132,7 @@ def stepped(
     return [
         step
         for w, (g, *places) in grads.items()
-        for step in rule.step(w, g, scheduled(schedule, w, rates), factor, *places)
+        for step in rule.update(w, g, scale_rate(schedule, w, rates), factor, *places)
     ]
 
 
@@ -141,16 +144,16 @@ class HeldGradients:
     blocks: dict[Tensor, Gradient]  # parameter: its gradient's memory
     first: list[Tensor]  # to be pinned to `memory`: the gradients of a step's first micro-batch
     more: list[Tensor]  # in place: those of a further micro-batch added
-    beside: list[Tensor]
+    extra: list[Tensor]
 
     @property
     def memory(self) -> list[Tensor]:
         return [state for block in self.blocks.values() for state in block]
 
 
-def hold(made: LossAndGradients, whole: bool = True) -> HeldGradients:
+def hold_gradients(gradients: LossAndGradients, dense: bool = True) -> HeldGradients:
     """Gradients that stay. `first` overwrites them, so that nothing need be zeroed; `more` adds to them, if they are `whole`."""
-    grads = made.whole if whole else made.brief
+    grads = gradients.dense if dense else gradients.sparse
     blocks = {
         w: tuple(
             state(f"{w.name}.{kind}", part.shape, part.dtype)
@@ -164,14 +167,14 @@ def hold(made: LossAndGradients, whole: bool = True) -> HeldGradients:
         first.append(cont(part) if part in taken or part.node is None else part)
         taken.add(part)
     all_of = {w: tuple((0, size, 1) for size in w.shape) for w in grads}
-    more = [acc(*blocks[w], *grad, slices=all_of[w], into=True) for w, grad in grads.items()] if whole else []
-    return HeldGradients(loss=made.loss, blocks=blocks, first=first, more=more, beside=made.beside)
+    more = [acc(*blocks[w], *grad, slices=all_of[w], into=True) for w, grad in grads.items()] if dense else []
+    return HeldGradients(loss=gradients.loss, blocks=blocks, first=first, more=more, extra=gradients.extra)
 
 
-def apply(
-    kept: HeldGradients, rule: ElementwiseRule, clip: float, rates: Rates | None = None
+def update_step(
+    held: HeldGradients, rule: ElementwiseRule, clip: float, rates: Rates | None = None
 ) -> tuple[ScheduleInputs, Tensor, list[Tensor]]:
     """The program that ends a step: the gradients' norm, and every weight changed by its kept gradient, clipped to that norm."""
-    schedule = row_of(rule)
-    factor, norm = clipped(kept.blocks.values(), clip)
-    return ScheduleInputs(schedule), norm, [norm, *stepped(kept.blocks, rule, schedule, factor, rates)]
+    schedule = schedule_input(rule)
+    factor, norm = clip_gradients(held.blocks.values(), clip)
+    return ScheduleInputs(schedule), norm, [norm, *update_all(held.blocks, rule, schedule, factor, rates)]

@@ -111,7 +111,7 @@ def batch_bytes(spec: StepSpec, demand: MemoryDemand) -> int:
 
 
 def moment_bytes(spec: StepSpec) -> int:
-    return 4 * spec.optimizer.floats(spec.shapes) if spec.optimizer else 0
+    return 4 * spec.optimizer.count_floats(spec.shapes) if spec.optimizer else 0
 
 
 def comm_bytes(graphs: StepGraphs, batches: int) -> int:
@@ -138,7 +138,11 @@ def state_bytes(graphs: StepGraphs) -> int:
         return moment_bytes(spec)
 
     def slice_bytes(cut: ParamSlice) -> int:
-        return 4 * (cut.stop - cut.start) * sum(rule.holds(kind, cut.name, cut.shape) for kind in rule.states)
+        return (
+            4
+            * (cut.stop - cut.start)
+            * sum(rule.has_state(kind, cut.name, cut.shape) for kind in rule.states)
+        )
 
     return max(sum(map(slice_bytes, graphs.partition.rank_slices(rank))) for rank in sample_ranks(spec))
 

@@ -30,6 +30,11 @@ class PreferenceDataOptions(Options, panel="Preferences"):
         """The kind of data that the objective needs, or None without one."""
         return None if self.objective is None else "answers" if self.objective == "kto" else "pairs"
 
+    @property
+    def needs_whole_batch(self) -> bool:
+        """True if the answers of a batch are compared with each other, so that a batch cannot be split."""
+        return self.data_kind == "answers"
+
 
 @dataclass(frozen=True)
 class PreferenceOptions(PreferenceDataOptions, panel="Preferences"):

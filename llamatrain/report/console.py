@@ -5,7 +5,7 @@ import sys
 
 from rich.console import Console
 
-from llamatrain.report.devnull import nowhere
+from llamatrain.report.devnull import open_null
 
 WIDTH = 100  # where the output is no terminal
 
@@ -15,7 +15,7 @@ class QuietConsole(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        self.file = nowhere()
+        self.file = open_null()
 
     def _check_buffer(self) -> None:
         try:
@@ -24,7 +24,7 @@ class QuietConsole(Console):
             self.on_broken_pipe()
 
 
-def stderr() -> Console:
+def stderr_console() -> Console:
     """The terminal as it is, or a stream for plain lines: no colours and no movements in it, whatever the environment says."""
     terminal = sys.stderr.isatty()
     return QuietConsole(
@@ -36,7 +36,7 @@ def stderr() -> Console:
     )
 
 
-def nobody() -> Console:
+def null_console() -> Console:
     """Nothing is shown, and the terminal left alone."""
     return Console(
         file=io.StringIO(),

@@ -4,6 +4,6 @@ import os
 from typing import Literal, TextIO
 
 
-def nowhere(mode: Literal["r", "w"] = "w") -> TextIO:
+def open_null(mode: Literal["r", "w"] = "w") -> TextIO:
     """A stream for the rest of the process: nothing comes out of it, and nothing is kept that would have to be closed."""
     return open(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8", closefd=False)

@@ -10,28 +10,28 @@ LINES = 150  # that a run prints, at most, unless told how many
 RECENT = 300.0  # seconds, at most, that tell how fast it goes
 
 
-def amount(loss: float) -> str:
+def format_loss(loss: float) -> str:
     size = abs(loss)
     return f"{loss:.4f}" if 0.01 <= size < 10_000 or not size else f"{loss:.2e}"
 
 
-def perplexity(loss: float) -> str:
+def format_perplexity(loss: float) -> str:
     value = math.exp(loss) if loss < 700 else math.inf if loss >= 700 else math.nan
     return f"{value:,.2f}" if value < 1000 else f"{value:,.0f}" if value < 1e9 else f"{value:.2e}"
 
 
-def time_of_step(seconds: float) -> str:
+def format_step_time(seconds: float) -> str:
     """Of one step."""
     return (
         f"{1000 * seconds:.3g} ms"
         if seconds < 0.9995
         else f"{seconds:.3g} s"
         if seconds < 999.5
-        else duration(seconds)
+        else format_duration(seconds)
     )
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -39,7 +39,7 @@ def duration(seconds: float) -> str:
     return f"{days}d {clock}" if days else clock
 
 
-def stride(iters: int) -> int:
+def line_interval(iters: int) -> int:
     """The smallest of 1, 2, 5, 10, 20 ... that gives few enough lines."""
     size = 1
     while True:
@@ -77,19 +77,19 @@ class Pace:
         ):
             self._marks.popleft()
 
-    def left(self, now: float, steps: int) -> float | None:
+    def seconds_left(self, now: float, steps: int) -> float | None:
         """Seconds until a step is reached, if that can be said."""
         if not self._marks:
             return None
-        (begun, first), (ended, last) = self._marks[0], self._last
+        (start, first), (end, last) = self._marks[0], self._last
         if last == first:
             return None
-        return max(0.0, (steps - last) * (ended - begun) / (last - first) - (now - ended))
+        return max(0.0, (steps - last) * (end - start) / (last - first) - (now - end))
 
 
 # ---- text from files and users ---------------------------------------------
 
 
-def marked(text: object, lines: bool = False) -> str:
+def escape_markup(text: object, lines: bool = False) -> str:
     """Escaped, and without signs that XML forbids; `lines` and tabs stay where they are asked for."""
     return escape(make_printable(str(text), "utf-8", keep="\n\t" if lines else ""))

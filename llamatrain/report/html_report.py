@@ -9,12 +9,12 @@ from typing import Any
 
 from llamatrain.errors import FileError
 from llamatrain.io.atomic_write import AtomicFile
-from llamatrain.report.html import page
-from llamatrain.report.metrics import ENCODE, LONGEST, Metrics
-from llamatrain.report.output_file import put
-from llamatrain.report.run_data import PAGE, SAMPLES, TOLD, kept_in
+from llamatrain.report.html import run_page
+from llamatrain.report.metrics import ENCODE, MAX_LINE, Metrics
+from llamatrain.report.output_file import write_text
+from llamatrain.report.run_data import PAGE, REPORT_FILE, SAMPLES, read_run_data
 
-LONG = 0.1  # seconds that may be drawn at each save
+SLOW = 0.1  # seconds that may be drawn at each save
 SHARE = 50  # what takes longer is drawn once in so many times as long
 DIGITS = 3  # of a wave
 
@@ -23,9 +23,9 @@ class RunPage:
     """Whatever cannot be drawn or written is told once, and ends nothing."""
 
     def __init__(
-        self, metrics: Metrics, samples: Metrics, told: dict[str, Any], warn: Callable[[str], None]
+        self, metrics: Metrics, samples: Metrics, facts: dict[str, Any], warn: Callable[[str], None]
     ) -> None:
-        self.metrics, self.samples, self.told, self.warn = metrics, samples, told, warn
+        self.metrics, self.samples, self.facts, self.warn = metrics, samples, facts, warn
         self._written: tuple[Path, dict[str, Any]] | None = None
         self._due = 0.0
         self._failed = set[str]()
@@ -37,14 +37,14 @@ class RunPage:
 
     # ---- samples -----------------------------------------------------------
 
-    def sample(self, step: int, text: str) -> None:
+    def add_sample(self, step: int, text: str) -> None:
         """Its beginning, where it is longer than a line may be."""
-        while len(ENCODE(line := {"step": step, "text": text})) > LONGEST - 2:
+        while len(ENCODE(line := {"step": step, "text": text})) > MAX_LINE - 2:
             text = text[: len(text) * 3 // 4]
-        self._keep(line)
+        self._write_sample(line)
 
-    def wave(self, step: int, target: Sequence[float], model: Sequence[float]) -> None:
-        self._keep(
+    def add_waves(self, step: int, target: Sequence[float], model: Sequence[float]) -> None:
+        self._write_sample(
             {
                 "step": step,
                 "target": [round(x, DIGITS) for x in target],
@@ -52,51 +52,51 @@ class RunPage:
             }
         )
 
-    def _keep(self, line: dict[str, Any]) -> None:
-        with self._guarded():
+    def _write_sample(self, line: dict[str, Any]) -> None:
+        with self._warn_on_errors():
             self.samples.path = self.folder / SAMPLES
             self.samples.write(line)
             self.samples.flush()
 
     # ---- the page ----------------------------------------------------------
 
-    def saved(self) -> None:
+    def draw_if_due(self) -> None:
         """Drawn again, unless that takes so long that it was done often enough."""
         if time.monotonic() >= self._due:
             self._draw()
 
     def end(self, ended: str) -> None:
-        self.told = {**self.told, "ended": ended}
+        self.facts = {**self.facts, "ended": ended}
         self._draw()
 
     def close(self) -> None:
-        with self._guarded():
+        with self._warn_on_errors():
             self.samples.close()
 
     def _draw(self) -> None:
-        begun = time.monotonic()
-        with self._guarded():
+        start = time.monotonic()
+        with self._warn_on_errors():
             self.samples.path = self.folder / SAMPLES
-            if self.samples.goes_on:
-                self.samples.begin()
-            if self._written != (self.folder, self.told):
-                with AtomicFile(self.folder / TOLD) as file:
-                    file.write(json.dumps(self.told).encode())
-                self._written = self.folder, self.told
-            put(self.folder / PAGE, page(kept_in(self.folder)))
-        taken = time.monotonic() - begun
-        self._due = begun + taken * (SHARE if taken > LONG else 0)
+            if self.samples.has_history:
+                self.samples.open()
+            if self._written != (self.folder, self.facts):
+                with AtomicFile(self.folder / REPORT_FILE) as file:
+                    file.write(json.dumps(self.facts).encode())
+                self._written = self.folder, self.facts
+            write_text(self.folder / PAGE, run_page(read_run_data(self.folder)))
+        seconds = time.monotonic() - start
+        self._due = start + seconds * (SHARE if seconds > SLOW else 0)
 
     @contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _warn_on_errors(self) -> Iterator[None]:
         try:
             yield
         except (FileError, OSError, ValueError, MemoryError) as error:
-            told = (
+            message = (
                 str(error)
                 if isinstance(error, FileError)
                 else f"{self.folder / PAGE}: cannot be drawn: {error}"
             )
-            if told not in self._failed:
-                self._failed.add(told)
-                self.warn(told)
+            if message not in self._failed:
+                self._failed.add(message)
+                self.warn(message)

@@ -1,29 +1,29 @@
 """How a page looks: one style sheet for light and dark, and for any width from a telephone's on."""
 
-from llamatrain.report.memory_map import DARK, FACES, LIGHT, colours
+from llamatrain.report.memory_map import DARK, FACES, LIGHT, kind_colors
 
 RUNS = 8  # colours of runs that lie over each other
-OF_RUNS = ("#2f6fd0", "#dd6b3a", "#2f9e6e", "#8a63c9", "#c2255c", "#0f8ea0", "#a07a12", "#5f6b7a")
-OF_RUNS_DARK = ("#6ea8f5", "#ee8a5b", "#57c596", "#b292ec", "#ff7aa8", "#4cc3d4", "#d6b04a", "#a3afbd")
+RUN_COLORS = ("#2f6fd0", "#dd6b3a", "#2f9e6e", "#8a63c9", "#c2255c", "#0f8ea0", "#a07a12", "#5f6b7a")
+RUN_COLORS_DARK = ("#6ea8f5", "#ee8a5b", "#57c596", "#b292ec", "#ff7aa8", "#4cc3d4", "#d6b04a", "#a3afbd")
 
 
-def of_runs(of: tuple[str, ...]) -> str:
-    return " ".join(f".c{n} {{ stroke: {colour}; --own: {colour} }}" for n, colour in enumerate(of))
+def run_colors(colors: tuple[str, ...]) -> str:
+    return " ".join(f".c{n} {{ stroke: {color}; --own: {color} }}" for n, color in enumerate(colors))
 
 
 VARIABLES = """--page: #f6f7f9; --card: #ffffff; --edge: #e3e7ec; --text: #1d2530; --soft: #5b6470; --grid: #e9edf1;
   --train: #2f6fd0; --val: #dd6b3a; --field: #f3f5f8; --peak: #c2255c; --done: #2f6fd0; --rest: #dfe5ec"""
-DARKER = """--page: #0f1318; --card: #171c23; --edge: #2a323d; --text: #e8ecf1; --soft: #98a3b1; --grid: #262e38;
+DARK_VARIABLES = """--page: #0f1318; --card: #171c23; --edge: #2a323d; --text: #e8ecf1; --soft: #98a3b1; --grid: #262e38;
   --train: #6ea8f5; --val: #ee8a5b; --field: #1b212a; --peak: #ff7aa8; --done: #6ea8f5; --rest: #2b3440"""
 
 STYLE = f"""
 :root {{ color-scheme: light dark; {VARIABLES} }}
-{colours(LIGHT)}
-{of_runs(OF_RUNS)}
+{kind_colors(LIGHT)}
+{run_colors(RUN_COLORS)}
 @media (prefers-color-scheme: dark) {{
-  :root {{ {DARKER} }}
-  {colours(DARK)}
-  {of_runs(OF_RUNS_DARK)}
+  :root {{ {DARK_VARIABLES} }}
+  {kind_colors(DARK)}
+  {run_colors(RUN_COLORS_DARK)}
 }}
 * {{ box-sizing: border-box }}
 body {{ margin: 0; background: var(--page); color: var(--text); font: 15px/1.5 {FACES} }}

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from llamatrain.report.format import amount, duration, perplexity, time_of_step
+from llamatrain.report.format import format_duration, format_loss, format_perplexity, format_step_time
 from llamatrain.report.records import Score, StepLine
 
 GAP = "  "
@@ -23,84 +23,87 @@ class Segment(NamedTuple):
         return len(self.label) + bool(self.label) + len(self.value)
 
 
-def fitted(pieces: Sequence[Segment], width: int | None) -> list[Segment]:
+def fit_segments(candidates: Sequence[Segment], width: int | None) -> list[Segment]:
     """As many of the pieces as fit, in their order; one at least."""
-    kept = list(pieces)
-    while width is not None and len(kept) > 1 and width_of(kept) > width:
-        kept.remove(min(kept, key=lambda piece: piece.rank))
-    return kept
+    segments = list(candidates)
+    while width is not None and len(segments) > 1 and total_width(segments) > width:
+        segments.remove(min(segments, key=lambda piece: piece.rank))
+    return segments
 
 
-def width_of(pieces: Sequence[Segment]) -> int:
-    return sum(piece.width for piece in pieces) + len(GAP) * (len(pieces) - 1)
+def total_width(segments: Sequence[Segment]) -> int:
+    return sum(segment.width for segment in segments) + len(GAP) * (len(segments) - 1)
 
 
-def assembled(pieces: Sequence[Segment]) -> Text:
+def join_segments(segments: Sequence[Segment]) -> Text:
     text = Text(no_wrap=True)
-    for n, piece in enumerate(pieces):
+    for n, segment in enumerate(segments):
         text.append(GAP if n else "")
-        text.append(f"{piece.label} " if piece.label else "", "bright_black")
-        text.append(piece.value, piece.style)
+        text.append(f"{segment.label} " if segment.label else "", "bright_black")
+        text.append(segment.value, segment.style)
     return text
 
 
 # ---- steps and scores -------------------------------------------------------
 
 
-def place_of(line: StepLine) -> Iterator[Segment]:
+def position_segments(line: StepLine) -> Iterator[Segment]:
     """The epoch, and the sample of all."""
     if line.epoch and line.sample and line.samples:
         yield Segment("epoch", str(line.epoch), 1)
         yield Segment("sample", f"{line.sample:>{len(f'{line.samples:,}')},}/{line.samples:,}", 1)
 
 
-def rewards_of(told: StepLine | Score) -> Iterator[Segment]:
+def reward_segments(record: StepLine | Score) -> Iterator[Segment]:
     """How far answers that are compared are apart."""
-    if told.margin is not None:
-        yield Segment("margin", f"{told.margin:>7.4f}", 8, "bold")
-    if isinstance(told, StepLine) and told.accuracy is not None:
-        yield Segment("accuracy", f"{100 * told.accuracy:5.1f} %", 7)
+    if record.margin is not None:
+        yield Segment("margin", f"{record.margin:>7.4f}", 8, "bold")
+    if isinstance(record, StepLine) and record.accuracy is not None:
+        yield Segment("accuracy", f"{100 * record.accuracy:5.1f} %", 7)
 
 
-def scores_of(score: Score, encoding: str) -> Iterator[Segment]:
+def score_segments(score: Score, encoding: str) -> Iterator[Segment]:
     yield Segment(
-        "loss", f"{amount(score.loss):>7}{spread(amount, score.loss_error, encoding)}", 10, "bold yellow"
+        "loss",
+        f"{format_loss(score.loss):>7}{format_error(format_loss, score.loss_error, encoding)}",
+        10,
+        "bold yellow",
     )
     if score.answers is None:
-        yield Segment("perplexity", perplexity(score.loss), 2)
-    yield from rewards_of(score)
-    if told := accuracy(score, encoding):
-        yield Segment("accuracy", told, 3)
+        yield Segment("perplexity", format_perplexity(score.loss), 2)
+    yield from reward_segments(score)
+    if shown := format_accuracy(score, encoding):
+        yield Segment("accuracy", shown, 3)
     yield Segment("", f"{score.tokens:,} tokens", 1)
 
 
-def figures_of(step: int, score: Score, best: bool) -> dict[str, int | float | bool]:
+def score_metrics(step: int, score: Score, best: bool) -> dict[str, int | float | bool]:
     """A line of metrics."""
-    told = {f"val_{name}": value for name, value in asdict(score).items() if value is not None}
-    first = {"step": step, "val_loss": told.pop("val_loss"), "val_tokens": told.pop("val_tokens")}
-    return {**first, **told, **({"best": True} if best else {})}
+    values = {f"val_{name}": value for name, value in asdict(score).items() if value is not None}
+    first = {"step": step, "val_loss": values.pop("val_loss"), "val_tokens": values.pop("val_tokens")}
+    return {**first, **values, **({"best": True} if best else {})}
 
 
-def accuracy(score: Score, encoding: str) -> str:
+def format_accuracy(score: Score, encoding: str) -> str:
     if score.accuracy is None:
         return ""
-    return f"{100 * score.accuracy:.1f}{spread(lambda error: f'{100 * error:.2g}', score.accuracy_error, encoding)} %"
+    return f"{100 * score.accuracy:.1f}{format_error(lambda error: f'{100 * error:.2g}', score.accuracy_error, encoding)} %"
 
 
-def spread(worded: Callable[[float], str], error: float | None, encoding: str) -> str:
+def format_error(format_value: Callable[[float], str], error: float | None, encoding: str) -> str:
     sign = "±" if encoding.startswith("utf") else "+-"
-    return "" if error is None else f" {sign} {worded(error)}"
+    return "" if error is None else f" {sign} {format_value(error)}"
 
 
-def summary(line: StepLine, seconds: float, score: Score | None, encoding: str) -> str:
+def run_summary(line: StepLine, seconds: float, score: Score | None, encoding: str) -> str:
     """Those of earlier processes included; the score is the last."""
-    seen = ""
+    epochs = ""
     if line.epoch and line.sample and line.samples:
-        seen = f", {line.epoch - 1 + line.sample / line.samples:.4g} times through {line.samples:,} samples"
+        epochs = f", {line.epoch - 1 + line.sample / line.samples:.4g} times through {line.samples:,} samples"
     steps = f"{line.step:,} step{'s' * (line.step != 1)}"
-    told = f"{steps}{seen}, {line.tokens:,} tokens in {duration(seconds)}, {time_of_step(seconds / line.step)} each"
+    summary = f"{steps}{epochs}, {line.tokens:,} tokens in {format_duration(seconds)}, {format_step_time(seconds / line.step)} each"
     if score:
-        told += f"; validation loss {amount(score.loss)}{spread(amount, score.loss_error, encoding)}"
-        told += "" if score.margin is None else f", margin {score.margin:.4f}"
-        told += f", accuracy {right}" if (right := accuracy(score, encoding)) else ""
-    return told
+        summary += f"; validation loss {format_loss(score.loss)}{format_error(format_loss, score.loss_error, encoding)}"
+        summary += "" if score.margin is None else f", margin {score.margin:.4f}"
+        summary += f", accuracy {shown}" if (shown := format_accuracy(score, encoding)) else ""
+    return summary

@@ -9,7 +9,7 @@ _listeners = list[Listener]()
 
 
 @contextmanager
-def listening(listener: Listener | None) -> Iterator[None]:
+def add_listener(listener: Listener | None) -> Iterator[None]:
     """While this is open, call the listener with each line as metrics.jsonl has it; an error that it raises ends the run."""
     if listener is None:
         yield
@@ -21,6 +21,6 @@ def listening(listener: Listener | None) -> Iterator[None]:
         _listeners.remove(listener)
 
 
-def tell(line: Mapping[str, Any]) -> None:
+def notify(line: Mapping[str, Any]) -> None:
     for listener in tuple(_listeners):
         listener(line)

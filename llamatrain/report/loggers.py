@@ -20,15 +20,15 @@ from llamatrain.errors import FileError, UsageError
 from llamatrain.io.atomic_write import AtomicFile
 
 MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
-KNOWN_AS = "loggers.json"  # in the run's folder: by what a run that goes on is known there
+IDS_FILE = "loggers.json"  # in the run's folder: by what a run that goes on is known there
 PROJECT = "llamatrain"
 KEYS = ("project", "name", "id")
-PAUSE = 10.0  # seconds that events may wait for the disk
-LONGEST = 200  # letters of what a library says of its failure
+FLUSH_INTERVAL = 10.0  # seconds that events may wait for the disk
+MAX_MESSAGE = 200  # letters of what a library says of its failure
 Line = dict[str, Any]
 
 
-def check(names: Iterable[str]) -> None:
+def check_installed(names: Iterable[str]) -> None:
     for name in names:
         if (module := MODULES.get(name)) and not find_spec(module):
             raise UsageError(
@@ -49,7 +49,7 @@ class LoggerContext:
 
 
 class Logger(Protocol):
-    is_new: bool  # whether it wants the lines of earlier processes, too
+    wants_history: bool  # whether it wants the lines of earlier processes, too
 
     def write(self, line: Line) -> None: ...
 
@@ -70,37 +70,37 @@ class Loggers:
         """A line that metrics.jsonl has already."""
         first, self.open = self.open is None, self.open or {}
         for name in self.names if first else list(self.open):
-            with self._guarded(name):
+            with self._drop_on_error(name):
                 if not first:
                     self.open[name].write(line)
                     continue
                 logger = self.open[name] = LOGGERS[name](self.run)
-                for each in self.run.lines() if logger.is_new else [line]:
-                    logger.write(each)
+                for past_line in self.run.lines() if logger.wants_history else [line]:
+                    logger.write(past_line)
 
     def flush(self) -> None:
         for name, logger in list((self.open or {}).items()):
-            with self._guarded(name):
+            with self._drop_on_error(name):
                 logger.flush()
 
     def close(self) -> None:
         for name, logger in list((self.open or {}).items()):
-            with self._guarded(name):
+            with self._drop_on_error(name):
                 logger.close(self.failed)
         self.open = {}
 
     @contextmanager
-    def _guarded(self, name: str) -> Iterator[None]:
+    def _drop_on_error(self, name: str) -> Iterator[None]:
         try:
             yield
         except (Exception, SystemExit) as error:
             if self.open:
                 self.open.pop(name, None)
-            told = " ".join(str(error).split())[:LONGEST] or type(error).__name__
-            self.warn(f"--log {name}: {told}; nothing more is written there, and metrics.jsonl has all")
+            message = " ".join(str(error).split())[:MAX_MESSAGE] or type(error).__name__
+            self.warn(f"--log {name}: {message}; nothing more is written there, and metrics.jsonl has all")
 
 
-def tagged(line: Line) -> dict[str, float]:
+def tagged_numbers(line: Line) -> dict[str, float]:
     """Its numbers, by the names under which people look for them."""
     numbers = {
         key: value.item() if hasattr(value, "item") else value for key, value in line.items() if key != "step"
@@ -115,7 +115,7 @@ def tagged(line: Line) -> dict[str, float]:
 class Csv:
     """metrics.csv: a row for each line; it is made anew where one has a column more."""
 
-    is_new = True
+    wants_history = True
 
     def __init__(self, run: LoggerContext) -> None:
         self.run = run
@@ -136,11 +136,11 @@ class Csv:
 
     def write(self, line: Line) -> None:
         if line.keys() <= {*self.names}:
-            self.rows.writerow([shown(line.get(name)) for name in self.names])
+            self.rows.writerow([csv_value(line.get(name)) for name in self.names])
         else:
             self._begin()
-            for each in self.run.lines():  # this one, too
-                self.rows.writerow([shown(each.get(name)) for name in self.names])
+            for past_line in self.run.lines():  # this one, too
+                self.rows.writerow([csv_value(past_line.get(name)) for name in self.names])
         self.flush()
 
     def flush(self) -> None:
@@ -152,7 +152,7 @@ class Csv:
             self.file.close()
 
 
-def shown(value: Any) -> Any:
+def csv_value(value: Any) -> Any:
     if isinstance(value, bool):
         return json.dumps(value)
     return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
@@ -166,31 +166,31 @@ class TensorBoard:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2, summary_pb2
 
-        folder = own_folder(run.folder() / "tensorboard")
-        there = any(folder.glob("*tfevents*"))
-        self.is_new = not there or not run.step  # else they are of a run that is replaced
+        folder = check_not_link(run.folder() / "tensorboard")
+        exists = any(folder.glob("*tfevents*"))
+        self.wants_history = not exists or not run.step  # else they are of a run that is replaced
         folder.mkdir(exist_ok=True)
-        self.events, self.summaries, self.told = event_pb2, summary_pb2, time.monotonic()
+        self.events, self.summaries, self.last_flush = event_pb2, summary_pb2, time.monotonic()
         self.file = EventsWriter(str(folder / "events"), f".{os.getpid()}.{secrets.token_hex(4)}")
-        if there:
+        if exists:
             started = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._put(0 if self.is_new else run.step + 1, session_log=started)
+            self._write_event(0 if self.wants_history else run.step + 1, session_log=started)
         for tag, text in {"name": run.name, "note": run.note}.items():
-            if text and self.is_new:
-                self._put(0, summary=summary.text(tag, text))
+            if text and self.wants_history:
+                self._write_event(0, summary=summary.text(tag, text))
 
-    def _put(self, step: int, **what: Any) -> None:
+    def _write_event(self, step: int, **what: Any) -> None:
         self.file.write_event(self.events.Event(wall_time=time.time(), step=step, **what))
 
     def write(self, line: Line) -> None:
         value = self.summaries.Summary.Value
-        found = [value(tag=tag, simple_value=number) for tag, number in tagged(line).items()]
-        self._put(int(line["step"]), summary=self.summaries.Summary(value=found))
-        if time.monotonic() - self.told > PAUSE:
+        values = [value(tag=tag, simple_value=number) for tag, number in tagged_numbers(line).items()]
+        self._write_event(int(line["step"]), summary=self.summaries.Summary(value=values))
+        if time.monotonic() - self.last_flush > FLUSH_INTERVAL:
             self.flush()
 
     def flush(self) -> None:
-        self.told = time.monotonic()
+        self.last_flush = time.monotonic()
         self.file.flush()
 
     def close(self, failed: bool) -> None:
@@ -202,21 +202,21 @@ class WandbLogger:
 
     def __init__(self, name: str, run: LoggerContext) -> None:
         self.library = import_module(name)
-        kept, self.known = known_as(run.folder()), 0
-        self.is_new = name not in kept
-        own_folder(run.folder() / name)
-        mine = kept.setdefault(name, self._named(name, run))
-        keep(run.folder(), kept)
+        ids, self.logged_steps = read_ids(run.folder()), 0
+        self.wants_history = name not in ids
+        check_not_link(run.folder() / name)
+        own_ids = ids.setdefault(name, self._new_ids(name, run))
+        write_ids(run.folder(), ids)
         notes = {"notes": run.note or None, "dir": str(run.folder())} if name == "wandb" else {}
         config = {**run.options, "note": run.note} if run.note and not notes else run.options
         with redirect_stdout(sys.stderr):
-            made = self.library.init(**mine, **notes, config=config, resume="allow")
-        step = getattr(made, "step", 0)
-        if not self.is_new and isinstance(step, int):
-            self.known = step
+            run_handle = self.library.init(**own_ids, **notes, config=config, resume="allow")
+        step = getattr(run_handle, "step", 0)
+        if not self.wants_history and isinstance(step, int):
+            self.logged_steps = step
 
     @staticmethod
-    def _named(name: str, run: LoggerContext) -> dict[str, str]:
+    def _new_ids(name: str, run: LoggerContext) -> dict[str, str]:
         project = os.environ.get(f"{name.upper()}_PROJECT") or PROJECT
         if name == "wandb":
             return {"project": project, "name": run.name, "id": secrets.token_hex(4)}
@@ -224,8 +224,8 @@ class WandbLogger:
 
     def write(self, line: Line) -> None:
         """But those that it has already: they are the same."""
-        if line["step"] >= self.known:
-            self.library.log(tagged(line), step=int(line["step"]))
+        if line["step"] >= self.logged_steps:
+            self.library.log(tagged_numbers(line), step=int(line["step"]))
 
     def flush(self) -> None: ...
 
@@ -234,39 +234,39 @@ class WandbLogger:
             self.library.finish(**({"exit_code": int(failed)} if self.library.__name__ == "wandb" else {}))
 
 
-def own_folder(folder: Path) -> Path:
+def check_not_link(folder: Path) -> Path:
     """Check that a library's folder is none elsewhere, to which a link leads."""
     if folder.is_symlink():
         raise FileError(f"{folder} is a link, and leads out of the run's folder; remove it")
     return folder
 
 
-def known_as(folder: Path) -> dict[str, dict[str, str]]:
+def read_ids(folder: Path) -> dict[str, dict[str, str]]:
     """By what a run is known to the libraries; a damaged file says nothing."""
     with suppress(OSError, ValueError, RecursionError):
-        found = json.loads((folder / KNOWN_AS).read_bytes()[:1000])
-        if isinstance(found, dict) and all(
-            name in MODULES and is_known(each) for name, each in found.items()
+        ids = json.loads((folder / IDS_FILE).read_bytes()[:1000])
+        if isinstance(ids, dict) and all(
+            name in MODULES and is_valid_ids(entry) for name, entry in ids.items()
         ):
-            return found
+            return ids
     return {}
 
 
-def is_known(each: object) -> bool:
+def is_valid_ids(entry: object) -> bool:
     """Check names of a file that may be another's: they become names of files, and must lead nowhere else."""
-    return isinstance(each, dict) and all(
+    return isinstance(entry, dict) and all(
         key in KEYS
         and isinstance(value, str)
         and value.isprintable()
         and not value.startswith(".")
         and not {*value} & {*"/\\"}
-        for key, value in each.items()
+        for key, value in entry.items()
     )
 
 
-def keep(folder: Path, known: dict[str, dict[str, str]]) -> None:
-    with AtomicFile(folder / KNOWN_AS) as file:
-        file.write(json.dumps(known).encode())
+def write_ids(folder: Path, ids: dict[str, dict[str, str]]) -> None:
+    with AtomicFile(folder / IDS_FILE) as file:
+        file.write(json.dumps(ids).encode())
 
 
 LOGGERS: dict[str, Callable[[LoggerContext], Logger]] = {

@@ -13,11 +13,11 @@ import numpy as np
 from llamatrain.engine.lifetimes import KINDS, Lifetime, find_peak, list_lifetimes
 from llamatrain.engine.plan import Plan
 
-NAMED, SPECKS = 1000, 3000  # rectangles, at most: with names, and of the grid
+MAX_NAMED, MAX_CELLS = 1000, 3000  # rectangles, at most: with names, and of the grid
 GRID = 960, 480
-LONGEST = 80  # signs of a name
-ALIVE = 8  # that are told at the peak
-MOST = 1 << 60
+MAX_NAME = 80  # signs of a name
+MAX_ALIVE = 8  # that are told at the peak
+LARGEST = 1 << 60
 
 
 class MapCell(NamedTuple):
@@ -45,85 +45,87 @@ class MemoryLayout:
     specks: tuple[MapCell, ...]
 
     @classmethod
-    def of(cls, plan: Plan) -> Self | None:
+    def from_plan(cls, plan: Plan) -> Self | None:
         """None where nothing lies in the arena."""
-        found = sorted(list_lifetimes(plan), key=lambda life: -(life.last + 1 - life.first) * life.size)
+        lifetimes = sorted(list_lifetimes(plan), key=lambda life: -(life.last + 1 - life.first) * life.size)
         peak = find_peak(plan)
-        if peak is None or not found:
+        if peak is None or not lifetimes:
             return None
-        place, name = peak
-        there = sorted(
-            (life for life in found if life.first <= place <= life.last), key=lambda life: -life.size
+        call, name = peak
+        alive = sorted(
+            (life for life in lifetimes if life.first <= call <= life.last), key=lambda life: -life.size
         )
-        named, rest = found[:NAMED], found[NAMED:]
-        calls, size = len(plan.nodes), max(plan.arena, *(life.offset + life.size for life in found))
-        grid, specks = painted(rest, calls, size)
+        named, rest = lifetimes[:MAX_NAMED], lifetimes[MAX_NAMED:]
+        calls, size = len(plan.nodes), max(plan.arena, *(life.offset + life.size for life in lifetimes))
+        grid, specks = paint_grid(rest, calls, size)
         return cls(
             calls=calls,
             size=size,
-            peak=place,
-            peak_name=name[:LONGEST],
+            peak=call,
+            peak_name=name[:MAX_NAME],
             at_peak={
-                kind: taken
+                kind: bytes_of_kind
                 for kind in KINDS
-                if (taken := sum(life.size for life in there if life.kind == kind))
+                if (bytes_of_kind := sum(life.size for life in alive if life.kind == kind))
             },
-            alive=tuple((life.name[:LONGEST], life.size) for life in there[:ALIVE]),
-            named=tuple(life._replace(name=life.name[:LONGEST]) for life in named),
+            alive=tuple((life.name[:MAX_NAME], life.size) for life in alive[:MAX_ALIVE]),
+            named=tuple(life._replace(name=life.name[:MAX_NAME]) for life in named),
             grid=grid,
             specks=specks,
         )
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """For JSON."""
         named = [[KINDS.index(life.kind), *life[1:]] for life in self.named]
-        told = {
+        values = {
             name: getattr(self, name)
             for name in ("calls", "size", "peak", "peak_name", "at_peak", "alive", "grid", "specks")
         }
-        return {**told, "named": named}
+        return {**values, "named": named}
 
     @classmethod
-    def read(cls, kept: Any) -> Self | None:
+    def from_json(cls, kept: Any) -> Self | None:
         """From JSON that anybody may have written: None where it is no map."""
         try:
             arena = cls(
-                **{name: whole(kept[name]) for name in ("calls", "size", "peak")},
-                peak_name=word(kept["peak_name"]),
-                at_peak={kind: whole(kept["at_peak"][kind]) for kind in KINDS if kind in kept["at_peak"]},
-                alive=tuple((word(name), whole(size)) for name, size in kept["alive"][:ALIVE]),
-                named=tuple(life_of(*value) for value in kept["named"][:NAMED]),
-                grid=(whole(kept["grid"][0]), whole(kept["grid"][1])),
-                specks=tuple(MapCell(*map(whole, value)) for value in kept["specks"][:SPECKS]),
+                **{name: check_int(kept[name]) for name in ("calls", "size", "peak")},
+                peak_name=check_name(kept["peak_name"]),
+                at_peak={kind: check_int(kept["at_peak"][kind]) for kind in KINDS if kind in kept["at_peak"]},
+                alive=tuple((check_name(name), check_int(size)) for name, size in kept["alive"][:MAX_ALIVE]),
+                named=tuple(read_lifetime(*value) for value in kept["named"][:MAX_NAMED]),
+                grid=(check_int(kept["grid"][0]), check_int(kept["grid"][1])),
+                specks=tuple(MapCell(*map(check_int, value)) for value in kept["specks"][:MAX_CELLS]),
             )
         except (KeyError, TypeError, ValueError, IndexError):
             return None
-        sound = 0 <= arena.peak < arena.calls and arena.size and all(arena.grid)
-        return arena if sound and all(speck.kind < len(KINDS) for speck in arena.specks) else None
+        is_valid = 0 <= arena.peak < arena.calls and arena.size and all(arena.grid)
+        return arena if is_valid and all(speck.kind < len(KINDS) for speck in arena.specks) else None
 
 
-def whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < MOST:
+def check_int(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < LARGEST:
         raise ValueError
     return value
 
 
-def word(value: Any) -> str:
+def check_name(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError
-    return value[:LONGEST]
+    return value[:MAX_NAME]
 
 
-def life_of(kind: Any, name: Any, first: Any, last: Any, offset: Any, size: Any) -> Lifetime:
-    if whole(first) > whole(last):
+def read_lifetime(kind: Any, name: Any, first: Any, last: Any, offset: Any, size: Any) -> Lifetime:
+    if check_int(first) > check_int(last):
         raise ValueError
-    return Lifetime(KINDS[whole(kind)], word(name), first, last, whole(offset), whole(size))
+    return Lifetime(KINDS[check_int(kind)], check_name(name), first, last, check_int(offset), check_int(size))
 
 
 # ---- what is too small for a name -------------------------------------------
 
 
-def painted(lives: Sequence[Lifetime], calls: int, size: int) -> tuple[tuple[int, int], tuple[MapCell, ...]]:
+def paint_grid(
+    lives: Sequence[Lifetime], calls: int, size: int
+) -> tuple[tuple[int, int], tuple[MapCell, ...]]:
     """On the finest grid that is not too much to be drawn."""
     columns, rows = GRID
     while True:
@@ -132,13 +134,13 @@ def painted(lives: Sequence[Lifetime], calls: int, size: int) -> tuple[tuple[int
             left, right = life.first * columns // calls, -(-(life.last + 1) * columns // calls)
             low, high = life.offset * rows // size, -(-(life.offset + life.size) * rows // size)
             cells[low:high, left:right] = KINDS.index(life.kind)
-        specks = tuple(joined(runs(cells)))
-        if len(specks) <= SPECKS or columns < 4:
-            return (columns, rows), specks[:SPECKS]
+        specks = tuple(merge_cells(row_cells(cells)))
+        if len(specks) <= MAX_CELLS or columns < 4:
+            return (columns, rows), specks[:MAX_CELLS]
         columns, rows = columns // 2, rows // 2
 
 
-def runs(cells: np.ndarray) -> Iterator[MapCell]:
+def row_cells(cells: np.ndarray) -> Iterator[MapCell]:
     """Row by row, what is of one kind."""
     for y, row in enumerate(cells):
         begins = np.flatnonzero(np.diff(row, prepend=-2))
@@ -147,16 +149,16 @@ def runs(cells: np.ndarray) -> Iterator[MapCell]:
                 yield MapCell(int(row[begin]), begin, y, end - begin, 1)
 
 
-def joined(found: Iterable[MapCell]) -> Iterator[MapCell]:
+def merge_cells(runs: Iterable[MapCell]) -> Iterator[MapCell]:
     """Runs of one kind over the same cells, row upon row, as one."""
-    open_ = dict[tuple[int, int, int], MapCell]()
-    for run in found:
+    unfinished = dict[tuple[int, int, int], MapCell]()
+    for run in runs:
         key = run.kind, run.x, run.width
-        below = open_.get(key)
+        below = unfinished.get(key)
         if below and below.y + below.height == run.y:
-            open_[key] = below._replace(height=below.height + 1)
+            unfinished[key] = below._replace(height=below.height + 1)
             continue
         if below:
             yield below
-        open_[key] = run
-    yield from open_.values()
+        unfinished[key] = run
+    yield from unfinished.values()

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from llamatrain.config.messages import shorten
 from llamatrain.config.units import Size
 from llamatrain.engine.lifetimes import KINDS, Kind
-from llamatrain.report.format import marked
+from llamatrain.report.format import escape_markup
 from llamatrain.report.memory_layout import MemoryLayout
 from llamatrain.report.series import ticks
 
 WIDE, HIGH = 1200, 600  # of the picture, in its own units
 LEFT, TOP, RIGHT, BOTTOM = 84, 92, 24, 132  # around it, in a file of its own
 LEGEND, LINE = 285, 18
-APART = 5  # of the same units: smaller ones have no edges of their own
+MIN_EDGE = 5  # of the same units: smaller ones have no edges of their own
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 WORDS: dict[Kind, str] = {
     "forward": "forward, soon free",
@@ -28,8 +28,8 @@ DARK = ("#3d5f8c", "#6ea8f5", "#a48be0", "#c98f3c", "#ee8a5b", "#4fb78f", "#6b74
 FACES = "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
 
 
-def colours(of: tuple[str, ...]) -> str:
-    return " ".join(f".m-{kind} {{ fill: {colour} }}" for kind, colour in zip(KINDS, of, strict=True))
+def kind_colors(colors: tuple[str, ...]) -> str:
+    return " ".join(f".m-{kind} {{ fill: {color} }}" for kind, color in zip(KINDS, colors, strict=True))
 
 
 STYLE = f"""
@@ -40,7 +40,7 @@ text {{ font: 13px {FACES}; fill: #5b6470 }}
 .grid {{ stroke: #d5dae1 }}
 .m-peak {{ stroke: #c2255c; stroke-width: 1.5; stroke-dasharray: 5 4 }}
 .apart {{ stroke: #ffffff; stroke-width: 0.6; vector-effect: non-scaling-stroke }}
-{colours(LIGHT)}
+{kind_colors(LIGHT)}
 @media (prefers-color-scheme: dark) {{
   text {{ fill: #9aa4b2 }}
   .strong {{ fill: #eef1f5 }}
@@ -49,38 +49,38 @@ text {{ font: 13px {FACES}; fill: #5b6470 }}
   .grid {{ stroke: #39424f }}
   .m-peak {{ stroke: #ff7aa8 }}
   .apart {{ stroke: #14181f }}
-  {colours(DARK)}
+  {kind_colors(DARK)}
 }}
 """
 
 
-def picture(arena: MemoryLayout, title: str) -> str:
+def draw_svg(arena: MemoryLayout, title: str) -> str:
     """A file of its own."""
     width, height = LEFT + WIDE + RIGHT, TOP + HIGH + BOTTOM
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">'
     parts = [
         head,
-        f"<title>{marked(title)}</title>",
+        f"<title>{escape_markup(title)}</title>",
         f"<style>{STYLE}</style>",
         f'<rect class="page" width="{width}" height="{height}" rx="8"/>',
-        f'<text class="strong" x="{LEFT}" y="36">{marked(title)}</text>',
-        f'<text x="{LEFT}" y="60">{marked(told(arena))}</text>',
-        *axes(arena),
+        f'<text class="strong" x="{LEFT}" y="36">{escape_markup(title)}</text>',
+        f'<text x="{LEFT}" y="60">{escape_markup(describe(arena))}</text>',
+        *draw_axes(arena),
         f'<g transform="translate({LEFT} {TOP})"><rect class="field" width="{WIDE}" height="{HIGH}"/>',
-        *body(arena),
+        *draw_tensors(arena),
         "</g>",
-        *legend(arena),
+        *draw_legend(arena),
         "</svg>\n",
     ]
     return "\n".join(parts)
 
 
-def told(arena: MemoryLayout) -> str:
+def describe(arena: MemoryLayout) -> str:
     size = Size(arena.size).text
     return f"{arena.calls:,} calls in an arena of {size}; it is fullest at call {arena.peak + 1:,}, {arena.peak_name}"
 
 
-def body(arena: MemoryLayout) -> Iterator[str]:
+def draw_tensors(arena: MemoryLayout) -> Iterator[str]:
     """All that lies in the arena, and the peak, on WIDE times HIGH."""
     columns, rows = arena.grid
     across, up = WIDE / columns, HIGH / rows
@@ -94,45 +94,45 @@ def body(arena: MemoryLayout) -> Iterator[str]:
             yield f'<path class="m-{kind}" d="{steps}"/>'
     for life in arena.named:
         x, end = life.first / arena.calls * WIDE, (life.last + 1) / arena.calls * WIDE
-        y, high = HIGH - (life.offset + life.size) / arena.size * HIGH, life.size / arena.size * HIGH
-        apart = " apart" if min(end - x, high) > APART else ""
+        y, height = HIGH - (life.offset + life.size) / arena.size * HIGH, life.size / arena.size * HIGH
+        edge_class = " apart" if min(end - x, height) > MIN_EDGE else ""
         calls = (
             f"call {life.first + 1:,}"
             if life.first == life.last
             else f"calls {life.first + 1:,} to {life.last + 1:,}"
         )
         yield (
-            f'<rect class="m-{life.kind}{apart}" x="{x:.2f}" y="{y:.2f}" width="{end - x:.2f}" height="{high:.2f}">'
-            f"<title>{marked(life.name)}: {Size(life.size).text}, {calls}</title></rect>"
+            f'<rect class="m-{life.kind}{edge_class}" x="{x:.2f}" y="{y:.2f}" width="{end - x:.2f}" height="{height:.2f}">'
+            f"<title>{escape_markup(life.name)}: {Size(life.size).text}, {calls}</title></rect>"
         )
     x = (arena.peak + 0.5) / arena.calls * WIDE
     yield f'<line class="m-peak" x1="{x:.2f}" y1="0" x2="{x:.2f}" y2="{HIGH}" vector-effect="non-scaling-stroke"/>'
 
 
-def bytes_at(arena: MemoryLayout, count: int) -> list[tuple[float, str]]:
+def byte_ticks(arena: MemoryLayout, count: int) -> list[tuple[float, str]]:
     """Round places on the axis of addresses, in one unit."""
-    scale, unit = next((each for each in UNITS if arena.size >= each[0]), UNITS[-1])
+    scale, unit = next((entry for entry in UNITS if arena.size >= entry[0]), UNITS[-1])
     return [
-        (place * scale / arena.size, f"{label} {unit}")
-        for place, label in ticks(0.0, arena.size / scale, count)
+        (position * scale / arena.size, f"{label} {unit}")
+        for position, label in ticks(0.0, arena.size / scale, count)
     ]
 
 
-def calls_at(arena: MemoryLayout, count: int) -> list[tuple[float, str]]:
+def call_ticks(arena: MemoryLayout, count: int) -> list[tuple[float, str]]:
     return [
-        (place / arena.calls, label)
-        for place, label in ticks(0.0, float(max(arena.calls, 1)), count, whole=True)
+        (position / arena.calls, label)
+        for position, label in ticks(0.0, float(max(arena.calls, 1)), count, whole=True)
     ]
 
 
-def axes(arena: MemoryLayout) -> Iterator[str]:
+def draw_axes(arena: MemoryLayout) -> Iterator[str]:
     bottom = TOP + HIGH
-    for place, label in bytes_at(arena, 6):
-        y = bottom - place * HIGH
+    for position, label in byte_ticks(arena, 6):
+        y = bottom - position * HIGH
         yield f'<line class="grid" x1="{LEFT - 5}" y1="{y:.1f}" x2="{LEFT}" y2="{y:.1f}"/>'
         yield f'<text x="{LEFT - 9}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
-    for place, label in calls_at(arena, 8):
-        x = LEFT + place * WIDE
+    for position, label in call_ticks(arena, 8):
+        x = LEFT + position * WIDE
         yield f'<line class="grid" x1="{x:.1f}" y1="{bottom}" x2="{x:.1f}" y2="{bottom + 5}"/>'
         yield f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle">{label}</text>'
     peak = LEFT + (arena.peak + 0.5) / arena.calls * WIDE
@@ -140,23 +140,23 @@ def axes(arena: MemoryLayout) -> Iterator[str]:
     yield f'<text x="{peak:.1f}" y="{TOP - 8}" text-anchor="{anchor}">peak</text>'
 
 
-def legend(arena: MemoryLayout) -> Iterator[str]:
+def draw_legend(arena: MemoryLayout) -> Iterator[str]:
     """The kinds with what they take at the peak, and the largest that are there then."""
     top = TOP + HIGH + 48
-    for place, (kind, words) in enumerate(kinds_of(arena)):
-        x, y = LEFT + place % 3 * LEGEND, top + place // 3 * LINE
+    for index, (kind, words) in enumerate(kind_labels(arena)):
+        x, y = LEFT + index % 3 * LEGEND, top + index // 3 * LINE
         yield f'<rect class="m-{kind}" x="{x}" y="{y - 10}" width="12" height="12" rx="2"/>'
         yield f'<text x="{x + 18}" y="{y}">{words}</text>'
     x = LEFT + 3 * LEGEND + 30
-    for place, (name, size) in enumerate(arena.alive[:4]):
-        yield f'<text x="{x}" y="{top + place * LINE}">{Size(size).text}: {marked(shorten(name, 38))}</text>'
+    for index, (name, size) in enumerate(arena.alive[:4]):
+        yield f'<text x="{x}" y="{top + index * LINE}">{Size(size).text}: {escape_markup(shorten(name, 38))}</text>'
 
 
-def kinds_of(arena: MemoryLayout) -> Iterator[tuple[Kind, str]]:
+def kind_labels(arena: MemoryLayout) -> Iterator[tuple[Kind, str]]:
     """Those that are in the picture, and in words what they take at the peak."""
-    there = {life.kind for life in arena.named} | {KINDS[speck.kind] for speck in arena.specks}
+    present = {life.kind for life in arena.named} | {KINDS[speck.kind] for speck in arena.specks}
     for kind in KINDS:
-        if kind in there:
+        if kind in present:
             at_peak = arena.at_peak.get(kind, 0)
             yield kind, WORDS[kind] + (f", {Size(at_peak).text}" if at_peak else "")
 
@@ -164,22 +164,28 @@ def kinds_of(arena: MemoryLayout) -> Iterator[tuple[Kind, str]]:
 # ---- the section of a page --------------------------------------------------
 
 
-def memory_map(arena: MemoryLayout | None) -> str:
+def memory_section(arena: MemoryLayout | None) -> str:
     if arena is None:
         return ""
-    left = "".join(f'<span style="bottom:{100 * at:.4g}%">{label}</span>' for at, label in bytes_at(arena, 6))
-    below = "".join(f'<span style="left:{100 * at:.4g}%">{label}</span>' for at, label in calls_at(arena, 6))
+    left = "".join(
+        f'<span style="bottom:{100 * position:.4g}%">{label}</span>'
+        for position, label in byte_ticks(arena, 6)
+    )
+    below = "".join(
+        f'<span style="left:{100 * position:.4g}%">{label}</span>' for position, label in call_ticks(arena, 6)
+    )
     square = '<svg viewBox="0 0 12 12"><rect class="m-{}" width="12" height="12" rx="2"/></svg>'
-    keys = "".join(f"<span>{square.format(kind)}{words}</span>" for kind, words in kinds_of(arena))
+    keys = "".join(f"<span>{square.format(kind)}{words}</span>" for kind, words in kind_labels(arena))
     keys += '<span><svg viewBox="0 0 12 12"><path class="m-peak" d="M6 0v12"/></svg>peak</span>'
     alive = "".join(
-        f'<tr><td>{marked(name)}</td><td class="n">{Size(size).text}</td></tr>' for name, size in arena.alive
+        f'<tr><td>{escape_markup(name)}</td><td class="n">{Size(size).text}</td></tr>'
+        for name, size in arena.alive
     )
     return (
-        f'<section><h2>Memory</h2><p class="soft">A batch of the longest rows: {marked(told(arena))}.</p><figure class="memory">'
+        f'<section><h2>Memory</h2><p class="soft">A batch of the longest rows: {escape_markup(describe(arena))}.</p><figure class="memory">'
         f'<div class="plot"><div class="ys">{left}</div>'
         f'<svg viewBox="0 0 {WIDE} {HIGH}" preserveAspectRatio="none" role="img" aria-label="memory map">'
-        f'<rect class="field" width="{WIDE}" height="{HIGH}"/>{"".join(body(arena))}</svg><div class="xs">{below}</div></div>'
+        f'<rect class="field" width="{WIDE}" height="{HIGH}"/>{"".join(draw_tensors(arena))}</svg><div class="xs">{below}</div></div>'
         f'<div class="keys">{keys}</div><details class="keys"><summary>the largest at the peak</summary>'
         f"<table>{alive}</table></details></figure></section>"
     )

@@ -15,8 +15,8 @@ from llamatrain.errors import FileError
 from llamatrain.io.atomic_write import AtomicFile, move_aside
 from llamatrain.report import listener
 
-WAIT = 0.2  # seconds that lines may lie in the buffer while steps follow fast
-LONGEST = 4096  # bytes of a line that is read; ours have some 250
+FLUSH_INTERVAL = 0.2  # seconds that lines may lie in the buffer while steps follow fast
+MAX_LINE = 4096  # bytes of a line that is read; ours have some 250
 FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 ENCODE = json.JSONEncoder(
     allow_nan=False, default=lambda number: number.item()
@@ -43,48 +43,48 @@ class Metrics:
     """
 
     def __init__(
-        self, path: str | Path, before: Path | None = None, step: int = 0, owed: bool = False
+        self, path: str | Path, source: Path | None = None, step: int = 0, validation_due: bool = False
     ) -> None:
         self.path = Path(path)
-        self.tell: Callable[[str], None] = lambda line: None
-        self.also: LineSink | None = None  # where lines go besides
-        self._before, self._step, self._owed = before, step, owed
+        self.warn: Callable[[str], None] = lambda line: None
+        self.sink: LineSink | None = None  # where lines go besides
+        self._source, self._step, self._validation_due = source, step, validation_due
         self._file: FileIO | None = None
         self._waiting = b""
         self._due = 0.0
 
     @classmethod
-    def fresh(cls, path: str | Path) -> Self:
+    def create(cls, path: str | Path) -> Self:
         """An empty file, in the place of what stood there."""
-        return cls(path).begin()
+        return cls(path).open()
 
     @classmethod
-    def resumed(cls, path: str | Path, step: int) -> Self:
+    def resume(cls, path: str | Path, step: int) -> Self:
         """The file up to a step: later lines go, and so does whatever a killed process left half written."""
-        return cls(path, Path(path), step).begin()
+        return cls(path, Path(path), step).open()
 
     @property
-    def goes_on(self) -> bool:
+    def has_history(self) -> bool:
         """Whether there are lines of an earlier process."""
-        return self._before is not None and self._before.is_file()
+        return self._source is not None and self._source.is_file()
 
-    def begin(self) -> Self:
-        self._file = self._file or self._made(self._kept())
+    def open(self) -> Self:
+        self._file = self._file or self._create_file(self._past_lines())
         return self
 
-    def _kept(self) -> Iterator[bytes]:
-        for raw, line in lines_of(self._before) if self._before else ():
-            if line["step"] < self._step + (not (self._owed and "val_loss" in line)):
+    def _past_lines(self) -> Iterator[bytes]:
+        for raw, line in read_lines(self._source) if self._source else ():
+            if line["step"] < self._step + (not (self._validation_due and "val_loss" in line)):
                 yield raw.strip() + b"\n"
 
-    def _made(self, lines: Iterable[bytes]) -> FileIO:
+    def _create_file(self, lines: Iterable[bytes]) -> FileIO:
         with AtomicFile(self.path) as file:
             for line in lines:
                 file.write(line)
         try:
             return FileIO(os.open(self.path, FLAGS), "r+")
         except OSError as error:
-            raise self._failure(error) from error
+            raise self._write_error(error) from error
 
     def write(self, line: dict[str, Any]) -> None:
         """Add a line. JSON knows no NaN and no infinity: null. What the disk does not take waits for the next `flush`."""
@@ -94,15 +94,15 @@ class Metrics:
             text = ENCODE({name: value if math.isfinite(value) else None for name, value in line.items()})
         self._waiting += text.encode() + b"\n"
         if (now := monotonic()) >= self._due:
-            self._due = now + WAIT
+            self._due = now + FLUSH_INTERVAL
             with suppress(OSError, FileError):
-                self._put()
-        if self.also:
-            self.also.write(line)
-        listener.tell(line)
+                self._write_waiting()
+        if self.sink:
+            self.sink.write(line)
+        listener.notify(line)
 
-    def _put(self) -> None:
-        file = self.begin()._file
+    def _write_waiting(self) -> None:
+        file = self.open()._file
         while file and self._waiting:
             self._waiting = self._waiting[file.write(self._waiting) :]
 
@@ -110,58 +110,58 @@ class Metrics:
         """Have all lines on the disk: to be called before a checkpoint is written, which must not know more than they do."""
         if not self._file and not self._waiting:
             return
-        if self.also:
-            self.also.flush()
+        if self.sink:
+            self.sink.flush()
         try:
-            self._put()
-            self._find()
-            os.fsync(self.begin()._file.fileno())  # type: ignore[union-attr]
+            self._write_waiting()
+            self._recreate_if_lost()
+            os.fsync(self.open()._file.fileno())  # type: ignore[union-attr]
         except OSError as error:
-            raise self._failure(error) from error
+            raise self._write_error(error) from error
 
-    def _find(self) -> None:
+    def _recreate_if_lost(self) -> None:
         """Where its name is no more, or another file's, it is made again of what was written."""
         assert self._file
         with suppress(FileNotFoundError):
             if os.path.samestat(os.lstat(self.path), os.fstat(self._file.fileno())):
                 return
             move_aside(self.path)
-        made = self._made(raw for raw, _ in lines_in(self._all()))
+        file = self._create_file(raw for raw, _ in parse_lines(self._all_lines()))
         self._file.close()
-        self._file = made
-        self.tell(f"{self.path} was gone: it is made again")
+        self._file = file
+        self.warn(f"{self.path} was gone: it is made again")
 
-    def copied(self, path: Path) -> "Metrics":
+    def copy_to(self, path: Path) -> "Metrics":
         """Another file with all lines, for where this one takes no more."""
-        made = Metrics(path)
-        made._file = made._made(raw for raw, _ in lines_in(self._all()))
-        return made
+        copy = Metrics(path)
+        copy._file = copy._create_file(raw for raw, _ in parse_lines(self._all_lines()))
+        return copy
 
-    def _all(self) -> Iterator[bytes]:
+    def _all_lines(self) -> Iterator[bytes]:
         """All that was written of the run, also what the disk did not take."""
         last = b""
         if self._file:
             with os.fdopen(os.dup(self._file.fileno()), "rb") as file:
                 file.seek(0)
-                for last in pieces_of(file):
+                for last in read_pieces(file):
                     if last.endswith(b"\n"):
                         yield last
         else:
-            yield from self._kept()
+            yield from self._past_lines()
         yield from ((b"" if last.endswith(b"\n") else last) + self._waiting).splitlines(keepends=True)
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """All lines of the run, those of earlier processes too; one that is damaged is passed over."""
         with suppress(FileError):  # the next save tells it
             self.flush()
-        return (line for _, line in lines_in(self._all()))
+        return (line for _, line in parse_lines(self._all_lines()))
 
     def read(self) -> list[dict[str, Any]]:
         return list(self.lines())
 
     def close(self) -> None:
-        if self.also:
-            self.also.close()
+        if self.sink:
+            self.sink.close()
         if self._file and not self._file.closed:
             try:
                 self.flush()
@@ -177,12 +177,12 @@ class Metrics:
     ) -> None:
         self.close()
 
-    def _failure(self, error: OSError) -> FileError:
+    def _write_error(self, error: OSError) -> FileError:
         return FileError(f"{self.path}: cannot be written: {error.strerror}")
 
 
-def lines_of(
-    path: Path, tell: Callable[[str], None] = lambda line: None
+def read_lines(
+    path: Path, warn: Callable[[str], None] = lambda line: None
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """The lines of a file that are JSON objects with a step, as they lie there and as they read; what is no file has none. It is
     told if others are among them; the last one may be half written."""
@@ -190,8 +190,8 @@ def lines_of(
     try:
         if path.is_file():  # asked before it is opened: a pipe would wait for a writer
             with path.open("rb") as file:
-                for read, piece in enumerate(pieces_of(file), 1):
-                    line = line_in(piece)
+                for read, piece in enumerate(read_pieces(file), 1):
+                    line = parse_line(piece)
                     if line is not None:
                         yield piece, line
                     else:
@@ -200,18 +200,18 @@ def lines_of(
         raise FileError(f"{path}: cannot be read: {error.strerror}") from error
     if damaged > (torn and first == read):
         others = f", and {damaged - 1:,} others," if damaged > 1 else ""
-        tell(f"{path}: line {first:,}{others} is no figure of a step, and passed over")
+        warn(f"{path}: line {first:,}{others} is no figure of a step, and passed over")
 
 
-def pieces_of(file: BinaryIO) -> Iterator[bytes]:
-    return iter(lambda: file.readline(LONGEST), b"")
+def read_pieces(file: BinaryIO) -> Iterator[bytes]:
+    return iter(lambda: file.readline(MAX_LINE), b"")
 
 
-def lines_in(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    return ((raw, line) for raw in pieces if (line := line_in(raw)) is not None)
+def parse_lines(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    return ((raw, line) for raw in pieces if (line := parse_line(raw)) is not None)
 
 
-def line_in(raw: bytes) -> dict[str, Any] | None:
+def parse_line(raw: bytes) -> dict[str, Any] | None:
     try:
         line = json.loads(raw.decode())
     except (ValueError, RecursionError):

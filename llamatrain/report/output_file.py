@@ -8,7 +8,7 @@ from llamatrain.io.atomic_write import DEVICES, AtomicFile
 HEADS = (b"<svg ", b"<!doctype html>\n<!-- llamatrain -->")
 
 
-def check_place(file: Path) -> None:
+def check_output_file(file: Path) -> None:
     """Where a file is asked for by name, what stands there must be one that was drawn before."""
     try:
         if not file.parent.is_dir():
@@ -29,6 +29,6 @@ def check_place(file: Path) -> None:
         )
 
 
-def put(file: Path, text: str) -> None:
+def write_text(file: Path, text: str) -> None:
     with AtomicFile(file) as out:
         out.write(text.encode())

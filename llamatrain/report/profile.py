@@ -13,7 +13,7 @@ from llamatrain.engine.profiler import Recorder, TraceSpan
 from llamatrain.graph.node_roles import NodeRole
 
 NAME, COLUMN = 28, 10  # signs
-LEAST = 0.0005  # seconds that are told
+MIN_SECONDS = 0.0005  # seconds that are told
 HERE = {"pid": 1, "tid": 1}
 
 
@@ -34,39 +34,39 @@ class OpTotal:
         return f"{speed / self.seconds / 1e9:,.1f} {unit}"
 
 
-def sums_of(recorder: Recorder) -> dict[tuple[str, NodeRole], OpTotal]:
+def total_by_op(recorder: Recorder) -> dict[tuple[str, NodeRole], OpTotal]:
     """By op and part, of whole steps; what takes most comes first."""
-    found: dict[tuple[str, NodeRole], OpTotal] = defaultdict(OpTotal)
+    totals: dict[tuple[str, NodeRole], OpTotal] = defaultdict(OpTotal)
     for op in recorder.ops:
         if op.calls:
-            each = found[op.node.op.name, op.role]
-            each.calls, each.seconds = each.calls + op.calls, each.seconds + op.seconds
-            each.flops, each.moved = (
-                each.flops + op.calls * op.cost.flops,
-                each.moved + op.calls * op.cost.bytes_moved,
+            total = totals[op.node.op.name, op.role]
+            total.calls, total.seconds = total.calls + op.calls, total.seconds + op.seconds
+            total.flops, total.moved = (
+                total.flops + op.calls * op.cost.flops,
+                total.moved + op.calls * op.cost.bytes_moved,
             )
-    return dict(sorted(found.items(), key=lambda entry: -entry[1].seconds))
+    return dict(sorted(totals.items(), key=lambda entry: -entry[1].seconds))
 
 
 # ---- the table -------------------------------------------------------------
 
 
-def table(recorder: Recorder) -> Iterator[str]:
-    yield from _of_the_start(recorder)
+def profile_table(recorder: Recorder) -> Iterator[str]:
+    yield from _start_rows(recorder)
     if recorder.steps:
-        yield from _of_steps(recorder)
-        yield from _of_the_rest(recorder)
+        yield from _step_rows(recorder)
+        yield from _other_rows(recorder)
 
 
-def _of_the_start(recorder: Recorder) -> Iterator[str]:
-    phases, whole = recorder.startup_times()
+def _start_rows(recorder: Recorder) -> Iterator[str]:
+    phases, total = recorder.startup_times()
     yield f"{'until the first step' if recorder.first_op_time else 'until the end':{NAME + 2}}{'s':>{COLUMN}}"
-    for name, seconds in (*phases.items(), ("all else", whole - sum(phases.values())), ("in all", whole)):
+    for name, seconds in (*phases.items(), ("all else", total - sum(phases.values())), ("in all", total)):
         yield f"  {name:{NAME}}{seconds:{COLUMN}.3f}"
 
 
-def _of_steps(recorder: Recorder) -> Iterator[str]:
-    steps, sums = recorder.steps, sums_of(recorder)
+def _step_rows(recorder: Recorder) -> Iterator[str]:
+    steps, sums = recorder.steps, total_by_op(recorder)
     yield f"{'a step':{NAME + 2}}{'':{COLUMN}}{'calls':>{COLUMN}}{'ms':>{COLUMN}}{'share':>{COLUMN}}"
 
     def row(name: str, part: str, calls: str, seconds: float, rate: str = "") -> str:
@@ -74,26 +74,28 @@ def _of_steps(recorder: Recorder) -> Iterator[str]:
         figures = f"{calls:>{COLUMN}}{1e3 * seconds / steps:{COLUMN},.3f}{share:>{COLUMN}}"
         return f"  {name:{NAME}}{part:{COLUMN}}{figures}  {rate:>16}".rstrip()
 
-    for (op, part), each in sums.items():
-        yield row(op, part, f"{each.calls / steps:,.4g}", each.seconds, each.rate)
-    others = recorder.seconds - recorder.waited - sum(each.seconds for each in sums.values())
+    for (op, part), total in sums.items():
+        yield row(op, part, f"{total.calls / steps:,.4g}", total.seconds, total.rate)
+    others = recorder.seconds - recorder.waited - sum(total.seconds for total in sums.values())
     yield row("waiting for data", "", "", recorder.waited)
     yield row("Python, between kernels", "", "", others)
     yield row(f"in all, of {steps:,} steps", "", "", recorder.seconds)
 
 
-def _of_the_rest(recorder: Recorder) -> Iterator[str]:
-    if told := [
-        f"{name} {seconds:.3f} s" for name, seconds in recorder.between_steps.items() if seconds >= LEAST
+def _other_rows(recorder: Recorder) -> Iterator[str]:
+    if phases := [
+        f"{name} {seconds:.3f} s"
+        for name, seconds in recorder.between_steps.items()
+        if seconds >= MIN_SECONDS
     ]:
-        yield f"beside the steps: {', '.join(told)}"
+        yield f"beside the steps: {', '.join(phases)}"
     yield "each op was run by itself, which takes a step somewhat longer; FLOPs of attention are those of whole rows"
 
 
 # ---- the trace -------------------------------------------------------------
 
 
-def trace(recorder: Recorder, title: str) -> bytes:
+def trace_json(recorder: Recorder, title: str) -> bytes:
     """JSON, a line for each event."""
     spans = [_event(recorder, span) for span in (*recorder.spans, *recorder.traced)]
     events = [
@@ -101,14 +103,14 @@ def trace(recorder: Recorder, title: str) -> bytes:
         {"name": "thread_name", "ph": "M", **HERE, "args": {"name": "run"}},
         *sorted(spans, key=lambda event: (event["ts"], -event["dur"])),
     ]
-    head = json.dumps({"displayTimeUnit": "ms", "otherData": {"holds": held(recorder)}})
+    head = json.dumps({"displayTimeUnit": "ms", "otherData": {"holds": trace_contents(recorder)}})
     lines = ",\n".join(map(json.dumps, events))
     return f'{head.removesuffix("}")}, "traceEvents": [\n{lines}\n]}}\n'.encode()
 
 
 def _event(recorder: Recorder, span: TraceSpan) -> dict[str, Any]:
     """In tenths of microseconds, which is what the clock gives."""
-    start, end = (round(1e6 * (each - recorder.start_time), 1) for each in (span.start, span.end))
+    start, end = (round(1e6 * (time - recorder.start_time), 1) for time in (span.start, span.end))
     event = {
         "name": span.name,
         "cat": span.kind,
@@ -122,7 +124,7 @@ def _event(recorder: Recorder, span: TraceSpan) -> dict[str, Any]:
     return event
 
 
-def held(recorder: Recorder) -> str:
+def trace_contents(recorder: Recorder) -> str:
     """In words, which steps have their ops in it."""
     numbers = recorder.traced_steps
     if not numbers:

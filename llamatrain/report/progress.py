@@ -14,13 +14,13 @@ from rich.text import Text
 
 from llamatrain.config.units import Size
 from llamatrain.platform.memory import resident_bytes
-from llamatrain.report.format import Pace, amount, duration
-from llamatrain.report.layout import GAP, Segment, assembled, fitted, width_of
+from llamatrain.report.format import Pace, format_duration, format_loss
+from llamatrain.report.layout import GAP, Segment, fit_segments, join_segments, total_width
 from llamatrain.report.records import Score, StepLine
-from llamatrain.report.terminal_plot import FINE, Glyphs
+from llamatrain.report.terminal_plot import UNICODE, Glyphs
 
 BAR, TRAIL = 32, 24  # signs
-KEPT = 1024  # losses: of a longer run neighbours are taken together
+MAX_LOSSES = 1024  # losses: of a longer run neighbours are taken together
 RECENT = 32  # steps whose tokens a second are looked at
 HEIGHT = 12  # lines of a terminal, from which on there is room for more than one
 HEIGHTS = "▁▂▃▄▅▆▇█"
@@ -31,20 +31,20 @@ class LossTrail:
 
     def __init__(self) -> None:
         self._means, self._rest = list[float](), list[float]()
-        self._each, self.lowest = 1, math.inf
+        self._group, self.lowest = 1, math.inf
 
     def add(self, loss: float) -> None:
         self.lowest = min(self.lowest, loss)
         self._rest.append(loss)
-        if len(self._rest) < self._each:
+        if len(self._rest) < self._group:
             return
-        self._means.append(sum(self._rest) / self._each)
+        self._means.append(sum(self._rest) / self._group)
         self._rest.clear()
-        if len(self._means) == KEPT:
+        if len(self._means) == MAX_LOSSES:
             self._means = np.reshape(self._means, (-1, 2)).mean(1).tolist()
-            self._each *= 2
+            self._group *= 2
 
-    def drawn(self, width: int) -> str:
+    def draw(self, width: int) -> str:
         """As a row of bars; nothing where there are fewer than two."""
         values = np.array(self._means)
         values = values[np.isfinite(values)]
@@ -61,14 +61,14 @@ class Progress:
     """What is known of a run while it goes on."""
 
     iters: int
-    begun: float
-    done: int = 0
+    start: float
+    steps_done: int = 0
     last: StepLine | None = None
-    scored: Score | None = None
+    score: Score | None = None
     lowest: float = math.inf  # of its validations
-    doing: str = ""
-    saved: str = ""
-    planned: int = 0  # bytes that it is to take at most; 0: that is not known
+    activity: str = ""
+    last_save: str = ""
+    planned_bytes: int = 0  # bytes that it is to take at most; 0: that is not known
     pace: Pace = field(default_factory=Pace)
     trail: LossTrail = field(default_factory=LossTrail)
     speeds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -78,7 +78,7 @@ class Progress:
         self.pace.mark(now, line.step)
         if line.loss is not None:
             self.trail.add(line.loss)
-        self.done, self.last, self.doing = line.step, line, ""
+        self.steps_done, self.last, self.activity = line.step, line, ""
 
     @property
     def speed(self) -> float:
@@ -88,56 +88,64 @@ class Progress:
 @dataclass(frozen=True)
 class Display:
     progress: Progress
-    signs: Glyphs
-    held: Callable[[], int] = resident_bytes  # bytes that the process has
+    glyphs: Glyphs
+    used_bytes: Callable[[], int] = resident_bytes  # bytes that the process has
 
     def lines(self, now: float, width: int, height: int) -> list[Text]:
         progress = self.progress
-        last, alone = progress.last, height < HEIGHT or progress.last is None
-        bars = [(progress.done, progress.iters, fitted([*self._progress(now, alone)], width))]
-        if not alone and progress.planned:
+        last, single_line = progress.last, height < HEIGHT or progress.last is None
+        bars = [
+            (progress.steps_done, progress.iters, fit_segments([*self._progress(now, single_line)], width))
+        ]
+        if not single_line and progress.planned_bytes:
             bars.append(
-                (held := self.held(), progress.planned, fitted([memory_of(held, progress.planned)], width))
+                (
+                    used := self.used_bytes(),
+                    progress.planned_bytes,
+                    fit_segments([memory_segment(used, progress.planned_bytes)], width),
+                )
             )
-        room = min(BAR, width - len(GAP) - max(width_of(pieces) for _, _, pieces in bars))
-        drawn = [self._bar(room, part, whole).append_text(assembled(pieces)) for part, whole, pieces in bars]
-        return drawn if alone or last is None else [self._loss(last, width), *drawn]
+        room = min(BAR, width - len(GAP) - max(total_width(pieces) for _, _, pieces in bars))
+        rows = [
+            self._bar(room, part, whole).append_text(join_segments(pieces)) for part, whole, pieces in bars
+        ]
+        return rows if single_line or last is None else [self._loss(last, width), *rows]
 
     def _loss(self, last: StepLine, width: int) -> Text:
         progress = self.progress
-        trail = progress.trail.drawn(min(TRAIL, width // 3)) if self.signs is FINE else ""
-        scored = progress.scored
+        trail = progress.trail.draw(min(TRAIL, width // 3)) if self.glyphs is UNICODE else ""
+        score = progress.score
         pieces = [
             *([Segment("", trail, 5, "cyan")] if trail else []),
-            Segment("loss", amount(last.loss), 10, "bold cyan"),
-            Segment("lowest", amount(progress.trail.lowest), 3),
-            *([Segment("val", amount(scored.loss), 8, "yellow")] if scored else []),
-            *([Segment("", "best", 2)] if scored and scored.loss <= progress.lowest else []),
+            Segment("loss", format_loss(last.loss), 10, "bold cyan"),
+            Segment("lowest", format_loss(progress.trail.lowest), 3),
+            *([Segment("val", format_loss(score.loss), 8, "yellow")] if score else []),
+            *([Segment("", "best", 2)] if score and score.loss <= progress.lowest else []),
             Segment("lr", f"{last.lr:.2e}", 1),
         ]
-        return assembled(fitted(pieces, width))
+        return join_segments(fit_segments(pieces, width))
 
-    def _progress(self, now: float, alone: bool) -> Iterator[Segment]:
+    def _progress(self, now: float, single_line: bool) -> Iterator[Segment]:
         """How far it is; `alone` says the loss, too."""
         progress = self.progress
-        yield Segment("", f"{progress.done}/{progress.iters}", 10)
-        if progress.last and alone:
-            yield Segment("loss", amount(progress.last.loss), 8)
+        yield Segment("", f"{progress.steps_done}/{progress.iters}", 10)
+        if progress.last and single_line:
+            yield Segment("loss", format_loss(progress.last.loss), 8)
         if progress.last:
             yield Segment("", f"{progress.speed:,.0f} tok/s", 5)
-        yield Segment("", duration(now - progress.begun), 7)
-        if (left := progress.pace.left(now, progress.iters)) is not None:
-            yield Segment("", f"{duration(left)} left", 9)
-        if told := progress.doing or progress.saved:
-            yield Segment("", told, 3, "green")
+        yield Segment("", format_duration(now - progress.start), 7)
+        if (left := progress.pace.seconds_left(now, progress.iters)) is not None:
+            yield Segment("", f"{format_duration(left)} left", 9)
+        if activity := progress.activity or progress.last_save:
+            yield Segment("", activity, 3, "green")
 
     def _bar(self, width: int, part: int, whole: int) -> Text:
         if width < 6:
             return Text(no_wrap=True)
-        done, to_do = "━─" if self.signs is FINE else "#-"
+        done, to_do = "━─" if self.glyphs is UNICODE else "#-"
         full = min(width, width * part // max(whole, 1))
         return Text(done * full, "cyan", no_wrap=True).append(to_do * (width - full) + GAP, "bright_black")
 
 
-def memory_of(held: int, planned: int) -> Segment:
-    return Segment("memory", f"{Size(held).text} of {Size(planned).text} planned", 10)
+def memory_segment(used: int, planned: int) -> Segment:
+    return Segment("memory", f"{Size(used).text} of {Size(planned).text} planned", 10)

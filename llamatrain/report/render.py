@@ -8,24 +8,24 @@ from llamatrain.config.not_found import missing
 from llamatrain.errors import FileError
 from llamatrain.platform.terminal import log_line
 from llamatrain.report.compare import runs_page
-from llamatrain.report.html import page
-from llamatrain.report.output_file import check_place, put
-from llamatrain.report.run_data import METRICS, PAGE, RunData, kept_in
+from llamatrain.report.html import run_page
+from llamatrain.report.output_file import check_output_file, write_text
+from llamatrain.report.run_data import METRICS, PAGE, RunData, read_run_data
 
-OF_SEVERAL = Path("runs.html")
+COMPARISON = Path("runs.html")
 
 
-def drawn(folders: Sequence[Path], out: Path | None) -> tuple[Path, int]:
+def draw_runs(folders: Sequence[Path], out: Path | None) -> tuple[Path, int]:
     """The file that was written, and of how many runs."""
-    named = dict[str, Path]()
+    unique = dict[str, Path]()
     for folder in folders:
         check_run(folder)
-        named.setdefault(os.path.realpath(folder), folder)
-    folders = [*named.values()]
-    file = out or (folders[0] / PAGE if len(folders) == 1 else OF_SEVERAL)
-    check_place(file)
-    runs = [read(folder) for folder in folders]
-    put(file, page(runs[0]) if len(runs) == 1 else runs_page(runs))
+        unique.setdefault(os.path.realpath(folder), folder)
+    folders = [*unique.values()]
+    file = out or (folders[0] / PAGE if len(folders) == 1 else COMPARISON)
+    check_output_file(file)
+    runs = [read_run(folder) for folder in folders]
+    write_text(file, run_page(runs[0]) if len(runs) == 1 else runs_page(runs))
     return file, len(runs)
 
 
@@ -42,8 +42,8 @@ def check_run(folder: Path) -> None:
         raise FileError(f"{folder}: cannot be looked into: {error.strerror}") from error
 
 
-def read(folder: Path) -> RunData:
-    kept = kept_in(folder, lambda line: log_line(f"warning: {line}"))
-    if not kept.figures.last and not kept.figures.scored:
+def read_run(folder: Path) -> RunData:
+    run = read_run_data(folder, lambda line: log_line(f"warning: {line}"))
+    if not run.figures.last and not run.figures.scored:
         raise FileError(f"{folder / METRICS}: no step is in it yet, so there is nothing to draw")
-    return kept
+    return run

@@ -20,27 +20,27 @@ from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.platform.escape import make_printable
 from llamatrain.platform.terminal import progress_area
 from llamatrain.report import svg_plot, terminal_plot
-from llamatrain.report.console import stderr
-from llamatrain.report.format import amount, duration, stride, time_of_step
+from llamatrain.report.console import stderr_console
+from llamatrain.report.format import format_duration, format_loss, format_step_time, line_interval
 from llamatrain.report.html_report import RunPage
 from llamatrain.report.layout import (
     GAP,
     Segment,
-    assembled,
-    figures_of,
-    fitted,
-    place_of,
-    rewards_of,
-    scores_of,
-    summary,
+    fit_segments,
+    join_segments,
+    position_segments,
+    reward_segments,
+    run_summary,
+    score_metrics,
+    score_segments,
 )
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.progress import RECENT, Display, Progress
 from llamatrain.report.records import Score, StepLine
 from llamatrain.report.series import Losses
 
-PAUSE, PATIENCE = 1.0, 300.0  # seconds between lines: at least, at most
-SAMPLE_SIGNS, SAMPLE_LINES = 1000, 12
+MIN_INTERVAL, MAX_INTERVAL = 1.0, 300.0  # seconds between lines: at least, at most
+SAMPLE_CHARS, SAMPLE_LINES = 1000, 12
 REFRESH = 4  # times a second
 
 
@@ -62,23 +62,23 @@ class Report:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.metrics, metrics.tell = metrics, self.warn
+        self.metrics, metrics.warn = metrics, self.warn
         self.iters = iters
-        self.console = console or stderr()
-        self._every = every or stride(iters)
-        self._pause, self._patience = (0.0, math.inf) if every else (PAUSE, PATIENCE)
+        self.console = console or stderr_console()
+        self._every = every or line_interval(iters)
+        self._min_interval, self._max_interval = (0.0, math.inf) if every else (MIN_INTERVAL, MAX_INTERVAL)
         self._clock = clock
-        self._progress = Progress(iters=iters, begun=clock())
+        self._progress = Progress(iters=iters, start=clock())
         self._seconds = deque[float](maxlen=RECENT)
         self._printed, self._printed_at = -1, -math.inf  # the first step's line is due
         self.warnings: list[str] = []
         self._waves: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-        fine = (
+        has_unicode = (
             self.console.encoding.startswith("utf") and os.environ.get("TERM") != "linux"
         )  # whose font has no braille
-        self._signs = terminal_plot.FINE if fine else terminal_plot.PLAIN
-        self._shown = Display(self._progress, self._signs)
-        self._standing = ExitStack()
+        self._glyphs = terminal_plot.UNICODE if has_unicode else terminal_plot.ASCII
+        self._display_lines = Display(self._progress, self._glyphs)
+        self._exit_stack = ExitStack()
         self._live: Live | None = None
         if self.console.is_interactive:
             self._live = Live(
@@ -91,54 +91,56 @@ class Report:
 
     # ---- what is said ------------------------------------------------------
 
-    def header(self, facts: Sequence[tuple[str, str]], planned: int = 0) -> None:
+    def print_header(self, facts: Sequence[tuple[str, str]], planned_bytes: int = 0) -> None:
         """Names and values; with them the progress display begins, which shows the bytes that are planned."""
-        self._progress.planned = planned
+        self._progress.planned_bytes = planned_bytes
         margin = max((len(name) for name, _ in facts), default=0) + len(GAP)
         for name, value in facts:
-            lines = Text(self._safe(value)).wrap(self.console, max(16, self.console.width - margin))
+            lines = Text(self._printable(value)).wrap(self.console, max(16, self.console.width - margin))
             for n, line in enumerate(lines):
                 line.rstrip()
                 self._print(
-                    Text.assemble((f"{self._safe(name) if n == 0 else '':{margin}}", "bright_black"), line)
+                    Text.assemble(
+                        (f"{self._printable(name) if n == 0 else '':{margin}}", "bright_black"), line
+                    )
                 )
         self.log("")
-        self._show()
+        self._start_display()
 
     def log(self, line: str) -> None:
-        self._print(self._folded(Text(self._safe(line))))
+        self._print(self._wrap(Text(self._printable(line))))
 
     def warn(self, line: str) -> None:
         self.warnings.append(line)
-        self._print(self._folded(Text(f"warning: {self._safe(line)}", "yellow")))
+        self._print(self._wrap(Text(f"warning: {self._printable(line)}", "yellow")))
 
-    def sample(self, step: int, text: str) -> None:
+    def print_sample(self, step: int, text: str) -> None:
         """A text that the model wrote, set off from the lines around."""
-        self._progress.doing = ""
+        self._progress.activity = ""
         if self.page:
-            self.page.sample(step, text)
-        cut = text[:SAMPLE_SIGNS]
+            self.page.add_sample(step, text)
+        cut = text[:SAMPLE_CHARS]
         shown = make_printable(cut + "..." * (cut != text), self.console.encoding, keep="\n\t").expandtabs(4)
-        bar = f"{self._signs.left[0]} "
+        bar = f"{self._glyphs.left[0]} "
         wrapped = Text(shown).wrap(self.console, max(16, self.console.width - len(bar)))
-        drawn = Text.assemble((f"sample at step {step}", "bright_black"))
+        block = Text.assemble((f"sample at step {step}", "bright_black"))
         for line in [*wrapped[:SAMPLE_LINES], *([Text("...")] if len(wrapped) > SAMPLE_LINES else [])]:
             line.rstrip()
-            drawn.append("\n").append(bar, "green").append_text(line)
-        self._print(drawn)
+            block.append("\n").append(bar, "green").append_text(line)
+        self._print(block)
 
-    def wave(self, target: Sequence[float], model: Sequence[float]) -> None:
+    def print_waves(self, target: Sequence[float], model: Sequence[float]) -> None:
         """Two waves between -1 and 1: on a terminal above the progress, drawn anew each time; elsewhere where they changed."""
         if self.page:
-            self.page.wave(self._progress.done, target, model)
+            self.page.add_waves(self._progress.steps_done, target, model)
         before, self._waves = self._waves, (tuple(target), tuple(model))
         if not self._live and self._waves != before:
-            self._print(self._drawn_waves())
+            self._print(self._draw_waves())
 
     def on_save(self, step: int, path: str) -> None:
-        self._progress.doing, self._progress.saved = "", f"saved at {step}"
+        self._progress.activity, self._progress.last_save = "", f"saved at {step}"
         if self.page:
-            self.page.saved()
+            self.page.draw_if_due()
         if not self._live:
             self.log(f"saved at step {step}: {path}")
 
@@ -147,13 +149,13 @@ class Report:
 
     def show_activity(self, what: str = "validating") -> None:
         """What goes on between two steps, for the progress display."""
-        self._progress.doing = self._safe(what)
+        self._progress.activity = self._printable(what)
 
     # ---- steps -------------------------------------------------------------
 
-    def resumed(self, step: int) -> None:
+    def set_start(self, step: int) -> None:
         """So many steps were done before."""
-        self._progress.done = step
+        self._progress.steps_done = step
 
     def on_step(self, line: StepLine) -> None:
         facts = {
@@ -184,41 +186,44 @@ class Report:
         self._progress.step(line, now)
         waited = now - self._printed_at
         if (
-            (line.step % self._every == 0 and waited >= self._pause)
-            or waited >= self._patience
+            (line.step % self._every == 0 and waited >= self._min_interval)
+            or waited >= self._max_interval
             or line.step == self.iters
         ):
             self._print_step(line)
 
     def on_validation(self, step: int, score: Score, best: bool = False) -> None:
-        self._progress.doing, self._progress.scored = "", score
+        self._progress.activity, self._progress.score = "", score
         self._progress.lowest = min(self._progress.lowest, score.loss)
-        self.metrics.write(figures_of(step, score, best))
-        pieces = [Segment(" val", self._place(step), 9), *scores_of(score, self.console.encoding)]
+        self.metrics.write(score_metrics(step, score, best))
+        pieces = [
+            Segment(" val", self._step_position(step), 9),
+            *score_segments(score, self.console.encoding),
+        ]
         pieces += [Segment("", "best", 4)] if best else []
-        self._print(assembled(fitted(pieces, self._width)))
+        self._print(join_segments(fit_segments(pieces, self._width)))
 
     def end(self, folder: Path) -> None:
         """Take the display down, and draw the losses: here, and in loss.svg in the folder."""
-        self._take_down()
+        self._stop_display()
         if self._live and self._waves:
-            self._print(self._drawn_waves())
-        losses = Losses.of(self.metrics.lines())
+            self._print(self._draw_waves())
+        losses = Losses.from_lines(self.metrics.lines())
         if len(losses.training) + len(losses.validation) > 1:
             self._print(
-                Text("\n").append_text(terminal_plot.draw_losses(losses, self.console.width, self._signs))
+                Text("\n").append_text(terminal_plot.draw_losses(losses, self.console.width, self._glyphs))
             )
         try:
             with AtomicFile(folder / "loss.svg") as file:
-                file.write(svg_plot.picture(losses, str(folder)).encode())
+                file.write(svg_plot.draw_svg(losses, str(folder)).encode())
         except FileError as error:  # the run itself is well, and nothing that it made is lost
             self.warn(str(error))
         if (last := self._progress.last) and last.total_seconds is not None:
-            self.log(summary(last, last.total_seconds, self._progress.scored, self.console.encoding))
+            self.log(run_summary(last, last.total_seconds, self._progress.score, self.console.encoding))
 
     def close(self) -> None:
         try:
-            self._take_down()
+            self._stop_display()
         finally:
             if self.page:
                 self.page.close()
@@ -230,8 +235,8 @@ class Report:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error and self.metrics.also:
-            self.metrics.also.failed = True
+        if error and self.metrics.sink:
+            self.metrics.sink.failed = True
         with suppress(FileError) if error else nullcontext():  # what ends the run is told, and no more
             self.close()
 
@@ -242,10 +247,10 @@ class Report:
         """What a line must fit in, if anything."""
         return self.console.width if self.console.is_terminal else None
 
-    def _safe(self, text: str) -> str:
+    def _printable(self, text: str) -> str:
         return make_printable(text, self.console.encoding)
 
-    def _folded(self, text: Text) -> Text:
+    def _wrap(self, text: Text) -> Text:
         """Broken between words where it is wider than the terminal, which would break it anywhere."""
         if self._width is None or text.cell_len <= self._width:
             return text
@@ -257,13 +262,13 @@ class Report:
     def _print(self, text: Text) -> None:
         self.console.print(text, soft_wrap=True)
 
-    def _place(self, step: int) -> str:
+    def _step_position(self, step: int) -> str:
         return f"{step:>{len(str(self.iters))}}/{self.iters}"
 
     def _print_step(self, line: StepLine) -> None:
         now = self._clock()
         self._printed, self._printed_at = line.step, now
-        left = self._progress.pace.left(now, self.iters)
+        left = self._progress.pace.seconds_left(now, self.iters)
         norm = (
             ""
             if line.grad_norm is None
@@ -272,47 +277,49 @@ class Report:
             else f"{line.grad_norm:.2g}"
         )
         pieces = [
-            Segment("step", self._place(line.step), 9),
-            Segment("loss", f"{amount(line.loss):>7}", 10, "bold cyan"),
-            *rewards_of(line),
+            Segment("step", self._step_position(line.step), 9),
+            Segment("loss", f"{format_loss(line.loss):>7}", 10, "bold cyan"),
+            *reward_segments(line),
             Segment("lr", f"{line.lr:.2e}", 3),
             *([Segment("norm", f"{norm:>6}", 2)] if norm else []),
-            *place_of(line),
+            *position_segments(line),
             Segment("", f"{self._progress.speed:>7,.0f} tok/s", 5),
             *(
-                [Segment("", f"{time_of_step(median(self._seconds)):>8}/step", 2)]
+                [Segment("", f"{format_step_time(median(self._seconds)):>8}/step", 2)]
                 if line.total_seconds is not None
                 else []
             ),
-            Segment("", f"{duration(now - self._progress.begun):>5}", 4),
-            *([] if left is None else [Segment("", f"{duration(left):>5} left", 6)]),
+            Segment("", f"{format_duration(now - self._progress.start):>5}", 4),
+            *([] if left is None else [Segment("", f"{format_duration(left):>5} left", 6)]),
         ]
-        self._print(assembled(fitted(pieces, self._width)))
-        self._show()
+        self._print(join_segments(fit_segments(pieces, self._width)))
+        self._start_display()
 
-    def _drawn_waves(self) -> Text:
-        return terminal_plot.draw_waves(*(self._waves or ((), ())), self.console.width, self._signs)
+    def _draw_waves(self) -> Text:
+        return terminal_plot.draw_waves(*(self._waves or ((), ())), self.console.width, self._glyphs)
 
-    def _show(self) -> None:
+    def _start_display(self) -> None:
         if self._live and not self._live.is_started:
             self._live.start()
-            self._standing.enter_context(progress_area(self.show_activity))
+            self._exit_stack.enter_context(progress_area(self.show_activity))
 
-    def _take_down(self) -> None:
+    def _stop_display(self) -> None:
         """The display goes; the line of the last step stays."""
         try:
             if (last := self._progress.last) and last.step != self._printed:
                 self._print_step(last)
         finally:
-            self._standing.close()
+            self._exit_stack.close()
             if self._live:
                 self._live.stop()
 
     def _display(self) -> Group:
         """Drawn by a thread of its own, so it only reads."""
         width, height = self.console.width - 1, self.console.height
-        waves = [self._drawn_waves()] if self._waves and height > terminal_plot.WAVE_ROWS + 6 else []
+        waves = [self._draw_waves()] if self._waves and height > terminal_plot.WAVE_ROWS + 6 else []
         return Group(
             *waves,
-            *self._shown.lines(self._clock(), width, height - len(waves) * (terminal_plot.WAVE_ROWS + 1)),
+            *self._display_lines.lines(
+                self._clock(), width, height - len(waves) * (terminal_plot.WAVE_ROWS + 1)
+            ),
         )

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-MOST = 1 << 15  # points of a series that are held
+MAX_POINTS = 1 << 15  # points of a series that are held
 BLOCK = 1 << 12  # points that are read before the lowest and highest among them are picked
 BINS = 500  # of the steps, where there are many: each shows its lowest and its highest loss
 
@@ -20,19 +20,19 @@ class Points:
     each few in a row the lowest and the highest stay, and these few become twice as many."""
 
     def __init__(self) -> None:
-        self._kept, self._new, self._few = (array("d"), array("d")), (array("d"), array("d")), 2
+        self._kept, self._new, self._group = (array("d"), array("d")), (array("d"), array("d")), 2
 
     def add(self, step: float, value: float) -> None:
         for column, number in zip(self._new, (step, value), strict=True):
             column.append(number)
-        if len(self._new[0]) < max(self._few, BLOCK):
+        if len(self._new[0]) < max(self._group, BLOCK):
             return
-        steps, values = self._new if self._few == 2 else extremes(*self._new, self._few)
+        steps, values = self._new if self._group == 2 else pick_extremes(*self._new, self._group)
         self._kept[0].extend(steps)
         self._kept[1].extend(values)
         self._new = array("d"), array("d")
-        if len(self._kept[0]) >= MOST:
-            self._kept, self._few = extremes(*self._kept, 4), 2 * self._few
+        if len(self._kept[0]) >= MAX_POINTS:
+            self._kept, self._group = pick_extremes(*self._kept, 4), 2 * self._group
 
     @property
     def columns(self) -> "tuple[array[float], array[float]]":
@@ -40,17 +40,17 @@ class Points:
         return self._kept[0] + self._new[0], self._kept[1] + self._new[1]
 
 
-def extremes(
+def pick_extremes(
     steps: "array[float]", values: "array[float]", count: int
 ) -> "tuple[array[float], array[float]]":
     """Of so many in a row the lowest and the highest that are finite; the first of all stays, too."""
     x, y = np.array(steps), np.array(values)
     finite = np.flatnonzero(np.isfinite(y))
     rows = finite[: len(finite) // count * count].reshape(-1, count)
-    at = np.arange(len(rows))
-    ends = [rows[at, pick(y[rows], 1)] for pick in (np.argmin, np.argmax)] if len(rows) else []
-    kept = np.unique(np.concatenate([finite[:1], *ends, finite[rows.size :]]))
-    return array("d", x[kept]), array("d", y[kept])
+    indices = np.arange(len(rows))
+    ends = [rows[indices, pick(y[rows], 1)] for pick in (np.argmin, np.argmax)] if len(rows) else []
+    selected = np.unique(np.concatenate([finite[:1], *ends, finite[rows.size :]]))
+    return array("d", x[selected]), array("d", y[selected])
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Series:
     values: np.ndarray
 
     @classmethod
-    def of(cls, steps: Sequence[float], values: Sequence[float]) -> Self:
+    def from_points(cls, steps: Sequence[float], values: Sequence[float]) -> Self:
         """Of a step that is there twice the last one counts."""
         x, y = np.array(steps[::-1]), np.array(values[::-1])
         x, first = np.unique(x, return_index=True)
@@ -72,11 +72,11 @@ class Series:
     def __len__(self) -> int:
         return len(self.steps)
 
-    def smoothed(self, low: float, high: float) -> Self:
+    def smooth(self, low: float, high: float) -> Self:
         """The middle of the noise, of which what lies outside of these bounds counts as they do."""
         return type(self)(self.steps, mean_around(np.clip(self.values, low, high), len(self) // 40))
 
-    def thinned(self) -> Self:
+    def thin(self) -> Self:
         """At most two points for each bin: where it is lowest, and where it is highest."""
         if len(self) <= 2 * BINS:
             return self
@@ -85,8 +85,8 @@ class Series:
         ends = [
             begin + np.array([part.argmin(), part.argmax()]) for begin, part in zip(edges, bins, strict=False)
         ]
-        kept = np.unique(np.concatenate([[0], *ends, [len(self) - 1]]))
-        return type(self)(self.steps[kept], self.values[kept])
+        selected = np.unique(np.concatenate([[0], *ends, [len(self) - 1]]))
+        return type(self)(self.steps[selected], self.values[selected])
 
 
 @dataclass(frozen=True)
@@ -98,18 +98,18 @@ class Losses:
     high: float
 
     @classmethod
-    def of(cls, lines: Iterable[Mapping[str, Any]]) -> Self:
-        found = {"loss": Points(), "val_loss": Points()}
+    def from_lines(cls, lines: Iterable[Mapping[str, Any]]) -> Self:
+        points_by_name = {"loss": Points(), "val_loss": Points()}
         for line in lines:
-            for name, points in found.items():
+            for name, points in points_by_name.items():
                 if name in line:
                     points.add(number(line["step"], 1e15), number(line[name], 1e300))
-        return cls.between(*(Series.of(*each.columns) for each in found.values()))
+        return cls.from_series(*(Series.from_points(*column.columns) for column in points_by_name.values()))
 
     @classmethod
-    def between(cls, training: Series, validation: Series) -> Self:
+    def from_series(cls, training: Series, validation: Series) -> Self:
         low, high = bounds(np.concatenate([training.values, validation.values]))
-        return cls(training, validation, training.smoothed(low, high), low, high)
+        return cls(training, validation, training.smooth(low, high), low, high)
 
     @property
     def best(self) -> Series:
@@ -170,8 +170,8 @@ def ticks(low: float, high: float, count: int, whole: bool = False) -> list[tupl
 
 # ---- all numbers of a run ---------------------------------------------------
 
-TRAINED = ("loss", "lr", "grad_norm", "tokens_per_second", "margin")
-JUDGED = ("val_loss", "val_loss_error", "val_accuracy")
+STEP_KEYS = ("loss", "lr", "grad_norm", "tokens_per_second", "margin")
+SCORE_KEYS = ("val_loss", "val_loss_error", "val_accuracy")
 RECENT = 50  # steps that tell how fast it goes
 
 
@@ -183,39 +183,39 @@ class RunSeries:
     seconds: float | None = None  # of a step, of late
 
     @classmethod
-    def of(cls, lines: Iterable[Mapping[str, Any]]) -> "RunSeries":
-        found = cls({name: Points() for name in (*TRAINED, *JUDGED)})
+    def from_lines(cls, lines: Iterable[Mapping[str, Any]]) -> "RunSeries":
+        result = cls({name: Points() for name in (*STEP_KEYS, *SCORE_KEYS)})
         recent = list[float]()
         for line in lines:
-            trained = "loss" in line
-            if trained:
-                found.last = line
+            is_step = "loss" in line
+            if is_step:
+                result.last = line
                 recent.append(number(line.get("seconds"), 1e12))
                 if len(recent) > 2 * RECENT:
                     del recent[:RECENT]
             elif "val_loss" in line:
-                found.scored = line
+                result.scored = line
             step = number(line["step"], 1e15)
-            for name in TRAINED if trained else JUDGED:
+            for name in STEP_KEYS if is_step else SCORE_KEYS:
                 if name in line:
-                    found.points[name].add(step, number(line[name], 1e300))
-        known = [each for each in recent[-RECENT:] if math.isfinite(each)]
-        found.seconds = fmean(known) if known else None
-        return found
+                    result.points[name].add(step, number(line[name], 1e300))
+        times = [time for time in recent[-RECENT:] if math.isfinite(time)]
+        result.seconds = fmean(times) if times else None
+        return result
 
     def series(self, name: str) -> Series:
-        return Series.of(*self.points[name].columns)
+        return Series.from_points(*self.points[name].columns)
 
     @property
     def losses(self) -> Losses:
-        return Losses.between(self.series("loss"), self.series("val_loss"))
+        return Losses.from_series(self.series("loss"), self.series("val_loss"))
 
     @property
     def step(self) -> int:
         """The last of all."""
         return max(int(self.last.get("step", 0)), int(self.scored.get("step", 0)))
 
-    def told(self, name: str) -> float | None:
+    def last_value(self, name: str) -> float | None:
         """A number of the last step, if it is one."""
         value = number(self.last.get(name), 1e300)
         return value if math.isfinite(value) else None

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from llamatrain.report.format import amount, marked
+from llamatrain.report.format import escape_markup, format_loss
 from llamatrain.report.series import Losses, Series, ticks
 
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 64, 48
-MARKED = 60  # validations, at most, that have a dot each
-LONGEST = 60  # signs of a title
+MAX_DOTS = 60  # validations, at most, that have a dot each
+MAX_TITLE = 60  # signs of a title
 STYLE = """
 text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; fill: #6b7280 }
 .title { font-size: 15px; font-weight: 600; fill: #1f2937 }
@@ -32,9 +32,9 @@ circle.best { fill: #ea580c }
 """
 
 
-def picture(losses: Losses, name: str) -> str:
+def draw_svg(losses: Losses, name: str) -> str:
     """The text of loss.svg; `name` says which run it was."""
-    title = marked(name if len(name) <= LONGEST else f"...{name[3 - LONGEST :]}")
+    title = escape_markup(name if len(name) <= MAX_TITLE else f"...{name[3 - MAX_TITLE :]}")
     wide, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
@@ -43,72 +43,74 @@ def picture(losses: Losses, name: str) -> str:
         f'<clipPath id="plot"><rect x="{LEFT - 5}" y="{TOP}" width="{wide + 10}" height="{high + 5}"/></clipPath>',
         f'<rect class="page" width="{WIDTH}" height="{HEIGHT}" rx="8"/>',
         f'<text class="title" x="{LEFT}" y="26">{title}</text>',
-        *legend(losses),
-        *axes(losses),
+        *draw_legend(losses),
+        *draw_axes(losses),
         '<g clip-path="url(#plot)">',
-        *polyline(losses, losses.training.thinned(), "training noise"),
-        *polyline(losses, losses.smooth.thinned(), "training"),
-        *polyline(losses, losses.validation.thinned(), "validation"),
-        *dots(losses, losses.smooth, "training", 1),  # a single step makes no line
-        *dots(losses, losses.validation, "validation", MARKED),
-        *dots(losses, losses.best, "validation best", 1),
+        *draw_polyline(losses, losses.training.thin(), "training noise"),
+        *draw_polyline(losses, losses.smooth.thin(), "training"),
+        *draw_polyline(losses, losses.validation.thin(), "validation"),
+        *draw_dots(losses, losses.smooth, "training", 1),  # a single step makes no line
+        *draw_dots(losses, losses.validation, "validation", MAX_DOTS),
+        *draw_dots(losses, losses.best, "validation best", 1),
         "</g>",
         "</svg>\n",
     ]
     return "\n".join(parts)
 
 
-def legend(losses: Losses) -> Iterator[str]:
+def draw_legend(losses: Losses) -> Iterator[str]:
     """What the colours are, with the last values."""
     at, best = LEFT, losses.best
-    lowest = f" (best {amount(best.values[0])} at step {best.steps[0]:,.0f})" if len(best) else ""
+    lowest = f" (best {format_loss(best.values[0])} at step {best.steps[0]:,.0f})" if len(best) else ""
     for series, name, how in (
         (losses.smooth, "training", " (smoothed)"),
         (losses.validation, "validation", lowest),
     ):
         if len(series):
-            told = f"{name} loss {amount(series.values[-1])}{how}"
-            yield f'<polyline class="{name}" points="{at},44 {at + 18},44"/><text x="{at + 25}" y="48">{told}</text>'
+            label = f"{name} loss {format_loss(series.values[-1])}{how}"
+            yield f'<polyline class="{name}" points="{at},44 {at + 18},44"/><text x="{at + 25}" y="48">{label}</text>'
             at += 250
     if at == LEFT:
         yield f'<text x="{at}" y="48">no losses yet</text>'
 
 
-def axes(losses: Losses) -> Iterator[str]:
+def draw_axes(losses: Losses) -> Iterator[str]:
     bottom, end = HEIGHT - BOTTOM, WIDTH - RIGHT
     yield f'<line class="grid" x1="{LEFT}" y1="{bottom}" x2="{end}" y2="{bottom}"/>'
     for value, label in ticks(losses.low, losses.high, 6):
-        y = down(losses, value)
+        y = y_position(losses, value)
         yield f'<line class="grid" x1="{LEFT}" y1="{y}" x2="{end}" y2="{y}"/>'
         yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
     for step, label in ticks(*losses.steps, 8, whole=True):
-        x = across(losses, step)
+        x = x_position(losses, step)
         yield f'<line class="grid" x1="{x}" y1="{bottom}" x2="{x}" y2="{bottom + 5}"/>'
         yield f'<text x="{x}" y="{bottom + 19}" text-anchor="middle">{label}</text>'
     yield f'<text x="{(LEFT + end) / 2}" y="{HEIGHT - 10}" text-anchor="middle">step</text>'
 
 
-def across(losses: Losses, step: float) -> float:
+def x_position(losses: Losses, step: float) -> float:
     first, last = losses.steps
     return round(LEFT + (step - first) / (last - first) * (WIDTH - LEFT - RIGHT), 1)
 
 
-def down(losses: Losses, value: float) -> float:
+def y_position(losses: Losses, value: float) -> float:
     """What towers over the plot goes a little beyond it, where it is cut off."""
     part = (value - losses.low) / (losses.high - losses.low)
     return round(HEIGHT - BOTTOM - min(part, 1.5) * (HEIGHT - TOP - BOTTOM), 1)
 
 
-def points(losses: Losses, series: Series) -> Iterator[tuple[float, float]]:
+def plot_points(losses: Losses, series: Series) -> Iterator[tuple[float, float]]:
     for step, value in zip(series.steps.tolist(), series.values.tolist(), strict=True):
-        yield across(losses, step), down(losses, value)
+        yield x_position(losses, step), y_position(losses, value)
 
 
-def polyline(losses: Losses, series: Series, kind: str) -> Iterator[str]:
+def draw_polyline(losses: Losses, series: Series, kind: str) -> Iterator[str]:
     if len(series) > 1:
-        yield f'<polyline class="{kind}" points="{" ".join(f"{x},{y}" for x, y in points(losses, series))}"/>'
+        yield f'<polyline class="{kind}" points="{" ".join(f"{x},{y}" for x, y in plot_points(losses, series))}"/>'
 
 
-def dots(losses: Losses, series: Series, kind: str, most: int) -> Iterator[str]:
-    if len(series) <= most:
-        yield from (f'<circle class="{kind}" cx="{x}" cy="{y}" r="3.2"/>' for x, y in points(losses, series))
+def draw_dots(losses: Losses, series: Series, kind: str, limit: int) -> Iterator[str]:
+    if len(series) <= limit:
+        yield from (
+            f'<circle class="{kind}" cx="{x}" cy="{y}" r="3.2"/>' for x, y in plot_points(losses, series)
+        )

@@ -28,8 +28,8 @@ class Glyphs:
     dots: tuple[int, int]  # in a sign: across, down
 
 
-FINE = Glyphs("─", "●", "└", "─┬", "│┤", "·○●", (2, 4))
-PLAIN = Glyphs("*", "o", "+", "-+", "||", ".o#", (1, 1))
+UNICODE = Glyphs("─", "●", "└", "─┬", "│┤", "·○●", (2, 4))
+ASCII = Glyphs("*", "o", "+", "-+", "||", ".o#", (1, 1))
 
 
 # ---- losses ----------------------------------------------------------------
@@ -52,15 +52,15 @@ class Frame:
         return np.rint((high - np.clip(values, low, high)) / (high - low) * (self.height - 1)).astype(int)
 
 
-def draw_losses(losses: Losses, width: int, signs: Glyphs) -> Text:
+def draw_losses(losses: Losses, width: int, glyphs: Glyphs) -> Text:
     """The smoothed training losses as a line, validations as marks."""
-    across, down = signs.dots
+    across, down = glyphs.dots
     places = ticks(losses.low, losses.high, 5)
     margin = max(len(label) for _, label in places)
     columns = max(8, min(COLUMNS, width - margin - 3))
     frame = Frame(losses, columns * across, ROWS * down)
     bits = np.zeros((ROWS, columns), int)
-    for x, y in line(losses, frame):
+    for x, y in training_dots(losses, frame):
         bits[y // down, x // across] |= DOTS[x % across][y % down]
     marked = set(
         zip(
@@ -68,21 +68,21 @@ def draw_losses(losses: Losses, width: int, signs: Glyphs) -> Text:
         )
     )
     labels = {int(frame.y(value)) // down: label for value, label in places}
-    drawn = Text()
+    text = Text()
     for row in range(ROWS):
-        drawn.append(f"{labels.get(row, ''):>{margin}} {signs.left[row in labels]}", AXIS)
+        text.append(f"{labels.get(row, ''):>{margin}} {glyphs.left[row in labels]}", AXIS)
         last = max(
             (column for column in range(columns) if bits[row, column] or (row, column) in marked), default=-1
         )
         for column in range(last + 1):
-            drawn.append(*mark(bits[row, column], (row, column) in marked, signs))
-        drawn.append("\n")
-    for below in foot(losses, frame, columns, signs):
-        drawn.append(f"{'':{margin}} {below}\n", AXIS)
-    return drawn.append(" " * margin).append_text(legend(losses, signs, columns > 40))
+            text.append(*cell_glyph(bits[row, column], (row, column) in marked, glyphs))
+        text.append("\n")
+    for below in draw_step_axis(losses, frame, columns, glyphs):
+        text.append(f"{'':{margin}} {below}\n", AXIS)
+    return text.append(" " * margin).append_text(draw_legend(losses, glyphs, columns > 40))
 
 
-def line(losses: Losses, frame: Frame) -> Iterator[tuple[int, int]]:
+def training_dots(losses: Losses, frame: Frame) -> Iterator[tuple[int, int]]:
     """The dots of the training losses: a column's are as many as lead from the one before."""
     if not len(losses.smooth):
         return
@@ -99,31 +99,31 @@ def line(losses: Losses, frame: Frame) -> Iterator[tuple[int, int]]:
         before = y
 
 
-def mark(bits: int, validation: bool, signs: Glyphs) -> tuple[str, str]:
+def cell_glyph(bits: int, validation: bool, glyphs: Glyphs) -> tuple[str, str]:
     if validation:
-        return signs.validation, "yellow"
+        return glyphs.validation, "yellow"
     if not bits:
         return " ", ""
-    return (chr(BRAILLE + bits) if signs is FINE else signs.training), "cyan"
+    return (chr(BRAILLE + bits) if glyphs is UNICODE else glyphs.training), "cyan"
 
 
-def legend(losses: Losses, signs: Glyphs, wide: bool) -> Text:
+def draw_legend(losses: Losses, glyphs: Glyphs, wide: bool) -> Text:
     text = Text("  loss by step" if wide else "")
     if len(losses.training):
-        text.append(f"  {signs.training} ", "cyan").append("training")
+        text.append(f"  {glyphs.training} ", "cyan").append("training")
     if len(losses.validation):
-        text.append(f"  {signs.validation} ", "yellow").append("validation")
+        text.append(f"  {glyphs.validation} ", "yellow").append("validation")
     return text
 
 
-def foot(losses: Losses, frame: Frame, columns: int, signs: Glyphs) -> tuple[str, str]:
+def draw_step_axis(losses: Losses, frame: Frame, columns: int, glyphs: Glyphs) -> tuple[str, str]:
     """The line below, and the steps that stand at its ticks."""
-    axis, names = [signs.corner, *signs.below[0] * columns], ""
+    axis, names = [glyphs.corner, *glyphs.below[0] * columns], ""
     for step, label in ticks(*losses.steps, max(2, columns // 10), whole=True):
-        column = 1 + int(frame.x(step)) // signs.dots[0]
+        column = 1 + int(frame.x(step)) // glyphs.dots[0]
         begin = min(max(column - len(label) // 2, 0), columns + 1 - len(label))
         if begin > len(names) or not names:
-            axis[column] = signs.below[1]
+            axis[column] = glyphs.below[1]
             names = f"{names:{begin}}{label}"
     return "".join(axis), names
 
@@ -131,7 +131,7 @@ def foot(losses: Losses, frame: Frame, columns: int, signs: Glyphs) -> tuple[str
 # ---- waves -----------------------------------------------------------------
 
 
-def draw_waves(target: Sequence[float], model: Sequence[float], width: int, signs: Glyphs) -> Text:
+def draw_waves(target: Sequence[float], model: Sequence[float], width: int, glyphs: Glyphs) -> Text:
     """Two waves between -1 and 1, over each other."""
     columns = max(8, min(WAVE_COLUMNS, width - 5))
     cells: dict[tuple[int, int], int] = {}
@@ -143,14 +143,14 @@ def draw_waves(target: Sequence[float], model: Sequence[float], width: int, sign
                 cells[row, column] = cells.get((row, column), 0) | which
     labels = {0: "1", WAVE_ROWS // 2: "0", WAVE_ROWS - 1: "-1"}
     styles = ("blue", "yellow", "green")
-    drawn = Text()
+    text = Text()
     for row in range(WAVE_ROWS):
-        drawn.append(f"{labels.get(row, ''):>2} {signs.left[row in labels]}", AXIS)
+        text.append(f"{labels.get(row, ''):>2} {glyphs.left[row in labels]}", AXIS)
         for column in range(1 + max((x for y, x in cells if y == row), default=-1)):
             which = cells.get((row, column), 0)
-            drawn.append(signs.waves[which - 1] if which else " ", styles[which - 1] if which else "")
-        drawn.append("\n")
-    drawn.append("    ")
-    for letter, style, name in zip(signs.waves, styles, ("target", "model", "both"), strict=True):
-        drawn.append(f"{letter} ", style).append(f"{name}   " if name != "both" else name)
-    return drawn
+            text.append(glyphs.waves[which - 1] if which else " ", styles[which - 1] if which else "")
+        text.append("\n")
+    text.append("    ")
+    for letter, style, name in zip(glyphs.waves, styles, ("target", "model", "both"), strict=True):
+        text.append(f"{letter} ", style).append(f"{name}   " if name != "both" else name)
+    return text

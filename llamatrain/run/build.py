@@ -73,7 +73,7 @@ def loop_of(
 ) -> Loop:
     """Where it begins or goes on; it is still to be said who keeps it."""
     data, course = prepared.data, prepared.resolved.course(prepared.plan.plan.splits)
-    descent = prepared.resolved.optimizer.descent(programs.weights.vector)
+    descent = prepared.resolved.optimizer.create_minimizer(programs.weights.vector)
     sources, arrays = prepared.inputs, prepared.plan.weights.frozen.values()
     return Loop(
         programs=programs,

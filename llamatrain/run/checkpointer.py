@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from llamatrain.checkpoints.checkpoint import GRADIENTS, MADE_BY, Checkpoint
-from llamatrain.checkpoints.filenames import BEST, best_of
+from llamatrain.checkpoints.checkpoint import GRADIENTS, KERNELS, Checkpoint
+from llamatrain.checkpoints.filenames import BEST, best_filename
 from llamatrain.checkpoints.run_folder import RunFolder
 from llamatrain.config.options import format_flag
 from llamatrain.engine.backend import kernel_class
@@ -64,8 +64,8 @@ class Checkpointer:
         path = self._saved_here(state)
         self._find_best(state)
         self._write_config()
-        self.metrics.begin()
-        self.folder.settled()
+        self.metrics.open()
+        self.folder.remove_replaced()
         self.target.write_extra(
             self.programs.weights.parts
         )  # not before: of a run that cannot begin nothing stays
@@ -79,12 +79,12 @@ class Checkpointer:
     def _find_best(self, state: RunState) -> None:
         """What was made at the best validation of the run that goes on is that of this folder, too."""
         best, path = state.best.step, self.folder.path
-        if best in (None, state.counters.step) or self.folder.keep_best(
-            best, (self.home or path) / best_of(best)
+        if best in (None, state.counters.step) or self.folder.link_best(
+            best, (self.home or path) / best_filename(best)
         ):
             return
         self.warn(
-            f"{path}: {best_of(best)} is not there, which has validated best so far: a better one will be {BEST}"
+            f"{path}: {best_filename(best)} is not there, which has validated best so far: a better one will be {BEST}"
         )
 
     def save(self, state: RunState, last: bool = False) -> str:
@@ -120,20 +120,20 @@ class Checkpointer:
 
     def _copy(self, state: RunState) -> None:
         """Copy the checkpoint and the result of this step to where they are wanted, too."""
-        step, result = state.counters.step, self.folder.result(self.target.result_name)
+        step, result = state.counters.step, self.folder.result_path(self.target.result_name)
         if self.keep_results:
-            self.folder.keep_result(result.name, step, self.keep_results)
+            self.folder.link_result(result.name, step, self.keep_results)
         self.outs.write(step, self.folder.path / f"checkpoint-{step}.gguf", result)
 
     def _saved_here(self, state: RunState) -> str:
         new = self._found()
         self.metrics.flush()
         path = self.folder.save(self.checkpoint(state), self.keep)
-        result = self.folder.result(self.target.result_name)
+        result = self.folder.result_path(self.target.result_name)
         self.target.write_result(result, self.programs.weights.parts)
         if state.best.step == state.counters.step:
-            self.folder.keep_best(state.best.step, result)
-        self.folder.sweep_best()
+            self.folder.link_best(state.best.step, result)
+        self.folder.prune_best()
         if new:
             self._write_config()
         return str(path)
@@ -153,24 +153,24 @@ class Checkpointer:
             self.warn(f"{error}; so {BEST} is not that of step {step}; the next better one is tried again")
 
     def _best_written(self, step: int) -> None:
-        place = self.folder.path / best_of(step)
+        place = self.folder.path / best_filename(step)
         self.target.write_result(place, self.programs.weights.parts)
-        self.folder.keep_best(step, place)
-        self.folder.sweep_best()
+        self.folder.link_best(step, place)
+        self.folder.prune_best()
 
     def _found(self) -> bool:
         """Whether the folder is another than before, which is said."""
-        if line := self.folder.found():
+        if line := self.folder.locate():
             self.warn(line)
-            self.metrics.path = self.folder.result(self.metrics.path.name)
+            self.metrics.path = self.folder.result_path(self.metrics.path.name)
         return line is not None
 
     def _left(self, state: RunState, why: FileError) -> FileError:
         """What is to be told where it is saved elsewhere, or nowhere."""
-        for place in self.folder.left():
+        for place in self.folder.move_to_fallbacks():
             with (
                 suppress(FileError),
-                self.metrics.copied(self.folder.result(self.metrics.path.name)) as metrics,
+                self.metrics.copy_to(self.folder.result_path(self.metrics.path.name)) as metrics,
             ):
                 there = replace(self, metrics=metrics)
                 there._saved_here(state)
@@ -183,21 +183,26 @@ class Checkpointer:
         return why
 
     def _write_config(self) -> None:
-        with AtomicFile(self.folder.result("config.toml")) as file:
+        with AtomicFile(self.folder.result_path("config.toml")) as file:
             file.write(self.config)
 
     def checkpoint(self, state: RunState) -> Checkpoint:
         optimizer, parts = self.programs.spec.optimizer, self.programs.weights.parts
         assert optimizer
-        kept: dict[str, Any] = self.descent.kept() if self.descent else {}
+        kept: dict[str, Any] = self.descent.state_values() if self.descent else {}
         numbers = {
-            optimizer.key(name): value for name, value in kept.items() if not isinstance(value, np.ndarray)
+            optimizer.checkpoint_key(name): value
+            for name, value in kept.items()
+            if not isinstance(value, np.ndarray)
         }
         vectors = {
-            optimizer.key(name): self.programs.full_state(kind) for kind, name in optimizer.states.items()
+            optimizer.checkpoint_key(name): self.programs.full_state(kind)
+            for kind, name in optimizer.states.items()
         }
         vectors |= {
-            optimizer.key(name): value for name, value in kept.items() if isinstance(value, np.ndarray)
+            optimizer.checkpoint_key(name): value
+            for name, value in kept.items()
+            if isinstance(value, np.ndarray)
         }
         if state.partial and self.programs.grads:
             vectors[GRADIENTS] = self.programs.grads.vector
@@ -207,14 +212,14 @@ class Checkpointer:
             weights=self.target.checkpoint_tensors(parts),
             options=self.options,
             state=state,
-            optimizer=optimizer.kept_as,
+            optimizer=optimizer.checkpoint_name,
             order=list(parts),
             vectors=vectors,
             numbers=numbers,
             extra={
                 **self.target.checkpoint_extra(),
                 **self.extra,
-                MADE_BY: kernel_class(self.programs.spec.kernels),
+                KERNELS: kernel_class(self.programs.spec.kernels),
             },
         )
 
@@ -249,16 +254,16 @@ def restored(
     """Vectors and rows put back where a checkpoint was, and its state; and what could not be."""
     optimizer, state, warnings = programs.spec.optimizer, checkpoint.state, list[str]()
     assert optimizer
-    if checkpoint.optimizer != optimizer.kept_as:
+    if checkpoint.optimizer != optimizer.checkpoint_name:
         warnings.append(f"the checkpoint's optimizer is {checkpoint.optimizer}: this one begins anew")
     else:
         for kind, name in optimizer.states.items():
             held = [
-                each for each, shape in programs.spec.shapes.items() if optimizer.holds(kind, each, shape)
+                each for each, shape in programs.spec.shapes.items() if optimizer.has_state(kind, each, shape)
             ]
-            programs.load_state(kind, checkpoint.pieces(optimizer.key(name), held))
+            programs.load_state(kind, checkpoint.split_vector(optimizer.checkpoint_key(name), held))
         if descent:
-            descent.restore(checkpoint.kept_for(list(programs.weights.parts)))
+            descent.restore(checkpoint.optimizer_values_for(list(programs.weights.parts)))
     partial = None
     if state.data and not rows.restore(state.data):
         warnings.append("the data is not what it was: the shuffle begins anew")
@@ -268,7 +273,7 @@ def restored(
         and programs.spec.groups == 1
         and len(state.partial.losses) < grad_acc
     ):
-        programs.grads.load(checkpoint.pieces(GRADIENTS))
+        programs.grads.load(checkpoint.split_vector(GRADIENTS))
         partial = replace(state.partial, losses=[*state.partial.losses])
     mine: dict[str, Any] = {
         "counters": replace(state.counters),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llamatrain.checkpoints.filenames import is_of_a_run
+from llamatrain.checkpoints.filenames import is_run_file
 from llamatrain.config.options import format_flag
 from llamatrain.errors import FileError, UsageError
 from llamatrain.io.atomic_write import copy_file, link_or_copy
@@ -77,7 +77,7 @@ def check(
             raise UsageError(f"{other} and {flag} are one file, {said}: another name will do")
         real = os.path.realpath(home)
         if real == os.path.realpath(folder) and (
-            is_of_a_run(newest.name) or is_of_a_run(options.file(name, 0).name)
+            is_run_file(newest.name) or is_run_file(options.file(name, 0).name)
         ):
             raise UsageError(f"{flag} {said} is a name of the run's own files: another will do")
         continued = name == "checkpoint_out" and resumed is not None and is_one_of(resumed.path, names, real)

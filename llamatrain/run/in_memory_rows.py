@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from llamatrain.checkpoints.filenames import files_of
-from llamatrain.checkpoints.new_run_dir import made_here, missing_above, next_folder
+from llamatrain.checkpoints.filenames import run_files
+from llamatrain.checkpoints.new_run_dir import create_next_folder, ensure_folder, missing_parents
 from llamatrain.checkpoints.run_folder import RUNS
 from llamatrain.config.messages import worded
 from llamatrain.config.values import is_valid_path
@@ -116,7 +116,7 @@ def of_a_run(
 
 def saved_in(folder: Path) -> set[tuple[str, int]]:
     """What a run has saved in its folder: names and inodes of its checkpoints and results."""
-    return {(file.name, file.stat().st_ino) for file in files_of(folder) if file.suffix == ".gguf"}
+    return {(file.name, file.stat().st_ino) for file in run_files(folder) if file.suffix == ".gguf"}
 
 
 def folder_for(command: str, values: Mapping[str, Any]) -> tuple[Path, list[Path]]:
@@ -125,10 +125,10 @@ def folder_for(command: str, values: Mapping[str, Any]) -> tuple[Path, list[Path
         folder = Path(out)
         if folder.is_file():  # a checkpoint
             return folder.parent, []
-        above = missing_above(folder)
-        return folder, [folder, *above] if made_here(folder) else []
-    above = missing_above(RUNS / command)
-    folder = next_folder(RUNS, command)
+        above = missing_parents(folder)
+        return folder, [folder, *above] if ensure_folder(folder) else []
+    above = missing_parents(RUNS / command)
+    folder = create_next_folder(RUNS, command)
     return folder, [folder, *above]
 
 

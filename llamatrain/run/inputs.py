@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from llamatrain.adapters import read
-from llamatrain.adapters.adapter import Adapter, factors_of
+from llamatrain.adapters.adapter import Adapter, checked_factors
 from llamatrain.checkpoints.checkpoint import Checkpoint
 from llamatrain.config.messages import LINE, shorten
 from llamatrain.errors import FileError, UsageError
@@ -82,11 +82,11 @@ def opened(asked: RunConfig, resumed: ResumePoint | None) -> RunInputs:
     if not is_adapter(asked) or base is None:
         return RunInputs(base=base, resumed=resumed, taught_by=teacher, inputs=inputs)
     h = hyperparameters.read_hyperparameters(base)
-    mixed = tuple(read.read(path, h).scaled(scale) for path, scale in asked.lora.scaled)
-    first = read.read(asked.tune.lora_init, h) if asked.tune.lora_init and not resumed else None
-    factors = tuple(factors_of(adapter, h, base.path) for adapter in mixed)
+    mixed = tuple(read.read_adapter(path, h).scale_by(scale) for path, scale in asked.lora.scaled)
+    first = read.read_adapter(asked.tune.lora_init, h) if asked.tune.lora_init and not resumed else None
+    factors = tuple(checked_factors(adapter, h, base.path) for adapter in mixed)
     if first:
-        factors_of(first, h, base.path)
+        checked_factors(first, h, base.path)
     sources = RunInputs(
         base=base,
         resumed=resumed,

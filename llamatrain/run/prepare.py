@@ -22,7 +22,7 @@ from llamatrain.model import hyperparameters
 from llamatrain.model.distill import Teacher
 from llamatrain.planner.limits import check_resident
 from llamatrain.platform.escape import make_printable
-from llamatrain.report.loggers import check as check_loggers
+from llamatrain.report.loggers import check_installed as check_loggers
 from llamatrain.run.checkpointer import check_trained
 from llamatrain.run.choose_trainable import target_of
 from llamatrain.run.config import RunConfig, transient_options
@@ -166,7 +166,7 @@ def describe_surprises(
     config, tune = resolved.asked, resolved.asked.tune
     if inputs.resumed and inputs.step >= resolved.iters:
         yield f"all {resolved.iters} steps are done already; --iters with a larger number goes on"
-    if resolved.optimizer.exact and resolved.precision == "bf16":
+    if resolved.optimizer.needs_f32 and resolved.precision == "bf16":
         yield f"--optimizer {config.train.optimizer} in bf16 sees rounded losses and ends early; --precision f32 goes further"
     if found.plan.splits > 1:
         yield f"a batch is run in {found.plan.splits} parts, to fit the memory"
@@ -296,7 +296,7 @@ def resolve_peft_folder(
     real, is_override = os.path.realpath(path), "peft" in request.overrides
     if "peft" not in request.given and not may_write(path, folder.path, inputs.resumed):
         if inputs.resumed and inputs.resumed.own:
-            peft_files.remove_begun(path)
+            peft_files.remove_partial(path)
         else:
             config = replace(config, tune=replace(config.tune, peft=None))
         return (
@@ -306,14 +306,14 @@ def resolve_peft_folder(
                 f"the adapter is not written to {path}, which its checkpoint alone names; --peft {path} does that"
             ],
         )
-    peft_files.remove_begun(path)
+    peft_files.remove_partial(path)
     for read in config.adapters:
         if os.path.realpath(read) == real:
             raise UsageError(f"--peft {path} would replace {read}, which is being read: another name will do")
-    peft_files.check_place(path)
+    peft_files.check_writable(path)
     stored = stored_peft(inputs.resumed)
     is_own = not is_other_folder and stored is not None and os.path.realpath(stored) == real
-    if peft_files.is_there(path) and not is_own and not (folder_options.overwrite and is_override):
+    if peft_files.has_adapter(path) and not is_own and not (folder_options.overwrite and is_override):
         replaced = (
             ""
             if folder_options.resume

@@ -43,24 +43,24 @@ def profiled(asked: bool, interrupts: Interrupts) -> Iterator[None]:
 
 
 def tell(recorder: Recorder) -> None:
-    from llamatrain.report.profile import held, table
+    from llamatrain.report.profile import profile_table, trace_contents
 
-    for line in table(recorder):
+    for line in profile_table(recorder):
         log_line(line)
     if recorder.trace:
-        log_line(f"the trace: {recorder.trace}, {held(recorder)}")
+        log_line(f"the trace: {recorder.trace}, {trace_contents(recorder)}")
 
 
 def keep_trace(command: str, folder: RunFolder, warn: Callable[[str], None]) -> None:
     """Beside the run's other files, where it is profiled."""
     if not (recorder := current_recorder()):
         return
-    from llamatrain.report.profile import trace
+    from llamatrain.report.profile import trace_json
 
-    recorder.trace = folder.result("trace.json")
+    recorder.trace = folder.result_path("trace.json")
     try:
         with AtomicFile(recorder.trace) as file:
-            file.write(trace(recorder, f"llamatrain {command}"))
+            file.write(trace_json(recorder, f"llamatrain {command}"))
     except FileError as error:
         recorder.trace = None
         warn(str(error))

@@ -253,7 +253,7 @@ def build_finetune_config(
         raise UsageError("--loss squared-error is for the sine wave only")
     train = config.train
     check_compatible(config.preference, train.optimizer, config.tune.full, train.batch, config.data.pack)
-    if registry.named(train.optimizer).whole and not config.tune.full:
+    if registry.get_optimizer(train.optimizer).full_models_only and not config.tune.full:
         told = f"{train.optimizer} is for whole matrices: --full trains those, an adapter takes adamw"
         raise OptionError(lambda spelt: f"{spelt('optimizer')} {told}")
     return config, folder_options

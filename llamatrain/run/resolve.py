@@ -12,7 +12,7 @@ from llamatrain.engine.backend import is_compiled
 from llamatrain.errors import UsageError
 from llamatrain.optim.early_stop import StopRules
 from llamatrain.optim.optimizer import ElementwiseRule, Optimizer
-from llamatrain.optim.registry import named
+from llamatrain.optim.registry import get_optimizer
 from llamatrain.optim.schedule import Schedule
 from llamatrain.platform.cpu import enabled_units
 from llamatrain.run.config import RunConfig
@@ -117,7 +117,7 @@ def resolve(asked: RunConfig, row: int, rows_of: Callable[[int], int], ranks: in
             )
             raise OptionError(lambda spelt: spelt("epochs") + told)
     warmup = train.warmup if train.warmup is not None else round(WARMUP * iters)
-    optimizer = named(train.optimizer).of(asdict(train)).in_precision(precision_of(train))
+    optimizer = get_optimizer(train.optimizer).from_options(asdict(train)).with_precision(precision_of(train))
     return ResolvedConfig(
         asked=asked,
         iters=iters,
@@ -143,7 +143,7 @@ def decay_steps_of(kind: str, iters: int, warmup: int) -> int:
 def divided(asked: RunConfig, ranks: int, planned: bool = False) -> RunConfig:
     """With --grad-groups decided, and with batches in as many parts as that takes; `planned`: the ranks are to come."""
     train = asked.train
-    splits = asked.preference.data_kind != "answers"  # which are compared within a batch
+    splits = not asked.preference.needs_whole_batch  # which are compared within a batch
     rows = train.grad_acc * (train.batch if splits else 1)
     groups = train.grad_groups or groups_of(rows, ranks, planned or get_launch_info() is not None)
     if groups > rows:
@@ -180,7 +180,7 @@ def groups_of(rows: int, ranks: int, several: bool) -> int:
 def precision_of(options: TrainOptions) -> Precision:
     if options.precision != "auto":
         return options.precision
-    if named(options.optimizer).exact:
+    if get_optimizer(options.optimizer).needs_f32:
         return "f32"
     return "bf16" if enabled_units() & {"amx", "avx512bf16"} and is_compiled(options.kernels) else "f32"
 

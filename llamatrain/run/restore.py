@@ -43,7 +43,7 @@ def state_of(
         state, warnings = restored(resumed.checkpoint, programs, descent, rows, course.grad_acc)
     for line in warnings:
         report.warn(line)
-    report.resumed(resumed.step)
+    report.set_start(resumed.step)
     if course.iters > (
         kept_of(resumed, "train", "iters") or 0
     ):  # more steps are taken after a stop rule or --epochs ended it

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llamatrain.checkpoints.checkpoint import MADE_BY, Checkpoint
+from llamatrain.checkpoints.checkpoint import KERNELS, Checkpoint
 from llamatrain.checkpoints.run_folder import RunFolder
 from llamatrain.checkpoints.signature import SIGNATURE, is_own
 from llamatrain.config.messages import LINE, shorten
@@ -55,7 +55,7 @@ def resumed_of(place: RunFolderOptions, command: str) -> ResumePoint | None:
         return None
     if not path.exists():
         raise missing(path)
-    checkpoint, found, notes = RunFolder.newest(path)
+    checkpoint, found, notes = RunFolder.read_newest(path)
     kept = checkpoint.options.get("command", COMMANDS.get(checkpoint.kind))
     if kept != command:
         if kept not in list(COMMAND_PARTS):
@@ -108,7 +108,7 @@ def gone_on_with(
     reject_unused(made.unused, altered)
     if "iters" in changed["train"] and kept.train.schedule != "constant" and "schedule" not in made.unused:
         said.append(told_of_rate(kept.train, made.train, resumed.step))
-    made_by, here = resumed.checkpoint.extra.get(MADE_BY), kernel_class(made.train.kernels)
+    made_by, here = resumed.checkpoint.extra.get(KERNELS), kernel_class(made.train.kernels)
     if made_by not in (None, here):
         said.append(f"the kernels are those for {here} from now on, and were for {made_by!s:.40}")
     regrouped = (made.train.grad_groups is None and get_launch_info() is not None) or (

@@ -14,7 +14,7 @@ def metrics_of(prepared: PreparedRun, folder: RunFolder) -> Metrics:
     """New, or those of the run so far; in a new folder its first part is told, too."""
     name, sources, run = "metrics.jsonl", prepared.inputs, prepared.config.run
     owed = sources.checkpoint is not None and sources.checkpoint.state.validation_due
-    metrics = Metrics(folder.result(name), sources.home and sources.home / name, sources.step, owed)
+    metrics = Metrics(folder.result_path(name), sources.home and sources.home / name, sources.step, owed)
     if run.log:
         told = LoggerContext(
             folder=lambda: metrics.path.parent,
@@ -26,9 +26,9 @@ def metrics_of(prepared: PreparedRun, folder: RunFolder) -> Metrics:
         )
 
         def warn(line: str) -> None:
-            metrics.tell(line)  # by whoever listens then
+            metrics.warn(line)  # by whoever listens then
 
-        metrics.also = Loggers(run.log, told, warn)
+        metrics.sink = Loggers(run.log, told, warn)
     return metrics
 
 
@@ -41,7 +41,7 @@ def page_of(prepared: PreparedRun, folder: RunFolder, metrics: Metrics) -> RunPa
     """It shows the memory of a batch of the longest rows, too."""
     name, sources, graphs = "samples.jsonl", prepared.inputs, prepared.plan.plan.graphs
     again = bool(prepared.config.run.sample_every) and shows_first(sources.checkpoint)
-    samples = Metrics(folder.result(name), sources.home and sources.home / name, sources.step - again)
-    arena = MemoryLayout.of(graphs.plan(graphs.largest))
-    told = {"facts": facts(prepared, folder.path), "memory": arena.plain() if arena else None}
-    return RunPage(metrics, samples, told, metrics.tell)
+    samples = Metrics(folder.result_path(name), sources.home and sources.home / name, sources.step - again)
+    arena = MemoryLayout.from_plan(graphs.plan(graphs.largest))
+    told = {"facts": facts(prepared, folder.path), "memory": arena.to_json() if arena else None}
+    return RunPage(metrics, samples, told, metrics.warn)

@@ -14,7 +14,7 @@ from llamatrain.run.model import RunModel
 from llamatrain.run.trainable import Arrays, TrainableWeights
 from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions
-from llamatrain.sample.text import stream
+from llamatrain.sample.text import stream_text
 
 TOKENS = 64  # that a model writes
 PHASE = 1.0  # where the wave begins that it goes on with
@@ -62,7 +62,7 @@ class TextSampler:
         self.decoder: Decoder | None = None
 
     def foresee(self, leaves: TrainableWeights, parts: Arrays) -> None:
-        self._decoder(leaves, parts).foresee(len(self.prompt), 1)
+        self._decoder(leaves, parts).precompile(len(self.prompt), 1)
 
     def _decoder(self, leaves: TrainableWeights, parts: Arrays) -> Decoder:
         self.decoder = self.decoder or Decoder(
@@ -85,7 +85,7 @@ class TextSampler:
         made = Generation(self._decoder(leaves, parts), self.prompt, options, ends)
         words = StreamDecoder(self.tokenizer)
         start = self.tokenizer.decode(self.prompt, special=False).decode("utf-8", "replace")
-        report.sample(step, start + "".join(stream(made, words)))
+        report.print_sample(step, start + "".join(stream_text(made, words)))
 
     def end(self, leaves: TrainableWeights, parts: Arrays, report: Report) -> None: ...
 
@@ -100,7 +100,7 @@ class SineSampler:
         self.decoder: Decoder | None = None
 
     def foresee(self, leaves: TrainableWeights, parts: Arrays) -> None:
-        self._decoder(leaves, parts).foresee(len(self.prompt), 1)
+        self._decoder(leaves, parts).precompile(len(self.prompt), 1)
 
     def _decoder(self, leaves: TrainableWeights, parts: Arrays) -> Decoder:
         self.decoder = self.decoder or Decoder(
@@ -123,11 +123,11 @@ class SineSampler:
 
     def show(self, step: int, leaves: TrainableWeights, parts: Arrays, report: Report) -> None:
         target, model = self.made(leaves, parts)
-        report.wave(target.tolist(), model.tolist())
+        report.print_waves(target.tolist(), model.tolist())
 
     def end(self, leaves: TrainableWeights, parts: Arrays, report: Report) -> None:
         target, model = self.made(leaves, parts)
-        report.wave(target.tolist(), model.tolist())
+        report.print_waves(target.tolist(), model.tolist())
         with np.errstate(invalid="ignore"):  # a model that stays on one level has no correlation
             correlation = float(np.nan_to_num(np.corrcoef(target, model)[0, 1]))
         report.log(f"{TOKENS} steps generated greedily: their correlation with the sine is {correlation:.3f}")

@@ -4,10 +4,10 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from llamatrain.checkpoints.filenames import BEST, best_of
+from llamatrain.checkpoints.filenames import BEST, best_filename
 from llamatrain.checkpoints.run_folder import RunFolder
 from llamatrain.platform.terminal import log_line
-from llamatrain.report.format import amount
+from llamatrain.report.format import format_loss
 from llamatrain.train.config import DONE, StopReason
 from llamatrain.train.state import RunState
 
@@ -28,8 +28,8 @@ def tell_best(state: RunState, folder: RunFolder, base: str) -> Path | None:
     best, path = state.best, folder.path / BEST
     if best.step is None:
         return None
-    told = f"the best validation: loss {amount(best.loss)} at step {best.step}"
-    if not (folder.path / best_of(best.step)).exists():
+    told = f"the best validation: loss {format_loss(best.loss)} at step {best.step}"
+    if not (folder.path / best_filename(best.step)).exists():
         log_line(f"{told}, of which there is no file")
         return None
     file = shlex.quote(str(path))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from llamatrain.checkpoints.checkpoint import told_sum
-from llamatrain.checkpoints.filenames import numbered
+from llamatrain.checkpoints.checkpoint import read_stored_checksum
+from llamatrain.checkpoints.filenames import numbered_checkpoints
 from llamatrain.checkpoints.run_folder import RunFolder
 from llamatrain.checkpoints.signature import SIGNATURE, sign
 from llamatrain.config.options import format_flag
@@ -22,7 +22,7 @@ from llamatrain.engine.profiler import phase
 from llamatrain.errors import UsageError
 from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.platform.terminal import is_verbose, log_line
-from llamatrain.report.console import nobody
+from llamatrain.report.console import null_console
 from llamatrain.report.report import Report
 from llamatrain.run.build import loop_of, programs_of, trained_in
 from llamatrain.run.checkpointer import Checkpointer, check_trained
@@ -80,7 +80,7 @@ def trained(request: RunRequest, interrupts: Interrupts) -> RunResult:
     if get_comm().rank:
         return followed(asked, sources, notes, request, interrupts)
     with folder_of(asked.command, place, sources) as folder:
-        interrupts.leaving = folder.discard
+        interrupts.leaving = folder.undo
         with interrupts:
             try:
                 asked, peft, more = resolve_peft_folder(asked, sources, folder, request)
@@ -96,7 +96,7 @@ def trained(request: RunRequest, interrupts: Interrupts) -> RunResult:
                 settle(prepared, folder, place.config)
                 return run(prepared, folder, interrupts, outs, place.verbose)
             finally:
-                folder.discard()
+                folder.undo()
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def compare(prepared: PreparedRun) -> None:
         if taught_by
         else None,
         "adapters": print_of_adapters(sources.factors),
-        "checkpoint": told_sum(sources.resumed.path) if sources.resumed else None,
+        "checkpoint": read_stored_checksum(sources.resumed.path) if sources.resumed else None,
         "data": data.rows.state.fingerprint,
         "validation": data.validation.state.fingerprint if data.validation else None,
         "way": {name: getattr(kept.train, name) for name in ("batch", "grad_acc", "grad_groups", "remat")},
@@ -173,8 +173,8 @@ def written(asked: RunConfig, sources: RunInputs, request: RunRequest, interrupt
         named, _, notes = named_here(asked.outs, request.given, folder.path, resumed)
         outs = ExtraOutputs(named)
         if alone := bool(outs.newest and not (place.out or place.resume)):
-            folder.clear()  # it is for the time of writing
-        interrupts.leaving = folder.discard
+            folder.replace_run()  # it is for the time of writing
+        interrupts.leaving = folder.undo
         with interrupts:
             try:
                 asked, peft, more = resolve_peft_folder(asked, sources, folder, request)
@@ -187,7 +187,7 @@ def written(asked: RunConfig, sources: RunInputs, request: RunRequest, interrupt
                     check(named, folder.path, reads, resumed, place)
                 write_result(resumed, target, folder, outs)
             finally:
-                folder.discard()
+                folder.undo()
     if alone:
         with suppress(OSError):  # there are others in it
             folder.path.parent.rmdir()
@@ -204,8 +204,8 @@ def write_result(resumed: ResumePoint, target: Trainable, folder: RunFolder, out
     check_trained(resumed, trained)
     with verify_unchanged(resumed.checkpoint.files):
         parts = {name: np.array(resumed.checkpoint.weights[name]) for name in trained}
-    target.write_result(folder.result(target.result_name), parts)
-    outs.write(resumed.step, resumed.path, folder.result(target.result_name))
+    target.write_result(folder.result_path(target.result_name), parts)
+    outs.write(resumed.step, resumed.path, folder.result_path(target.result_name))
     target.write_extra(parts)
 
 
@@ -232,9 +232,9 @@ def folder_of(command: str, place: RunFolderOptions, sources: RunInputs) -> RunF
     """A new folder, or the one that the run has."""
     home = sources.home if place.resume else None
     if home is None or (place.out and os.path.realpath(place.out) != os.path.realpath(home)):
-        return RunFolder.new(place.out, command, place.overwrite)
+        return RunFolder.create(place.out, command, place.overwrite)
     assert place.resume
-    if place.resume.is_file() and any(later > sources.step for later in numbered(home)):
+    if place.resume.is_file() and any(later > sources.step for later in numbered_checkpoints(home)):
         raise UsageError(
             f"{place.resume}: its folder has later checkpoints; --resume {home} takes the newest, --out begins another run"
         )
@@ -246,7 +246,7 @@ def settle(prepared: PreparedRun, folder: RunFolder, config: Path | None) -> Non
     if folder.path == prepared.inputs.home:
         folder.rewind(prepared.inputs.step)  # past those that are damaged
     else:
-        folder.clear(input_files(prepared.config, prepared.inputs, config))
+        folder.replace_run(input_files(prepared.config, prepared.inputs, config))
 
 
 # ---- the run ---------------------------------------------------------------
@@ -270,13 +270,13 @@ def run(
         return to_go_on(prepared, folder.path)
 
     console, every = (
-        None if is_verbose() else nobody(),
+        None if is_verbose() else null_console(),
         prepared.config.run.report_every or (1 if verbose else None),
     )
     with Report(metrics, iters=resolved.iters, every=every, console=console) as report:
         report.page = page = page_of(prepared, folder, metrics)
         options = [("options", in_a_line(format_config(prepared.config)))] if verbose else []
-        report.header([*facts(prepared, folder.path), *options], prepared.plan.plan.breakdown.total)
+        report.print_header([*facts(prepared, folder.path), *options], prepared.plan.plan.breakdown.total)
         for line in prepared.notes:
             report.log(f"note: {line}")
         programs = programs_of(prepared)

@@ -10,7 +10,7 @@ import numpy as np
 
 from llamatrain.adapters import gguf as adapter_files
 from llamatrain.adapters import peft
-from llamatrain.adapters.adapter import Adapter, LoraPair, norms_of
+from llamatrain.adapters.adapter import Adapter, LoraPair, select_norms
 from llamatrain.checkpoints.checkpoint import write_model
 from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.values import Value
@@ -198,11 +198,11 @@ class LoraAdapter:
         )
 
     def write_result(self, path: Path, parts: Arrays) -> None:
-        adapter_files.write(path, self.adapter(parts), self.number_type)
+        adapter_files.write_adapter(path, self.adapter(parts), self.number_type)
 
     def write_extra(self, parts: Arrays) -> None:
         if self.peft:
-            peft.write(self.peft, self.adapter(parts), str(self.base.path), self.h)
+            peft.write_peft(self.peft, self.adapter(parts), str(self.base.path), self.h)
 
     def checkpoint_extra(self) -> dict[str, Any]:
         return {
@@ -214,10 +214,10 @@ class LoraAdapter:
         }
 
     def notes(self) -> Iterator[str]:
-        if norms := norms_of(self.h.architecture, self.ranks):
-            yield adapter_files.left_out(norms)
+        if norms := select_norms(self.h.architecture, self.ranks):
+            yield adapter_files.norms_note(norms)
             if self.peft:
-                yield peft.left_out(self.peft, norms)
+                yield peft.norms_note(self.peft, norms)
 
 
 def adapted(

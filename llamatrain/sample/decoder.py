@@ -25,11 +25,11 @@ from llamatrain.model.transformer import (
     shift_cache,
     trainable_weights,
 )
-from llamatrain.sample.chain import draw
+from llamatrain.sample.chain import draw_token
 from llamatrain.sample.options import SamplingOptions
 
 CHUNKS = (1, 8, 64)  # tokens that are fed at once
-CHANGED = -1  # no token: one that followed others once
+STALE = -1  # no token: one that followed others once
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Decoder:
         With `drop_base`, the pages of a quantised weight's file are handed back after each reading.
         """
         self.h, self.ctx = h, ctx
-        self._held: list[int] = []  # what the cache holds
+        self._cached: list[int] = []  # what the cache holds
         self._backend = create_backend(kernels, threads, drop_base)
         self._graphs = DecodingGraphs(h, ctx, self._backend, weights)
         leaves = {tensor: arrays[tensor.name] for tensor in self._graphs.leaves}
@@ -84,38 +84,38 @@ class Decoder:
     ) -> DecodeCost:
         """What a decoder will take; nothing is allocated."""
         graphs = DecodingGraphs(h, ctx, create_backend(kernels, threads, drop_base), weights)
-        kept = sum(tensor.nbytes for tensor in (*graphs.caches, graphs.table))
-        return DecodeCost(kept, graphs.arena())
+        cached_bytes = sum(tensor.nbytes for tensor in (*graphs.caches, graphs.table))
+        return DecodeCost(cached_bytes, graphs.arena_bytes())
 
-    def foresee(self, *counts: int) -> None:
+    def precompile(self, *counts: int) -> None:
         """Make the programs that as many tokens at once will need."""
         for each in counts:
-            self._program(self._graphs.chunk(each))
+            self._program(self._graphs.chunk_size(each))
 
     def reset(self) -> None:
         """Begin anew: what the cache holds is out of sight."""
-        self._held.clear()
+        self._cached.clear()
 
-    def rewound(self, tokens: Sequence[int]) -> int:
+    def rewind(self, tokens: Sequence[int]) -> int:
         """Go back to what the cache holds of a text's beginning, and say how much that is; the last token is to be fed in any
         case."""
-        same = (mine == given for mine, given in zip(self._held, tokens[:-1], strict=False))
-        del self._held[sum(takewhile(bool, same)) :]
+        same = (cached == token for cached, token in zip(self._cached, tokens[:-1], strict=False))
+        del self._cached[sum(takewhile(bool, same)) :]
         return self.position
 
     @property
     def position(self) -> int:
-        return len(self._held)
+        return len(self._cached)
 
     @property
-    def room(self) -> int:
+    def free_positions(self) -> int:
         """How many more tokens can be fed."""
         return self.ctx - self.position
 
     def feed(self, tokens: Sequence[int]) -> np.ndarray:
         """The logits of the token after these: a view, valid until more is fed."""
         ids = np.asarray(tokens, np.int64)
-        if not 1 <= len(ids) <= self.room:
+        if not 1 <= len(ids) <= self.free_positions:
             raise LlamatrainError(
                 f"{len(ids)} tokens do not fit a context of {self.ctx} that holds {self.position}; a larger one takes more"
             )
@@ -127,41 +127,41 @@ class Decoder:
             logits, ids = self._run(ids)
         return logits
 
-    def shift(self, keep: int) -> bool:
+    def shift_context(self, keep: int) -> bool:
         """Make room as llama.cpp does: behind the first `keep` tokens the older half goes, and what is left follows with its
         keys turned back. False where that would be none."""
-        gone = (self.position - keep) // 2
-        if gone < 1:
+        dropped = (self.position - keep) // 2
+        if dropped < 1:
             return False
-        made = shift_cache(self.h, self._graphs.caches, keep, keep + gone, self.position)
-        program = Program(self._graphs.laid_out(made.caches), self._memory, self._backend)
-        program.write(made.positions, 0)
-        program.write(made.rotation, self.h.rope_shift(gone, self.ctx))
+        graph = shift_cache(self.h, self._graphs.caches, keep, keep + dropped, self.position)
+        program = Program(self._graphs.plan_memory(graph.caches), self._memory, self._backend)
+        program.write(graph.positions, 0)
+        program.write(graph.rotation, self.h.rope_shift(dropped, self.ctx))
         program()
-        self._held[keep:] = [CHANGED] * (self.position - keep - gone)
+        self._cached[keep:] = [STALE] * (self.position - keep - dropped)
         return True
 
     def _run(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The logits after the tokens that were taken, and those that are left."""
-        size = self._graphs.chunk(len(ids))
-        made, program = self._program(size)
+        size = self._graphs.chunk_size(len(ids))
+        graph, program = self._program(size)
         taken = min(size, len(ids))
         steps = np.minimum(np.arange(size), taken - 1)
-        program.write(made.tokens, ids[steps])
-        program.write(made.positions, self.position + steps)
-        program.write(made.starts, 0)
-        program.write(made.token_index, taken - 1)
+        program.write(graph.tokens, ids[steps])
+        program.write(graph.positions, self.position + steps)
+        program.write(graph.starts, 0)
+        program.write(graph.token_index, taken - 1)
         program()
-        self._held += ids[:taken].tolist()
-        return program.read(made.logits)[0], ids[taken:]
+        self._cached += ids[:taken].tolist()
+        return program.read(graph.logits)[0], ids[taken:]
 
     def _program(self, size: int) -> tuple[DecodingGraph, Program]:
         if size not in self._programs:
             if self._arena is None:
-                self._arena = self._backend.allocate(self._graphs.arena())
-            made, laid_out = self._graphs.planned(size)
-            program = Program(laid_out, self._memory, self._backend, arena=self._arena)
-            self._programs[size] = made, program
+                self._arena = self._backend.allocate(self._graphs.arena_bytes())
+            graph, memory_plan = self._graphs.graph_and_plan(size)
+            program = Program(memory_plan, self._memory, self._backend, arena=self._arena)
+            self._programs[size] = graph, program
         return self._programs[size]
 
 
@@ -191,22 +191,22 @@ class DecodingGraphs:
         ]
         return collect_leaves([*self.weights.values(), *factors])
 
-    def chunk(self, count: int) -> int:
+    def chunk_size(self, count: int) -> int:
         """How many of so many tokens are fed at once, or would be."""
         return next((chunk for chunk in self.chunks if chunk >= count), self.chunks[-1])
 
-    def planned(self, size: int) -> tuple[DecodingGraph, Plan]:
+    def graph_and_plan(self, size: int) -> tuple[DecodingGraph, Plan]:
         if size not in self._planned:
-            made = build_decoding(self.h, self.weights, size, self.table, self.caches)
-            self._planned[size] = made, self.laid_out([made.logits])
+            graph = build_decoding(self.h, self.weights, size, self.table, self.caches)
+            self._planned[size] = graph, self.plan_memory([graph.logits])
         return self._planned[size]
 
-    def laid_out(self, outputs: Sequence[Tensor]) -> Plan:
+    def plan_memory(self, outputs: Sequence[Tensor]) -> Plan:
         return plan(outputs, scratch=self.backend.scratch, resident=self.backend.resident_bytes)
 
-    def arena(self) -> int:
+    def arena_bytes(self) -> int:
         """Bytes that are enough for each of them."""
-        return max(self.planned(size)[1].arena for size in self.chunks)
+        return max(self.graph_and_plan(size)[1].arena for size in self.chunks)
 
 
 # ---- text ------------------------------------------------------------------
@@ -222,37 +222,43 @@ class Generation:
         options: SamplingOptions,
         ends: Collection[int] = (),
         keep: int | None = None,
-        again: bool = False,
+        reuse_cache: bool = False,
     ) -> None:
         """`ends` are the tokens that end a text; they are not given. The first `keep` stay where the context is full, and older
         ones go; without it that is the end. `again`: what the decoder holds of the prompt is not computed again."""
-        self.decoder, self.options, self.ends, self.keep, self.again = decoder, options, ends, keep, again
+        self.decoder, self.options, self.ends, self.keep, self.reuse_cache = (
+            decoder,
+            options,
+            ends,
+            keep,
+            reuse_cache,
+        )
         self.tokens = [int(token) for token in prompt]
-        self.ended = ""
+        self.stop_reason = ""
 
     def __iter__(self) -> Iterator[int]:
-        fed = self.decoder.rewound(self.tokens if self.again else ())
+        fed = self.decoder.rewind(self.tokens if self.reuse_cache else ())
         for number in count():
             if number == self.options.n:
-                self.ended = "n"
+                self.stop_reason = "n"
                 return
-            if len(self.tokens) - fed >= self.decoder.room:
-                if not self._made_room(fed):
-                    self.ended = "ctx"
+            if len(self.tokens) - fed >= self.decoder.free_positions:
+                if not self._make_room(fed):
+                    self.stop_reason = "ctx"
                     return
                 fed = len(self.tokens) - 1
             logits = self.decoder.feed(self.tokens[fed:])
             fed = len(self.tokens)
-            token = draw(logits, self.options, number, self.tokens)
+            token = draw_token(logits, self.options, number, self.tokens)
             if token in self.ends:
-                self.ended = "end"
+                self.stop_reason = "end"
                 return
             self.tokens.append(token)
             yield token
 
-    def _made_room(self, fed: int) -> bool:
+    def _make_room(self, fed: int) -> bool:
         if self.keep is None:
             return False
-        if before := self.tokens[fed:-1]:
-            self.decoder.feed(before)
-        return self.decoder.shift(self.keep)
+        if pending := self.tokens[fed:-1]:
+            self.decoder.feed(pending)
+        return self.decoder.shift_context(self.keep)

@@ -9,20 +9,20 @@ class TextPieces(Protocol):
 
     def feed(self, token: int) -> str: ...
 
-    def end(self) -> str: ...
+    def flush(self) -> str: ...
 
 
 class TokenNumbers:
     """For models whose tokens stand for no text: their numbers, with a space between."""
 
     def __init__(self) -> None:
-        self.before = ""
+        self.separator = ""
 
     def feed(self, token: int) -> str:
-        said, self.before = f"{self.before}{token}", " "
-        return said
+        text, self.separator = f"{self.separator}{token}", " "
+        return text
 
-    def end(self) -> str:
+    def flush(self) -> str:
         return ""
 
 
@@ -30,41 +30,43 @@ class StopText:
     """Lets text through up to the first of some texts that is complete, and holds back what may be the beginning of one."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        self.texts, self.held, self.found = texts, "", False
+        self.texts, self.buffer, self.is_complete = texts, "", False
 
     def feed(self, text: str) -> str:
-        self.held += text
-        ends = [(self.held.find(each) + len(each), -len(each)) for each in self.texts if each in self.held]
+        self.buffer += text
+        ends = [
+            (self.buffer.find(stop) + len(stop), -len(stop)) for stop in self.texts if stop in self.buffer
+        ]
         if ends:
             end, negative = min(ends)
-            self.found, self.held = True, self.held[: end + negative]
-            return self.end()
-        kept = max((_begun(self.held, each) for each in self.texts), default=0)
-        passed, self.held = self.held[: len(self.held) - kept], self.held[len(self.held) - kept :]
-        return passed
+            self.is_complete, self.buffer = True, self.buffer[: end + negative]
+            return self.flush()
+        size = max((partial_stop(self.buffer, stop) for stop in self.texts), default=0)
+        ready, self.buffer = self.buffer[: len(self.buffer) - size], self.buffer[len(self.buffer) - size :]
+        return ready
 
-    def end(self) -> str:
+    def flush(self) -> str:
         """What was held back, and is no stop text after all."""
-        rest, self.held = self.held, ""
+        rest, self.buffer = self.buffer, ""
         return rest
 
 
-def _begun(text: str, stop: str) -> int:
+def partial_stop(text: str, stop: str) -> int:
     """How many characters at the text's end are the beginning of a stop text."""
     return next(
         (size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0
     )
 
 
-def stream(tokens: Iterable[int], words: TextPieces, stop: Sequence[str] = ()) -> Iterator[str]:
+def stream_text(tokens: Iterable[int], decoder: TextPieces, stop: Sequence[str] = ()) -> Iterator[str]:
     """The text of tokens as they come; it takes no further token once a stop text is complete."""
     guard = StopText(stop)
     for token in tokens:
-        if passed := guard.feed(words.feed(token)):
-            yield passed
-        if guard.found:
+        if ready := guard.feed(decoder.feed(token)):
+            yield ready
+        if guard.is_complete:
             return
-    if last := guard.feed(words.end()):
+    if last := guard.feed(decoder.flush()):
         yield last
-    if not guard.found and (held := guard.end()):
-        yield held
+    if not guard.is_complete and (rest := guard.flush()):
+        yield rest

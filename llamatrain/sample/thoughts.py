@@ -18,7 +18,7 @@ class AnswerPiece(NamedTuple):
     thought: bool
 
 
-def marks_of(source: str) -> tuple[str, str] | None:
+def find_marks(source: str) -> tuple[str, str] | None:
     """Find the marks of thoughts that a chat template names; None where it names none."""
     return next((marks for marks in MARKS if marks[0] in source or marks[1] in source), None)
 
@@ -30,34 +30,34 @@ def split_thoughts(pieces: Iterable[str], prompt: str, marks: tuple[str, str]) -
     """
     begin, end = marks
     thinking = prompt.rstrip().endswith(begin)
-    held, looking, strip = (
+    buffer, looking, strip = (
         "",
         not thinking,
         True,
     )  # what may be a part of a mark; for the beginning of a thought; white space
     for piece in pieces:
-        held += piece
+        buffer += piece
         if looking:
-            text = held.lstrip()
+            text = buffer.lstrip()
             if begin.startswith(text[: len(begin)]) and len(text) < len(begin):
                 continue  # so far it may be a mark
             thinking, looking = text.startswith(begin), False
-            held = text[len(begin) :] if thinking else held
+            buffer = text[len(begin) :] if thinking else buffer
             strip = thinking
-        if thinking and end in held:
-            thought, _, held = held.partition(end)
-            if shown := (thought.lstrip() if strip else thought).rstrip():
-                yield AnswerPiece(shown, thought=True)
+        if thinking and end in buffer:
+            thought, _, buffer = buffer.partition(end)
+            if stripped := (thought.lstrip() if strip else thought).rstrip():
+                yield AnswerPiece(stripped, thought=True)
             thinking, strip = False, True
         if strip:
-            held = held.lstrip()
-        keep = partial_mark(held, end) if thinking else 0
-        ready, held = held[: len(held) - keep], held[len(held) - keep :]
+            buffer = buffer.lstrip()
+        keep = partial_mark(buffer, end) if thinking else 0
+        ready, buffer = buffer[: len(buffer) - keep], buffer[len(buffer) - keep :]
         if ready:
             yield AnswerPiece(ready, thinking)
             strip = False
-    if held:
-        yield AnswerPiece(held, thinking)
+    if buffer:
+        yield AnswerPiece(buffer, thinking)
 
 
 def partial_mark(text: str, mark: str) -> int:

@@ -26,12 +26,12 @@ from llamatrain.optim.optimizer import ElementwiseRule, Optimizer
 from llamatrain.optim.update_graph import (
     HeldGradients,
     LossAndGradients,
-    apply,
-    clipped,
+    clip_gradients,
     differentiate,
-    hold,
-    row_of,
-    stream,
+    hold_gradients,
+    schedule_input,
+    streamed_update,
+    update_step,
 )
 from llamatrain.preference.loss import Objective, preference_loss
 from llamatrain.train.parallel.partition import ParamSlice, Partition
@@ -81,7 +81,7 @@ class StepSpec:
     @property
     def dense_gradients(self) -> bool:
         """True if sparse gradients (few rows) are stored densely, like those of all other weights."""
-        return self.gradients == "flat" or not (self.rule and self.rule.brief)
+        return self.gradients == "flat" or not (self.rule and self.rule.takes_sparse_rows)
 
     @cached_property
     def backend(self) -> Backend:
@@ -206,7 +206,7 @@ class StepGraphs:
 
     def _hold_gradients(self, length: int) -> HeldGradients:
         if length not in self._held:
-            self._held[length] = hold(self._differentiate(length), whole=self.spec.dense_gradients)
+            self._held[length] = hold_gradients(self._differentiate(length), dense=self.spec.dense_gradients)
         return self._held[length]
 
     @cache_graph
@@ -219,7 +219,7 @@ class StepGraphs:
                 held.first,
                 {output: leaf.name for output, leaf in zip(held.first, held.memory, strict=True)},
             )
-        outputs = [held.loss, *gradients, *held.beside]
+        outputs = [held.loss, *gradients, *held.extra]
         grads = (
             {weight.name: grad for weight, grad in zip(held.blocks, gradients, strict=False)}
             if self.spec.dense_gradients
@@ -230,7 +230,7 @@ class StepGraphs:
             outputs=outputs,
             inputs=inputs,
             memory_names=memory_names,
-            rewards=first_or_none(held.beside),
+            rewards=first_or_none(held.extra),
             grads=grads,
         )
 
@@ -238,7 +238,7 @@ class StepGraphs:
     def update_graph(self, length: int) -> StepGraph:
         """Return the graph of the optimizer step from the stored gradients."""
         assert self.spec.rule
-        inputs, norm, outputs = apply(
+        inputs, norm, outputs = update_step(
             self._hold_gradients(length), self.spec.rule, self.spec.clip, self.rates
         )
         return StepGraph(norm, outputs, {"schedule": inputs.schedule})
@@ -255,7 +255,7 @@ class StepGraphs:
             for name, grad in graph.grads.items()
             if (node := self.plan(graph).outputs[grad].node)
         }
-        whole_weights = spec.rule is not None and not spec.rule.apart
+        whole_weights = spec.rule is not None and not spec.rule.is_elementwise
         order = sorted(spec.trainable, key=lambda name: last_node[name])
         return Partition(
             shapes=spec.shapes,
@@ -285,7 +285,9 @@ class StepGraphs:
         slices = self.shard_slices if rule else []
         return {
             kind: {
-                part.key: part.shape for part in slices if rule and rule.holds(kind, part.name, part.shape)
+                part.key: part.shape
+                for part in slices
+                if rule and rule.has_state(kind, part.name, part.shape)
             }
             for kind in kinds
         }
@@ -303,12 +305,12 @@ class StepGraphs:
         """Return the graph that updates a rank's slices, given the clipping factor."""
         rule = self.spec.rule
         assert rule
-        schedule, factor = row_of(rule), placeholder("factor", ())
+        schedule, factor = schedule_input(rule), placeholder("factor", ())
         rates, steps = {weight.name: row for weight, row in self.rates.items()}, list[Tensor]()
         for part in self.partition.rank_slices(rank):
             weight, grad = parameter(part.key, part.shape), state(f"{part.key}.grad", part.shape)
             row = mul(schedule, rates[part.name]) if part.name in rates else schedule
-            steps += rule.step(weight, grad, row, factor)
+            steps += rule.update(weight, grad, row, factor)
         return StepGraph(steps[0], steps, {"schedule": schedule, "factor": factor})
 
     @cache_graph
@@ -316,15 +318,15 @@ class StepGraphs:
         """Return the graph of a whole step in which each gradient is used and freed at once."""
         assert self.spec.rule
         gradients = self._differentiate(length)
-        schedule_inputs, outputs = stream(gradients, self.spec.rule, self.rates)
-        _, norm = clipped(gradients.used_by(self.spec.rule).values(), 0.0)
+        schedule_inputs, outputs = streamed_update(gradients, self.spec.rule, self.rates)
+        _, norm = clip_gradients(gradients.gradients_for(self.spec.rule).values(), 0.0)
         inputs = self._training_graph(length).inputs | {"schedule": schedule_inputs.schedule}
         return StepGraph(
             gradients.loss,
-            [*outputs, norm, *gradients.beside],
+            [*outputs, norm, *gradients.extra],
             inputs,
             norm=norm,
-            rewards=first_or_none(gradients.beside),
+            rewards=first_or_none(gradients.extra),
         )
 
     @cache_graph

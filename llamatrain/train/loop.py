@@ -259,7 +259,7 @@ class Loop:
         if reason:
             self.listener.log(f"step {self.state.counters.step + 1}: {reason}; it goes on with new rows")
         self._fixed_batches, self.state.data = None, self.loader.state
-        minimizer.renew()
+        minimizer.restart()
         return None
 
     # ---- beside the steps --------------------------------------------------

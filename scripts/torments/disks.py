@@ -66,7 +66,7 @@ def saved(folder: Path, place: int) -> str:
     from llamatrain.checkpoints.run_folder import RunFolder
     from llamatrain.errors import FileError
 
-    checkpoint, path, _ = RunFolder.newest(folder)
+    checkpoint, path, _ = RunFolder.read_newest(folder)
     with RunFolder(folder) as run:
         counters = checkpoint.state.counters
         checkpoint.state = replace(checkpoint.state, counters=replace(counters, step=counters.step + 1))

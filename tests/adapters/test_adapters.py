@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf
-from llamatrain.adapters.adapter import Adapter, LoraPair, check, factors_of
-from llamatrain.adapters.read import read
+from llamatrain.adapters.adapter import Adapter, LoraPair, check_fits, checked_factors
+from llamatrain.adapters.read import read_adapter
 from llamatrain.errors import FileError
 from llamatrain.gguf import quants
 from llamatrain.gguf.reader import open_gguf
@@ -28,7 +28,7 @@ Q = "blk.0.attn_q.weight"
 
 def refused(match: str, path: Path) -> None:
     with pytest.raises(FileError, match=match) as error:
-        read(path, H)
+        read_adapter(path, H)
     assert str(error.value).isprintable()
 
 
@@ -41,7 +41,7 @@ def test_what_a_pair_adds() -> None:
     assert np.allclose(made.delta(Q), 1.5 * q.b @ q.a, atol=1e-6)
     assert np.allclose(made.delta(EMBEDDINGS, 3, 7), 1.5 * e.a[3:7] @ e.b.T, atol=1e-6)
     assert np.allclose(made.delta("output_norm.weight")[0], 1.5 * n.b[0] @ n.a, atol=1e-6)
-    assert np.allclose(made.scaled(0.5).delta(Q), 0.75 * q.b @ q.a, atol=1e-6)
+    assert np.allclose(made.scale_by(0.5).delta(Q), 0.75 * q.b @ q.a, atol=1e-6)
 
 
 # ---- GGUF ------------------------------------------------------------------
@@ -49,10 +49,10 @@ def test_what_a_pair_adds() -> None:
 
 def test_gguf_there_and_back(tmp_path: Path) -> None:
     made = adapter(H, MATRICES)
-    gguf.write(
+    gguf.write_adapter(
         tmp_path / "a.gguf", made, metadata={"general.author": string("me"), "general.type": string("model")}
     )
-    found = read(tmp_path / "a.gguf", H)
+    found = read_adapter(tmp_path / "a.gguf", H)
     assert same(found, made) and (found.alpha, found.name, found.architecture) == (8.0, "mine", LLAMA)
     keys = open_gguf(tmp_path / "a.gguf").metadata
     assert (
@@ -66,8 +66,8 @@ def test_gguf_there_and_back(tmp_path: Path) -> None:
         "me",
         0,
     )
-    gguf.write(tmp_path / "h.gguf", made, "f16")
-    half = read(tmp_path / "h.gguf", H)
+    gguf.write_adapter(tmp_path / "h.gguf", made, "f16")
+    half = read_adapter(tmp_path / "h.gguf", H)
     assert open_gguf(tmp_path / "h.gguf").metadata["general.file_type"] == 1
     assert all(
         np.array_equal(half.pairs[name].a, pair.a.astype(np.float16)) for name, pair in made.pairs.items()
@@ -77,8 +77,8 @@ def test_gguf_there_and_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("alpha", [0.0, 8.0])
 def test_another_scale_goes_into_b(tmp_path: Path, alpha: float) -> None:
     made = adapter(H, [Q, EMBEDDINGS], rank=2, alpha=alpha, scale=0.3)
-    gguf.write(tmp_path / "a.gguf", made)
-    found = read(tmp_path / "a.gguf", H)
+    gguf.write_adapter(tmp_path / "a.gguf", made)
+    found = read_adapter(tmp_path / "a.gguf", H)
     assert found.pairs[Q].scale == (alpha / 2 or 1)
     assert all(np.allclose(found.delta(name), made.delta(name), rtol=1e-6) for name in made.pairs)
 
@@ -99,11 +99,11 @@ def test_gguf_of_other_types(tmp_path: Path, kind: str) -> None:
         keys,
         {f"{Q}.lora_a": (raw_a, a.shape, kind), f"{Q}.lora_b": (raw_b, b.shape, kind)},
     )
-    pair = read(tmp_path / "a.gguf", H).pairs[Q]
+    pair = read_adapter(tmp_path / "a.gguf", H).pairs[Q]
     assert pair.scale == 1 and np.array_equal(pair.a, quants.decode(raw_a, type_by_name(kind)))
     one = {f"{Q}.lora_a": (a[0].tobytes(), (64,), "F32"), f"{Q}.lora_b": (b[:, :1].tobytes(), (64, 1), "F32")}
     write(tmp_path / "b.gguf", keys, one)
-    assert np.array_equal(read(tmp_path / "b.gguf", H).pairs[Q].a, a[:1])
+    assert np.array_equal(read_adapter(tmp_path / "b.gguf", H).pairs[Q].a, a[:1])
 
 
 def write(
@@ -156,7 +156,7 @@ def test_gguf_that_is_no_adapter(
     write(tmp_path / "a.gguf", KEYS | keys, tensors)  # type: ignore[arg-type]
     refused(told, tmp_path / "a.gguf")
     write(tmp_path / "good.gguf", KEYS, GOOD)
-    assert read(tmp_path / "good.gguf", H).pairs[Q].scale == 1
+    assert read_adapter(tmp_path / "good.gguf", H).pairs[Q].scale == 1
 
 
 # ---- the ancestors' --------------------------------------------------------
@@ -174,21 +174,21 @@ def test_ggla(tmp_path: Path) -> None:
         source=Path(), alpha=6, pairs={name: replace(pair, scale=1.5) for name, pair in pairs.items()}
     )
     (tmp_path / "l.bin").write_bytes(ggla(made, 4, 6))
-    found = read(tmp_path / "l.bin", H)
+    found = read_adapter(tmp_path / "l.bin", H)
     assert same(found, made) and type(found.alpha) is float
-    check(found, H, "base")
-    assert factors_of(found, H, "base").keys() == found.pairs.keys()
+    check_fits(found, H, "base")
+    assert checked_factors(found, H, "base").keys() == found.pairs.keys()
     matrices = replace(found, pairs={name: found.pairs[name] for name in (EMBEDDINGS, Q)})
-    assert factors_of(matrices, H, "base").keys() == matrices.pairs.keys()
-    gguf.write(tmp_path / "a.gguf", matrices)
-    assert same(read(tmp_path / "a.gguf", H), matrices)
+    assert checked_factors(matrices, H, "base").keys() == matrices.pairs.keys()
+    gguf.write_adapter(tmp_path / "a.gguf", matrices)
+    assert same(read_adapter(tmp_path / "a.gguf", H), matrices)
 
 
 def test_a_file_of_the_ancestors_finetune() -> None:
     base = open_gguf(material("ancestors/model.gguf"))
     h = hyperparameters.read_hyperparameters(base)
-    found = read(material("ancestors/lora.bin"), h)
-    check(found, h, base.path)
+    found = read_adapter(material("ancestors/lora.bin"), h)
+    check_fits(found, h, base.path)
     merged = open_gguf(material("ancestors/merged-by-ancestor.gguf"))
     assert found.pairs.keys() == base.tensors.keys() and found.alpha == 4
 
@@ -222,13 +222,13 @@ def test_what_is_no_adapter(tmp_path: Path) -> None:
 
 def unfit(made: Adapter, told: str, tied: bool = False) -> None:
     with pytest.raises(FileError, match=re.escape(told)) as error:
-        check(made, replace(H, tied=tied), "base.gguf")
+        check_fits(made, replace(H, tied=tied), "base.gguf")
     assert str(error.value).startswith("made: ") and "\n" not in str(error.value)
 
 
 def test_an_adapter_of_another_base() -> None:
-    check(adapter(H, H.shapes), H, "base.gguf")
-    check(adapter(H, linear(H)), replace(H, tied=True), "base.gguf")
+    check_fits(adapter(H, H.shapes), H, "base.gguf")
+    check_fits(adapter(H, linear(H)), replace(H, tied=True), "base.gguf")
     wide = small(embd=128, vocab=300)
     unfit(
         adapter(wide, [Q]),
@@ -256,8 +256,8 @@ def test_an_adapter_of_another_base() -> None:
 def test_numbers_that_are_none(value: float) -> None:
     made = adapter(H, [Q])
     pair = made.pairs[Q]
-    unfit(made.scaled(value), "would be scaled by")
-    unfit(made.scaled(1e10), "would be scaled by 2e+10")
+    unfit(made.scale_by(value), "would be scaled by")
+    unfit(made.scale_by(1e10), "would be scaled by 2e+10")
     pair.b[5, 2] = value
     unfit(made, "blk.0.attn_q.weight: its factor b has numbers that are not finite")
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf, peft
-from llamatrain.adapters.adapter import Adapter, check
-from llamatrain.adapters.read import read
-from llamatrain.adapters.safetensors import LONGEST, open_safetensors
+from llamatrain.adapters.adapter import Adapter, check_fits
+from llamatrain.adapters.read import read_adapter
+from llamatrain.adapters.safetensors import MAX_HEADER, open_safetensors
 from llamatrain.errors import FileError
 from tests.gguf.test_broken_files import HUGE, little_memory
 from tests.helpers.adapter_files import adapter, ggla
@@ -87,7 +87,7 @@ def attempt(path: Path, changed: Path) -> bool:
     """Whether it could be read; if not, in words."""
     start = time.process_time()
     try:
-        check(read(path, H), H, "base")
+        check_fits(read_adapter(path, H), H, "base")
         fine = True
     except FileError as error:
         message = str(error)
@@ -112,7 +112,7 @@ def attempts(path: Path, changed: Path, files: Iterator[bytes]) -> tuple[int, in
 @pytest.mark.usefixtures("little_memory")
 def test_mutated_gguf(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
-    gguf.write(path, adapter(H, NAMES))
+    gguf.write_adapter(path, adapter(H, NAMES))
     assert attempt(path, path)
     fine, refused = attempts(path, path, broken(path.read_bytes(), 3))
     assert fine > 20 and refused > 700, (fine, refused)
@@ -130,7 +130,7 @@ def test_mutated_ggla(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("little_memory")
 def test_mutated_peft(tmp_path: Path) -> None:
     folder = tmp_path / "p"
-    peft.write(folder, Adapter(source=folder, alpha=8.0, pairs=adapter(H, NAMES).pairs), "", H)
+    peft.write_peft(folder, Adapter(source=folder, alpha=8.0, pairs=adapter(H, NAMES).pairs), "", H)
     tensors, config = folder / peft.WEIGHTS, folder / peft.CONFIG
     good, plain = tensors.read_bytes(), config.read_bytes()
     assert attempt(folder, tensors)
@@ -183,7 +183,7 @@ def test_crafted_ggla(tmp_path: Path, head: tuple[int, ...], tensor: bytes, told
     path = tmp_path / "a.bin"
     path.write_bytes(b"algg" + struct.pack("<III", *head) + tensor)
     with pytest.raises(FileError, match=told) as error:
-        read(path, H)
+        read_adapter(path, H)
     assert str(error.value).isprintable()
 
 
@@ -203,7 +203,7 @@ def tensor(lo: int = 0, hi: int = 16, shape: Any = (4,), dtype: Any = "F32") -> 
         (b"1234567", "a head of 0 bytes in a file of 7"),
         (safetensors({}, length=0), "a head of 0 bytes"),
         (safetensors({}, length=(1 << 64) - 1), f"a head of {(1 << 64) - 1} bytes"),
-        (safetensors({}, bytes(LONGEST + 8), length=LONGEST + 1), f"a head of {LONGEST + 1} bytes"),
+        (safetensors({}, bytes(MAX_HEADER + 8), length=MAX_HEADER + 1), f"a head of {MAX_HEADER + 1} bytes"),
         (safetensors({"w": []}), "lacks a dtype"),
         (struct.pack("<Q", 15) + b'{"w":{},"w":{}}', "a key is there twice"),
         (safetensors({"w": tensor(shape=(-4,))}), "lacks a dtype"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf
-from llamatrain.adapters.read import read
+from llamatrain.adapters.read import read_adapter
 from llamatrain.gguf.reader import open_gguf
 from tests.helpers.adapter_files import adapter, ggla, same
 from tests.helpers.cli import Argument, losses, ran, run, same_bits, text_file
@@ -48,9 +48,10 @@ def test_evaluate_with_it_equals_evaluate_of_the_export(place: Path) -> None:
     with_it, merged = evaluated("base.gguf", *data, "--lora", "old.bin"), evaluated("merged.gguf", *data)
     assert with_it == pytest.approx(merged, abs=1e-4)
     matrices = replace(
-        read(place / "old.bin", H), pairs={name: read(place / "old.bin", H).pairs[name] for name in NAMES[:2]}
+        read_adapter(place / "old.bin", H),
+        pairs={name: read_adapter(place / "old.bin", H).pairs[name] for name in NAMES[:2]},
     )
-    gguf.write("matrices.gguf", matrices)
+    gguf.write_adapter("matrices.gguf", matrices)
     assert abs(with_it - evaluated("base.gguf", *data, "--lora", "matrices.gguf")) > 1e-2
     half, other = (
         evaluated("base.gguf", *data, "--lora-scaled", "old.bin", scale) for scale in ("0.5", "-0.5")
@@ -91,7 +92,7 @@ def test_beside_a_new_adapter(place: Path) -> None:
 def test_going_on_from_it(place: Path) -> None:
     """All of it is trained on, and all of it written."""
     kept = finetuned("kept", "--lora-init", "old.bin", iters=0)
-    first, found = read(place / "old.bin", H), read(kept / "adapter.gguf", H)
+    first, found = read_adapter(place / "old.bin", H), read_adapter(kept / "adapter.gguf", H)
     assert found.pairs.keys() == first.pairs.keys()
     for name, pair in first.pairs.items():
         np.testing.assert_allclose(found.delta(name), first.delta(name), rtol=1e-5, atol=1e-7)
@@ -103,7 +104,7 @@ def test_going_on_from_it(place: Path) -> None:
     trained = finetuned(
         "trained", "--lora-init", "old.bin", "--sample-every", 2, "--sample-prompt", "a", iters=4
     )
-    after = read(trained / "adapter.gguf", H)
+    after = read_adapter(trained / "adapter.gguf", H)
     assert all(np.abs(after.delta(name) - first.delta(name)).max() > 1e-4 for name in first.pairs)
     ended = losses(trained)
     assert ended[-1] < ended[0]
@@ -129,14 +130,14 @@ def test_the_file_says_that_llama_cpp_leaves_norms_out(place: Path) -> None:
     ran("export-lora", "base.gguf", "--lora", "run/adapter.gguf", "--out", "m.gguf")
     one, other = (evaluated(name, "text.txt", "--ctx", 32) for name in ("m.gguf", "merged.gguf"))
     assert one == pytest.approx(other, abs=1e-5)
-    gguf.write("plain.gguf", adapter(H, NAMES[:2]))
+    gguf.write_adapter("plain.gguf", adapter(H, NAMES[:2]))
     assert "general.description" not in open_gguf("plain.gguf").metadata
 
 
 def test_there_and_back(tmp_path: Path) -> None:
     made = adapter(H, NAMES)
-    gguf.write(tmp_path / "a.gguf", made)
-    assert same(read(tmp_path / "a.gguf", H), made)
+    gguf.write_adapter(tmp_path / "a.gguf", made)
+    assert same(read_adapter(tmp_path / "a.gguf", H), made)
 
 
 def test_peft_has_none(place: Path) -> None:
@@ -157,7 +158,7 @@ def test_peft_has_none(place: Path) -> None:
     )
     left = "note: PEFT has no pairs of norms: 5 of them, such as that for blk.0.attn_norm.weight, are left out of "
     assert f"{left}{place}/p\n" in done.err
-    found = read(place / "p", H)
+    found = read_adapter(place / "p", H)
     assert list(found.pairs) == NAMES[:2]
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf, peft
-from llamatrain.adapters.adapter import Adapter, check
-from llamatrain.adapters.read import read
+from llamatrain.adapters.adapter import Adapter, check_fits
+from llamatrain.adapters.read import read_adapter
 from llamatrain.adapters.safetensors import open_safetensors, write_safetensors
 from llamatrain.errors import FileError
 from llamatrain.model.hyperparameters import Hyperparameters
@@ -49,7 +49,7 @@ def folder(place: Path, config: dict[str, Any] | None = None, tensors: Arrays | 
 
 def refused(place: Path, told: str) -> None:
     with pytest.raises(FileError, match=told) as error:
-        read(place, H)
+        read_adapter(place, H)
     assert str(error.value).startswith(str(place)) and str(error.value).isprintable()
 
 
@@ -58,8 +58,8 @@ def refused(place: Path, told: str) -> None:
 
 def test_there_and_back(tmp_path: Path) -> None:
     made = adapter(H, [EMBEDDINGS, *linear(H), OUTPUT])
-    peft.write(tmp_path / "new" / "p", made, "mine/base", H)
-    found = read(tmp_path / "new" / "p", H)
+    peft.write_peft(tmp_path / "new" / "p", made, "mine/base", H)
+    found = read_adapter(tmp_path / "new" / "p", H)
     assert same(
         found, Adapter(source=Path(), alpha=8, pairs={name: made.pairs[name] for name in found.pairs})
     )
@@ -75,9 +75,9 @@ def test_there_and_back(tmp_path: Path) -> None:
 
 
 def test_through_gguf(tmp_path: Path) -> None:
-    given = read(folder(tmp_path / "p"), H)
-    gguf.write(tmp_path / "a.gguf", given)
-    peft.write(tmp_path / "q", read(tmp_path / "a.gguf", H), "", H)
+    given = read_adapter(folder(tmp_path / "p"), H)
+    gguf.write_adapter(tmp_path / "a.gguf", given)
+    peft.write_peft(tmp_path / "q", read_adapter(tmp_path / "a.gguf", H), "", H)
     assert (tmp_path / "p" / peft.WEIGHTS).read_bytes() == (tmp_path / "q" / peft.WEIGHTS).read_bytes()
 
 
@@ -88,7 +88,7 @@ def test_rows_of_heads(tmp_path: Path) -> None:
         .raw.view("<f4")
         .reshape(64, 4)
     )
-    ours = read(tmp_path / "p", H).pairs[Q].b
+    ours = read_adapter(tmp_path / "p", H).pairs[Q].b
     for head in range(4):
         for i in range(8):
             assert np.array_equal(ours[16 * head + 2 * i], theirs[16 * head + i])
@@ -98,16 +98,16 @@ def test_rows_of_heads(tmp_path: Path) -> None:
 def test_ranks_and_scales(tmp_path: Path) -> None:
     """A rank of its own in the file; another scale than alpha / r in b."""
     pairs = adapter(H, [Q]).pairs | adapter(H, [K], rank=6, scale=0.5).pairs
-    peft.write(tmp_path / "p", Adapter(source=Path(), alpha=8, pairs=pairs), "", H)
+    peft.write_peft(tmp_path / "p", Adapter(source=Path(), alpha=8, pairs=pairs), "", H)
     config = json.loads((tmp_path / "p" / peft.CONFIG).read_text())
     assert config["rank_pattern"] == {"model.layers.1.self_attn.k_proj": 6}
     assert config["target_modules"] == ["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.k_proj"]
-    found = read(tmp_path / "p", H)
+    found = read_adapter(tmp_path / "p", H)
     assert found.pairs[K].scale == 8 / 6 and np.allclose(
         found.delta(K), 0.5 * pairs[K].b @ pairs[K].a, atol=1e-6
     )
     with pytest.raises(FileError, match="no pairs of norms"):
-        peft.write(tmp_path / "n", adapter(H, ["output_norm.weight"]), "", H)
+        peft.write_peft(tmp_path / "n", adapter(H, ["output_norm.weight"]), "", H)
 
 
 @pytest.mark.parametrize(
@@ -135,10 +135,10 @@ def test_ranks_and_scales(tmp_path: Path) -> None:
     ],
 )
 def test_configurations(tmp_path: Path, config: dict[str, Any], scale: float) -> None:
-    found = read(folder(tmp_path / "p", config), H)
+    found = read_adapter(folder(tmp_path / "p", config), H)
     assert found.pairs[Q].scale == scale and type(found.alpha) is float
-    gguf.write(tmp_path / "a.gguf", found)
-    assert np.allclose(read(tmp_path / "a.gguf", H).delta(Q), found.delta(Q), atol=1e-6)
+    gguf.write_adapter(tmp_path / "a.gguf", found)
+    assert np.allclose(read_adapter(tmp_path / "a.gguf", H).delta(Q), found.delta(Q), atol=1e-6)
 
 
 FITS = {  # what PEFT 0.21 says of model.layers.0.self_attn.q_proj
@@ -170,7 +170,7 @@ FITS = {  # what PEFT 0.21 says of model.layers.0.self_attn.q_proj
 @pytest.mark.parametrize(("pattern", "fits"), FITS.items())
 def test_patterns(tmp_path: Path, pattern: str, fits: bool) -> None:
     place = folder(tmp_path / "p", {"alpha_pattern": {pattern: 2}})
-    assert read(place, H).pairs[Q].scale == (0.5 if fits else 2.0)
+    assert read_adapter(place, H).pairs[Q].scale == (0.5 if fits else 2.0)
 
 
 @pytest.mark.reference
@@ -224,7 +224,7 @@ def test_tensors_that_are_refused(tmp_path: Path, named: str, told: str) -> None
     pair = {f"{PLACE}.lora_A.weight": one, f"{PLACE}.lora_B.weight": one.T.copy()}
     refused(folder(tmp_path / "p", tensors=pair | {named: one}), told)
     copy = {"base_model.model.model.embed_tokens.base_layer.weight": one}
-    assert read(folder(tmp_path / "p", tensors=pair | copy), H).pairs.keys() == {Q}
+    assert read_adapter(folder(tmp_path / "p", tensors=pair | copy), H).pairs.keys() == {Q}
 
 
 def test_other_things_in_the_folder(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_half_floats(tmp_path: Path, dtype: str) -> None:
         at += 512
     head = json.dumps(header).encode()
     (place / peft.WEIGHTS).write_bytes(struct.pack("<Q", len(head)) + head + raw * 512)
-    assert np.allclose(read(place, H).pairs[Q].b, value, rtol=4e-3)
+    assert np.allclose(read_adapter(place, H).pairs[Q].b, value, rtol=4e-3)
 
 
 # ---- PEFT itself -----------------------------------------------------------
@@ -286,8 +286,8 @@ def theirs(h: Hyperparameters) -> Any:
         state[f"model.layers.{i}.post_attention_layernorm.weight"] = f"blk.{i}.ffn_norm.weight"
     arrays = weights(h)
     for theirs_name, name in state.items():
-        heads = peft.heads_of(h.weight_kind(name), h)
-        state[theirs_name] = torch.from_numpy(peft.halved(arrays[name], heads) if heads else arrays[name])
+        heads = peft.permuted_heads(h.weight_kind(name), h)
+        state[theirs_name] = torch.from_numpy(peft.split_rows(arrays[name], heads) if heads else arrays[name])
     model.load_state_dict(state)
     return model
 
@@ -310,7 +310,7 @@ def test_peft_loads_what_is_written(tmp_path: Path, names: list[str]) -> None:
     library = pytest.importorskip("peft")
     pairs = adapter(H, names).pairs | adapter(H, [K], rank=6, scale=0.5).pairs
     made = Adapter(source=Path(), alpha=8, pairs=pairs)
-    peft.write(tmp_path / "p", made, "", H)
+    peft.write_peft(tmp_path / "p", made, "", H)
     model = library.PeftModel.from_pretrained(theirs(H), os.fspath(tmp_path / "p"))
     there = library.get_peft_model_state_dict(model)
     assert {name.replace(".base_layer", "") for name in there if "lora" not in name} <= {
@@ -338,11 +338,11 @@ def test_what_peft_writes_is_read(tmp_path: Path, more: dict[str, Any]) -> None:
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.1)
     model.save_pretrained(os.fspath(tmp_path / "p"))
-    found = read(tmp_path / "p", H)
-    check(found, H, "base")
+    found = read_adapter(tmp_path / "p", H)
+    check_fits(found, H, "base")
     assert found.pairs.keys() == {EMBEDDINGS, OUTPUT, *linear(H)}
-    gguf.write(tmp_path / "a.gguf", found)
+    gguf.write_adapter(tmp_path / "a.gguf", found)
     ids = tokens(40)
     expected = their_logits(model, ids)
-    for each in (found, read(tmp_path / "a.gguf", H)):
+    for each in (found, read_adapter(tmp_path / "a.gguf", H)):
         assert np.abs(our_logits(merged(weights(H), [each]), ids) - expected).max() < 1e-3

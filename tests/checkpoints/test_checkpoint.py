@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from llamatrain.checkpoints import read as reading
-from llamatrain.checkpoints.checkpoint import GRADIENTS, Checkpoint, write
-from llamatrain.checkpoints.read import read
+from llamatrain.checkpoints.checkpoint import GRADIENTS, Checkpoint, write_checkpoint
+from llamatrain.checkpoints.read import read_checkpoint
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
@@ -31,14 +31,14 @@ OPTIMIZERS = ["adam", "sgd", "lbfgs"]
 @pytest.fixture(scope="module", params=OPTIMIZERS)
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("written") / "c.gguf"
-    write(path, tiny_checkpoint(request.param, partial=request.param == "adam"))
+    write_checkpoint(path, tiny_checkpoint(request.param, partial=request.param == "adam"))
     return path
 
 
 @pytest.fixture(scope="module")
 def adam(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("adam") / "c.gguf"
-    write(path, tiny_checkpoint(partial=True))
+    write_checkpoint(path, tiny_checkpoint(partial=True))
     return path
 
 
@@ -60,7 +60,7 @@ def plain(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def refused(path: Path) -> str:
     with pytest.raises(FileError) as caught:
-        read(path)
+        read_checkpoint(path)
     told = str(caught.value)
     assert told.startswith(f"{path}: ") and "\n" not in told
     return told
@@ -73,10 +73,10 @@ def refused(path: Path) -> str:
 @pytest.mark.parametrize("partial", [False, True])
 def test_all_comes_back_to_the_bit(tmp_path: Path, optimizer: str, partial: bool) -> None:
     checkpoint = tiny_checkpoint(optimizer, partial=partial)
-    write(tmp_path / "a.gguf", checkpoint)
-    found = read(tmp_path / "a.gguf")
+    write_checkpoint(tmp_path / "a.gguf", checkpoint)
+    found = read_checkpoint(tmp_path / "a.gguf")
     assert plain(found) == plain(checkpoint)
-    write(tmp_path / "b.gguf", found)
+    write_checkpoint(tmp_path / "b.gguf", found)
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
 
@@ -92,23 +92,23 @@ def test_ends_of_the_ranges(tmp_path: Path, seed: int) -> None:
         "training.of_a_stranger": u32(1),
         "general.name": string("\udcff"),
     }
-    write(tmp_path / "a.gguf", checkpoint)
+    write_checkpoint(tmp_path / "a.gguf", checkpoint)
     for name in ("general.alignment", "training.of_a_stranger"):
         del checkpoint.metadata[name]
-    assert plain(read(tmp_path / "a.gguf")) == plain(checkpoint)
+    assert plain(read_checkpoint(tmp_path / "a.gguf")) == plain(checkpoint)
 
 
 def test_data_may_begin_anew(tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint()
     checkpoint.state.data = None
-    write(tmp_path / "a.gguf", checkpoint)
-    assert read(tmp_path / "a.gguf").state.data is None
+    write_checkpoint(tmp_path / "a.gguf", checkpoint)
+    assert read_checkpoint(tmp_path / "a.gguf").state.data is None
 
 
 def test_pieces_are_the_parameters_of_a_vector(adam: Path) -> None:
-    checkpoint = read(adam)
+    checkpoint = read_checkpoint(adam)
     name = "optimizer.adam.first_moments"
-    pieces = checkpoint.pieces(name)
+    pieces = checkpoint.split_vector(name)
     assert list(pieces) == checkpoint.order
     assert all(piece.shape == checkpoint.weights[key].shape for key, piece in pieces.items())
     np.testing.assert_array_equal(
@@ -127,15 +127,15 @@ def test_lbfgs_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     state = LbfgsState(np.linspace(0.1, 2, n).astype(np.float32))
     for _ in range(8):
         assert state.step(evaluate) is None
-    prefix, kept = "optimizer.lbfgs.", state.kept()
+    prefix, kept = "optimizer.lbfgs.", state.state_values()
     checkpoint.vectors = {prefix + key: value for key, value in kept.items() if isinstance(value, np.ndarray)}
     checkpoint.numbers = {
         prefix + key: value for key, value in kept.items() if not isinstance(value, np.ndarray)
     }
-    write(tmp_path / "a.gguf", checkpoint)
-    found = read(tmp_path / "a.gguf")
+    write_checkpoint(tmp_path / "a.gguf", checkpoint)
+    found = read_checkpoint(tmp_path / "a.gguf")
     resumed = LbfgsState(np.zeros(n, np.float32))
-    resumed.restore(found.kept)
+    resumed.restore(found.optimizer_values)
     for _ in range(3):
         state.step(evaluate), resumed.step(evaluate)
     assert state.x.tobytes() == resumed.x.tobytes() and state.loss == resumed.loss
@@ -144,8 +144,8 @@ def test_lbfgs_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
 def test_what_is_counted_on_from_the_largest_number_stays_it(tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint()
     checkpoint.state.stop.no_improvement_count = 2**64
-    write(tmp_path / "a.gguf", checkpoint)
-    assert read(tmp_path / "a.gguf").state.stop.no_improvement_count == 2**64 - 1
+    write_checkpoint(tmp_path / "a.gguf", checkpoint)
+    assert read_checkpoint(tmp_path / "a.gguf").state.stop.no_improvement_count == 2**64 - 1
 
 
 def test_other_readers_find_the_keys_of_the_ancestors(adam: Path) -> None:
@@ -176,8 +176,8 @@ def test_big_arrays_are_not_copied(tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint()
     checkpoint.weights["big.weight"] = np.ones((1 << 12, 1 << 12), np.float32)
     tracemalloc.start()
-    write(tmp_path / "a.gguf", checkpoint)
-    found = read(tmp_path / "a.gguf")
+    write_checkpoint(tmp_path / "a.gguf", checkpoint)
+    found = read_checkpoint(tmp_path / "a.gguf")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2 << 20
@@ -186,7 +186,7 @@ def test_big_arrays_are_not_copied(tmp_path: Path) -> None:
 
 def test_metadata_does_not_keep_the_file_open(adam: Path) -> None:
     """A run has it until its end, and its first checkpoint is removed long before."""
-    assert all(type(value.raw) is bytes for value in read(adam).metadata.values())
+    assert all(type(value.raw) is bytes for value in read_checkpoint(adam).metadata.values())
 
 
 # ---- damage ----------------------------------------------------------------
@@ -230,7 +230,7 @@ def test_hostile_files_with_a_right_checksum_never_end_in_a_traceback(written: P
             )
         path.write_bytes(damaged)
         try:
-            read(sign(path))
+            read_checkpoint(sign(path))
             passed += 1
         except FileError as error:
             assert "\n" not in str(error)
@@ -380,15 +380,15 @@ def test_arrays_that_do_not_fit(
 ) -> None:
     checkpoint = tiny_checkpoint(optimizer)
     spoil(checkpoint)
-    write(tmp_path / "c.gguf", checkpoint)
+    write_checkpoint(tmp_path / "c.gguf", checkpoint)
     assert reason in refused(tmp_path / "c.gguf")
 
 
 def test_lbfgs_may_begin_anew(tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint("lbfgs")
     checkpoint.vectors, checkpoint.numbers = {}, {}
-    write(tmp_path / "c.gguf", checkpoint)
-    assert not read(tmp_path / "c.gguf").vectors
+    write_checkpoint(tmp_path / "c.gguf", checkpoint)
+    assert not read_checkpoint(tmp_path / "c.gguf").vectors
 
 
 def test_files_of_other_kinds(tmp_path: Path) -> None:
@@ -425,10 +425,10 @@ def test_what_was_looked_at_does_not_stay_in_memory(tmp_path: Path, monkeypatch:
     large = ("--embd", 256, "--ff", 512, "--optimizer", "lbfgs", "--ctx", 16, "--batch", 1, "--iters", 3)
     ran("from-scratch", text_file(tmp_path), *TINY, *large, "--out", tmp_path / "run")
     newest = tmp_path / "run" / "checkpoint-3.gguf"
-    held, dot, ends, before = list[int](), lbfgs._dot, reading._ends, pages()
+    held, dot, ends, before = list[int](), lbfgs._dot, reading._min_max, pages()
     monkeypatch.setattr(lbfgs, "_dot", lambda a, b: held.append(pages()) or dot(a, b))
-    monkeypatch.setattr(reading, "_ends", lambda array: held.append(pages()) or ends(array))
-    assert read(newest).vectors and newest.stat().st_size > 40e6
+    monkeypatch.setattr(reading, "_min_max", lambda array: held.append(pages()) or ends(array))
+    assert read_checkpoint(newest).vectors and newest.stat().st_size > 40e6
     assert len(held) > 10 and max(held) - before < 8e6
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from llamatrain.checkpoints import checkpoint
 from llamatrain.checkpoints.checkpoint import GRADIENTS
-from llamatrain.checkpoints.read import read
+from llamatrain.checkpoints.read import read_checkpoint
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.values import Kind, Value, number, string
 from llamatrain.train.state import Partial
@@ -105,13 +105,13 @@ def adapter(place: Path) -> Path:
 
 def halved(path: Path, target: Path) -> Path:
     """As it would be after the first micro-batch of its next step; that is its third of four."""
-    found = read(path)
+    found = read_checkpoint(path)
     assert found.state.data
     elements = sum(found.weights[name].size for name in found.order)
     found.vectors[GRADIENTS] = np.ones(elements, np.float32)
     found.state.partial = Partial([0.5], 0.1)
     found.options["train"]["iters"] = 4
-    checkpoint.write(target, found)
+    checkpoint.write_checkpoint(target, found)
     return target
 
 

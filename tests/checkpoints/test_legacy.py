@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.checkpoints.checkpoint import write
-from llamatrain.checkpoints.read import read
+from llamatrain.checkpoints.checkpoint import write_checkpoint
+from llamatrain.checkpoints.read import read_checkpoint
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.values import Value, boolean, string, u32, u64
@@ -29,13 +29,13 @@ def theirs() -> Path:
 
 def refused(path: Path) -> str:
     with pytest.raises(FileError) as caught:
-        read(path)
+        read_checkpoint(path)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_what_is_taken_over(theirs: Path) -> None:
-    found, gguf = read(theirs), open_gguf(theirs)
+    found, gguf = read_checkpoint(theirs), open_gguf(theirs)
     assert found.state.counters == Counters(step=20, samples=84, tokens=2560, epoch=0, seconds=0.0)
     assert found.state.stop == StopState(
         *(gguf.metadata[f"optimizer.adam.{key}_loss"] for key in ("best", "previous"))
@@ -53,7 +53,7 @@ def test_what_is_taken_over(theirs: Path) -> None:
 
 
 def test_the_model_written_from_it_is_clean(theirs: Path) -> None:
-    found, gguf = read(theirs), open_gguf(theirs)
+    found, gguf = read_checkpoint(theirs), open_gguf(theirs)
     dropped = {
         key for key in gguf.metadata if not key.startswith(("training.", "optimizer."))
     } - found.metadata.keys()
@@ -62,9 +62,9 @@ def test_the_model_written_from_it_is_clean(theirs: Path) -> None:
 
 
 def test_it_comes_back_from_the_present_form(theirs: Path, tmp_path: Path) -> None:
-    first = read(theirs)
-    write(tmp_path / "c.gguf", first)
-    second = read(tmp_path / "c.gguf")
+    first = read_checkpoint(theirs)
+    write_checkpoint(tmp_path / "c.gguf", first)
+    second = read_checkpoint(tmp_path / "c.gguf")
     assert (second.state.counters, second.state.stop, second.order, second.notes) == (
         first.state.counters,
         first.state.stop,
@@ -80,7 +80,7 @@ def test_it_comes_back_from_the_present_form(theirs: Path, tmp_path: Path) -> No
 
 def test_moments_of_tokens_never_seen_are_zero(theirs: Path) -> None:
     """Whole rows of the embedding, and nothing else."""
-    pieces = read(theirs).pieces(SECOND)
+    pieces = read_checkpoint(theirs).split_vector(SECOND)
     zero = {name: piece == 0 for name, piece in pieces.items() if not piece.all()}
     assert list(zero) == ["token_embd.weight"]
     rows = zero["token_embd.weight"]
@@ -95,14 +95,14 @@ def test_moments_point_where_gradients_do(theirs: Path) -> None:
     from tests.helpers.random_models import Size
     from tests.helpers.torch_llama import TorchLlama
 
-    checkpoint, ctx, rows = read(theirs), 32, 200
+    checkpoint, ctx, rows = read_checkpoint(theirs), 32, 200
     text = material("text/tinyshakespeare.txt").read_text()[:40_000]
     tokens = load(open_gguf(theirs).metadata).encode(text)[: ctx * rows].reshape(rows, ctx)
     model = TorchLlama(Size(vocab=512, width=64, layers=2, heads=4, kv_heads=4, ff=128, ctx=ctx, batch=rows))
     model.load_state_dict({name: torch.tensor(np.array(array)) for name, array in checkpoint.weights.items()})
     inputs = np.concatenate([np.ones((rows, 1), tokens.dtype), tokens[:, :-1]], 1)
     model.loss(torch.tensor(inputs), torch.tensor(tokens).flatten()).backward()
-    moments = checkpoint.pieces(FIRST)
+    moments = checkpoint.split_vector(FIRST)
     unit = {
         name: weight.grad.numpy() / weight.grad.norm().item() for name, weight in model.named_parameters()
     }
@@ -123,11 +123,11 @@ def test_moments_point_where_gradients_do(theirs: Path) -> None:
 
 def test_another_order_is_refused(theirs: Path, tmp_path: Path) -> None:
     """Where the embedding's rows lie nowhere that the ancestor could have put them."""
-    second = read(theirs).vectors[SECOND]
+    second = read_checkpoint(theirs).vectors[SECOND]
     assert "not lie in an order that is known" in refused(
         forge(theirs, tmp_path / "c.gguf", {}, {SECOND: np.roll(second, 40_000)})
     )
-    fresh = read(forge(theirs, tmp_path / "c.gguf", {}, {SECOND: np.zeros_like(second)}))
+    fresh = read_checkpoint(forge(theirs, tmp_path / "c.gguf", {}, {SECOND: np.zeros_like(second)}))
     assert not fresh.vectors[SECOND].any()
 
 
@@ -145,8 +145,8 @@ def test_version_0_counts_in_32_bits_and_knows_no_epochs(theirs: Path, tmp_path:
         f"training.{key}_count": u32(number)
         for key, number in (("iteration", 20), ("sample", 84), ("token", 2560))
     }
-    found = read(forge(theirs, tmp_path / "c.gguf", values | {"training.file_version": u32(0)}))
-    assert found.state.counters == read(theirs).state.counters and found.kind == "train_model"
+    found = read_checkpoint(forge(theirs, tmp_path / "c.gguf", values | {"training.file_version": u32(0)}))
+    assert found.state.counters == read_checkpoint(theirs).state.counters and found.kind == "train_model"
 
 
 @pytest.mark.parametrize(
@@ -157,12 +157,14 @@ def test_past_losses_come_out_of_the_ring(
 ) -> None:
     """Of 4 losses that of iteration i is at i modulo 4: the next to be written over is the oldest."""
     losses = np.array([6.5, 6.25, 6.0, 6.75], np.float32)
-    found = read(forge(theirs, tmp_path / "c.gguf", {"training.iteration_count": u64(step)}, {RING: losses}))
+    found = read_checkpoint(
+        forge(theirs, tmp_path / "c.gguf", {"training.iteration_count": u64(step)}, {RING: losses})
+    )
     assert found.state.stop.past_loss_values == losses[oldest_first].tolist() and RING not in found.vectors
 
 
 def test_one_that_never_stepped_has_no_losses(theirs: Path, tmp_path: Path) -> None:
-    found = read(forge(theirs, tmp_path / "c.gguf", {"optimizer.just_initialized": boolean(True)}))
+    found = read_checkpoint(forge(theirs, tmp_path / "c.gguf", {"optimizer.just_initialized": boolean(True)}))
     assert found.state.stop.best_loss == math.inf and math.isnan(found.state.stop.previous_loss)
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from llamatrain.adapters.adapter import Adapter
-from llamatrain.adapters.read import read as read_adapter
-from llamatrain.checkpoints.read import read
+from llamatrain.adapters.read import read_adapter as read_adapter
+from llamatrain.checkpoints.read import read_checkpoint
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.values import Value, string, u32
@@ -53,7 +53,10 @@ def test_a_run_goes_on_as_ours_does(begun: tuple[Path, tuple[Argument, ...]], tm
     start, words = begun
     adam = start.name == "adamw"
     theirs = as_theirs(
-        tmp_path / "chk.gguf", read(start / "checkpoint-4.gguf"), 2, "right" if adam else "left, flash"
+        tmp_path / "chk.gguf",
+        read_checkpoint(start / "checkpoint-4.gguf"),
+        2,
+        "right" if adam else "left, flash",
     )
     done = ran(*words, "--checkpoint-in", theirs, "--iters", 7, "--out", tmp_path / "theirs")
     ran("finetune", "--resume", start, "--iters", 7, "--out", tmp_path / "ours")
@@ -67,12 +70,12 @@ def test_a_run_goes_on_as_ours_does(begun: tuple[Path, tuple[Argument, ...]], tm
 def test_each_number_lies_where_it_did(
     begun: tuple[Path, tuple[Argument, ...]], tmp_path: Path, way: str
 ) -> None:
-    start = read(begun[0] / "checkpoint-4.gguf")
-    found = read(as_theirs(tmp_path / "c.gguf", start, 2, way))
+    start = read_checkpoint(begun[0] / "checkpoint-4.gguf")
+    found = read_checkpoint(as_theirs(tmp_path / "c.gguf", start, 2, way))
     for name in found.vectors.keys() - {"optimizer.lbfgs.memory_ys"}:
         for row in range(len(start.vectors[name]) if "memory" in name else 1):
             one, other = (
-                each.kept_for(list(start.weights))[name.rpartition(".")[2]].reshape(
+                each.optimizer_values_for(list(start.weights))[name.rpartition(".")[2]].reshape(
                     -1, each.vectors[name].shape[-1]
                 )[row]
                 for each in (start, found)
@@ -117,10 +120,10 @@ def test_their_own_file_goes_on(tmp_path: Path) -> None:
     )
     told = steps(tmp_path / "run")
     assert [line["step"] for line in told] == [21, 22] and told[0]["tokens"] == 2560 + 128
-    before, after = read(checkpoint), read(tmp_path / "run" / "checkpoint-22.gguf")
+    before, after = read_checkpoint(checkpoint), read_checkpoint(tmp_path / "run" / "checkpoint-22.gguf")
     assert all(np.abs(after.weights[name] - weight).max() < 3e-3 for name, weight in before.weights.items())
     assert all(np.any(after.weights[name] != weight) for name, weight in before.weights.items())
-    old, new = before.pieces(SECOND), after.pieces(SECOND)
+    old, new = before.split_vector(SECOND), after.split_vector(SECOND)
     assert all(
         (new[name] >= 0.998 * piece * 0.9999).all() for name, piece in old.items()
     )  # each has decayed twice, where it was
@@ -128,7 +131,7 @@ def test_their_own_file_goes_on(tmp_path: Path) -> None:
 
 
 def test_moments_of_tokens_never_seen_are_zero() -> None:
-    pieces = read(material("ancestors/lora-checkpoint.gguf")).pieces(SECOND)
+    pieces = read_checkpoint(material("ancestors/lora-checkpoint.gguf")).split_vector(SECOND)
     zero = {name: piece == 0 for name, piece in pieces.items() if not piece.all()}
     assert list(zero) == [f"{EMBEDDINGS}.lora_a"]
     assert (zero[f"{EMBEDDINGS}.lora_a"].all(1) == zero[f"{EMBEDDINGS}.lora_a"].any(1)).all()
@@ -204,7 +207,9 @@ def test_the_history_of_a_new_model_goes_on(tmp_path: Path) -> None:
     data = text_file(tmp_path, 255)
     words = ("from-scratch", data, *TINY, "--ctx", 32, "--batch", 8, "--no-shuffle", "--optimizer", "lbfgs")
     ran(*words, "--iters", 5, "--out", tmp_path / "run")
-    theirs = as_theirs(tmp_path / "c.gguf", read(tmp_path / "run" / "checkpoint-5.gguf"), 2, "right")
+    theirs = as_theirs(
+        tmp_path / "c.gguf", read_checkpoint(tmp_path / "run" / "checkpoint-5.gguf"), 2, "right"
+    )
     went = (
         "--ctx",
         32,
@@ -285,7 +290,9 @@ def test_what_is_to_be_said_beside_it(tmp_path: Path, words: tuple[Argument, ...
 )
 def test_what_cannot_be_theirs(tmp_path: Path, values: dict, tensors: dict, told: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(FileError) as error:
-        read(forge(material("ancestors/lora-checkpoint.gguf"), tmp_path / "c.gguf", values, tensors))
+        read_checkpoint(
+            forge(material("ancestors/lora-checkpoint.gguf"), tmp_path / "c.gguf", values, tensors)
+        )
     assert told in str(error.value) and "\n" not in str(error.value)
 
 
@@ -297,6 +304,6 @@ def test_what_cannot_be_theirs(tmp_path: Path, values: dict, tensors: dict, told
 def test_histories_that_cannot_be(
     begun: tuple[Path, tuple[Argument, ...]], tmp_path: Path, key: str, value: Value
 ) -> None:
-    theirs = as_theirs(tmp_path / "c.gguf", read(begun[0] / "checkpoint-4.gguf"), 2)
+    theirs = as_theirs(tmp_path / "c.gguf", read_checkpoint(begun[0] / "checkpoint-4.gguf"), 2)
     with pytest.raises(FileError, match="cannot be"):
-        read(forge(theirs, tmp_path / "d.gguf", {f"optimizer.lbfgs.{key}": value}))
+        read_checkpoint(forge(theirs, tmp_path / "d.gguf", {f"optimizer.lbfgs.{key}": value}))

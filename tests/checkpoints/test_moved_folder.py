@@ -149,7 +149,7 @@ def test_replaced_by_a_file_or_another_run(place: Path) -> None:
 def test_moved_and_another_in_its_place(place: Path) -> None:
     def exchanged() -> None:
         Path("run").rename("first")
-        with RunFolder.new(Path("run"), "finetune") as made:
+        with RunFolder.create(Path("run"), "finetune") as made:
             made.save(at(1), 1)
 
     done = trained(4, _2=exchanged)
@@ -328,7 +328,7 @@ def test_a_full_disk_below_the_folder_for_peft_alone(place: Path, monkeypatch: p
 
 
 def test_figures_wait_for_room(tmp_path: Path) -> None:
-    with Metrics.fresh(tmp_path / "metrics.jsonl") as figures:
+    with Metrics.create(tmp_path / "metrics.jsonl") as figures:
         with room(10):
             for step in range(5):
                 figures.write({"step": step})
@@ -366,12 +366,12 @@ def test_the_result_is_opened_before_it_takes_its_name(
 ) -> None:
     made = adapter(small(), ["blk.0.attn_q.weight"])
     write_model(tmp_path / "model.gguf", at(1).metadata, at(1).weights)
-    adapters.write(tmp_path / "adapter.gguf", made)
+    adapters.write_adapter(tmp_path / "adapter.gguf", made)
     before = {name: (tmp_path / name).read_bytes() for name in ("model.gguf", "adapter.gguf")}
     monkeypatch.setattr("llamatrain.gguf.writer.MAGIC", b"none")
     for action in (
         lambda: write_model(tmp_path / "model.gguf", at(2).metadata, at(2).weights),
-        lambda: adapters.write(tmp_path / "adapter.gguf", made),
+        lambda: adapters.write_adapter(tmp_path / "adapter.gguf", made),
     ):
         assert "is not kept, since it could not be read again: the header" in refused(action)
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
@@ -443,7 +443,7 @@ def test_killed_while_it_replaces_another(moment: int, place: Path) -> None:
     before = json.dumps(metrics(Path("run")))
     killed(moment, *SHORT, "--overwrite")
     ran("from-scratch", "--resume", "run", "--iters", 2)
-    seed = RunFolder.newest(Path("run"))[0].options["train"]["seed"]
+    seed = RunFolder.read_newest(Path("run"))[0].options["train"]["seed"]
     if seed == 2:
         assert json.dumps(metrics(Path("run"))[:1]) == before
     whole(Path("run"), 2)

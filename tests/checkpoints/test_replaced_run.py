@@ -40,16 +40,16 @@ def killed(monkeypatch: pytest.MonkeyPatch, number: int, action: Callable[[], ob
 
 
 def replaced(out: Path, saves: bool = False, discards: bool = False) -> None:
-    run = RunFolder.new(out, "finetune", overwrite=True)
+    run = RunFolder.create(out, "finetune", overwrite=True)
     try:
-        run.clear()
+        run.replace_run()
         if saves or discards:  # the checkpoint is first
             run.save(at(1), 1)
-            run.result("config.toml").write_text("new")
+            run.result_path("config.toml").write_text("new")
         if saves:
-            run.settled()
+            run.remove_replaced()
         elif discards:
-            run.discard()
+            run.undo()
     finally:
         run.close()
 
@@ -62,10 +62,10 @@ def test_a_run_is_replaced_by_one_that_has_saved_and_not_before(
     moment, died = 0, True
     while died:
         out = tmp_path / str(moment)
-        with RunFolder.new(out, "finetune") as run:
+        with RunFolder.create(out, "finetune") as run:
             for step in (7, 8):
                 run.save(at(step), 2)
-            run.result("config.toml").write_text("old")
+            run.result_path("config.toml").write_text("old")
         (out / "mine.txt").touch()
         before = names(out)
         died = killed(
@@ -91,9 +91,9 @@ def test_a_run_is_replaced_by_one_that_has_saved_and_not_before(
 def test_recovery_that_is_killed_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for moment in range(9):
         out = tmp_path / str(moment)
-        with RunFolder.new(out, "finetune") as run:
+        with RunFolder.create(out, "finetune") as run:
             run.save(at(7), 1)
-            run.result("config.toml").write_text("old")
+            run.result_path("config.toml").write_text("old")
         before = names(out)
         replaced(out)
         killed(monkeypatch, moment, lambda out=out: RunFolder(out).close())  # type: ignore[misc]
@@ -101,13 +101,13 @@ def test_recovery_that_is_killed_is_gone_on_with(tmp_path: Path, monkeypatch: py
 
 
 def test_what_a_run_that_goes_on_has_put_aside_stays(tmp_path: Path) -> None:
-    with RunFolder.new(tmp_path, "finetune") as run:
+    with RunFolder.create(tmp_path, "finetune") as run:
         run.save(at(7), 1)
-    with RunFolder.new(tmp_path, "finetune", overwrite=True) as run:
-        run.clear()
-        assert "no checkpoint to go on from is in this folder" in refused(RunFolder.newest, tmp_path)
+    with RunFolder.create(tmp_path, "finetune", overwrite=True) as run:
+        run.replace_run()
+        assert "no checkpoint to go on from is in this folder" in refused(RunFolder.read_newest, tmp_path)
         run.save(at(1), 1)
-        run.settled()
+        run.remove_replaced()
     assert newest_step(tmp_path) == 1
 
 

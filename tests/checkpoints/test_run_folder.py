@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.checkpoints.checkpoint import Checkpoint, write, write_model
-from llamatrain.checkpoints.filenames import LATEST, newest_first, numbered
-from llamatrain.checkpoints.read import read
+from llamatrain.checkpoints.checkpoint import Checkpoint, write_checkpoint, write_model
+from llamatrain.checkpoints.filenames import LATEST, checkpoints_newest_first, numbered_checkpoints
+from llamatrain.checkpoints.read import read_checkpoint
 from llamatrain.checkpoints.run_folder import RunFolder
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import open_gguf
@@ -39,7 +39,7 @@ def damage(path: Path) -> None:
 
 
 def newest_step(place: Path) -> int:
-    return RunFolder.newest(place)[0].state.counters.step
+    return RunFolder.read_newest(place)[0].state.counters.step
 
 
 def refused(action: object, *arguments: object) -> str:
@@ -54,8 +54,8 @@ def refused(action: object, *arguments: object) -> str:
 
 def test_folders_are_numbered_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    first, second = (RunFolder.new(None, "finetune") for _ in range(2))
-    other = RunFolder.new(None, "from-scratch")
+    first, second = (RunFolder.create(None, "finetune") for _ in range(2))
+    other = RunFolder.create(None, "from-scratch")
     assert [str(run.path) for run in (first, second, other)] == [
         "runs/finetune-1",
         "runs/finetune-2",
@@ -63,7 +63,7 @@ def test_folders_are_numbered_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ]
     (tmp_path / "runs" / "finetune-9").touch()
     (tmp_path / "runs" / "finetune-10-old").mkdir()
-    with RunFolder.new(None, "finetune") as tenth:
+    with RunFolder.create(None, "finetune") as tenth:
         assert str(tenth.path) == "runs/finetune-10"
     for run in (first, second, other):
         run.close()
@@ -75,7 +75,7 @@ def test_a_number_that_another_run_takes_first_is_left_to_it(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "finetune-1").mkdir(parents=True)
     monkeypatch.setattr(Path, "iterdir", lambda _: iter(()))  # what was seen, a moment before
-    with RunFolder.new(None, "finetune") as run:
+    with RunFolder.create(None, "finetune") as run:
         assert str(run.path) == "runs/finetune-2"
 
 
@@ -84,36 +84,36 @@ def test_a_number_that_another_run_takes_first_is_left_to_it(
 )
 def test_a_run_that_is_there_is_refused_or_removed(tmp_path: Path, name: str) -> None:
     out = tmp_path / "a" / "b"
-    RunFolder.new(out, "finetune").close()
+    RunFolder.create(out, "finetune").close()
     foreign = ["checkpoint-03.gguf", "checkpoint-3.gguf.bak", "config.toml.old", "data.txt", "model.gguf.zip"]
     for other in foreign:
         (out / other).touch()
-    RunFolder.new(out, "finetune").close()  # what others put there is no run
+    RunFolder.create(out, "finetune").close()  # what others put there is no run
     (out / name).write_text("something")
-    told = refused(RunFolder.new, out, "finetune")
+    told = refused(RunFolder.create, out, "finetune")
     assert (
         name in told
         and "--overwrite" in told
         and (f"--resume {out}" in told) == name.startswith("checkpoint")
     )
-    with RunFolder.new(out, "finetune", overwrite=True) as run:
+    with RunFolder.create(out, "finetune", overwrite=True) as run:
         assert names(out) == sorted([*foreign, name])  # until the new one is sure to begin
-        run.clear()
+        run.replace_run()
         assert [each for each in names(out) if not each.startswith(".")] == sorted(foreign)
-        run.discard()  # it did not begin after all
+        run.undo()  # it did not begin after all
         assert names(out) == sorted([*foreign, name])
-        run.clear()
-        run.settled()
+        run.replace_run()
+        run.remove_replaced()
         assert names(out) == sorted(foreign)
 
 
 def test_a_folder_made_in_vain_is_taken_away(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     for name, stays in (("there", True), ("made", False), ("used", True)):
-        with RunFolder.new(tmp_path / name, "finetune") as run:
+        with RunFolder.create(tmp_path / name, "finetune") as run:
             if name == "used":
                 run.save(at(0), 1)
-            run.discard()
+            run.undo()
         assert (tmp_path / name).exists() == stays
 
 
@@ -138,13 +138,13 @@ def test_what_a_killed_save_left_is_removed_and_nothing_else(tmp_path: Path) -> 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with RunFolder.new(out, "finetune") as run:
+    with RunFolder.create(out, "finetune") as run:
         assert "another run is using this folder" in refused(RunFolder, out)
-        assert "another run is using this folder" in refused(RunFolder.new, out, "finetune", True)
+        assert "another run is using this folder" in refused(RunFolder.create, out, "finetune", True)
         run.save(at(1), 1)
         assert newest_step(out) == 1  # reading is free
     RunFolder(out).close()
-    refused(RunFolder.new, out, "finetune")
+    refused(RunFolder.create, out, "finetune")
     RunFolder(out).close()  # one that was refused keeps nothing
 
 
@@ -171,18 +171,18 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
 def test_places_that_cannot_be_folders(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert "file: no folder can be made there: File exists" in refused(
-        RunFolder.new, tmp_path / "file", "finetune"
+        RunFolder.create, tmp_path / "file", "finetune"
     )
-    assert "Not a directory" in refused(RunFolder.new, tmp_path / "file" / "run", "finetune")
-    assert "File name too long" in refused(RunFolder.new, tmp_path / ("x" * 300), "finetune")
+    assert "Not a directory" in refused(RunFolder.create, tmp_path / "file" / "run", "finetune")
+    assert "File name too long" in refused(RunFolder.create, tmp_path / ("x" * 300), "finetune")
     assert "No such file" in refused(RunFolder, tmp_path / "nowhere")
 
 
 def test_a_result_has_one_of_the_known_names(tmp_path: Path) -> None:
     with RunFolder(tmp_path) as run:
-        assert run.result("model.gguf") == tmp_path / "model.gguf"
+        assert run.result_path("model.gguf") == tmp_path / "model.gguf"
         with pytest.raises(ValueError, match=r"notes\.txt is none of config\.toml"):
-            run.result("notes.txt")
+            run.result_path("notes.txt")
 
 
 # ---- saving ----------------------------------------------------------------
@@ -217,10 +217,10 @@ def test_a_folder_in_the_place_of_latest(tmp_path: Path) -> None:
 def test_the_same_step_again_replaces_it(tmp_path: Path) -> None:
     with RunFolder(tmp_path) as run:
         run.save(tiny_checkpoint(step=3, partial=True), 2)
-        assert RunFolder.newest(tmp_path)[0].state.partial
+        assert RunFolder.read_newest(tmp_path)[0].state.partial
         run.save(at(3), 2)
     for place in (tmp_path, tmp_path / LATEST, tmp_path / "checkpoint-3.gguf"):
-        assert RunFolder.newest(place)[0].state.partial is None
+        assert RunFolder.read_newest(place)[0].state.partial is None
     assert names(tmp_path) == ["checkpoint-3.gguf", LATEST]
 
 
@@ -276,13 +276,13 @@ def test_a_damaged_one_is_passed_over_and_it_is_said(tmp_path: Path) -> None:
         for step in (8, 9, 10):
             run.save(at(step), 3)
     damage(tmp_path / LATEST)  # and with it the file that it is a name of
-    checkpoint, path, notes = RunFolder.newest(tmp_path)
+    checkpoint, path, notes = RunFolder.read_newest(tmp_path)
     assert (checkpoint.state.counters.step, path) == (9, tmp_path / "checkpoint-9.gguf")
     assert len(notes) == 1 and f"{tmp_path}/checkpoint-10.gguf" in notes[0] and "damaged" in notes[0]
     (tmp_path / "checkpoint-9.gguf").write_bytes(b"")
     assert newest_step(tmp_path) == 8
     damage(tmp_path / "checkpoint-8.gguf")
-    told = refused(RunFolder.newest, tmp_path)
+    told = refused(RunFolder.read_newest, tmp_path)
     assert re.match(
         f"{tmp_path}: no checkpoint to go on from: {tmp_path}/checkpoint-10.gguf: the file is damaged", told
     )
@@ -294,36 +294,38 @@ def test_a_file_is_taken_as_it_is_said(tmp_path: Path) -> None:
             run.save(at(step), 2)
     assert newest_step(tmp_path / "checkpoint-1.gguf") == 1
     damage(tmp_path / "checkpoint-2.gguf")
-    assert refused(RunFolder.newest, tmp_path / "checkpoint-2.gguf").startswith(
+    assert refused(RunFolder.read_newest, tmp_path / "checkpoint-2.gguf").startswith(
         f"{tmp_path}/checkpoint-2.gguf: the file is"
     )
-    assert "No such file" in refused(RunFolder.newest, tmp_path / "nothing")
+    assert "No such file" in refused(RunFolder.read_newest, tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
-    assert "no checkpoint to go on from is in this folder" in refused(RunFolder.newest, tmp_path / "empty")
-    assert "File name too long" in refused(RunFolder.newest, tmp_path / ("x" * 300))
+    assert "no checkpoint to go on from is in this folder" in refused(
+        RunFolder.read_newest, tmp_path / "empty"
+    )
+    assert "File name too long" in refused(RunFolder.read_newest, tmp_path / ("x" * 300))
 
 
 def test_latest_counts_where_it_is_no_second_name(tmp_path: Path) -> None:
     """Copied folders have no links; a person may have kept LATEST alone."""
     for step in (1, 2):
-        write(tmp_path / f"checkpoint-{step}.gguf", at(step))
-    write(tmp_path / LATEST, at(3))
-    assert [path.name for path in newest_first(tmp_path)] == [
+        write_checkpoint(tmp_path / f"checkpoint-{step}.gguf", at(step))
+    write_checkpoint(tmp_path / LATEST, at(3))
+    assert [path.name for path in checkpoints_newest_first(tmp_path)] == [
         LATEST,
         "checkpoint-2.gguf",
         "checkpoint-1.gguf",
     ]
-    write(tmp_path / LATEST, at(2))
-    assert [path.name for path in newest_first(tmp_path)] == [
+    write_checkpoint(tmp_path / LATEST, at(2))
+    assert [path.name for path in checkpoints_newest_first(tmp_path)] == [
         "checkpoint-2.gguf",
         LATEST,
         "checkpoint-1.gguf",
     ]
     (tmp_path / LATEST).write_bytes(b"no GGUF")
-    assert newest_first(tmp_path)[-1].name == LATEST
+    assert checkpoints_newest_first(tmp_path)[-1].name == LATEST
     assert newest_step(tmp_path) == 2
-    write(tmp_path / LATEST, at(3))
-    for file in numbered(tmp_path).values():
+    write_checkpoint(tmp_path / LATEST, at(3))
+    for file in numbered_checkpoints(tmp_path).values():
         file.unlink()
     assert newest_step(tmp_path) == 3
 
@@ -335,7 +337,7 @@ from llamatrain.checkpoints.run_folder import RunFolder
 from tests.helpers.tiny_checkpoint import tiny_checkpoint
 place = Path(sys.argv[1])
 with RunFolder(place) as run:
-    step = RunFolder.newest(place)[0].state.counters.step if any(place.glob("checkpoint-*")) else 0
+    step = RunFolder.read_newest(place)[0].state.counters.step if any(place.glob("checkpoint-*")) else 0
     made = [tiny_checkpoint(step=0, partial=partial) for partial in (True, False)]
     if not step:
         run.save(made[0], 2)
@@ -358,7 +360,7 @@ def test_killed_at_any_moment_there_is_one_to_go_on_from(tmp_path: Path) -> None
             assert int(process.stdout.readline()) == before
             time.sleep(0.03 + chance.random() * 0.1)
             process.send_signal(signal.SIGKILL)
-        checkpoint, _, notes = RunFolder.newest(tmp_path)
+        checkpoint, _, notes = RunFolder.read_newest(tmp_path)
         assert not notes
         before = checkpoint.state.counters.step
         steps.append(before)
@@ -376,10 +378,10 @@ def test_killed_at_any_moment_there_is_one_to_go_on_from(tmp_path: Path) -> None
 def test_the_model_of_a_checkpoint(tmp_path: Path) -> None:
     with RunFolder(tmp_path) as run:
         run.save(at(4), 1)
-        checkpoint = RunFolder.newest(tmp_path)[0]
-        write_model(run.result("model.gguf"), checkpoint.metadata, checkpoint.weights)
+        checkpoint = RunFolder.read_newest(tmp_path)[0]
+        write_model(run.result_path("model.gguf"), checkpoint.metadata, checkpoint.weights)
     gguf = open_gguf(tmp_path / "model.gguf")
     assert gguf.kind == "model" and gguf.metadata["general.file_type"] == 0
     assert list(gguf.tensors) == list(checkpoint.weights)
-    for name, weight in read(tmp_path / LATEST).weights.items():
+    for name, weight in read_checkpoint(tmp_path / LATEST).weights.items():
         np.testing.assert_array_equal(gguf.tensors[name].raw.view("<f4"), weight)

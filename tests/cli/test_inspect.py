@@ -212,7 +212,7 @@ def test_a_bin_of_the_ancestors() -> None:
 
 def test_a_folder_of_peft_s(tmp_path: Path) -> None:
     h = small()
-    peft.write(tmp_path / "p", adapter(h, ["blk.0.attn_q.weight"]), "mine", h)
+    peft.write_peft(tmp_path / "p", adapter(h, ["blk.0.attn_q.weight"]), "mine", h)
     for path in (tmp_path / "p", tmp_path / "p" / peft.CONFIG, tmp_path / "p" / peft.WEIGHTS):
         shown, found = rows(inspect(path)), facts(path)
         for row in (

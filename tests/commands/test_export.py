@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf, merge, peft
-from llamatrain.adapters.read import read
+from llamatrain.adapters.read import read_adapter
 from llamatrain.gguf import quants
 from llamatrain.gguf.reader import Gguf, open_gguf
 from llamatrain.gguf.types import TensorInfo, type_by_name
@@ -44,7 +44,7 @@ TYPES = (
 def files(
     folder: Path, h: object = H, kind: str = "F32", names: tuple[str, ...] = (Q, EMBEDDINGS)
 ) -> tuple[Path, Path]:
-    gguf.write(folder / "a.gguf", adapter(h, names))  # type: ignore[arg-type]
+    gguf.write_adapter(folder / "a.gguf", adapter(h, names))  # type: ignore[arg-type]
     return written(folder / "base.gguf", h, weights(h), kind), folder / "a.gguf"  # type: ignore[arg-type]
 
 
@@ -85,7 +85,7 @@ def test_several_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, panel
     base, one = files(tmp_path)
     other = adapter(H, (Q, NORM, "blk.1.ffn_up.weight"), seed=2)
     (tmp_path / "b.bin").write_bytes(ggla(other, 4, 8))
-    gguf.write(tmp_path / "none.gguf", adapter(H, ("blk.1.ffn_down.weight",)))
+    gguf.write_adapter(tmp_path / "none.gguf", adapter(H, ("blk.1.ffn_down.weight",)))
     scaled = (
         "--lora-scaled",
         tmp_path / "b.bin",
@@ -123,7 +123,7 @@ def test_keep(tmp_path: Path, kind: str) -> None:
     names = tuple(name for name in linear(WIDE) if "ffn_up" not in name)
     base, lora = files(tmp_path, WIDE, kind.upper(), names)
     ran("export-lora", base, "--lora", lora, "--out", tmp_path / "m.gguf")
-    found, plain, made = open_gguf(tmp_path / "m.gguf"), open_gguf(base), read(lora, H)
+    found, plain, made = open_gguf(tmp_path / "m.gguf"), open_gguf(base), read_adapter(lora, H)
     for name, tensor in plain.tensors.items():
         assert found.tensors[name].type is tensor.type
         if name not in names:
@@ -149,7 +149,7 @@ def test_keep(tmp_path: Path, kind: str) -> None:
 def test_another_type(tmp_path: Path, kind: str, number: int) -> None:
     base, lora = files(tmp_path, WIDE, "Q8_0", (Q,))
     ran("export-lora", base, "--lora", lora, "--type", kind, "--out", tmp_path / "m.gguf")
-    found, plain, made = open_gguf(tmp_path / "m.gguf"), open_gguf(base), read(lora, H)
+    found, plain, made = open_gguf(tmp_path / "m.gguf"), open_gguf(base), read_adapter(lora, H)
     assert found.metadata["general.file_type"] == number
     for name, tensor in found.tensors.items():
         assert tensor.type.name == (kind.upper() if len(tensor.shape) == 2 else "F32")
@@ -230,7 +230,7 @@ def test_a_type_that_cannot_be_written(tmp_path: Path) -> None:
         f"{Q} is MXFP4, which can be read but not written: --type names another",
     )
     assert not (tmp_path / "m.gguf").exists()
-    gguf.write(tmp_path / "b.gguf", adapter(H, ("blk.1.attn_v.weight",)))
+    gguf.write_adapter(tmp_path / "b.gguf", adapter(H, ("blk.1.attn_v.weight",)))
     ran(*arguments, tmp_path / "b.gguf")
     ran(*arguments, tmp_path / "a.gguf", "--type", "q8_0", "--overwrite")
     assert open_gguf(tmp_path / "m.gguf").tensors[Q].type.name == "Q8_0"
@@ -305,7 +305,7 @@ def test_check(tmp_path: Path) -> None:
 def test_check_of_an_adapter_with_norms(tmp_path: Path) -> None:
     base, lora = files(tmp_path, WIDE, "Q8_0", tuple(linear(WIDE)))
     (tmp_path / "b.bin").write_bytes(
-        ggla(adapter(WIDE, (NORM, "output_norm.weight", Q), seed=2).scaled(30), 4, 240)
+        ggla(adapter(WIDE, (NORM, "output_norm.weight", Q), seed=2).scale_by(30), 4, 240)
     )
     arguments = (
         "export-lora",
@@ -373,7 +373,7 @@ def test_what_is_rounded_away_is_told(
     names = (Q, "blk.0.ffn_down.weight")
     base, lora = files(tmp_path, WIDE, kind.upper(), names)
     scale = 0.001 if kind == "bf16" else 0.01
-    made = read(lora, WIDE).scaled(scale)
+    made = read_adapter(lora, WIDE).scale_by(scale)
     done = ran("export-lora", base, "--lora-scaled", lora, scale, "--out", tmp_path / "m.gguf")
     note = re.search(NOTE, done.err)
     assert note, done.err
@@ -433,7 +433,7 @@ def test_links_that_lead_to_themselves(tmp_path: Path) -> None:
         for more in ((), ("--overwrite",)):
             failed(run("export-lora", base, "--lora", lora, "--out", out, *more), told)
     assert loop.is_symlink() and not list(tmp_path.glob(".*"))
-    peft.write(folder, read(lora, H), str(base), H)
+    peft.write_peft(folder, read_adapter(lora, H), str(base), H)
     (folder / "loop").symlink_to(folder / "loop")
     for _ in range(2):  # the second time there is something to replace
         ran("export-lora", base, "--lora", folder, "--out", tmp_path / "m.gguf", "--overwrite")
@@ -457,8 +457,8 @@ def test_what_cannot_be_merged(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     files(tmp_path)
-    gguf.write("wide.gguf", adapter(WIDE, (Q,)))
-    gguf.write("huge.gguf", adapter(H, (EMBEDDINGS,)).scaled(1e6))
+    gguf.write_adapter("wide.gguf", adapter(WIDE, (Q,)))
+    gguf.write_adapter("huge.gguf", adapter(H, (EMBEDDINGS,)).scale_by(1e6))
     there = set(tmp_path.iterdir())
     failed(run("export-lora", "base.gguf", *arguments, "--out", "m.gguf"), told, code)
     assert set(tmp_path.iterdir()) == there
@@ -479,7 +479,7 @@ def test_bases_that_are_none(tmp_path: Path) -> None:
     )
     tied = small(tied=True)
     written(tmp_path / "t.gguf", tied, weights(tied))
-    gguf.write(tmp_path / "o.gguf", adapter(H, (OUTPUT,)))
+    gguf.write_adapter(tmp_path / "o.gguf", adapter(H, (OUTPUT,)))
     failed(run("export-lora", tmp_path / "t.gguf", "--lora", tmp_path / "o.gguf", *arguments[2:]), "are tied")
 
 

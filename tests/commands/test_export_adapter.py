@@ -9,7 +9,7 @@ import pytest
 
 import llamatrain
 from llamatrain.adapters import gguf, peft
-from llamatrain.adapters.read import read
+from llamatrain.adapters.read import read_adapter
 from llamatrain.gguf.reader import open_gguf
 from tests.helpers.adapter_files import adapter, ggla, linear, same
 from tests.helpers.cli import Argument, ran, run
@@ -24,8 +24,8 @@ NORM = "blk.0.attn_norm.weight"
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "base.gguf", H, weights(H))
-    peft.write(tmp_path / "theirs", adapter(H, NAMES), "base", H)
-    gguf.write("a.gguf", adapter(H, NAMES[:3], seed=2))
+    peft.write_peft(tmp_path / "theirs", adapter(H, NAMES), "base", H)
+    gguf.write_adapter("a.gguf", adapter(H, NAMES[:3], seed=2))
     (tmp_path / "old.bin").write_bytes(ggla(adapter(H, [EMBEDDINGS, NORM]), 4, 8))
     return tmp_path
 
@@ -38,9 +38,9 @@ def test_from_peft_to_gguf_and_back(place: Path) -> None:
     assert "A.gguf: an adapter of 16 weights" in export(
         "--lora", "theirs", "--only-adapter", "--out", "A.gguf"
     )
-    assert open_gguf("A.gguf").kind == "adapter" and same(read(Path("A.gguf"), H), adapter(H, NAMES))
+    assert open_gguf("A.gguf").kind == "adapter" and same(read_adapter(Path("A.gguf"), H), adapter(H, NAMES))
     assert "back: PEFT's adapter of 16 weights" in export("--lora", "A.gguf", "--peft", "back")
-    assert same(read(Path("back"), H), read(Path("theirs"), H))
+    assert same(read_adapter(Path("back"), H), read_adapter(Path("theirs"), H))
     for name in (peft.WEIGHTS, peft.CONFIG):
         ours, theirs = ((place / folder / name).read_bytes() for folder in ("back", "theirs"))
         assert ours == theirs.replace(b'"base"', b'"base.gguf"')
@@ -61,8 +61,12 @@ def test_several_become_one(place: Path) -> None:
         "--out",
         "s.gguf",
     )
-    found = read(Path("s.gguf"), H)
-    each = [(read(Path("theirs"), H), 1.0), (read(Path("a.gguf"), H), -0.5), (read(Path("old.bin"), H), 1.0)]
+    found = read_adapter(Path("s.gguf"), H)
+    each = [
+        (read_adapter(Path("theirs"), H), 1.0),
+        (read_adapter(Path("a.gguf"), H), -0.5),
+        (read_adapter(Path("old.bin"), H), 1.0),
+    ]
     for name in (*NAMES, NORM):
         wanted = sum(scale * one.delta(name) for one, scale in each if name in one.pairs)
         np.testing.assert_allclose(found.delta(name), wanted, atol=1e-5)
@@ -77,15 +81,15 @@ def test_a_bin_for_llama_cpp_and_for_peft(place: Path) -> None:
         in told
     )
     assert f"note: PEFT has no pairs of norms: 1 of them, such as that for {NORM}, are left out of o" in told
-    assert same(read(Path("o.gguf"), H), read(Path("old.bin"), H))
-    assert same(read(Path("o"), H), read(Path("old.bin"), H).without([NORM]))
+    assert same(read_adapter(Path("o.gguf"), H), read_adapter(Path("old.bin"), H))
+    assert same(read_adapter(Path("o"), H), read_adapter(Path("old.bin"), H).without([NORM]))
 
 
 def test_a_merged_model_and_a_folder_at_once(place: Path) -> None:
     export("--lora", "a.gguf", "--out", "m.gguf", "--peft", "p")
     export("--lora", "a.gguf", "--out", "n.gguf")
     assert Path("m.gguf").read_bytes() == Path("n.gguf").read_bytes() and same(
-        read(Path("p"), H), read(Path("a.gguf"), H)
+        read_adapter(Path("p"), H), read_adapter(Path("a.gguf"), H)
     )
 
 
@@ -145,7 +149,7 @@ def test_from_python(place: Path) -> None:
     ],
 )
 def test_what_is_refused(place: Path, words: tuple[Argument, ...], told: str, code: int) -> None:
-    gguf.write("wide.gguf", adapter(small(embd=128), [NAMES[1]]))
+    gguf.write_adapter("wide.gguf", adapter(small(embd=128), [NAMES[1]]))
     there = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
     done = run("export-lora", "base.gguf", *words)
     assert done.code == code and told in done.err and done.err.count("\n") == 1

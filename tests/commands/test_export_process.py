@@ -35,7 +35,7 @@ def large(folder: Path, h: Hyperparameters = LARGE, kind: str = "F16") -> tuple[
                 else np.ones(info.elements, np.float32)
             )
             out.write(info.name, raw)
-    gguf.write(folder / "a.gguf", adapter(h, (EMBEDDINGS, "blk.0.attn_q.weight"), rank=2))
+    gguf.write_adapter(folder / "a.gguf", adapter(h, (EMBEDDINGS, "blk.0.attn_q.weight"), rank=2))
     return path, folder / "a.gguf"
 
 

@@ -155,7 +155,7 @@ def test_an_export_is_done_where_nobody_reads_what_it_compares(here: Path) -> No
     from llamatrain.adapters import gguf
 
     base(here / "base.gguf", small(), "Q8_0")
-    gguf.write(here / "a.gguf", adapter(small(), ["blk.0.attn_v.weight"]))
+    gguf.write_adapter(here / "a.gguf", adapter(small(), ["blk.0.attn_v.weight"]))
     assert (
         left_after(0, "export-lora", "base.gguf", "--lora", "a.gguf", "--out", "m.gguf", "--check", "ab") == 0
     )

@@ -18,7 +18,7 @@ from llamatrain.graph import ops
 from llamatrain.graph.tensor import BF16, I32, Tensor, parameter, placeholder, state
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.methods.sgd import SGD
-from llamatrain.optim.update_graph import differentiate, stream
+from llamatrain.optim.update_graph import differentiate, streamed_update
 from llamatrain.platform import cache_dir
 from tests.helpers.random_models import Size, llama
 
@@ -73,7 +73,7 @@ def test_whole_numbers_as_options(optimizer: AdamW | SGD) -> None:
     for kernels in ("reference", "cpu"):
         w = parameter("w", (2, 3))
         made = differentiate(ops.sum_sqr(ops.rms_norm(w, ops.fill(shape=(3,), value=1), eps=1)), [w])
-        inputs, outputs = stream(made, optimizer)
+        inputs, outputs = streamed_update(made, optimizer)
         memory = {
             w: np.arange(1, 7, dtype=np.float32).reshape(2, 3),
             inputs.schedule: np.array([0.1, 0.1, 0.001], np.float32),
@@ -186,7 +186,7 @@ def test_whatever_some_policy_fits_is_not_refused(layers_: int) -> None:
 
     def plan_with(policy: str | int):
         return plan(
-            stream(
+            streamed_update(
                 differentiate(model.loss, model.trained, borders=model.block_inputs, remat=policy), AdamW()
             )[1]
         )

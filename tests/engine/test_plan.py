@@ -28,7 +28,7 @@ from llamatrain.engine.schedule import find_layout, order_nodes
 from llamatrain.graph.ops import acc, add, matmul, set_rows, silu, sum_sqr, view
 from llamatrain.graph.tensor import I32, Node, Tensor, collect_nodes, parameter, placeholder
 from llamatrain.optim.methods.adamw import AdamW
-from llamatrain.optim.update_graph import apply, differentiate, hold, stream
+from llamatrain.optim.update_graph import differentiate, hold_gradients, streamed_update, update_step
 from llamatrain.platform.memory import ALIGNMENT
 from tests.helpers.random_graphs import RandomGraph, evaluated, random_graphs
 from tests.helpers.random_models import TINY, Llama, M, Size, llama
@@ -285,11 +285,11 @@ def test_an_arena_is_never_larger_than_with_the_largest_first(lives: list[tuple[
 def test_no_gaps_are_left_beside_gradients_that_stay(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of layers that are made again, each between more of them: what is there at the fullest moment is all that is taken."""
     model, seen = llama(M), list[list[Allocation]]()
-    made = hold(
+    made = hold_gradients(
         differentiate(
             model.loss, model.trained, precision=precision, borders=model.block_inputs, remat="block"
         ),
-        whole=False,
+        dense=False,
     )
     monkeypatch.setattr(
         "llamatrain.engine.plan.assign_offsets",
@@ -334,7 +334,7 @@ def training(model: Llama, *, remat: str | int = "none", precision: str = "f32")
     made = differentiate(
         model.loss, model.trained, precision=precision, borders=model.block_inputs, remat=remat
     )
-    return stream(made, AdamW())[1]
+    return streamed_update(made, AdamW())[1]
 
 
 def numbers(model: Llama) -> int:
@@ -415,7 +415,7 @@ def test_a_plan_of_three_thousand_million_parameters() -> None:
     weight, x = parameter("w", (60_000, 50_000)), placeholder("x", (1, 50_000))
     loss = sum_sqr(matmul(x, weight))
     made = differentiate(loss, [weight])
-    laid = plan(stream(made, AdamW())[1])
+    laid = plan(streamed_update(made, AdamW())[1])
     count = 3_000_000_000
     assert (laid.role_bytes("parameter"), laid.role_bytes("state"), laid.role_bytes("input")) == (
         4 * count,
@@ -455,10 +455,10 @@ def test_streamed_training_takes_12_bytes_a_parameter() -> None:
 
 def test_training_with_kept_gradients_takes_16_bytes_a_parameter() -> None:
     model = llama(SMALL)
-    kept = hold(differentiate(model.loss, model.trained))
+    kept = hold_gradients(differentiate(model.loss, model.trained))
     first = plan([kept.loss, *kept.first], pinned=kept.first)
     more = plan([kept.loss, *kept.more])
-    last = plan(apply(kept, AdamW(), clip=1.0)[2])
+    last = plan(update_step(kept, AdamW(), clip=1.0)[2])
     count = numbers(model)
     assert first.pinned_bytes == 4 * count
     assert first.role_bytes("state") == model.table.nbytes

@@ -15,7 +15,7 @@ from llamatrain.errors import GraphError, MemoryPlanError
 from llamatrain.graph import ops as O
 from llamatrain.graph.tensor import Node, Tensor, collect_nodes, placeholder, state
 from llamatrain.optim.methods.adamw import AdamW
-from llamatrain.optim.update_graph import differentiate, stream
+from llamatrain.optim.update_graph import differentiate, streamed_update
 from tests.engine.test_plan import SMALL, assert_order, readers_of, rounded
 from tests.helpers.random_graphs import RandomGraph, evaluated, random_graphs
 from tests.helpers.random_models import llama
@@ -73,7 +73,9 @@ def test_a_plan_over_several_arenas_gives_the_same(graph: RandomGraph, more: int
 
 def test_a_llama_in_arenas_of_the_size_of_its_largest_value() -> None:
     model = llama(SMALL)
-    outputs = stream(differentiate(model.loss, model.trained, borders=model.block_inputs), AdamW())[1]
+    outputs = streamed_update(differentiate(model.loss, model.trained, borders=model.block_inputs), AdamW())[
+        1
+    ]
     usual = plan(outputs)
     largest = max(rounded(tensor.nbytes) for tensor in usual.offsets)
     laid = plan(outputs, max_arena=largest)

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.adapters.read import read as read_adapter
-from llamatrain.checkpoints.read import read
+from llamatrain.adapters.read import read_adapter as read_adapter
+from llamatrain.checkpoints.read import read_checkpoint
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.model import hyperparameters
@@ -100,7 +100,7 @@ def converted(
     ran("from-scratch", data, *TINY, *words, "--norm-rms-eps", 1e-5, "--iters", 4, "--out", place / "run")
     as_theirs(
         place / "chk.gguf",
-        read(place / "run" / "checkpoint-4.gguf"),
+        read_checkpoint(place / "run" / "checkpoint-4.gguf"),
         2,
         "right" if request.param == "lbfgs" else "left",
     )
@@ -113,7 +113,7 @@ def with_parameters(source: Path, target: Path, ours: Path) -> Path:
     from llamatrain.gguf.writer import create_gguf
     from tests.helpers.legacy_checkpoints import met
 
-    gguf, weights = open_gguf(source), read(ours).weights
+    gguf, weights = open_gguf(source), read_checkpoint(ours).weights
     arrays = {name: tensor.raw.view("<f4").reshape(tensor.shape) for name, tensor in gguf.tensors.items()}
     arrays["optimizer.adam.x"] = np.concatenate([weights[name].ravel() for name in met("left", 2)])
     with create_gguf(
@@ -162,7 +162,7 @@ def test_an_adapter_of_finetune(tmp_path: Path) -> None:
     old = written(tmp_path / "chk.bin", theirs, 1)
     h = hyperparameters.read_hyperparameters(open_gguf(model))
     assert same(read_adapter(old, h), read_adapter(theirs, h))
-    one, other = read(old), read(theirs)
+    one, other = read_checkpoint(old), read_checkpoint(theirs)
     assert one.order == other.order and one.extra == other.extra
     assert all(np.array_equal(one.vectors[name], other.vectors[name]) for name in other.vectors)
     assert one.state.counters.step == 20 and one.state.stop.best_loss == other.state.stop.best_loss
@@ -183,7 +183,7 @@ def test_damaged_ones_are_refused(tmp_path: Path) -> None:
     for raw in (*cuts, *huge, whole + b"1"):
         path.write_bytes(raw)
         with pytest.raises(FileError) as error:
-            read(path)
+            read_checkpoint(path)
         assert "\n" not in str(error.value) and str(error.value).startswith(str(path))
 
 

@@ -20,7 +20,7 @@ from llamatrain.graph.remat import choose_borders, recompute
 from llamatrain.graph.remat_policy import format_policy, is_policy, parse_policy, scale_policy
 from llamatrain.graph.tensor import Tensor, collect_nodes, parameter, placeholder
 from llamatrain.optim.methods.adamw import AdamW
-from llamatrain.optim.update_graph import differentiate, stream
+from llamatrain.optim.update_graph import differentiate, streamed_update
 from tests.helpers.random_models import TINY, Size, llama
 
 SIZES = {
@@ -225,7 +225,7 @@ def arena(remat: str | int, precision: str = "f32") -> int:
     found = differentiate(
         model.loss, model.trained, precision=precision, borders=model.block_inputs, remat=remat
     )
-    return plan(stream(found, AdamW())[1]).arena
+    return plan(streamed_update(found, AdamW())[1]).arena
 
 
 def test_32_layers_need_a_quarter_of_the_arena() -> None:

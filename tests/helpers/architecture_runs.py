@@ -79,7 +79,7 @@ def adapter_of(shape: Shape, made: Pairs) -> Adapter:
 
 
 def start(folder: Path, shape: Shape) -> Path:
-    gguf.write(folder / "start.gguf", adapter_of(shape, factors(shape)))
+    gguf.write_adapter(folder / "start.gguf", adapter_of(shape, factors(shape)))
     return folder / "start.gguf"
 
 

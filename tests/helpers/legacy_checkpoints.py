@@ -101,7 +101,7 @@ def parts(name: str, adapter: bool, way: str) -> list[tuple[str, str, bool]]:
 def as_theirs(path: Path, ours: Checkpoint, layers: int, way: str = "left", version: int = 1) -> Path:
     adapter = ours.kind == "finetune_lora"
     pieces = {
-        name: ours.pieces(name)
+        name: ours.split_vector(name)
         for name, vector in ours.vectors.items()
         if vector.ndim == 1 and vector.size > 64
     }
@@ -117,7 +117,7 @@ def as_theirs(path: Path, ours: Checkpoint, layers: int, way: str = "left", vers
         made = []
         for row in ours.vectors[prefix + name]:
             ours.vectors["row"] = row
-            made.append(flat(ours.pieces("row")))
+            made.append(flat(ours.split_vector("row")))
         del ours.vectors["row"]
         return np.array(made)
 
@@ -155,7 +155,7 @@ def as_theirs(path: Path, ours: Checkpoint, layers: int, way: str = "left", vers
     if ours.optimizer == "adam":
         values |= {f"{prefix}previous_loss": f32(stop.previous_loss)}
     else:
-        kept = ours.kept
+        kept = ours.optimizer_values
         held, end = int(kept["approx_hessian_count"]), int(kept["line_search_end"])
         values |= {
             f"{prefix}approx_hessian_count": u32(len(kept["memory_ys"])),
@@ -165,8 +165,8 @@ def as_theirs(path: Path, ours: Checkpoint, layers: int, way: str = "left", vers
         values |= {
             f"{prefix}line_search_{name}": number(Kind.INT32, value) for name, value in numbers.items()
         }
-        x = flat(ours.pieces(prefix + "current_parameters"))
-        gradient = flat(ours.pieces(prefix + "current_gradients"))
+        x = flat(ours.split_vector(prefix + "current_parameters"))
+        gradient = flat(ours.split_vector(prefix + "current_gradients"))
         tensors |= {f"{prefix}{name}_parameters": x for name in ("current", "previous")}
         tensors |= {f"{prefix}{name}_gradients": gradient for name in ("current", "previous")}
         tensors |= {

@@ -2,7 +2,7 @@
 
 from llamatrain.engine.program import Program
 from llamatrain.optim.methods.adamw import AdamW
-from llamatrain.optim.update_graph import apply, differentiate, hold, stream
+from llamatrain.optim.update_graph import differentiate, hold_gradients, streamed_update, update_step
 from tests.helpers.random_models import Size, llama
 
 OPTIMIZER = AdamW()
@@ -31,8 +31,8 @@ class LlamaStep:
         made = differentiate(m.loss, m.trained, precision=precision, borders=m.block_inputs, remat=remat)
         how = {"kernels": kernels, "threads": threads}
         if kept:
-            held = hold(made, whole=False)
-            self.inputs, _, outputs = apply(held, OPTIMIZER, CLIP)
+            held = hold_gradients(made, dense=False)
+            self.inputs, _, outputs = update_step(held, OPTIMIZER, CLIP)
             self.program = Program.build([made.loss, *held.first], self.memory, **how)
             grads = {
                 block: self.program.get_view(grad)
@@ -40,7 +40,7 @@ class LlamaStep:
             }
             self.programs = [self.program, Program.build(outputs, self.memory | grads, **how)]
         else:
-            self.inputs, outputs = stream(made, OPTIMIZER)
+            self.inputs, outputs = streamed_update(made, OPTIMIZER)
             self.program = Program.build(outputs, self.memory, **how)
             self.programs = [self.program]
         self.loss, self.arena = made.loss, self.program.plan.arena

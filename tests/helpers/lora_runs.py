@@ -69,7 +69,7 @@ def base(
         TensorInfo(name, type_by_name(kind if array.ndim == 2 else "F32"), array.shape)
         for name, array in arrays.items()
     ]
-    with create_gguf(path, h.metadata("base") | new_vocab.bytes_only() | chats, infos) as out:
+    with create_gguf(path, h.metadata("base") | new_vocab.bytes_vocabulary() | chats, infos) as out:
         for info in infos:
             if info.type.name in SCALED_TO:
                 out.write(info.name, random_blocks(info.shape, info.type, random))
@@ -101,7 +101,7 @@ def alpha(path: Path) -> float:
 
 def deltas(path: Path) -> Arrays:
     """What an adapter adds to each weight, as llama.cpp would reckon it."""
-    read = gguf.read(path)
+    read = gguf.read_gguf_adapter(path)
     return {name: read.delta(name) for name in read.pairs}
 
 
@@ -115,5 +115,5 @@ def random_adapter(
         shapes = ((out, rank), (into, rank)) if name == EMBEDDINGS else ((rank, into), (out, rank))
         a, b = (np.float32(size) * random.standard_normal(shape, np.float32) for shape in shapes)
         made[name] = LoraPair(a, b, 1.0)
-    gguf.write(path, Adapter(source=Path("made"), alpha=float(rank), pairs=made, name="random"))
+    gguf.write_adapter(path, Adapter(source=Path("made"), alpha=float(rank), pairs=made, name="random"))
     return path

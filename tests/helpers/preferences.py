@@ -95,7 +95,7 @@ def ours(case: str, folder: Path, *, batch: int = 4, **more: Any) -> tuple[Found
     kind, given = case.partition("-")[0], adapter_of(case)
     folder.mkdir(exist_ok=True)
     model = base(folder / "base.gguf", H, arrays=weights(H))
-    gguf.write(folder / "given.gguf", given)
+    gguf.write_adapter(folder / "given.gguf", given)
     made = (
         [row for row in rows(2) for _ in range(2)] if case == "kto-repeated" else rows()
     )  # two answers to each prompt

@@ -11,7 +11,7 @@ from llamatrain.checkpoints.checkpoint import (
     SUM_END,
     SUM_START,
     Checkpoint,
-    sum_of_file,
+    compute_checksum,
     tensor_infos,
 )
 from llamatrain.data.batches import CursorState
@@ -78,7 +78,7 @@ def tiny_checkpoint(optimizer: str = "adam", step: int = 7, partial: bool = Fals
 def sign(path: Path) -> Path:
     """Put in the checksum that the file should have."""
     file = np.fromfile(path, np.uint8)
-    file[SUM_START:SUM_END] = np.frombuffer(sum_of_file(file).to_bytes(4, "little"), np.uint8)
+    file[SUM_START:SUM_END] = np.frombuffer(compute_checksum(file).to_bytes(4, "little"), np.uint8)
     file.tofile(path)
     return path
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llamatrain.adapters import peft as peft_files
-from llamatrain.adapters.read import read
+from llamatrain.adapters.read import read_adapter
 from llamatrain.adapters.safetensors import write_safetensors
 from tests.adapters.test_peft import theirs
 from tests.helpers.preferences import NUMBERS, Batch, Found, H, adapter_of
@@ -19,7 +19,7 @@ WORDS = ["<pad>", "<s>", "</s>", "a", "b", "c"]
 def found(case: str, batch: Batch, folder: Path) -> Found:
     warnings.simplefilter("ignore")
     kind = case.partition("-")[0]
-    peft_files.write(folder / "given", adapter_of(case), "", H)
+    peft_files.write_peft(folder / "given", adapter_of(case), "", H)
     trainer = made(kind, NUMBERS[kind], folder)
     for parameter in trainer.model.parameters():
         parameter.grad = None
@@ -31,7 +31,7 @@ def found(case: str, batch: Batch, folder: Path) -> Found:
     (folder / "made").mkdir(exist_ok=True)
     write_safetensors(folder / "made" / peft_files.WEIGHTS, gradients)
     (folder / "made" / peft_files.CONFIG).write_bytes((folder / "given" / peft_files.CONFIG).read_bytes())
-    pairs = read(folder / "made", H).pairs
+    pairs = read_adapter(folder / "made", H).pairs
     return Found(
         float(loss.detach()),
         {name: (pair.a, pair.b) for name, pair in pairs.items()},

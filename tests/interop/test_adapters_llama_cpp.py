@@ -8,7 +8,7 @@ import pytest
 
 from llamatrain.adapters import gguf
 from llamatrain.adapters.adapter import Adapter
-from llamatrain.adapters.read import read
+from llamatrain.adapters.read import read_adapter
 from llamatrain.data.tokenizer import load as load_tokenizer
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.sample.decoder import Decoder
@@ -25,7 +25,7 @@ IDS = tokens(40)
 
 
 def made(folder: Path, kind: str = "f32", names: list[str] = MATRICES, alpha: float = 6) -> tuple[Path, Path]:
-    gguf.write(folder / "a.gguf", adapter(H, names, rank=3, alpha=alpha), kind)  # type: ignore[arg-type]
+    gguf.write_adapter(folder / "a.gguf", adapter(H, names, rank=3, alpha=alpha), kind)  # type: ignore[arg-type]
     return written(folder / "base.gguf", H, weights(H)), folder / "a.gguf"
 
 
@@ -106,7 +106,7 @@ def beside(base: Path, adapters: list[Adapter]) -> np.ndarray:
 
 def test_a_server_with_the_adapter(tmp_path: Path) -> None:
     base, path = made(tmp_path)
-    assert off_a_server(base, path, 0.5, beside(base, [read(path, H).scaled(0.5)])).max() <= 2e-3
+    assert off_a_server(base, path, 0.5, beside(base, [read_adapter(path, H).scale_by(0.5)])).max() <= 2e-3
 
 
 @pytest.mark.parametrize("kind", ["iq4_nl", "iq4_xs"])
@@ -114,11 +114,11 @@ def test_a_server_with_four_bits_and_an_adapter_with_norms(tmp_path: Path, kind:
     """It takes both, and of the adapter leaves the norms out, as the file says; its products round what meets four bits."""
     h = small(embd=256, heads=4, head_size=64, ff=256, layers=1)
     base, path = written(tmp_path / "base.gguf", h, weights(h)), tmp_path / "a.gguf"
-    gguf.write(path, adapter(h, [*linear(h), "output_norm.weight"]).scaled(3))
+    gguf.write_adapter(path, adapter(h, [*linear(h), "output_norm.weight"]).scale_by(3))
     ran("export-lora", base, "--lora-scaled", path, 0, "--type", kind, "--out", tmp_path / "four.gguf")
     assert open_gguf(tmp_path / "four.gguf").tensors["blk.0.attn_q.weight"].type.name == kind.upper()
-    whole = read(path, h)
-    without, none = (beside(tmp_path / "four.gguf", each) for each in ([whole.without(whole.norms)], []))
+    whole = read_adapter(path, h)
+    without, none = (beside(tmp_path / "four.gguf", each) for each in ([whole.without(whole.norm_names)], []))
     off = off_a_server(tmp_path / "four.gguf", path, 1.0, without).mean()
     assert off < 0.1 * np.abs(without - none).mean()
 
@@ -130,7 +130,7 @@ def test_a_server_with_four_bits_and_an_adapter_with_norms(tmp_path: Path, kind:
 def test_merged_files_of_each_kind_open(tmp_path: Path, of: str, kind: str) -> None:
     h = small(embd=256, heads=4, head_size=64, ff=256, layers=1)
     base = written(tmp_path / "base.gguf", h, weights(h), of)
-    gguf.write(tmp_path / "a.gguf", adapter(h, linear(h)))
+    gguf.write_adapter(tmp_path / "a.gguf", adapter(h, linear(h)))
     ran("export-lora", base, "--lora", tmp_path / "a.gguf", "--type", kind, "--out", tmp_path / "m.gguf")
     found, theirs = ours(tmp_path / "m.gguf"), of_llama_cpp(tmp_path / "m.gguf")
     spread = np.abs(found - ours(base)).mean()

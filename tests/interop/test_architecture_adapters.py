@@ -9,7 +9,7 @@ import pytest
 
 from llamatrain.adapters import gguf, peft
 from llamatrain.adapters.adapter import Adapter
-from llamatrain.adapters.read import read
+from llamatrain.adapters.read import read_adapter
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.sample.decoder import Decoder
 from tests.helpers import architecture_runs as runs
@@ -37,12 +37,12 @@ IDS = prompt()
 
 
 def strong(shape: Shape) -> Adapter:
-    return runs.adapter_of(shape, runs.factors(shape)).scaled(1.5)
+    return runs.adapter_of(shape, runs.factors(shape)).scale_by(1.5)
 
 
 def bases(shape: Shape, folder: Path) -> tuple[Path, Path]:
     """A base in float32, and an adapter of it as we write it."""
-    gguf.write(folder / "a.gguf", strong(shape))
+    gguf.write_adapter(folder / "a.gguf", strong(shape))
     return written(folder / "base.gguf", shape, weights(shape)), folder / "a.gguf"
 
 
@@ -70,7 +70,7 @@ def test_beside_a_base(arch: str, tmp_path: Path) -> None:
     """Logits behind a prompt and 15 tokens more; llama.cpp's gelu is a table of half floats, its products with few bits round."""
     base, path = bases(wide(arch), tmp_path)
     h, _ = loaded(open_gguf(base))
-    mine = [read(path, h)]
+    mine = [read_adapter(path, h)]
     for kind, limit in (("f32", 5e-3 if arch.startswith("gemma") else 1e-4), ("q8_0", 0.05), ("q4_k", 0.2)):
         model = base
         if kind != "f32":
@@ -91,7 +91,7 @@ def test_beside_a_base(arch: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("arch", SHAPES)
 def test_merged(arch: str, tmp_path: Path) -> None:
     base, path = bases(wide(arch), tmp_path)
-    plain, expected = last(base), last(base, read(path, loaded(open_gguf(base))[0]))
+    plain, expected = last(base), last(base, read_adapter(path, loaded(open_gguf(base))[0]))
     change = np.abs(plain - expected).mean()
     for kind, near, there in (
         ("keep", 1e-4, 0.01),
@@ -125,7 +125,7 @@ def ends(shape: Shape) -> Adapter:
 def test_both_ends_beside_a_base(arch: str, tmp_path: Path) -> None:
     shape = replace(shape_of(arch, "a"), tied=False)
     base, made = written(tmp_path / "base.gguf", shape, weights(shape)), ends(shape)
-    gguf.write(tmp_path / "a.gguf", made)
+    gguf.write_adapter(tmp_path / "a.gguf", made)
     with served(base, adapter=tmp_path / "a.gguf") as server:
         follow, expected = letters(server, IDS, 4)
     found = said(both(base, [made])[0], IDS, follow)
@@ -143,7 +143,7 @@ def test_peft_loads_both_ends(arch: str, tmp_path: Path) -> None:
     library = pytest.importorskip("peft")
     shape = replace(shape_of(arch, "a"), tied=False)
     base, made = written(tmp_path / "base.gguf", shape, weights(shape)), ends(shape)
-    peft.write(tmp_path / "p", made, "", loaded(open_gguf(base))[0])
+    peft.write_peft(tmp_path / "p", made, "", loaded(open_gguf(base))[0])
     held = library.PeftModel.from_pretrained(theirs.model(shape, weights(shape)), os.fspath(tmp_path / "p"))
     expected = theirs.logits(held, IDS)
     assert np.abs(whole(base, made) - expected).max() < 1e-3 < 0.3 < np.abs(whole(base) - expected).max()
@@ -158,7 +158,7 @@ def test_peft_loads_what_is_written(arch: str, tmp_path: Path) -> None:
     base = written(tmp_path / "base.gguf", shape, weights(shape))
     h, _ = loaded(open_gguf(base))
     made = strong(shape)
-    peft.write(tmp_path / "p", made, "", h)
+    peft.write_peft(tmp_path / "p", made, "", h)
     held = library.PeftModel.from_pretrained(theirs.model(shape, weights(shape)), os.fspath(tmp_path / "p"))
     there = library.get_peft_model_state_dict(held)
     assert {name.partition(".lora_")[0] for name in there} == {
@@ -166,7 +166,7 @@ def test_peft_loads_what_is_written(arch: str, tmp_path: Path) -> None:
     }
     expected = theirs.logits(held, IDS)
     assert np.abs(whole(base, made) - expected).max() < 1e-3 < 0.5 < np.abs(whole(base) - expected).max()
-    back = read(tmp_path / "p", h)
+    back = read_adapter(tmp_path / "p", h)
     assert back.pairs.keys() == made.pairs.keys()
     for name in made.pairs:
         np.testing.assert_allclose(back.delta(name), made.delta(name), atol=1e-6)
@@ -182,7 +182,7 @@ def test_what_peft_writes_is_read(arch: str, tmp_path: Path) -> None:
     held = theirs.with_adapter(theirs.model(shape, weights(shape)), shape, pairs).eval()
     held.save_pretrained(os.fspath(tmp_path / "p"))
     h, _ = loaded(open_gguf(base))
-    found = read(tmp_path / "p", h)
+    found = read_adapter(tmp_path / "p", h)
     assert found.pairs.keys() == pairs.keys()
     expected = theirs.logits(held, IDS)
     assert np.abs(whole(base, found) - expected).max() < 1e-3 < 0.3 < np.abs(whole(base) - expected).max()
@@ -201,6 +201,6 @@ def test_a_run_writes_for_peft(arch: str, tmp_path: Path) -> None:
     held = library.PeftModel.from_pretrained(
         theirs.model(shape, weights(shape, last=1.0)), os.fspath(tmp_path / "p")
     )
-    expected, learned = theirs.logits(held, IDS), gguf.read(tmp_path / "run" / "adapter.gguf")
+    expected, learned = theirs.logits(held, IDS), gguf.read_gguf_adapter(tmp_path / "run" / "adapter.gguf")
     assert learned.pairs.keys() == set(linear(shape))
     assert np.abs(whole(base, learned) - expected).max() < 1e-3 < 0.2 < np.abs(whole(base) - expected).max()

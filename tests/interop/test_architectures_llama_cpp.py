@@ -122,7 +122,7 @@ def test_text_goes_on_behind_the_context_in_the_same_way(arch: str, tmp_path: Pa
     found = [decoder.feed(ids).copy()]
     for token in follow[:-1]:
         if decoder.position == CTX - 1:
-            assert decoder.shift(5)
+            assert decoder.shift_context(5)
         found.append(decoder.feed([token]).copy())
     off = np.abs(log_softmax(np.array(found)) - expected).max(1)
     assert off.max() <= (2e-2 if arch in ONE_LESS else 1e-4), off
@@ -142,7 +142,7 @@ def test_what_is_left_is_as_if_it_had_always_stood_there(
     h, arrays = loaded(open_gguf(written(tmp_path / "model.gguf", shape, weights(shape), keys(shape) | more)))
     decoder, fresh = (Decoder(h, arrays, ctx=CTX) for _ in range(2))
     decoder.feed(ids[:55])
-    assert decoder.shift(5) and decoder.position == 30
+    assert decoder.shift_context(5) and decoder.position == 30
     fresh.feed([*ids[:5], *ids[30:55]])
     for token in ids[55:]:
         assert decoder.feed([token]).copy() == pytest.approx(fresh.feed([token]).copy(), abs=1e-4)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf
-from llamatrain.adapters.read import read
+from llamatrain.adapters.read import read_adapter
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.sample.decoder import Decoder
 from tests.helpers.adapter_files import merged
@@ -34,7 +34,7 @@ def trained(folder: Path, kind: str, *more: Argument) -> tuple[Path, Path]:
 
 def ours(model: Path, adapter: Path, scale: float = 1.0) -> np.ndarray:
     h, arrays = loaded(open_gguf(model))
-    decoder = Decoder(h, merged(arrays, [read(adapter, h).scaled(scale)]), ctx=64)
+    decoder = Decoder(h, merged(arrays, [read_adapter(adapter, h).scale_by(scale)]), ctx=64)
     return np.array([decoder.feed([token]).copy() for token in IDS])
 
 
@@ -65,9 +65,9 @@ def test_logits(tmp_path: Path, more: tuple[Argument, ...], limit: float) -> Non
 def test_pairs_of_norms_are_left_out(tmp_path: Path) -> None:
     """The file is loaded; all else in it counts."""
     model, adapter = trained(tmp_path, "F32", "--target", "norms,attn_v,output")
-    found = read(adapter, H)
-    assert len(found.norms) == 2 * H.layers + 1
-    gguf.write(tmp_path / "without.gguf", found.without(found.norms))
+    found = read_adapter(adapter, H)
+    assert len(found.norm_names) == 2 * H.layers + 1
+    gguf.write_adapter(tmp_path / "without.gguf", found.without(found.norm_names))
     one, other = (
         of_llama_cpp(model, lora_path=os.fspath(path)) for path in (adapter, tmp_path / "without.gguf")
     )

@@ -10,7 +10,7 @@ from llamatrain.graph.autodiff import gradients
 from llamatrain.graph.ops import matmul
 from llamatrain.graph.tensor import F32, placeholder, quantized, state
 from llamatrain.optim.methods.adamw import AdamW
-from llamatrain.optim.update_graph import differentiate, stream
+from llamatrain.optim.update_graph import differentiate, streamed_update
 from tests.graph.test_gradients import EACH, scalar
 from tests.helpers.model_block import BLOCKS, Block
 from tests.helpers.op_cases import CASES, Case
@@ -108,7 +108,7 @@ def test_ten_steps_the_same_bits_however_planned(remat: str) -> None:
     for naive, threads, policy in ((True, 1, "none"), (False, 2, remat)):
         model = llama(SMALL)
         made = differentiate(model.loss, model.trained, borders=model.block_inputs, remat=policy)
-        inputs, outputs = stream(made, AdamW())
+        inputs, outputs = streamed_update(made, AdamW())
         arrays = model.random() | {inputs.schedule: np.array([1e-3, 0.1, 0.001], np.float32)}
         program = Program.build(outputs, arrays, threads=threads, naive=naive)
         losses = []
@@ -125,5 +125,5 @@ def test_a_training_step_is_one_table() -> None:
     """Nothing in it comes back to Python: every op has its compiled kernel."""
     for precision in ("f32", "bf16"):
         model = llama(replace(SMALL, lora=0))
-        _, outputs = stream(differentiate(model.loss, model.trained, precision=precision), AdamW())
+        _, outputs = streamed_update(differentiate(model.loss, model.trained, precision=precision), AdamW())
         assert len(Program.build(outputs, model.random(), threads=2).runs) == 1

@@ -134,7 +134,7 @@ def copied(source: str) -> Callable[[str], object]:
 def adapter_of_base(name: str) -> None:
     made("BASE.gguf")
     h, _ = loaded(gguf.open_gguf(Path("BASE.gguf")))
-    gguf.write(Path(name), adapter(h, linear(h)))
+    gguf.write_adapter(Path(name), adapter(h, linear(h)))
 
 
 def by(line: str) -> Callable[[str], object]:

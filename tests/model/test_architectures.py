@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import llamatrain
-from llamatrain.adapters.adapter import check
+from llamatrain.adapters.adapter import check_fits
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.model import architectures
@@ -50,7 +50,7 @@ def h(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hyperparameters:
     folder.mkdir()
     (folder / "made_here.py").write_text(MADE)
     monkeypatch.setattr(architectures, "__path__", [*architectures.__path__, str(folder)])
-    return small(architecture=find_architecture("made-here"), own={"softness": 0.5})
+    return small(architecture=find_architecture("made-here"), extra={"softness": 0.5})
 
 
 def test_a_file_more_is_an_architecture_more(h: Hyperparameters, tmp_path: Path) -> None:
@@ -203,11 +203,11 @@ def test_targets(h: Hyperparameters) -> None:
 
 def test_adapters(h: Hyperparameters) -> None:
     made = replace(adapter(h, block_matrices(h)), architecture=h.architecture)
-    check(made, h, "base")
+    check_fits(made, h, "base")
     with pytest.raises(FileError, match=f"a pair for the bias {BIAS}: biases take no adapter"):
-        check(replace(adapter(h, [BIAS]), architecture=h.architecture), h, "base")
+        check_fits(replace(adapter(h, [BIAS]), architecture=h.architecture), h, "base")
     with pytest.raises(FileError, match="an adapter for the architecture 'made-here'; base is a llama"):
-        check(made, small(), "base")
+        check_fits(made, small(), "base")
 
 
 def test_names_of_hugging_face(h: Hyperparameters) -> None:

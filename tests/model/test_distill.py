@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamatrain.checkpoints.read import read
+from llamatrain.checkpoints.read import read_checkpoint
 from llamatrain.engine.program import Program
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.graph.autodiff import value_and_gradients
@@ -242,7 +242,7 @@ def test_another_teacher_is_no_teacher_of_the_run(teacher: Path, tmp_path: Path)
         "--out",
         tmp_path / "run",
     )
-    assert read(tmp_path / "run" / "checkpoint-1.gguf").extra["teacher"]
+    assert read_checkpoint(tmp_path / "run" / "checkpoint-1.gguf").extra["teacher"]
     base(teacher, small(layers=2))
     done = run("from-scratch", "--resume", tmp_path / "run", "--iters", 2)
     assert done.code == 1 and f"{teacher}: not the teacher that the run" in done.errors[0]

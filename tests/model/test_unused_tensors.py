@@ -33,7 +33,7 @@ def test_it_is_named(tmp_path: Path) -> None:
 
 
 def test_it_is_kept_by_a_merge(tmp_path: Path) -> None:
-    gguf.write(tmp_path / "a.gguf", adapter(H, linear(H)))
+    gguf.write_adapter(tmp_path / "a.gguf", adapter(H, linear(H)))
     done = ran("export-lora", base(tmp_path), "--lora", tmp_path / "a.gguf", "--out", tmp_path / "m.gguf")
     assert (
         "note: mm.projector.weight and 1 more: no part of the model as it is known here; kept as they are"

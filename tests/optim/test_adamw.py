@@ -14,6 +14,6 @@ def test_schedule() -> None:
 
 def test_tensors_of_few_dimensions_do_not_decay() -> None:
     matrix, gains = parameter("matrix", (4, 3)), parameter("gains", (4,))
-    assert AdamW(weight_decay=0.1).decay(matrix) == 0.1
-    assert AdamW(weight_decay=0.1).decay(gains) == 0.0
-    assert AdamW(weight_decay=0.1, decay_min_ndim=1).decay(gains) == 0.1
+    assert AdamW(weight_decay=0.1).decay_for(matrix) == 0.1
+    assert AdamW(weight_decay=0.1).decay_for(gains) == 0.0
+    assert AdamW(weight_decay=0.1, decay_min_ndim=1).decay_for(gains) == 0.1

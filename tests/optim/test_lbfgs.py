@@ -20,7 +20,7 @@ from llamatrain.optim.line_search import (
     Line,
     Point,
     cubic_minimum,
-    search,
+    line_search,
 )
 from llamatrain.optim.methods import lbfgs
 from llamatrain.optim.methods.lbfgs import LBFGS, LbfgsState
@@ -112,7 +112,7 @@ def test_each_step_lowers_the_loss() -> None:
 
 def dense_direction(state: LbfgsState) -> np.ndarray:
     """The direction of BFGS with the whole matrix, updated by the pairs that the state holds."""
-    order = [(state.end - state.pairs + k) % len(state.ys) for k in range(state.pairs)]
+    order = [(state.next_slot - state.move_count + k) % len(state.ys) for k in range(state.move_count)]
     s, y = state.s[order], state.y[order]
     inverse = np.eye(state.x.size) * (s[-1] @ y[-1]) / (y[-1] @ y[-1])
     for move, change in zip(s, y, strict=True):
@@ -128,7 +128,7 @@ def test_the_two_loops_are_bfgs(steps: int) -> None:
     evaluate, _ = quadratic(12, condition=100.0)
     state, why = minimise(evaluate, np.zeros(12), steps, history=5)
     assert why is None
-    assert state.pairs == min(steps, 5)
+    assert state.move_count == min(steps, 5)
     np.testing.assert_allclose(state.direction(), dense_direction(state), rtol=1e-9, atol=1e-12)
 
 
@@ -157,7 +157,7 @@ def test_a_line_search_keeps_its_word(kind: str, name: str, first: float) -> Non
         return LINES[name](length)
 
     start, slope = LINES[name](0.0)
-    loss = search(Line(at, start, slope), SEARCHES[kind], first)
+    loss = line_search(Line(at, start, slope), SEARCHES[kind], first)
     assert loss is not None
     assert len(tried) <= MAX_EVALUATIONS
     assert math.isfinite(LINES[name](tried[-1])[1])
@@ -188,7 +188,7 @@ def test_line_searches_differ_where_their_conditions_do(why: str) -> None:
     for kind in KINDS:
         tried = list[float]()
         loss, slope = LINES[name](0.0)
-        search(
+        line_search(
             Line(lambda length, tried=tried: tried.append(length) or LINES[name](length), loss, slope),
             SEARCHES[kind],
             first,
@@ -216,9 +216,9 @@ def test_a_run_searches_as_it_was_asked_to(
 
     def seen(line: Line, condition: Condition, *more: float) -> float | None:
         asked.add(condition)
-        return search(line, condition, *more)
+        return line_search(line, condition, *more)
 
-    monkeypatch.setattr(lbfgs, "search", seen)
+    monkeypatch.setattr(lbfgs, "line_search", seen)
     given = ("--optimizer", "lbfgs", "--line-search", kind, "--ctx", 16, "--batch", 2, "--iters", 3)
     ran("from-scratch", text_file(tmp_path), *TINY, *given, "--out", tmp_path / "run")
     assert asked == {SEARCHES[kind]}
@@ -232,13 +232,13 @@ def test_interpolation_is_exact_on_a_cubic() -> None:
 def test_a_line_that_only_goes_up_is_given_up() -> None:
     tried = []
     line = Line(lambda length: (tried.append(length) or length, -1.0), 0.0, -1.0)
-    assert search(line, SEARCHES["wolfe"], 1.0) is None
+    assert line_search(line, SEARCHES["wolfe"], 1.0) is None
     assert len(tried) == PATIENCE < MAX_EVALUATIONS
 
 
 def test_a_step_that_is_lost_in_rounding_is_none() -> None:
     """It promises so little that the loss before it is what it promises."""
-    assert search(Line(lambda length: (1.0, -1e-9), 1.0, -1e-9), SEARCHES["wolfe"], 1e-10) is None
+    assert line_search(Line(lambda length: (1.0, -1e-9), 1.0, -1e-9), SEARCHES["wolfe"], 1e-10) is None
 
 
 # ---- what may go wrong -----------------------------------------------------
@@ -251,7 +251,7 @@ def test_a_direction_uphill_is_dropped() -> None:
     before = state.loss
     assert state.step(evaluate) is None
     assert state.loss < before
-    assert state.pairs == 1
+    assert state.move_count == 1
 
 
 def test_a_step_without_curvature_is_not_remembered() -> None:
@@ -259,7 +259,7 @@ def test_a_step_without_curvature_is_not_remembered() -> None:
     state = LbfgsState(np.zeros(2), LBFGS(line_search="armijo"))
     for _ in range(3):
         assert state.step(lambda x: (float(slope @ x), slope)) is None
-    assert (state.pairs, state.iteration) == (0, 3)
+    assert (state.move_count, state.iteration) == (0, 3)
 
 
 def test_a_misleading_history_is_dropped_once_then_it_says_so() -> None:
@@ -272,7 +272,7 @@ def test_a_misleading_history_is_dropped_once_then_it_says_so() -> None:
     )
     assert state.evaluations == evaluations + PATIENCE
     np.testing.assert_array_equal(state.x, x)
-    assert (state.loss, state.pairs) == (loss, 0)
+    assert (state.loss, state.move_count) == (loss, 0)
 
 
 @pytest.mark.parametrize("grain", [0.0, 1e-7, 1e-3, 0.3], ids=str)
@@ -300,10 +300,10 @@ def test_other_rows_begin_anew() -> None:
     other, best = quadratic(10, condition=20.0)
     state, _ = minimise(one, np.zeros(10), 4)
     evaluations = state.evaluations
-    state.renew()
-    assert (state.pairs, state.iteration) == (0, 0)
-    again = LBFGS().descent(state.x)
-    again.restore(state.kept())
+    state.restart()
+    assert (state.move_count, state.iteration) == (0, 0)
+    again = LBFGS().create_minimizer(state.x)
+    again.restore(state.state_values())
     assert again.evaluations == evaluations
     for _ in range(60):
         why, twin = state.step(other), again.step(other)
@@ -342,31 +342,31 @@ def test_resume_gives_the_same_bits(kind: str, cut: int) -> None:
     evaluate, x = product(6)
     whole, _ = minimise(evaluate, x, 14, line_search=kind, history=4)
     first, _ = minimise(evaluate, x, cut, line_search=kind, history=4)
-    second = LBFGS(history=4, line_search=kind).descent(x)
-    second.restore(copy.deepcopy(first.kept()))
+    second = LBFGS(history=4, line_search=kind).create_minimizer(x)
+    second.restore(copy.deepcopy(first.state_values()))
     for _ in range(14 - cut):
         assert second.step(evaluate) is None
-    for name, kept in whole.kept().items():
-        np.testing.assert_array_equal(second.kept()[name], kept, err_msg=name)
+    for name, kept in whole.state_values().items():
+        np.testing.assert_array_equal(second.state_values()[name], kept, err_msg=name)
 
 
 def test_another_history_length_is_refused() -> None:
     state, _ = minimise(rosenbrock, np.array([-1.2, 1.0]), 3, history=4)
     with pytest.raises(UsageError, match="4 moves, not the 6"):
-        LBFGS(history=6).descent(state.x).restore(state.kept())
+        LBFGS(history=6).create_minimizer(state.x).restore(state.state_values())
 
 
 def test_what_was_kept_is_whole() -> None:
     state, _ = minimise(rosenbrock, np.array([-1.2, 1.0]), 3)
     kept = {
         name: value if isinstance(value, np.ndarray | float) else int(value)
-        for name, value in state.kept().items()
+        for name, value in state.state_values().items()
     }
-    assert LBFGS.fault(kept) is None and LBFGS.shapes(kept, 2).keys() < kept.keys()
+    assert LBFGS.state_problem(kept) is None and LBFGS.required_shapes(kept, 2).keys() < kept.keys()
     for name in ("loss", "iteration", "evaluations"):
-        assert f"optimizer.lbfgs.{name}" in str(LBFGS.fault({**kept, name: True}))
-    assert "memory_s" in LBFGS.shapes({"current_parameters": state.x}, 2)
-    assert LBFGS.shapes({}, 2) == {} and LBFGS().descent(state.x).kept() == {}
+        assert f"optimizer.lbfgs.{name}" in str(LBFGS.state_problem({**kept, name: True}))
+    assert "memory_s" in LBFGS.required_shapes({"current_parameters": state.x}, 2)
+    assert LBFGS.required_shapes({}, 2) == {} and LBFGS().create_minimizer(state.x).state_values() == {}
 
 
 def test_a_copy_from_a_file_leaves_none_of_its_pages(tmp_path: Path) -> None:

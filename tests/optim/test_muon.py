@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.checkpoints.read import read
+from llamatrain.checkpoints.read import read_checkpoint
 from llamatrain.engine.program import Program
 from llamatrain.graph.node_roles import find_roles
 from llamatrain.graph.tensor import F64, Tensor, collect_leaves, parameter, placeholder, state
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.methods.muon import Muon, newton_schulz
-from llamatrain.optim.update_graph import apply, differentiate, hold, row_of
+from llamatrain.optim.update_graph import differentiate, hold_gradients, schedule_input, update_step
 from tests.helpers.cli import TINY, Argument, losses, ran, run, same_bits, steps, text_file
 from tests.helpers.lora_runs import base
 from tests.helpers.small_models import small
@@ -60,7 +60,7 @@ def test_the_graph_is_the_formula(shape: tuple[int, ...], size: float) -> None:
 
 def test_what_comes_out_is_nearly_orthogonal() -> None:
     leaf = state("x", (48, 96))
-    found = newton_schulz(leaf, half=True)
+    found = newton_schulz(leaf, bf16=True)
     values = np.linalg.svd(made([found], {leaf: random(48, 96)}).read(found), compute_uv=False)
     assert values.min() > 0.6 and values.max() < 1.25
     nothing = made([found], {leaf: np.zeros((48, 96), np.float32)}).read(found)
@@ -69,10 +69,10 @@ def test_what_comes_out_is_nearly_orthogonal() -> None:
 
 @pytest.mark.parametrize(("shape", "half"), [((16, 40), False), ((40, 16), False), ((40, 16), True)])
 def test_steps_against_numpy(shape: tuple[int, int], half: bool) -> None:
-    rule = Muon(weight_decay=0.1, half=half)
+    rule = Muon(weight_decay=0.1, bf16=half)
     weight, grad = parameter("blk.0.ffn_up.weight", shape), state("g", shape)
-    schedule, factor = row_of(rule), placeholder("factor", ())
-    outputs = list(rule.step(weight, grad, schedule, factor))
+    schedule, factor = schedule_input(rule), placeholder("factor", ())
+    outputs = list(rule.update(weight, grad, schedule, factor))
     (moment,) = (leaf for leaf in collect_leaves(outputs) if leaf.name == "blk.0.ffn_up.weight.m")
     w, m, g = random(*shape), np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     program = Program.build(outputs, {weight: w, moment: m, grad: g})
@@ -98,11 +98,11 @@ def test_all_else_is_adamw_s() -> None:
         ("blk.0.attn_norm.weight", (8,)),
     ):
         weight, grad, factor = parameter(name, shape), state("g", shape), placeholder("factor", ())
-        schedule = row_of(rule)
-        own, theirs = (each.step(weight, grad, schedule, factor)[0].node for each in (rule, plain))
+        schedule = schedule_input(rule)
+        own, theirs = (each.update(weight, grad, schedule, factor)[0].node for each in (rule, plain))
         assert own and theirs and own.op is theirs.op and own.attrs == theirs.attrs
-        assert [leaf.name for leaf in rule.beside(weight)] == [f"{name}.m", f"{name}.v"]
-    lengths = rule.lengths(
+        assert [leaf.name for leaf in rule.states_for(weight)] == [f"{name}.m", f"{name}.v"]
+    lengths = rule.state_lengths(
         {"token_embd.weight": (30, 8), "blk.0.ffn_up.weight": (16, 8), "blk.0.attn_norm.weight": (8,)}
     )
     assert lengths == {"first_moments": 240 + 128 + 8, "second_moments": 240 + 8}
@@ -112,8 +112,8 @@ def test_it_is_the_optimizer_s_part_of_a_profile() -> None:
     rule, weight = Muon(), parameter("blk.0.ffn_up.weight", (16, 8))
     from llamatrain.graph import ops as O
 
-    kept = hold(differentiate(O.sum(O.sqr(weight)), [weight]))
-    _, _, outputs = apply(kept, rule, clip=1.0)
+    kept = hold_gradients(differentiate(O.sum(O.sqr(weight)), [weight]))
+    _, _, outputs = update_step(kept, rule, clip=1.0)
     assert set(find_roles(outputs).values()) == {"optimizer"}
 
 
@@ -139,7 +139,7 @@ def test_some_steps_and_then_the_rest(way: str, tmp_path: Path) -> None:
     assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
     assert losses(tmp_path / "whole")[-1] < losses(tmp_path / "whole")[0]
     same_bits(tmp_path / "whole" / "model.gguf", tmp_path / "parts" / "model.gguf")
-    kept = read(tmp_path / "parts" / "checkpoint-6.gguf")
+    kept = read_checkpoint(tmp_path / "parts" / "checkpoint-6.gguf")
     trained = sum(kept.weights[name].size for name in kept.order)
     blocks = sum(
         kept.weights[name].size

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.checkpoints.checkpoint import write
-from llamatrain.checkpoints.read import read
+from llamatrain.checkpoints.checkpoint import write_checkpoint
+from llamatrain.checkpoints.read import read_checkpoint
 from llamatrain.engine.program import Program
 from llamatrain.errors import FileError
 from llamatrain.graph import ops as O
 from llamatrain.graph.tensor import collect_leaves, parameter
 from llamatrain.optim import methods, registry
 from llamatrain.optim.optimizer import ElementwiseRule
-from llamatrain.optim.update_graph import differentiate, stream
+from llamatrain.optim.update_graph import differentiate, streamed_update
 from tests.helpers.cli import TINY, Done, environment, losses, same_bits, text_file
 from tests.helpers.tiny_checkpoint import tiny_checkpoint
 
@@ -32,16 +32,16 @@ from llamatrain.optim.optimizer import ElementwiseRule
 
 @dataclass(frozen=True, kw_only=True)
 class Adagrad(ElementwiseRule):
-    kept_as = "sums"
+    checkpoint_name = "sums"
     states: ClassVar = {"s": "sums_of_squares", "g": "last_gradient"}
-    squares = ("sums_of_squares",)
+    nonnegative = ("sums_of_squares",)
     eps: float = 1e-8
 
     def schedule(self, step, rate):
         return np.array([-rate], np.float32)
 
-    def step(self, weight, grad, schedule, factor):
-        (sums, last), whole, grad = self.beside(weight), tuple((0, size, 1) for size in weight.shape), mul(grad, factor)
+    def update(self, weight, grad, schedule, factor):
+        (sums, last), whole, grad = self.states_for(weight), tuple((0, size, 1) for size in weight.shape), mul(grad, factor)
         sums = acc(sums, sqr(grad), slices=whole, into=True)
         move = div(grad, add(sqrt(sums), fill(shape=(), value=self.eps)))
         return acc(weight, mul(move, schedule), slices=whole, into=True), cpy(last, grad, into=True)
@@ -61,18 +61,18 @@ from llamatrain.optim.optimizer import Minimizer
 
 @dataclass(frozen=True, kw_only=True)
 class Halving(Minimizer):
-    kept_as = "halving"
-    vectors = 3
+    checkpoint_name = "halving"
+    vector_count = 3
 
-    def descent(self, x):
+    def create_minimizer(self, x):
         return Halved(x)
 
     @classmethod
-    def shapes(cls, kept, size):
+    def required_shapes(cls, kept, size):
         return {"point": (size,), "gradient": (size,)} if kept else {}
 
     @classmethod
-    def fault(cls, kept):
+    def state_problem(cls, kept):
         return "its length is no length" if kept and not kept["length"] > 0 else None
 
 
@@ -95,7 +95,7 @@ class Halved:
             self.length /= 2
         return "stuck: as short as a step may be"
 
-    def kept(self):
+    def state_values(self):
         if math.isnan(self.loss):
             return {}
         numbers = {"loss": self.loss, "length": self.length, "evaluations": self.evaluations}
@@ -186,14 +186,17 @@ def test_a_run_of_one_more(more: Path, name: str, given: tuple[object, ...], idl
     assert losses(place / "whole")[-1] < losses(place / "whole")[0]
     assert losses(place / "whole") == losses(place / "cut")
     same_bits(place / "whole" / "model.gguf", place / "cut" / "model.gguf")
-    kept = read(place / "cut" / "checkpoint-LATEST.gguf")
-    assert kept.optimizer == registry.named(name).kept_as and kept.kept
+    kept = read_checkpoint(place / "cut" / "checkpoint-LATEST.gguf")
+    assert kept.optimizer == registry.get_optimizer(name).checkpoint_name and kept.optimizer_values
 
 
 def test_a_step_of_one_more(more: Path) -> None:
-    weight, rule = parameter("w", (2, 3)), registry.named("toy_adagrad").of({"eps": 0.5, "beta1": 0.5})
+    weight, rule = (
+        parameter("w", (2, 3)),
+        registry.get_optimizer("toy_adagrad").from_options({"eps": 0.5, "beta1": 0.5}),
+    )
     assert isinstance(rule, ElementwiseRule)
-    inputs, outputs = stream(differentiate(O.sum(O.sqr(weight)), [weight]), rule)
+    inputs, outputs = streamed_update(differentiate(O.sum(O.sqr(weight)), [weight]), rule)
     start = np.arange(6, dtype=np.float32).reshape(2, 3)
     last = next(leaf for leaf in collect_leaves(outputs) if leaf.name == "w.g")
     program = Program.build(outputs, {weight: start.copy()}, kernels="reference")
@@ -229,16 +232,19 @@ def test_a_checkpoint_of_one_more(
     checkpoint.optimizer, checkpoint.vectors = kind, {f"optimizer.{kind}.{each}": ones for each in KEPT[kind]}
     checkpoint.numbers = {"optimizer.halving.length": 0.5} if kind == "halving" else {}
     if kind != "nothing":
-        write(tmp_path / "sound.gguf", checkpoint)
-        assert read(tmp_path / "sound.gguf").kept.keys() == checkpoint.kept.keys()
+        write_checkpoint(tmp_path / "sound.gguf", checkpoint)
+        assert (
+            read_checkpoint(tmp_path / "sound.gguf").optimizer_values.keys()
+            == checkpoint.optimizer_values.keys()
+        )
     spoilt: dict = checkpoint.vectors if name in KEPT[kind] else checkpoint.numbers
     if change is None:
         del spoilt[key]
     elif name:
         spoilt[key] = spoilt[key] * change
-    write(tmp_path / "c.gguf", checkpoint)
+    write_checkpoint(tmp_path / "c.gguf", checkpoint)
     with pytest.raises(FileError, match=reason):
-        read(tmp_path / "c.gguf")
+        read_checkpoint(tmp_path / "c.gguf")
 
 
 RATE = (
@@ -265,8 +271,10 @@ STEPS = {*RATE, "weight_decay", "decay_min_ndim", "beta1"}
 )
 def test_what_is_taken_by_others_only_does_nothing(name: str, taken: set[str]) -> None:
     every = STEPS | {"beta2", "eps", "line_search", "lbfgs_history", "lbfgs_fresh"}
-    assert set(registry.named(name).takes()) == taken
-    assert every - taken <= set(registry.idle(name)) and not taken & set(registry.idle(name))
+    assert set(registry.get_optimizer(name).used_options()) == taken
+    assert every - taken <= set(registry.unused_options(name)) and not taken & set(
+        registry.unused_options(name)
+    )
 
 
 def test_names_are_known_before_any_is_loaded() -> None:

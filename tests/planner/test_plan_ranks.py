@@ -15,7 +15,7 @@ from llamatrain.data.options import DataOptions
 from llamatrain.errors import UsageError
 from llamatrain.graph.op_cost import OpCost, estimate_cost
 from llamatrain.graph.tensor import BF16, collect_nodes
-from llamatrain.optim.registry import named
+from llamatrain.optim.registry import get_optimizer
 from llamatrain.planner import speeds
 from llamatrain.planner.memory import MemoryDemand, plan_memory
 from llamatrain.planner.speeds import OTHER_OPS, OpSpeeds, OpTiming
@@ -364,7 +364,12 @@ def test_something_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_rank_plans_alike(optimizer: str, ranks: int) -> None:
     """Those that have more to add up, too: else each would choose another way where memory is short."""
     demand = MemoryDemand(lengths=[32], has_validation=False, decoder_positions=0, resident=0, batches=16)
-    more: dict[str, Any] = {"groups": 8, "ranks": ranks, "gradients": "flat", "optimizer": named(optimizer)()}
+    more: dict[str, Any] = {
+        "groups": 8,
+        "ranks": ranks,
+        "gradients": "flat",
+        "optimizer": get_optimizer(optimizer)(),
+    }
     needs = [
         plan_memory(replace(some(2), rank=rank, **more), "none", demand).breakdown for rank in range(ranks)
     ]

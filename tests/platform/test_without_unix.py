@@ -28,14 +28,14 @@ from pathlib import Path
 from llamatrain.errors import FileError
 from llamatrain.checkpoints.run_folder import RunFolder
 place = Path(sys.argv[1])
-with RunFolder.new(place, "finetune") as run:
+with RunFolder.create(place, "finetune") as run:
     try:
         RunFolder(place)
     except FileError as error:
         print(error)
 print(sorted(file.name for file in place.iterdir()))
-made = RunFolder.new(place / "new", "finetune")
-made.discard()
+made = RunFolder.create(place / "new", "finetune")
+made.undo()
 print((place / "new").exists())
 """
 )

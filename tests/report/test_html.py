@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from llamatrain.report.html import curves, page
-from llamatrain.report.run_data import kept_in
+from llamatrain.report.html import charts_section, run_page
+from llamatrain.report.run_data import read_run_data
 from llamatrain.report.series import RunSeries
 from tests.helpers.cli import TINY, Done, metrics, ran, run, steps, text_file
 from tests.report.test_plots import LINES
@@ -183,11 +183,11 @@ def test_hostile_files_are_shown_and_no_more(tmp_path: Path) -> None:
         json.dumps({"traceEvents": [{"name": "<i>", "cat": "<i>", "dur": 5, "args": {}}, 3]})
     )
     (tmp_path / "<script>.txt").write_text("")
-    found = Seen(page(kept_in(tmp_path)))
+    found = Seen(run_page(read_run_data(tmp_path)))
     assert not {"script", "i>"} & {tag for tag, _ in found.tags} and found.text.count("<script>") >= 5
     for name in ("samples.jsonl", "config.toml", "report.json", "trace.json"):
         (tmp_path / name).write_bytes(b"\xff[" * 1000)
-    assert "Samples" not in Seen(page(kept_in(tmp_path))).text
+    assert "Samples" not in Seen(run_page(read_run_data(tmp_path))).text
 
 
 # ---- when it is drawn ------------------------------------------------------
@@ -198,8 +198,10 @@ def test_it_is_there_from_the_first_save_on(tmp_path: Path, monkeypatch: pytest.
     from llamatrain.report import html_report
 
     before = html_report.put
-    monkeypatch.setattr(html_report, "LONG", 60.0)  # a busy machine may draw slowly
-    monkeypatch.setattr(html_report, "put", lambda file, text: (pages.append(text), before(file, text))[1])
+    monkeypatch.setattr(html_report, "SLOW", 60.0)  # a busy machine may draw slowly
+    monkeypatch.setattr(
+        html_report, "write_text", lambda file, text: (pages.append(text), before(file, text))[1]
+    )
     ran("from-scratch", text_file(tmp_path), *TASK, "--iters", 12, "--out", tmp_path / "run")
     shown = [re.search(r"<span>step</span><b>(\d+)</b><span>of 12", each) for each in pages]
     assert [each and int(each[1]) for each in shown] == [5, 10, 12, 12]
@@ -255,7 +257,7 @@ def test_whatever_the_figures_are_they_are_drawn(lines: list[dict]) -> None:
     every = [
         {**line, **({"val_loss_error": line["val_loss"]} if "val_loss" in line else {})} for line in every
     ]
-    drawn = curves(RunSeries.of(every))
+    drawn = charts_section(RunSeries.from_lines(every))
     assert Seen(drawn).tags and not re.search(r"\b(nan|inf)\b", drawn)
 
 
@@ -265,7 +267,7 @@ def test_the_waves_are_kept_too(tmp_path: Path) -> None:
     (tmp_path / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     drawn = [
         each
-        for tag, each in Seen(page(kept_in(tmp_path))).tags
+        for tag, each in Seen(run_page(read_run_data(tmp_path))).tags
         if tag == "svg" and each["aria-label"] == "wave"
     ]
     assert len(drawn) == 2  # what lies behind the last step is of a run that was given up
@@ -308,7 +310,7 @@ def test_a_long_run_is_drawn_in_no_time(tmp_path: Path) -> None:
                 + "\n"
             )
     begun = time.process_time()
-    text = page(kept_in(tmp_path))
+    text = run_page(read_run_data(tmp_path))
     assert time.process_time() - begun < 2.5  # it is 0.7 where nothing else runs
     assert len(text) < 200_000
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from llamatrain.report.loggers import LoggerContext, Loggers, tagged
+from llamatrain.report.loggers import LoggerContext, Loggers, tagged_numbers
 from llamatrain.report.metrics import Metrics
 from tests.helpers.cli import TINY, Argument, Done, ran, run, text_file
 
@@ -66,7 +66,7 @@ def logged_by(calls: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def expected(folder: Path) -> list[dict[str, Any]]:
-    return [{**tagged(line), "step": line["step"]} for line in metrics_in(folder)]
+    return [{**tagged_numbers(line), "step": line["step"]} for line in metrics_in(folder)]
 
 
 # ---- whole runs ----------------------------------------------------------------
@@ -209,7 +209,7 @@ def loggers(metrics: Metrics, *names: str, step: int = 0, note: str = "") -> lis
     told = LoggerContext(
         folder=lambda: metrics.path.parent, name="a", note=note, options={}, step=step, lines=metrics.lines
     )
-    metrics.also = Loggers(names, told, said.append)
+    metrics.sink = Loggers(names, told, said.append)
     return said
 
 
@@ -247,7 +247,7 @@ def points(events: list[Any]) -> list[tuple[str, int, float]]:
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
-    with Metrics.fresh(tmp_path / "metrics.jsonl") as metrics:
+    with Metrics.create(tmp_path / "metrics.jsonl") as metrics:
         said = loggers(metrics, "tensorboard", note="one, two")
         for line in (*lines(1, 2, 3), {"step": 3, "val_loss": 2.5}):
             metrics.write(line)
@@ -264,7 +264,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
         ("train/loss", step, step / 8) for step in (1, 2, 3)
     ]
     assert points(found)[-1] == ("val/loss", 3, 2.5)
-    with Metrics.resumed(tmp_path / "metrics.jsonl", 2) as metrics:
+    with Metrics.resume(tmp_path / "metrics.jsonl", 2) as metrics:
         loggers(metrics, "tensorboard", step=2)
         for line in lines(3, 4):
             metrics.write(line | {"loss": 1.0})
@@ -276,7 +276,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
         ("train/loss", 4, 1.0),
     ]
     assert "val/loss" not in [tag for tag, _, _ in shown]
-    with Metrics.fresh(tmp_path / "metrics.jsonl") as metrics:  # of a run that replaces it
+    with Metrics.create(tmp_path / "metrics.jsonl") as metrics:  # of a run that replaces it
         loggers(metrics, "tensorboard")
         metrics.write({"step": 0, "val_loss": 1.0})
     assert points(events_in(tmp_path)) == [("val/loss", 0, 1.0)]
@@ -286,10 +286,10 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
 def test_a_logger_that_is_new_to_a_run_is_told_its_beginning(
     tmp_path: Path, libraries: dict[str, ModuleType]
 ) -> None:
-    with Metrics.fresh(tmp_path / "metrics.jsonl") as metrics:
+    with Metrics.create(tmp_path / "metrics.jsonl") as metrics:
         for line in lines(1, 2):
             metrics.write(line)
-    with Metrics.resumed(tmp_path / "metrics.jsonl", 2) as metrics:
+    with Metrics.resume(tmp_path / "metrics.jsonl", 2) as metrics:
         loggers(metrics, "trackio", "csv", step=2)
         metrics.write(lines(3)[0])
     assert [line["step"] for line in logged_by(libraries["trackio"].calls)] == [1, 2, 3]
@@ -297,7 +297,7 @@ def test_a_logger_that_is_new_to_a_run_is_told_its_beginning(
 
 
 def test_a_table_grows_by_columns(tmp_path: Path) -> None:
-    with Metrics.fresh(tmp_path / "metrics.jsonl") as metrics:
+    with Metrics.create(tmp_path / "metrics.jsonl") as metrics:
         said = loggers(metrics, "csv")
         written = [
             *lines(1),
@@ -318,7 +318,7 @@ def test_a_table_grows_by_columns(tmp_path: Path) -> None:
 
 
 def test_disks_that_take_no_more_are_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Metrics.fresh(tmp_path / "metrics.jsonl") as metrics:
+    with Metrics.create(tmp_path / "metrics.jsonl") as metrics:
         said = loggers(metrics, "csv")
         (tmp_path / "metrics.csv").mkdir()
         for line in lines(1, 2, 3):
@@ -335,7 +335,7 @@ def test_a_damaged_file_of_names_begins_another_run(
     text: str, tmp_path: Path, libraries: dict[str, ModuleType]
 ) -> None:
     (tmp_path / "loggers.json").write_text(text)
-    with Metrics.fresh(tmp_path / "metrics.jsonl") as metrics:
+    with Metrics.create(tmp_path / "metrics.jsonl") as metrics:
         said = loggers(metrics, "wandb")
         metrics.write(lines(1)[0])
     begun = libraries["wandb"].calls[0][1]

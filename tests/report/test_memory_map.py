@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from llamatrain.engine.lifetimes import KINDS, Lifetime, find_peak, list_lifetimes
 from llamatrain.engine.plan import plan
 from llamatrain.report import memory_layout as arenas
-from llamatrain.report.memory_layout import MemoryLayout, painted
-from llamatrain.report.memory_map import HIGH, WIDE, body, memory_map, picture
+from llamatrain.report.memory_layout import MemoryLayout, paint_grid
+from llamatrain.report.memory_map import HIGH, WIDE, draw_svg, draw_tensors, memory_section
 from tests.helpers.cli import TINY, ran, run, text_file
 from tests.helpers.random_graphs import RandomGraph, random_graphs
 
@@ -104,10 +104,10 @@ def test_the_page_has_the_same_picture(drawn: tuple[Path, str], tmp_path: Path) 
         "--out",
         tmp_path / "run",
     )
-    arena = MemoryLayout.read(json.loads((tmp_path / "run" / "report.json").read_text())["memory"])
+    arena = MemoryLayout.from_json(json.loads((tmp_path / "run" / "report.json").read_text())["memory"])
     assert arena
     text = (tmp_path / "run" / "report.html").read_text()
-    for part in body(arena):
+    for part in draw_tensors(arena):
         assert part in text and part in drawn[1]
 
 
@@ -145,8 +145,8 @@ def many(count: int, seed: int) -> list[Lifetime]:
 def test_whatever_a_model_is_the_picture_is_small() -> None:
     lives = sorted(many(50_000, 1), key=lambda life: -life.size)
     size = max(life.offset + life.size for life in lives)
-    grid, specks = painted(lives[arenas.NAMED :], 100_000, size)
-    assert 0 < len(specks) <= arenas.SPECKS
+    grid, specks = paint_grid(lives[arenas.MAX_NAMED :], 100_000, size)
+    assert 0 < len(specks) <= arenas.MAX_CELLS
     arena = MemoryLayout(
         calls=100_000,
         size=size,
@@ -154,27 +154,27 @@ def test_whatever_a_model_is_the_picture_is_small() -> None:
         peak_name="<b>",
         at_peak={"kept": 1},
         alive=(("<i>", 5), ("linear_cross_entropy_back of output.weight", 4)),
-        named=tuple(lives[: arenas.NAMED]),
+        named=tuple(lives[: arenas.MAX_NAMED]),
         grid=grid,
         specks=specks,
     )
-    text = picture(arena, "<script>")
+    text = draw_svg(arena, "<script>")
     assert (
         len(text) < 400_000
         and "<script>" not in text
-        and "<b>" not in memory_map(arena)
-        and "<i>" not in memory_map(arena)
+        and "<b>" not in memory_section(arena)
+        and "<i>" not in memory_section(arena)
     )
     assert ": linear_cross_entropy_ ... utput.weight</text>" in text, (
         "a name is cut in its middle, and says so"
     )
     ET.fromstring(text)
-    assert MemoryLayout.read(json.loads(json.dumps(arena.plain()))) == arena
+    assert MemoryLayout.from_json(json.loads(json.dumps(arena.to_json()))) == arena
 
 
 def test_what_is_small_is_painted_where_it_lies() -> None:
     life = Lifetime("kept", "", 250, 499, 100, 50)  # of 1,000 calls and 200 bytes
-    (columns, rows), specks = painted([life], 1000, 200)
+    (columns, rows), specks = paint_grid([life], 1000, 200)
     assert [
         (speck.x / columns, speck.y / rows, speck.width / columns, speck.height / rows) for speck in specks
     ] == [(0.25, 0.5, 0.25, 0.25)]
@@ -212,6 +212,6 @@ def test_what_anybody_may_have_written_is_no_map(damage: dict) -> None:
         "grid": [4, 4],
     }
     sound |= {"specks": [[0, 0, 0, 1, 1]], "named": [[0, "x", 0, 1, 0, 8]]}
-    assert MemoryLayout.read(sound)
-    assert MemoryLayout.read({**sound, **damage}) is None
-    assert MemoryLayout.read([]) is None and MemoryLayout.read(None) is None
+    assert MemoryLayout.from_json(sound)
+    assert MemoryLayout.from_json({**sound, **damage}) is None
+    assert MemoryLayout.from_json([]) is None and MemoryLayout.from_json(None) is None

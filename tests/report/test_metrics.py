@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from llamatrain.errors import FileError
-from llamatrain.report.metrics import WAIT, Metrics
+from llamatrain.report.metrics import FLUSH_INTERVAL, Metrics
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def line(step: int, **more: object) -> str:
 
 
 def test_lines_are_json_objects_in_their_order(path: Path) -> None:
-    with Metrics.fresh(path) as metrics:
+    with Metrics.create(path) as metrics:
         metrics.write({"step": 1, "loss": 0.1 + 0.2})
         metrics.write({"step": 1, "val_loss": 2.5, "val_tokens": 4096})
         assert metrics.read() == [
@@ -33,7 +33,7 @@ def test_lines_are_json_objects_in_their_order(path: Path) -> None:
 
 
 def test_what_json_has_no_word_for_is_null(path: Path) -> None:
-    with Metrics.fresh(path) as metrics:
+    with Metrics.create(path) as metrics:
         metrics.write({"step": 1, "loss": math.nan, "lr": 0.5, "grad_norm": -math.inf, "tokens": 3})
         metrics.write({"step": 2, "loss": np.float32(np.inf)})
         metrics.write({"step": np.int64(3), "loss": np.float32(0.5)})
@@ -47,14 +47,14 @@ def test_what_json_has_no_word_for_is_null(path: Path) -> None:
 def test_lines_wait_for_a_moment_or_for_a_flush(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("llamatrain.report.metrics.monotonic", lambda: now)
-    with Metrics.fresh(path) as metrics:
+    with Metrics.create(path) as metrics:
         metrics.write({"step": 1})
         metrics.write({"step": 2})
         assert len(path.read_text().splitlines()) == 1
         metrics.flush()
         assert len(path.read_text().splitlines()) == 2
         metrics.write({"step": 3})
-        now += WAIT
+        now += FLUSH_INTERVAL
         metrics.write({"step": 4})
         assert len(path.read_text().splitlines()) == 4
 
@@ -62,7 +62,7 @@ def test_lines_wait_for_a_moment_or_for_a_flush(path: Path, monkeypatch: pytest.
 def test_a_resumed_run_goes_on_after_its_checkpoint(path: Path) -> None:
     kept = line(1) + line(2) + '{"step": 2, "val_loss": 0.5, "val_tokens": 9}\n'
     path.write_text(kept + line(3) + '{"step": 3, "val_loss": 0.25, "val_tokens": 9}\n' + '{"step": 4, "lo')
-    with Metrics.resumed(path, 2) as metrics:
+    with Metrics.resume(path, 2) as metrics:
         assert path.read_text() == kept
         metrics.write({"step": 3, "loss": 7.0})
     assert path.read_text() == kept + '{"step": 3, "loss": 7.0}\n'
@@ -86,20 +86,20 @@ def test_a_resumed_run_goes_on_after_its_checkpoint(path: Path) -> None:
 )
 def test_what_is_no_line_is_cut(path: Path, damage: bytes) -> None:
     path.write_bytes(line(1).encode() + damage)
-    with Metrics.resumed(path, 5) as metrics:
+    with Metrics.resume(path, 5) as metrics:
         metrics.write({"step": 2})
         assert [found["step"] for found in metrics.read()] == [1, 2]
 
 
 def test_a_last_line_without_its_end_is_given_one(path: Path) -> None:
     path.write_text(line(1).strip())
-    with Metrics.resumed(path, 1) as metrics:
+    with Metrics.resume(path, 1) as metrics:
         metrics.write({"step": 2})
     assert path.read_text() == line(1) + '{"step": 2}\n'
 
 
 def test_a_resumed_run_may_have_lost_its_lines(path: Path) -> None:
-    with Metrics.resumed(path, 7) as metrics:
+    with Metrics.resume(path, 7) as metrics:
         assert metrics.read() == []
 
 
@@ -111,21 +111,21 @@ def test_a_cut_that_fails_leaves_the_file(path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(FileError, match=r"metrics\.jsonl: cannot be written: No space left on device"):
-        Metrics.resumed(path, 1)
+        Metrics.resume(path, 1)
     assert path.read_text() == line(1) + line(2)
     assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_place_that_cannot_be_is_told(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="cannot be written: No such file"):
-        Metrics.fresh(tmp_path / "none" / "metrics.jsonl")
+        Metrics.create(tmp_path / "none" / "metrics.jsonl")
     with pytest.raises(FileError, match="this is a folder"):
-        Metrics.resumed(tmp_path, 1)
+        Metrics.resume(tmp_path, 1)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
-    metrics = Metrics.fresh(tmp_path / "metrics.jsonl")
+    metrics = Metrics.create(tmp_path / "metrics.jsonl")
     full = os.open("/dev/full", os.O_RDWR)
     kept = os.dup(metrics._file.fileno())  # type: ignore[union-attr]
     os.dup2(full, metrics._file.fileno())  # type: ignore[union-attr]

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamatrain.report.series import MOST, Losses, RunSeries, ticks
-from llamatrain.report.svg_plot import picture
-from llamatrain.report.terminal_plot import FINE, PLAIN, ROWS, WAVE_ROWS, Glyphs, draw_losses, draw_waves
+from llamatrain.report.series import MAX_POINTS, Losses, RunSeries, ticks
+from llamatrain.report.svg_plot import draw_svg
+from llamatrain.report.terminal_plot import ASCII, ROWS, UNICODE, WAVE_ROWS, Glyphs, draw_losses, draw_waves
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -63,10 +63,10 @@ def test_ticks_of_steps_are_whole() -> None:
 
 
 def test_one_outlier_does_not_flatten_the_rest() -> None:
-    losses = Losses.of([{"step": 0, "loss": 1e30}, *falling(200)])
+    losses = Losses.from_lines([{"step": 0, "loss": 1e30}, *falling(200)])
     assert losses.high < 10
     assert max(losses.smooth.values) < 10
-    assert Losses.of(falling(200)).high > 8  # a fall from the beginning on is no outlier
+    assert Losses.from_lines(falling(200)).high > 8  # a fall from the beginning on is no outlier
 
 
 def test_what_is_no_loss_is_left_out() -> None:
@@ -75,16 +75,16 @@ def test_what_is_no_loss_is_left_out() -> None:
         {"step": 10**400, "loss": 1.0},
         {"step": 50, "loss": 2.0},
     ]
-    assert Losses.of(lines).training.values.tolist() == [2.0]
+    assert Losses.from_lines(lines).training.values.tolist() == [2.0]
 
 
 def test_of_a_step_twice_the_last_counts() -> None:
-    losses = Losses.of([{"step": 2, "loss": 1.0}, {"step": 1, "loss": 5.0}, {"step": 2, "loss": 3.0}])
+    losses = Losses.from_lines([{"step": 2, "loss": 1.0}, {"step": 1, "loss": 5.0}, {"step": 2, "loss": 3.0}])
     assert (losses.training.steps.tolist(), losses.training.values.tolist()) == ([1, 2], [5.0, 3.0])
 
 
 def test_the_smooth_line_follows_the_middle_of_the_noise() -> None:
-    losses = Losses.of(falling(4000))
+    losses = Losses.from_lines(falling(4000))
     truth = [1.2 + 7 * math.exp(-8 * n / 4000) for n in range(1, 4001)]
     assert max(abs(losses.smooth.values - truth)) < 0.2
     assert max(abs(losses.training.values - truth)) > 0.3
@@ -94,7 +94,7 @@ def test_the_smooth_line_follows_the_middle_of_the_noise() -> None:
 
 
 def test_the_picture_shows_all_that_was_measured() -> None:
-    text = picture(Losses.of(falling(300) + validations(range(100, 301, 100))), "runs/one")
+    text = draw_svg(Losses.from_lines(falling(300) + validations(range(100, 301, 100))), "runs/one")
     (noise,), (smooth,), (validation,) = (
         polylines(text, kind) for kind in ("training noise", "training", "validation")
     )
@@ -110,7 +110,7 @@ def test_the_picture_shows_all_that_was_measured() -> None:
 def test_many_steps_are_thinned_and_keep_their_spikes() -> None:
     lines = falling(30_000)
     lines[20_000]["loss"] = 8.0
-    text = picture(Losses.of(lines), "long")
+    text = draw_svg(Losses.from_lines(lines), "long")
     (noise,), (smooth,) = polylines(text, "training noise"), polylines(text, "training")
     assert 500 < len(noise) <= 1002
     assert 300 < len(smooth) <= 1002
@@ -119,17 +119,17 @@ def test_many_steps_are_thinned_and_keep_their_spikes() -> None:
 
 
 def test_nothing_of_a_name_gets_into_the_markup() -> None:
-    text = picture(Losses.of(falling(5)), 'a</text><script x="1">&\x1b[2J\udc80\x00')
+    text = draw_svg(Losses.from_lines(falling(5)), 'a</text><script x="1">&\x1b[2J\udc80\x00')
     root = ET.fromstring(text.encode())  # neither signs that XML forbids nor halves of a pair
     assert not [item for item in root.iter() if item.tag.endswith("script")]
     assert root.findtext(f"{SVG}title") == 'a</text><script x="1">&\\x1b[2J\\udc80\\x00'
 
 
 def test_one_point_is_a_dot_and_none_is_said() -> None:
-    one = picture(Losses.of([{"step": 3, "loss": 2.5}]), "one")
+    one = draw_svg(Losses.from_lines([{"step": 3, "loss": 2.5}]), "one")
     assert one.count("<circle") == 1
     assert not polylines(one, "training")
-    nothing = picture(Losses.of([]), "none")
+    nothing = draw_svg(Losses.from_lines([]), "none")
     assert "no losses yet" in nothing
     ET.fromstring(nothing)
 
@@ -138,7 +138,7 @@ def test_one_point_is_a_dot_and_none_is_said() -> None:
 
 
 def test_the_curve_falls_in_the_terminal() -> None:
-    rows = draw_losses(Losses.of(falling(300) + validations([300])), 80, PLAIN).plain.splitlines()
+    rows = draw_losses(Losses.from_lines(falling(300) + validations([300])), 80, ASCII).plain.splitlines()
     assert len(rows) == ROWS + 3
     columns = [row.split("|", 1)[1] for row in rows[:ROWS]]
     lowest = [max(y for y in range(ROWS) if columns[y][x : x + 1] == "*") for x in range(59)]
@@ -159,18 +159,18 @@ LINES = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(LINES, st.integers(40, 120), st.sampled_from([FINE, PLAIN]))
+@given(LINES, st.integers(40, 120), st.sampled_from([UNICODE, ASCII]))
 def test_whatever_the_losses_are_they_are_drawn(lines: list[dict], width: int, signs: Glyphs) -> None:
-    losses = Losses.of(lines)
+    losses = Losses.from_lines(lines)
     drawn = draw_losses(losses, width, signs).plain
     assert max(map(len, drawn.splitlines())) <= width
-    assert signs is FINE or drawn.isascii()
-    ET.fromstring(picture(losses, "any"))
+    assert signs is UNICODE or drawn.isascii()
+    ET.fromstring(draw_svg(losses, "any"))
 
 
 def test_waves_lie_over_each_other() -> None:
     sine = [math.sin(n / 8) for n in range(64)]
-    rows = draw_waves(sine, [-value for value in sine], 80, PLAIN).plain.splitlines()
+    rows = draw_waves(sine, [-value for value in sine], 80, ASCII).plain.splitlines()
     assert len(rows) == WAVE_ROWS + 1
     plot = [row[4:].ljust(64) for row in rows[:WAVE_ROWS]]
     assert all(sum(row[x] != " " for row in plot) == (1 if plot[4][x] == "#" else 2) for x in range(64))
@@ -181,7 +181,7 @@ def test_waves_lie_over_each_other() -> None:
 
 @given(st.lists(st.floats()), st.lists(st.floats()), st.integers(40, 120))
 def test_whatever_the_waves_are_they_are_drawn(target: list[float], model: list[float], width: int) -> None:
-    rows = draw_waves(target, model, width, FINE).plain.splitlines()
+    rows = draw_waves(target, model, width, UNICODE).plain.splitlines()
     assert len(rows) == WAVE_ROWS + 1
     assert max(map(len, rows)) <= width
 
@@ -196,7 +196,7 @@ def test_a_run_of_any_length_takes_the_same_memory() -> None:
             for step in range(1, count)
         )
         tracemalloc.start()
-        losses = Losses.of(lines)
+        losses = Losses.from_lines(lines)
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return most, losses
@@ -204,7 +204,7 @@ def test_a_run_of_any_length_takes_the_same_memory() -> None:
     (few, _), (many, losses) = peak(100_000), peak(400_000)
     assert many < 1.3 * few < 8e6, (few, many)
     steps, values = losses.training.steps, losses.training.values
-    assert len(steps) < MOST and steps[-1] == 399_999 and steps[0] == 1
+    assert len(steps) < MAX_POINTS and steps[-1] == 399_999 and steps[0] == 1
     assert np.diff(steps).max() < 200  # as many of the first as of the last
     assert (
         values.max() > 14
@@ -219,8 +219,10 @@ def test_figures_of_many_steps_are_thinned_likewise() -> None:
     lines = (
         {"step": step, "loss": math.nan if step % 3 else 2.0, "lr": step / 1e6} for step in range(1, 100_000)
     )
-    found = RunSeries.of(lines)
+    found = RunSeries.from_lines(lines)
     assert (
-        found.step == 99_999 and len(found.series("lr")) < MOST and set(found.series("loss").values) == {2.0}
+        found.step == 99_999
+        and len(found.series("lr")) < MAX_POINTS
+        and set(found.series("loss").values) == {2.0}
     )
     assert (np.diff(found.series("lr").values) > 0).all() and found.series("lr").values[-1] == 99_999 / 1e6

@@ -14,7 +14,7 @@ from llamatrain.engine.profiler import IMPORTS, Recorder
 from llamatrain.engine.program import Program
 from llamatrain.graph import ops as O
 from llamatrain.graph.tensor import parameter, placeholder
-from llamatrain.report.profile import table
+from llamatrain.report.profile import profile_table
 from tests.helpers.cli import (
     TINY,
     Argument,
@@ -261,4 +261,4 @@ def test_what_is_open_counts_until_now() -> None:
     with recorder.phase("outer"), recorder.phase("inner"):
         phases, whole = recorder.startup_times()
     assert phases.keys() == {"outer", "inner"} and 0 < sum(phases.values()) <= whole
-    assert next(line.split() for line in table(recorder)) == ["until", "the", "end", "s"]
+    assert next(line.split() for line in profile_table(recorder)) == ["until", "the", "end", "s"]

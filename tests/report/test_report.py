@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from llamatrain.report.format import stride
+from llamatrain.report.format import line_interval
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.records import Score, StepLine
 from llamatrain.report.report import Report
@@ -35,7 +35,7 @@ class Run:
         self.console = Console(
             file=self.stream, width=width, height=24, force_terminal=terminal, color_system=None
         )
-        metrics = Metrics.fresh(folder / "metrics.jsonl")
+        metrics = Metrics.create(folder / "metrics.jsonl")
         self.report = Report(metrics, iters=iters, console=self.console, clock=lambda: self.now, **more)
 
     def step(self, step: int, loss: float = 2.5, takes: float = 2.0, grad_norm: float | None = 0.8) -> None:
@@ -188,13 +188,13 @@ def test_a_run_that_stops_early_shows_its_last_step(tmp_path: Path) -> None:
     ("iters", "every"), [(1, 1), (150, 1), (151, 2), (256, 2), (750, 5), (10_000, 100), (0, 1)]
 )
 def test_strides_are_round(iters: int, every: int) -> None:
-    assert stride(iters) == every
+    assert line_interval(iters) == every
 
 
 def test_the_header_is_aligned_and_wrapped_below_its_values(tmp_path: Path) -> None:
     run = Run(tmp_path, 10, width=40)
     with run.report:
-        run.report.header(
+        run.report.print_header(
             [
                 ("model", "llama, 4 layers"),
                 ("data", "one two three four five six seven eight"),
@@ -214,7 +214,7 @@ def test_the_header_is_aligned_and_wrapped_below_its_values(tmp_path: Path) -> N
 def test_the_display_begins_with_the_header(tmp_path: Path) -> None:
     run = Run(tmp_path, 10, terminal=True)
     with run.report:
-        run.report.header([("model", "llama")])
+        run.report.print_header([("model", "llama")])
         run.report.log("compiling")
         assert run.text().endswith("compiling\n" + "─" * 32 + "  0/10  0:00")
 
@@ -235,9 +235,9 @@ def test_texts_of_others_stay_texts(tmp_path: Path) -> None:
     with run.report:
         run.report.log("[bold]a[/bold] \x1b[2J\nb :smile:")
         run.report.warn("[/] \u202e")
-        run.report.header([("[red]n", "\x9b1m[link=x]v")])
+        run.report.print_header([("[red]n", "\x9b1m[link=x]v")])
         run.report.show_activity("[red]\x07")
-        run.report.sample(5, "a[blue]\x1b]0;t\x07\r\n\tb\x00")
+        run.report.print_sample(5, "a[blue]\x1b]0;t\x07\r\n\tb\x00")
         run.step(1)
     shown = run.text()
     assert r"[bold]a[/bold] \x1b[2J\nb :smile:" in shown
@@ -251,8 +251,8 @@ def test_texts_of_others_stay_texts(tmp_path: Path) -> None:
 def test_samples_are_of_a_limited_length(tmp_path: Path) -> None:
     run = Run(tmp_path, 10)
     with run.report:
-        run.report.sample(5, "a\n" * 100)
-        run.report.sample(6, "b" * 5000)
+        run.report.print_sample(5, "a\n" * 100)
+        run.report.print_sample(6, "b" * 5000)
     first, second = run.text().split("sample at step 6\n")
     assert first.splitlines() == ["sample at step 5", *["│ a"] * 12, "│ ..."]
     assert second.count("b") == 1000
@@ -263,11 +263,11 @@ def test_plain_streams_have_plain_lines(tmp_path: Path) -> None:
     """Whatever they can write: here ASCII, and an error for all else."""
     run = Run(tmp_path, 4, encoding="ascii")
     with run.report:
-        run.report.header([("data", "Größe")])
+        run.report.print_header([("data", "Größe")])
         for step in range(1, 5):
             run.step(step, 1 / step)
-        run.report.sample(4, "naïve")
-        run.report.wave([0, 1, 0, -1], [0.5, 0, 0, 0])
+        run.report.print_sample(4, "naïve")
+        run.report.print_waves([0, 1, 0, -1], [0.5, 0, 0, 0])
         run.report.on_save(4, "runs/1/checkpoint-4.gguf")
         run.report.end(tmp_path)
     shown = run.text()
@@ -285,10 +285,10 @@ def test_the_end_draws_all_of_a_resumed_run(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
         "".join(f'{{"step": {n}, "loss": {9 - n / 10}}}\n' for n in range(1, 61))
     )
-    metrics = Metrics.resumed(tmp_path / "metrics.jsonl", 50)
+    metrics = Metrics.resume(tmp_path / "metrics.jsonl", 50)
     stream = io.StringIO()
     with Report(metrics, iters=100, console=Console(file=stream, width=80)) as report:
-        report.resumed(50)
+        report.set_start(50)
         report.on_step(line_of(51, 3.0, 1e-3, None, 51, 0.1, 10.0))
         report.end(tmp_path)
     noise = re.search(r'class="training noise" points="([^"]*)"', (tmp_path / "loss.svg").read_text())
@@ -309,12 +309,12 @@ def test_a_picture_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
 def test_on_a_terminal_no_line_is_too_wide(tmp_path: Path, width: int) -> None:
     run = Run(tmp_path, 2000, width=width, terminal=True)
     with run.report:
-        run.report.resumed(990)
+        run.report.set_start(990)
         for step in range(991, 1000):
             run.step(step)
         run.report.on_validation(999, scored(2.5, 4096))
         run.report.on_save(999, "x")
-        run.report.wave([0.5] * 64, [0.1] * 64)
+        run.report.print_waves([0.5] * 64, [0.1] * 64)
         below = list(run.console.render_lines(run.report._display(), pad=False))
     shown = [re.sub(r"\x1b\[[?\d]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", run.text())]
     assert max(map(len, shown)) <= width
@@ -332,7 +332,7 @@ def test_a_step_that_is_not_printed_costs_little(tmp_path: Path) -> None:
     lines = [line_of(n, 2.3 / n, 1e-3 / 3, 0.8 / n, n * 512, 0.0004 / n, 1e6 / n) for n in range(1, 10_001)]
     costs = []
     with Report(
-        Metrics.fresh(tmp_path / "metrics.jsonl"),
+        Metrics.create(tmp_path / "metrics.jsonl"),
         iters=10**6,
         every=10**6,
         console=Console(file=io.StringIO()),

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from llamatrain.distributed import stderr as voice
 from llamatrain.platform import terminal
-from llamatrain.report.console import QuietConsole, stderr
+from llamatrain.report.console import QuietConsole, stderr_console
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.report import Report
 from tests.helpers.step_records import line_of
@@ -27,9 +27,9 @@ from llamatrain.report.metrics import Metrics
 from llamatrain.report.report import Report
 from tests.helpers.step_records import line_of
 folder, ending = Path(sys.argv[1]), sys.argv[2]
-with Report(Metrics.fresh(folder / "metrics.jsonl"), iters=200) as report:
-    report.header([("model", "llama")])
-    report.wave([0.0, 0.5], [0.5, 0.0])
+with Report(Metrics.create(folder / "metrics.jsonl"), iters=200) as report:
+    report.print_header([("model", "llama")])
+    report.print_waves([0.0, 0.5], [0.5, 0.0])
     for step in range(1, 101):
         report.on_step(line_of(step, 2.0, 1e-3, 0.5, step, 0.01, 100.0))
         time.sleep(0.006)
@@ -128,7 +128,7 @@ class Closed(io.TextIOBase):
 
 def test_what_nobody_can_read_any_more_ends_no_run(tmp_path: Path) -> None:
     console = QuietConsole(file=Closed())  # type: ignore[arg-type]
-    with Report(Metrics.fresh(tmp_path / "metrics.jsonl"), iters=2, every=1, console=console) as report:
+    with Report(Metrics.create(tmp_path / "metrics.jsonl"), iters=2, every=1, console=console) as report:
         for step in (1, 2):
             report.on_step(line_of(step, 2.0, 1e-3, 0.5, step, 1.0, 1.0))
     assert console.quiet and len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
@@ -151,8 +151,10 @@ def test_no_colour_where_none_is_wished(
     for name, value in ({"TERM": "xterm-256color"} | said).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stderr", shown := Coloured())
-    with Report(Metrics.fresh(tmp_path / "metrics.jsonl"), iters=2, every=1, console=stderr()) as report:
-        report.header([("model", "llama")])
+    with Report(
+        Metrics.create(tmp_path / "metrics.jsonl"), iters=2, every=1, console=stderr_console()
+    ) as report:
+        report.print_header([("model", "llama")])
         report.warn("beware")
         report.on_step(line_of(1, 2.0, 1e-3, 0.5, 1, 1.0, 1.0))
     codes = re.findall(r"\x1b\[([\d;]*)m", shown.getvalue())
@@ -261,7 +263,7 @@ def test_a_display_that_stands_is_told_of_and_gone_with_the_report(tmp_path: Pat
     stream = io.StringIO()
     console = Console(file=stream, width=100, height=24, force_terminal=True, color_system=None)
     with Report(Metrics(tmp_path / "metrics.jsonl"), iters=10, console=console) as report:
-        report.header([])
+        report.print_header([])
         with terminal.progress_bar("compiling kernels", total=31) as bar:
             bar.update(12)
             assert report._live

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from llamatrain.checkpoints import run_folder as folders
-from llamatrain.checkpoints.read import read
+from llamatrain.checkpoints.read import read_checkpoint
 from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.report.series import Losses
-from llamatrain.report.svg_plot import picture
+from llamatrain.report.svg_plot import draw_svg
 from llamatrain.train.evaluate import LossMeter
 from llamatrain.train.state import Best
 from llamatrain.train.step import StepRunner
@@ -248,7 +248,7 @@ class Killed(SystemExit):
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, moment: str, step: int) -> None:
     """Before a checkpoint of this step is written, or after it; or after the best is."""
-    write, keep = folders.write, folders.RunFolder.keep_best
+    write, keep = folders.write, folders.RunFolder.link_best
 
     def written(path: Path, checkpoint: Any, *more: Any, **others: Any) -> None:
         here = checkpoint.state.counters.step == step
@@ -264,8 +264,8 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, moment: str, step: int) -> None:
             raise Killed(9)
         return found
 
-    monkeypatch.setattr(folders, "write", written)
-    monkeypatch.setattr(folders.RunFolder, "keep_best", kept)
+    monkeypatch.setattr(folders, "write_checkpoint", written)
+    monkeypatch.setattr(folders.RunFolder, "link_best", kept)
 
 
 @pytest.mark.parametrize("moment", ["before", "after", "best"])
@@ -283,10 +283,10 @@ def test_a_kill_heals(
         killed_at(patched, moment, step if moment == "best" else -(-step // every) * every)
         assert tuned("run", *given).code == 9
     folder = tmp_path / "run"
-    before = read(folder / "checkpoint-LATEST.gguf").state
+    before = read_checkpoint(folder / "checkpoint-LATEST.gguf").state
     if before.best.step is not None and moment != "after":  # left before it comes to that validation again
         ran("finetune", "--resume", folder, "--max-time", "0.001s") if before.counters.step < 12 else None
-        now = read(folder / "checkpoint-LATEST.gguf").state
+        now = read_checkpoint(folder / "checkpoint-LATEST.gguf").state
         assert (folder / "best.gguf").samefile(folder / f"best-{now.best.step}.gguf")
     ran("finetune", "--resume", folder)
     found = timeless(folder)
@@ -381,21 +381,21 @@ def test_of_other_validation_data_it_begins_anew(tuned: Callable[..., Any], tmp_
     (tmp_path / "other.txt").write_text("something else " * 90)
     done = ran("finetune", "--resume", tmp_path / "run", "--iters", 8, "--val", tmp_path / "other.txt")
     assert "the validation data is another: which validation is the best begins anew" in done.err
-    assert read(tmp_path / "run" / "checkpoint-8.gguf").state.best.step == 8
+    assert read_checkpoint(tmp_path / "run" / "checkpoint-8.gguf").state.best.step == 8
 
 
 def test_a_checkpoint_without_it_goes_on(tuned: Callable[..., Any], tmp_path: Path) -> None:
     """Those of before knew of no best: the next validation is."""
     assert tuned("run", "--iters", 4, "--eval-every", 0).code == 0
-    assert read(tmp_path / "run" / "checkpoint-4.gguf").state.best == Best()
+    assert read_checkpoint(tmp_path / "run" / "checkpoint-4.gguf").state.best == Best()
     ran("finetune", "--resume", tmp_path / "run", "--iters", 6, "--eval-every", 2)
-    assert read(tmp_path / "run" / "checkpoint-6.gguf").state.best.step == 6
+    assert read_checkpoint(tmp_path / "run" / "checkpoint-6.gguf").state.best.step == 6
 
 
 def test_the_picture_marks_it() -> None:
     lines = [{"step": step, "val_loss": loss} for step, loss in enumerate([3.0, 2.5, 2.5, None, 4.0])]
-    losses = Losses.of([*lines, {"step": 1, "loss": 3.0}])
+    losses = Losses.from_lines([*lines, {"step": 1, "loss": 3.0}])
     assert losses.best.steps.tolist() == [1.0] and losses.best.values.tolist() == [2.5]
-    drawn = picture(losses, "run")
+    drawn = draw_svg(losses, "run")
     assert drawn.count("validation best") == 1 and "validation loss 4.0000 (best 2.5000 at step 1)" in drawn
-    assert "validation best" not in picture(Losses.of([{"step": 1, "loss": 3.0}]), "run")
+    assert "validation best" not in draw_svg(Losses.from_lines([{"step": 1, "loss": 3.0}]), "run")

@@ -177,7 +177,7 @@ def test_the_file_is_what_llama_cpp_takes(place: Path) -> None:
     half = open_gguf(finetuned("half", "--adapter-type", "f16") / "adapter.gguf")
     assert {tensor.type.name for tensor in half.tensors.values()} == {"F16"}
     for name in MATRICES:
-        a, b = gguf.read(found.path).delta(name), gguf.read(half.path).delta(name)
+        a, b = gguf.read_gguf_adapter(found.path).delta(name), gguf.read_gguf_adapter(half.path).delta(name)
         assert np.abs(a - b).max() <= 2e-3 * np.abs(a).max()
 
 
@@ -275,7 +275,7 @@ def test_the_ancestors_adapters_are_mixed_in(place: Path) -> None:
 
     made = adapter(H, MATRICES)
     (place / "old.bin").write_bytes(ggla(made, 4, 8))
-    gguf.write(place / "new.gguf", made)
+    gguf.write_adapter(place / "new.gguf", made)
     assert losses(finetuned("old", "--lora", "old.bin")) == losses(finetuned("new", "--lora", "new.gguf"))
 
 

@@ -28,10 +28,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     base(tmp_path / "base.gguf", H)
     base(tmp_path / "tied.gguf", TIED)
     written(tmp_path / "mamba.gguf", H, new_weights(H), more={"general.architecture": string("mamba")})
-    gguf.write("wide.gguf", adapter(WIDE, linear(WIDE)))
-    gguf.write("ends.gguf", adapter(H, [EMBEDDINGS, OUTPUT]))
-    gguf.write("deep.gguf", adapter(small(layers=3), ["blk.2.attn_q.weight"]))
-    gguf.write("plain.gguf", adapter(H, linear(H)))
+    gguf.write_adapter("wide.gguf", adapter(WIDE, linear(WIDE)))
+    gguf.write_adapter("ends.gguf", adapter(H, [EMBEDDINGS, OUTPUT]))
+    gguf.write_adapter("deep.gguf", adapter(small(layers=3), ["blk.2.attn_q.weight"]))
+    gguf.write_adapter("plain.gguf", adapter(H, linear(H)))
     if "checkpoint" in request.node.name:
         ran("finetune", "base.gguf", "text.txt", *ROWS, "--iters", 1, "--out", "run0")
     return tmp_path
@@ -192,7 +192,7 @@ def test_what_is_read_is_not_written(place: Path) -> None:
         refused(tried(model, "--overwrite"), (1, 2), "run")
         assert (place / "run" / "adapter.gguf").read_bytes() == before
     base(place / "base.gguf", H)
-    gguf.write(place / "run" / "adapter.gguf", adapter(H, linear(H)))
+    gguf.write_adapter(place / "run" / "adapter.gguf", adapter(H, linear(H)))
     before = (place / "run" / "adapter.gguf").read_bytes()
     for option in ("--lora", "--lora-init"):
         refused(tried("base.gguf", "--overwrite", option, "run/adapter.gguf"), (1, 2), "run")
@@ -221,7 +221,7 @@ def test_another_architecture_is_refused_by_its_head(place: Path) -> None:
     from llamatrain.data.tokenizer import new_vocab
     from llamatrain.gguf.writer import encode_head
 
-    keys = h.metadata("huge") | new_vocab.bytes_only() | {"general.architecture": string("mamba")}
+    keys = h.metadata("huge") | new_vocab.bytes_vocabulary() | {"general.architecture": string("mamba")}
     made = encode_head(keys, infos, 32)
     with Path("huge.gguf").open("wb") as file:
         file.write(made + bytes(-len(made) % 32))

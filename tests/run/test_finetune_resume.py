@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llamatrain.adapters import peft
-from llamatrain.checkpoints.read import read
+from llamatrain.checkpoints.read import read_checkpoint
 from llamatrain.model.rope import Rope
 from tests.helpers.adapter_files import adapter, ggla
 from tests.helpers.cli import (
@@ -256,7 +256,7 @@ def test_copies_of_the_base_are_decided_once(place: Path) -> None:
 
 
 def kept_options(folder: Path) -> dict[str, Any]:
-    return read(folder / "checkpoint-LATEST.gguf").options
+    return read_checkpoint(folder / "checkpoint-LATEST.gguf").options
 
 
 def test_only_the_adapter(place: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.adapters.read import read
-from llamatrain.checkpoints.read import read as read_checkpoint
+from llamatrain.adapters.read import read_adapter
+from llamatrain.checkpoints.read import read_checkpoint as read_checkpoint
 from llamatrain.gguf.reader import open_gguf
 from tests.helpers.cli import TINY, Argument, losses, ran, run, same_bits, steps, tensors, text_file
 from tests.helpers.lora_runs import base, decoded
@@ -52,7 +52,7 @@ def test_norms_embeddings_and_output_are_trained(place: Path) -> None:
         "note: llama.cpp applies no pairs of norms, such as that for blk.0.attn_norm.weight, and says nothing: "
         "export-lora merges them"
     )
-    adapter = read(Path("run/adapter.gguf"), H)
+    adapter = read_adapter(Path("run/adapter.gguf"), H)
     assert set(adapter.pairs) == {*NORMS, "token_embd.weight", "output.weight"}
     assert all(adapter.pairs[name].rank == 1 and np.abs(adapter.delta(name)).max() > 0 for name in NORMS)
     assert adapter.pairs["output.weight"].rank == 8
@@ -72,7 +72,7 @@ def test_norms_embeddings_and_output_are_trained(place: Path) -> None:
 
 def test_a_rank_of_a_norm_gives_it_an_adapter_beside_the_usual_ones(place: Path) -> None:
     ran("finetune", "base.gguf", "text.txt", *ROWS, "--rank", "attn_norm=2", "--iters", 2, "--out", "run")
-    pairs = read(Path("run/adapter.gguf"), H).pairs
+    pairs = read_adapter(Path("run/adapter.gguf"), H).pairs
     assert pairs["blk.1.attn_norm.weight"].rank == 2 and pairs["blk.1.attn_q.weight"].rank == 8
     assert "output_norm.weight" not in pairs and "blk.0.ffn_norm.weight" not in pairs
 

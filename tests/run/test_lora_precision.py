@@ -103,7 +103,7 @@ class Exact:
 def errors(shape: Shape, folder: Path, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """How far each loss of a run is from that in float64; and how far rounded gradients bring that itself."""
     plain = written(folder / "plain.gguf", shape, weights(shape, last=2.5, seed=seed))
-    gguf.write(folder / "any.gguf", runs.adapter_of(shape, runs.factors(shape)))
+    gguf.write_adapter(folder / "any.gguf", runs.adapter_of(shape, runs.factors(shape)))
     model, data = folder / "base.gguf", runs.data(folder)
     ran("export-lora", plain, "--lora-scaled", folder / "any.gguf", 0, "--type", "q8_0", "--out", model)
     for name, steps in (("first", 0), ("run", STEPS)):

@@ -79,7 +79,7 @@ def test_however_the_tokens_come(h: Hyperparameters, kernels: str) -> None:
         decoder.reset()
         for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True):
             close(decoder.feed(ids[start:end]), expected[end - 1])
-            assert decoder.position == end and decoder.room == h.ctx - end
+            assert decoder.position == end and decoder.free_positions == h.ctx - end
 
 
 def test_a_text_leaves_nothing_to_the_next() -> None:
@@ -116,7 +116,7 @@ def test_weights_that_cannot_be_written_will_do() -> None:
 def test_the_context_is_used_to_its_end(ctx: int) -> None:
     h = small(layers=1, ctx=128)
     decoder = Decoder(h, weights(h), ctx=ctx)
-    assert np.all(np.isfinite(decoder.feed(tokens(ctx)))) and decoder.room == 0
+    assert np.all(np.isfinite(decoder.feed(tokens(ctx)))) and decoder.free_positions == 0
     with pytest.raises(LlamatrainError, match=rf"1 tokens do not fit a context of {ctx} that holds {ctx}"):
         decoder.feed([1])
     decoder.reset()
@@ -189,7 +189,7 @@ def test_greedy_tokens_are_the_likeliest() -> None:
     made = Generation(Decoder(h, arrays, ctx=h.ctx), tokens(5), SamplingOptions(temp=0, n=12))
     found = list(made)
     logits = trained_logits(h, arrays, made.tokens, "cpu")
-    assert found == logits[4:-1].argmax(1).tolist() and made.ended == "n" and len(set(found)) > 4
+    assert found == logits[4:-1].argmax(1).tolist() and made.stop_reason == "n" and len(set(found)) > 4
 
 
 def test_generating_ends() -> None:
@@ -200,7 +200,7 @@ def test_generating_ends() -> None:
         options: SamplingOptions = GREEDY, ends: tuple[int, ...] = (), prompt: int = 5
     ) -> tuple[list[int], str]:
         generation = Generation(decoder, tokens(prompt), options, ends)
-        return list(generation), generation.ended
+        return list(generation), generation.stop_reason
 
     whole = made()
     assert (len(whole[0]), whole[1]) == (35, "ctx")
@@ -235,23 +235,23 @@ def test_what_is_left_after_a_shift_is_as_if_it_had_always_stood_there(
     for keep, gone in ((0, 11), (3, 10), (21, 1)):
         decoder.reset()
         decoder.feed(ids[:23])
-        assert decoder.shift(keep) and decoder.position == 23 - gone
+        assert decoder.shift_context(keep) and decoder.position == 23 - gone
         left = [*ids[:keep], *ids[keep + gone : 23]]
         fresh = Decoder(h, arrays, ctx=24, kernels=kernels)
         fresh.feed(left)
         close(decoder.feed(ids[23:24]), fresh.feed(ids[23:24]))
-    assert not decoder.shift(decoder.position - 1) and not decoder.shift(decoder.position)
+    assert not decoder.shift_context(decoder.position - 1) and not decoder.shift_context(decoder.position)
 
 
 def test_what_a_cache_holds_is_known() -> None:
     h, ids = small(ctx=40), tokens(30)
     decoder = Decoder(h, weights(h), ctx=h.ctx)
     decoder.feed(ids)
-    assert decoder.rewound([*ids[:20], 1 + max(ids[20], 1)]) == decoder.position == 20
+    assert decoder.rewind([*ids[:20], 1 + max(ids[20], 1)]) == decoder.position == 20
     decoder.feed(ids[20:])
-    assert decoder.rewound(ids) == 29  # a last one is fed, for the logits behind it
+    assert decoder.rewind(ids) == 29  # a last one is fed, for the logits behind it
     decoder.feed(ids[29:])
-    assert decoder.shift(3) and decoder.rewound(ids) == 3  # the others' values know of what has gone
+    assert decoder.shift_context(3) and decoder.rewind(ids) == 3  # the others' values know of what has gone
 
 
 def test_generating_goes_on_behind_the_context() -> None:
@@ -259,11 +259,11 @@ def test_generating_goes_on_behind_the_context() -> None:
     decoder = Decoder(h, weights(h), ctx=h.ctx)
     made = Generation(decoder, tokens(5), SamplingOptions(temp=0, n=100), keep=5)
     found = list(made)
-    assert len(found) == 100 and made.ended == "n"
+    assert len(found) == 100 and made.stop_reason == "n"
     assert found[:35] == list(Generation(decoder, tokens(5), GREEDY))
     assert len(list(Generation(decoder, tokens(40), SamplingOptions(temp=0, n=9), keep=0))) == 9
     full = Generation(decoder, tokens(39), SamplingOptions(temp=0, n=9), keep=39)
-    assert len(list(full)) == 1 and full.ended == "ctx"  # all of it is kept
+    assert len(list(full)) == 1 and full.stop_reason == "ctx"  # all of it is kept
 
 
 def test_llama_cpp_goes_on_in_the_same_way(tmp_path: Path) -> None:
@@ -311,8 +311,8 @@ def likeliest(
     for token in follow:
         logits[1] = -np.inf
         found.append(int(np.argmax(logits)))
-        if decoder.room == 1:
-            assert decoder.shift(keep)
+        if decoder.free_positions == 1:
+            assert decoder.shift_context(keep)
             for cache in decoder._graphs.caches[::2] if longer != 1 else ():
                 decoder._memory[cache].view(np.float32)[...] *= np.float32(longer)
         logits = decoder.feed([token]).copy()

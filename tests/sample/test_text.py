@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamatrain.sample.text import StopText, TokenNumbers, stream
+from llamatrain.sample.text import StopText, TokenNumbers, stream_text
 
 
 class Letters:
@@ -16,12 +16,12 @@ class Letters:
     def feed(self, token: int) -> str:
         return chr(token)
 
-    def end(self) -> str:
+    def flush(self) -> str:
         return self.last
 
 
 def passed(text: str, *stop: str, last: str = "") -> list[str]:
-    return list(stream(map(ord, text), Letters(last), stop))
+    return list(stream_text(map(ord, text), Letters(last), stop))
 
 
 def before(text: str, stops: tuple[str, ...]) -> str:
@@ -47,7 +47,7 @@ def test_nothing_of_a_stop_text_is_passed() -> None:
 
 def test_no_token_is_taken_after_a_stop_text() -> None:
     tokens = iter(map(ord, "abcdef"))
-    assert list(stream(tokens, Letters(), ["c"])) == ["a", "b"]
+    assert list(stream_text(tokens, Letters(), ["c"])) == ["a", "b"]
     assert next(tokens) == ord("d")
 
 
@@ -66,11 +66,11 @@ def test_pieces_make_no_difference(pieces: list[str], stops: tuple[str, ...]) ->
     for piece in pieces:
         given_out += guard.feed(piece)
         assert before("".join(pieces), stops).startswith(given_out)
-        if guard.found:
+        if guard.is_complete:
             break
-    assert given_out + ("" if guard.found else guard.end()) == before("".join(pieces), stops)
+    assert given_out + ("" if guard.is_complete else guard.flush()) == before("".join(pieces), stops)
 
 
 @pytest.mark.parametrize("tokens", [[], [3], [3, 0, 12]])
 def test_numbers(tokens: list[int]) -> None:
-    assert "".join(stream(tokens, TokenNumbers())) == " ".join(map(str, tokens))
+    assert "".join(stream_text(tokens, TokenNumbers())) == " ".join(map(str, tokens))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llamatrain.sample.thoughts import marks_of, split_thoughts
+from llamatrain.sample.thoughts import find_marks, split_thoughts
 
 THINK = ("<think>", "</think>")
 
@@ -35,7 +35,7 @@ def test_thoughts_and_words(prompt: str, answer: str, thoughts: str, words: str,
 
 def test_marks_are_those_of_the_template() -> None:
     assert (
-        marks_of("x</think>y") == THINK
-        and marks_of("[THINK]") == ("[THINK]", "[/THINK]")
-        and marks_of("none") is None
+        find_marks("x</think>y") == THINK
+        and find_marks("[THINK]") == ("[THINK]", "[/THINK]")
+        and find_marks("none") is None
     )

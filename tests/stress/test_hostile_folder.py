@@ -50,7 +50,7 @@ def tuned(out: str = "run", *more: Argument) -> Path:
 
 def with_options(folder: Path, own: bool = False, **parts: object) -> Path:
     """The run's checkpoint says other options, and its checksum is right; if it is one's own, its signature, too."""
-    checkpoint, newest, _ = RunFolder.newest(folder)
+    checkpoint, newest, _ = RunFolder.read_newest(folder)
     options = checkpoint.options
     for name, values in parts.items():
         options[name] = {**options[name], **values} if isinstance(values, dict) else values
@@ -125,7 +125,7 @@ def test_links_in_a_run_that_is_replaced(place: Path) -> None:
 
 def test_links_to_folders_are_not_entered(place: Path) -> None:
     kept = mine("config.toml")
-    with RunFolder.new(place / "run", "finetune") as made:
+    with RunFolder.create(place / "run", "finetune") as made:
         made.save(at(1), 1)
     for name in (".replaced-x", ".replacing-x", "checkpoint-7.gguf", ".model.gguf.00000000.tmp"):
         (place / "run" / name).symlink_to(place / "home")
@@ -144,18 +144,18 @@ def test_what_was_planted_does_not_come_back(aside: str, place: Path) -> None:
     (folder / aside / "model.gguf").write_text("planted")
     (folder / "config.toml").write_text("mine")
     before = names(folder)
-    refused(RunFolder.newest, folder)
+    refused(RunFolder.read_newest, folder)
     RunFolder(folder).close()
     assert (folder / "config.toml").read_text() == "mine" and names(folder) == before
 
 
 def test_what_was_put_aside_does_not_come_back_in_a_copy(place: Path) -> None:
-    with RunFolder.new(place / "run", "finetune") as made:
+    with RunFolder.create(place / "run", "finetune") as made:
         made.save(at(7), 1)
-    with RunFolder.new(place / "run", "finetune", overwrite=True) as made:
-        made.clear()
+    with RunFolder.create(place / "run", "finetune", overwrite=True) as made:
+        made.replace_run()
     shutil.copytree("run", "copy")
-    assert "no checkpoint to go on from" in refused(RunFolder.newest, place / "copy")
+    assert "no checkpoint to go on from" in refused(RunFolder.read_newest, place / "copy")
     assert newest_step(place / "run") == 7
 
 
@@ -164,15 +164,15 @@ def test_folders_in_the_place_of_files_stay(place: Path) -> None:
     kept.parent.mkdir(parents=True)
     kept.write_text("mine")
     (place / "run" / ".model.gguf.00000000.tmp").mkdir()
-    with RunFolder.new(place / "run", "finetune", overwrite=True) as made:
-        made.clear()
+    with RunFolder.create(place / "run", "finetune", overwrite=True) as made:
+        made.replace_run()
         for step in (0, 2, 3):
             made.save(at(step), 1)
-        made.settled()
-    with RunFolder.new(place / "run", "finetune", overwrite=True) as made:
-        made.clear()
+        made.remove_replaced()
+    with RunFolder.create(place / "run", "finetune", overwrite=True) as made:
+        made.replace_run()
         made.save(at(0), 1)
-        made.settled()
+        made.remove_replaced()
     assert kept.read_text() == "mine"
     assert names(place / "run") == [
         ".model.gguf.00000000.tmp",
@@ -185,7 +185,7 @@ def test_folders_in_the_place_of_files_stay(place: Path) -> None:
 
 @pytest.mark.parametrize("name", ["checkpoint-5.gguf", LATEST])
 def test_links_to_nowhere_and_round_and_round_are_passed_over(name: str, place: Path) -> None:
-    with RunFolder.new(place / "run", "finetune") as made:
+    with RunFolder.create(place / "run", "finetune") as made:
         made.save(at(1), 1)
     (place / "run" / name).unlink(missing_ok=True)
     for target in ("nowhere", name):
@@ -525,11 +525,11 @@ def test_a_fresh_file_of_figures_is_a_new_one(place: Path) -> None:
     kept = mine("figures").absolute()
     (place / "metrics.jsonl").symlink_to(kept)
     with untouched(kept):
-        with Metrics.fresh(place / "metrics.jsonl") as metrics:
+        with Metrics.create(place / "metrics.jsonl") as metrics:
             metrics.write({"step": 1})
         (place / "metrics.jsonl").unlink()
         os.link(kept, place / "hard.jsonl")
-        with Metrics.fresh(place / "hard.jsonl") as metrics:
+        with Metrics.create(place / "hard.jsonl") as metrics:
             metrics.write({"step": 1})
 
 

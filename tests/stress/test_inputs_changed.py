@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.checkpoints.read import read
+from llamatrain.checkpoints.read import read_checkpoint
 from llamatrain.errors import FileError
 from llamatrain.gguf import reader
 from llamatrain.gguf.reader import open_gguf
@@ -111,7 +111,7 @@ def sound(folder: Path, result: str) -> None:
     there = [*folder.glob("checkpoint-*.gguf")]
     assert there
     for path in there:
-        read(path)
+        read_checkpoint(path)
     no_temporary(folder)
 
 
@@ -302,7 +302,7 @@ def test_a_base_written_to_before_a_validation(
     options = ("--val-split", 0.2, "--eval-every", 2, "--out", tmp_path / "out", "--cache-base", "off")
     done = run("finetune", copy, text, *ITERS, *options)
     told(done, copy, "was written to", "from step 2")
-    assert read(tmp_path / "out" / "checkpoint-2.gguf").state.validation_due
+    assert read_checkpoint(tmp_path / "out" / "checkpoint-2.gguf").state.validation_due
 
 
 def test_a_base_that_was_touched(

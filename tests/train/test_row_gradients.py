@@ -14,7 +14,7 @@ from llamatrain.graph.tensor import F64, I32, parameter, placeholder
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.methods.sgd import SGD
 from llamatrain.optim.optimizer import ElementwiseRule
-from llamatrain.optim.update_graph import apply, differentiate, hold, stream
+from llamatrain.optim.update_graph import differentiate, hold_gradients, streamed_update, update_step
 from tests.helpers.cli import TINY, losses, ran, same_bits, text_file
 from tests.helpers.random_models import TINY as SMALL
 from tests.helpers.random_models import llama
@@ -112,11 +112,11 @@ def steps(
     made = differentiate(O.sum_sqr(O.matmul(O.get_rows(w, ids), a)), [w, a])
     arrays = dict(zip((w, a), first_values(), strict=True))
     if how == "streamed":
-        told, outputs = stream(made, rule)
+        told, outputs = streamed_update(made, rule)
         programs = [Program.build(outputs, arrays, kernels=kernels, threads=2)]
     else:
-        kept = hold(made, whole=how == "whole")
-        told, norm, outputs = apply(kept, rule, clip)
+        kept = hold_gradients(made, dense=how == "whole")
+        told, norm, outputs = update_step(kept, rule, clip)
         first = Program.build([kept.loss, *kept.first], arrays, kernels=kernels, threads=2)
         grads = {leaf: first.get_view(grad) for leaf, grad in zip(kept.memory, kept.first, strict=True)}
         programs = [first, Program.build(outputs, arrays | grads, kernels=kernels, threads=2)]
@@ -182,7 +182,7 @@ def test_rows_by_differences() -> None:
         taken: np.array([[5, 6, 5, 5], [19, 0, 6, 5]], np.int32),
     }
     made = differentiate(O.sum_sqr(O.get_rows(w, taken)), [w])
-    (rows, places), loss = made.brief[w], made.loss
+    (rows, places), loss = made.sparse[w], made.loss
     program, value = (
         Program.build(outputs, arrays, kernels="reference") for outputs in ([rows, places], [loss])
     )
@@ -206,21 +206,21 @@ def test_what_is_kept_as_rows() -> None:
     many = replace(SMALL, vocab=300, ctx=8)  # 64 tokens
     model = llama(many)
     made = differentiate(model.loss, model.trained)
-    rows = {w.name: [part.shape for part in grad] for w, grad in made.brief.items() if len(grad) > 1}
+    rows = {w.name: [part.shape for part in grad] for w, grad in made.sparse.items() if len(grad) > 1}
     assert rows == {"token_embd.weight": [(8, 8, 32), (300,)]}
-    assert {len(block) for block in hold(made).blocks.values()} == {1}
-    assert not hold(made, whole=False).more
+    assert {len(block) for block in hold_gradients(made).blocks.values()} == {1}
+    assert not hold_gradients(made, dense=False).more
     few = llama(replace(many, vocab=66))  # with their places, rows of so many would take more
-    assert all(len(grad) == 1 for grad in differentiate(few.loss, few.trained).brief.values())
+    assert all(len(grad) == 1 for grad in differentiate(few.loss, few.trained).sparse.values())
     tied, ids, targets = (
         parameter("w", (90, 4)),
         placeholder("ids", (5,), I32),
         placeholder("targets", (5,), I32),
     )
     loss = O.linear_cross_entropy(O.get_rows(tied, ids), tied, targets, placeholder("weights", (5,)))
-    assert len(differentiate(loss, [tied]).brief[tied]) == 1
+    assert len(differentiate(loss, [tied]).sparse[tied]) == 1
     twice = O.add(O.get_rows(tied, ids), O.get_rows(tied, ids))
-    assert len(differentiate(O.sum_sqr(twice), [tied]).brief[tied]) == 1
+    assert len(differentiate(O.sum_sqr(twice), [tied]).sparse[tied]) == 1
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -230,8 +230,8 @@ def test_an_embeddings_gradient_takes_no_memory_of_its_own(streamed: bool) -> No
     for words in (1000, 20000):
         w, a, taken = parameter("w", (words, 64)), parameter("a", (6, 64)), placeholder("ids", (40,), I32)
         made = differentiate(O.sum_sqr(O.matmul(O.get_rows(w, taken), a)), [w, a])
-        kept = hold(made, whole=False)
-        outputs = stream(made, AdamW())[1] if streamed else [kept.loss, *kept.first]
+        kept = hold_gradients(made, dense=False)
+        outputs = streamed_update(made, AdamW())[1] if streamed else [kept.loss, *kept.first]
         arenas.append(plan(outputs).arena)
     assert arenas[1] - arenas[0] <= 4 * 19000 + 64
 
@@ -266,7 +266,7 @@ def test_a_run_gives_the_bits_of_whole_gradients(
     )
     ran(*command, "--iters", 6, "--out", few)
     with monkeypatch.context() as patched:
-        patched.setattr("llamatrain.optim.update_graph.brief", lambda grad: (grad,))
+        patched.setattr("llamatrain.optim.update_graph.sparse_rows", lambda grad: (grad,))
         ran(*command, "--iters", 3, "--out", other)
     ran("from-scratch", "--resume", other, "--iters", 6)
     assert losses(few) == losses(other) and len(losses(few)) == 6

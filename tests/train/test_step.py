@@ -12,7 +12,13 @@ from llamatrain.graph.tensor import Tensor, parameter, placeholder
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.methods.lbfgs import LbfgsState
 from llamatrain.optim.methods.sgd import SGD
-from llamatrain.optim.update_graph import HeldGradients, apply, differentiate, hold, stream
+from llamatrain.optim.update_graph import (
+    HeldGradients,
+    differentiate,
+    hold_gradients,
+    streamed_update,
+    update_step,
+)
 from tests.helpers.random_models import TINY, Llama, llama
 
 Arrays = dict[Tensor, np.ndarray]
@@ -47,7 +53,7 @@ def by_name(size=SIZE) -> dict[str, np.ndarray]:
 def accumulated(micro: int) -> tuple[float, dict[str, np.ndarray]]:
     """Loss and gradients of the batch of 8, in micro-batches of this many rows."""
     arrays, model = by_name(), llama(replace(SIZE, batch=micro))
-    kept = hold(differentiate(model.loss, model.trained))
+    kept = hold_gradients(differentiate(model.loss, model.trained))
     blocks = {block: np.full(block.shape, np.nan, np.float32) for block in kept.memory}
     memory = {
         leaf: np.ascontiguousarray(array) for leaf, array in fitted(model, arrays, slice(0, micro)).items()
@@ -75,7 +81,7 @@ def test_micro_batches_add_up_to_the_batch() -> None:
 def test_one_gradient_for_two_parameters_is_kept_twice() -> None:
     a, b = parameter("a", (3,)), parameter("b", (3,))
     made = differentiate(O.sum_sqr(O.add(a, b)), [a, b])
-    kept = hold(made)
+    kept = hold_gradients(made)
     blocks = {block: np.zeros(3, np.float32) for block in kept.memory}
     memory = {a: np.arange(3, dtype=np.float32), b: np.ones(3, np.float32)}
     reference([kept.loss, *kept.first], memory | dict(zip(kept.first, blocks.values(), strict=True)))()
@@ -99,7 +105,7 @@ def problem() -> tuple[HeldGradients, list[Tensor], Arrays]:
         bias: random(4, seed=3),
         c: random(5, 4, seed=4),
     }
-    return hold(differentiate(O.sum_sqr(error), weights)), weights, arrays
+    return hold_gradients(differentiate(O.sum_sqr(error), weights)), weights, arrays
 
 
 def kept_steps(
@@ -108,7 +114,7 @@ def kept_steps(
     """The weights after steps with kept gradients, and the norms."""
     kept, weights, arrays = problem()
     blocks = {block: np.zeros(block.shape, np.float32) for block in kept.memory}
-    inputs, norm, outputs = apply(kept, optimizer, clip)
+    inputs, norm, outputs = update_step(kept, optimizer, clip)
     first = reference([kept.loss, *kept.first], arrays | dict(zip(kept.first, blocks.values(), strict=True)))
     last = reference(outputs, {**{weight: arrays[weight] for weight in weights}, **blocks})
     norms = []
@@ -122,7 +128,7 @@ def kept_steps(
 
 def streamed_steps(optimizer: AdamW | SGD, schedules: list[np.ndarray]) -> list[np.ndarray]:
     kept, weights, arrays = problem()
-    inputs, outputs = stream(differentiate(kept.loss, weights), optimizer)
+    inputs, outputs = streamed_update(differentiate(kept.loss, weights), optimizer)
     program = reference(outputs, arrays)
     for schedule in schedules:
         program.write(inputs.schedule, schedule)
@@ -169,7 +175,7 @@ def test_decay_is_for_two_or_more_dimensions() -> None:
         ]
         sums = [O.scale(O.sum(weight), by=1e-30) for weight in made]
         loss = O.add(O.add(sums[0], sums[1]), O.add(sums[2], sums[3]))
-        inputs, outputs = stream(differentiate(loss, made), optimizer)
+        inputs, outputs = streamed_update(differentiate(loss, made), optimizer)
         arrays = {weight: np.ones(weight.shape, np.float32) for weight in made}
         program = reference(outputs, arrays)
         program.write(inputs.schedule, [0.5, 1, 1])
@@ -245,7 +251,7 @@ def product() -> tuple[Tensor, list[Tensor], Arrays]:
 def test_a_product_is_found_step_by_step(optimizer: AdamW | SGD, rate: float, steps: int) -> None:
     loss, weights, arrays = product()
     made = differentiate(loss, weights)
-    inputs, outputs = stream(made, optimizer)
+    inputs, outputs = streamed_update(made, optimizer)
     program, losses = reference(outputs, arrays), []
     for step in range(1, steps + 1):
         program.write(inputs.schedule, optimizer.schedule(step, rate * (1 - step / (steps + 1))))

@@ -13,10 +13,10 @@ from llamatrain.optim.optimizer import ElementwiseRule
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(ElementwiseRule):
-    kept_as = "adam"
+    checkpoint_name = "adam"
     states: ClassVar = {"m": "first_moments", "v": "second_moments"}
-    squares = ("second_moments",)
-    brief = True
+    nonnegative = ("second_moments",)
+    takes_sparse_rows = True
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -26,11 +26,14 @@ class AdamW(ElementwiseRule):
         """The rate and both bias corrections."""
         return np.array([rate, 1.0 - self.beta1**step, 1.0 - self.beta2**step], np.float32)  # (3,)
 
-    def step(
+    def update(
         self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor
     ) -> Sequence[Tensor]:
-        given, decay = (weight, *self.beside(weight), grad, schedule, factor, *places), self.decay(weight)
-        return opt_step_adamw(*given, beta1=self.beta1, beta2=self.beta2, eps=self.eps, decay=decay)[:1]
+        inputs, decay = (
+            (weight, *self.states_for(weight), grad, schedule, factor, *places),
+            self.decay_for(weight),
+        )
+        return opt_step_adamw(*inputs, beta1=self.beta1, beta2=self.beta2, eps=self.eps, decay=decay)[:1]
 
 
 OPTIMIZER = AdamW

@@ -13,18 +13,20 @@ import numpy as np
 
 from llamatrain.errors import UsageError
 from llamatrain.io.madvise import release_pages
-from llamatrain.optim.line_search import PATIENCE, SEARCHES, Line, search
+from llamatrain.optim.line_search import PATIENCE, SEARCHES, Line, line_search
 from llamatrain.optim.optimizer import Evaluate, Minimizer, Values
 
-FLAT = 1e-8  # s and y nearer than this to a right angle (cosine) say nothing of the curvature
+MIN_COSINE = 1e-8  # s and y nearer than this to a right angle (cosine) say nothing of the curvature
 PIECE = 1 << 18  # of a vector's elements
-ROUNDED = 1e-3  # of the product of their norms: how far theirs may be from one that was summed up elsewhere
+MAX_ROUNDING = (
+    1e-3  # of the product of their norms: how far theirs may be from one that was summed up elsewhere
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LBFGS(Minimizer):
-    kept_as = "lbfgs"
-    heeds = ("lbfgs_refresh",)
+    checkpoint_name = "lbfgs"
+    extra_options = ("lbfgs_refresh",)
     options: ClassVar = {"history": "lbfgs_history", "tolerance": None}
 
     history: int = 6
@@ -38,15 +40,15 @@ class LBFGS(Minimizer):
             raise UsageError(f"a history of {self.history} moves cannot be; it takes 1 or more")
 
     @property
-    def vectors(self) -> int:
+    def vector_count(self) -> int:
         """Both rings, point and gradient, and four of working memory."""
         return 2 * self.history + 6
 
-    def descent(self, x: np.ndarray) -> "LbfgsState":
+    def create_minimizer(self, x: np.ndarray) -> "LbfgsState":
         return LbfgsState(x, self)
 
     @classmethod
-    def shapes(cls, kept: Values, size: int) -> dict[str, tuple[int, ...]]:
+    def required_shapes(cls, kept: Values, size: int) -> dict[str, tuple[int, ...]]:
         moves = kept["memory_ys"].size if "memory_ys" in kept else 0
         memory = {"memory_s": (moves, size), "memory_y": (moves, size), "memory_ys": (moves,)}
         if "current_parameters" in kept:
@@ -56,27 +58,29 @@ class LBFGS(Minimizer):
         )  # it may begin anew, or with moves of an ancestor's
 
     @classmethod
-    def fault(cls, kept: Values) -> str | None:
+    def state_problem(cls, kept: Values) -> str | None:
         if "memory_ys" not in kept:
             return None
         numbers = (
             {"loss": float, "iteration": int, "evaluations": int} if "current_parameters" in kept else {}
         )
         numbers |= {name: int for name in ("idle",) if name in kept}
-        if wrong := [name for name, kind in numbers.items() if type(kept.get(name)) is not kind]:
-            return f"the number {cls.key(wrong[0])} is missing, or of another kind"
-        moves, held, at = (
+        if invalid := [name for name, kind in numbers.items() if type(kept.get(name)) is not kind]:
+            return f"the number {cls.checkpoint_key(invalid[0])} is missing, or of another kind"
+        moves, count, end = (
             kept["memory_ys"].size,
             kept.get("approx_hessian_count"),
             kept.get("line_search_end"),
         )
-        if not (type(held) is int and type(at) is int and 0 <= held <= moves and 0 <= at < moves):
-            return f"{held} moves held and the next one to go to place {at} cannot be in a history of {moves}"
-        for place in newest_first(held, at, moves):
-            s, y, ys = kept["memory_s"][place], kept["memory_y"][place], float(kept["memory_ys"][place])
+        if not (type(count) is int and type(end) is int and 0 <= count <= moves and 0 <= end < moves):
+            return (
+                f"{count} moves held and the next one to go to place {end} cannot be in a history of {moves}"
+            )
+        for slot in slots_newest_first(count, end, moves):
+            s, y, ys = kept["memory_s"][slot], kept["memory_y"][slot], float(kept["memory_ys"][slot])
             both, moved, changed = _dots(s, y)
-            if ys <= 0 or abs(both - ys) > ROUNDED * math.sqrt(moved * changed):
-                return f"{cls.key('memory_ys')} {ys:g} cannot be: move {place} and the change of gradients give another number"
+            if ys <= 0 or abs(both - ys) > MAX_ROUNDING * math.sqrt(moved * changed):
+                return f"{cls.checkpoint_key('memory_ys')} {ys:g} cannot be: move {slot} and the change of gradients give another number"
         return None
 
 
@@ -90,7 +94,7 @@ class LbfgsState:
         self.loss = math.nan  # not known before the first step
         self.s, self.y = np.zeros(ring, x.dtype), np.zeros(ring, x.dtype)  # (m, n)
         self.ys = np.zeros(self.options.history)  # (m,)
-        self.pairs, self.end = 0, 0  # how many are held, where the next one goes
+        self.move_count, self.next_slot = 0, 0  # how many are held, where the next one goes
         self.iteration, self.evaluations = 0, 0  # on these rows, and in all
         self.idle = 0  # evaluations since the loss has fallen by more than its rounding
         self.length = 0.0  # of the last step, in directions
@@ -105,11 +109,11 @@ class LbfgsState:
         """Go to a point of lower loss; where that cannot be done, stay and say why. Left half way, nothing has changed."""
         if math.isnan(self.loss):
             self.begin(evaluate)
-        before = self.pairs, self.evaluations, self.idle
+        saved = self.move_count, self.evaluations, self.idle
         try:
             return self._step(evaluate)
         except BaseException:
-            self.pairs, self.evaluations, self.idle = before
+            self.move_count, self.evaluations, self.idle = saved
             raise
 
     def begin(self, evaluate: Evaluate) -> None:
@@ -122,37 +126,41 @@ class LbfgsState:
             return f"stuck: the loss is {self.loss} and the gradient's norm {norm}"
         if norm <= self.options.tolerance * max(1.0, math.sqrt(_dot(self.x, self.x))):
             return f"converged: the gradient's norm is {norm:.3g}"
-        before, left = self.loss, PATIENCE - self.idle
-        found = self._descend(evaluate, patience=(left + 1) // 2 if self.pairs else left)
-        if not found and self.pairs and self.idle < PATIENCE:  # the history may mislead: once more without it
-            s = self.s[newest_first(1, self.end, len(self.ys))[0]]
-            self.forget()
-            found = self._descend(evaluate, patience=PATIENCE - self.idle, reach=math.sqrt(_dot(s, s)))
-        if before - self.loss > float(np.finfo(self.x.dtype).eps) * abs(before):
+        previous_loss, left = self.loss, PATIENCE - self.idle
+        improved = self._descend(evaluate, patience=(left + 1) // 2 if self.move_count else left)
+        if (
+            not improved and self.move_count and self.idle < PATIENCE
+        ):  # the history may mislead: once more without it
+            s = self.s[slots_newest_first(1, self.next_slot, len(self.ys))[0]]
+            self.clear_history()
+            improved = self._descend(evaluate, patience=PATIENCE - self.idle, reach=math.sqrt(_dot(s, s)))
+        if previous_loss - self.loss > float(np.finfo(self.x.dtype).eps) * abs(previous_loss):
             self.idle = 0
-        elif self.idle >= PATIENCE or not found:
-            told = f"the loss of {self.loss:.6g} fell by no more than its rounding in {self.idle} evaluations"
-            return f"stuck: {told} (the gradient's norm is {norm:.3g})"
+        elif self.idle >= PATIENCE or not improved:
+            reason = (
+                f"the loss of {self.loss:.6g} fell by no more than its rounding in {self.idle} evaluations"
+            )
+            return f"stuck: {reason} (the gradient's norm is {norm:.3g})"
         self.iteration += 1
         return None
 
-    def forget(self) -> None:
+    def clear_history(self) -> None:
         """Drop the history: the next direction is the steepest descent."""
-        self.pairs = 0
+        self.move_count = 0
 
-    def renew(self) -> None:
+    def restart(self) -> None:
         """Other rows: of their loss nothing is known."""
-        self.forget()
+        self.clear_history()
         self.loss, self.iteration, self.idle = math.nan, 0, 0
 
     def _descend(self, evaluate: Evaluate, patience: int, reach: float = 1.0) -> bool:
         """To a lower loss, in so many evaluations in a row that find none; a first move is of this length."""
         direction, slope = self.direction(), _dot(self._direction, self.gradient)
         if not -math.inf < slope < 0:  # uphill, or beyond all numbers
-            self.forget()
+            self.clear_history()
             direction, slope = self.direction(), _dot(self._direction, self.gradient)
 
-        def at(length: float) -> tuple[float, float]:
+        def evaluate_at(length: float) -> tuple[float, float]:
             self.length = length
             np.multiply(direction, length, out=self._trial)
             self._trial += self.x
@@ -160,16 +168,16 @@ class LbfgsState:
             return loss, _dot(direction, self._next_gradient)
 
         # without a history the direction has the gradient's length, which says little about how far to go
-        first = 1.0 if self.pairs else min(1.0, reach / math.sqrt(-slope))
-        tried = self.evaluations
-        found = search(
-            Line(at, self.loss, slope), SEARCHES[self.options.line_search], first, max(1, patience)
+        first = 1.0 if self.move_count else min(1.0, reach / math.sqrt(-slope))
+        evaluations = self.evaluations
+        loss_found = line_search(
+            Line(evaluate_at, self.loss, slope), SEARCHES[self.options.line_search], first, max(1, patience)
         )
-        self.idle += self.evaluations - tried
-        if found is None:
+        self.idle += self.evaluations - evaluations
+        if loss_found is None:
             return False
         self._remember()
-        self.loss = found
+        self.loss = loss_found
         self.x, self._trial = self._trial, self.x
         self.gradient, self._next_gradient = self._next_gradient, self.gradient
         return True
@@ -186,7 +194,7 @@ class LbfgsState:
         """Minus the inverse Hessian that the history stands for, times the gradient: the two-loop recursion."""
         d, product = self._direction, self._product
         np.negative(self.gradient, out=d)
-        moves, alpha = newest_first(self.pairs, self.end, len(self.ys)), {}
+        moves, alpha = slots_newest_first(self.move_count, self.next_slot, len(self.ys)), {}
         with np.errstate(over="ignore", invalid="ignore"):  # where it leads too far, the slope tells
             for i in moves:
                 alpha[i] = _dot(self.s[i], d) / float(self.ys[i])
@@ -203,25 +211,25 @@ class LbfgsState:
         s = np.subtract(self._trial, self.x, out=self._direction)
         y = np.subtract(self._next_gradient, self.gradient, out=self._product)
         ys = _dot(y, s)
-        if ys > FLAT * math.sqrt(_dot(s, s) * _dot(y, y)):
-            self.s[self.end], self.y[self.end], self.ys[self.end] = s, y, ys
-            self.end = (self.end + 1) % len(self.ys)
-            self.pairs = min(self.pairs + 1, len(self.ys))
+        if ys > MIN_COSINE * math.sqrt(_dot(s, s) * _dot(y, y)):
+            self.s[self.next_slot], self.y[self.next_slot], self.ys[self.next_slot] = s, y, ys
+            self.next_slot = (self.next_slot + 1) % len(self.ys)
+            self.move_count = min(self.move_count + 1, len(self.ys))
 
     # ---- the checkpoint ----------------------------------------------------
 
-    def kept(self) -> dict[str, Any]:
+    def state_values(self) -> dict[str, Any]:
         memory = {
             "memory_s": self.s,
             "memory_y": self.y,
             "memory_ys": self.ys,
             "approx_hessian_count": np.uint32(
-                self.pairs
+                self.move_count
             ),  # in so many bits by the ancestors, the next one too
-            "line_search_end": np.int32(self.end),
+            "line_search_end": np.int32(self.next_slot),
         }
         if math.isnan(self.loss):
-            return (memory if self.pairs else {}) | (
+            return (memory if self.move_count else {}) | (
                 {"evaluations": self.evaluations} if self.evaluations else {}
             )
         point = {"current_parameters": self.x, "current_gradients": self.gradient}
@@ -238,12 +246,12 @@ class LbfgsState:
         if "memory_s" not in kept:
             return
         if kept["memory_s"].shape != self.s.shape:
-            held, wanted = len(kept["memory_s"]), self.options.history
-            raise UsageError(f"the checkpoint holds a history of {held} moves, not the {wanted} asked for")
+            stored, wanted = len(kept["memory_s"]), self.options.history
+            raise UsageError(f"the checkpoint holds a history of {stored} moves, not the {wanted} asked for")
         _copy(self.s, kept["memory_s"])
         _copy(self.y, kept["memory_y"])
         self.ys[:] = kept["memory_ys"]
-        self.pairs, self.end = int(kept["approx_hessian_count"]), int(kept["line_search_end"])
+        self.move_count, self.next_slot = int(kept["approx_hessian_count"]), int(kept["line_search_end"])
         if "current_parameters" not in kept:  # the next step begins with an evaluation
             return
         _copy(self.x, kept["current_parameters"])
@@ -253,15 +261,15 @@ class LbfgsState:
 
 def _copy(target: np.ndarray, source: np.ndarray) -> None:
     """Copy an array piece by piece; the pages of a mapped file are let go."""
-    flat, given = target.reshape(-1), source.reshape(-1)
+    flat, values = target.reshape(-1), source.reshape(-1)
     for start in range(0, flat.size, PIECE):
-        flat[start : start + PIECE] = given[start : start + PIECE]
-        release_pages(given[start : start + PIECE])
+        flat[start : start + PIECE] = values[start : start + PIECE]
+        release_pages(values[start : start + PIECE])
 
 
-def newest_first(held: int, end: int, places: int) -> list[int]:
+def slots_newest_first(count: int, end: int, slots: int) -> list[int]:
     """Where a ring has the moves that it holds; the next one goes to `end`."""
-    return [(end - 1 - age) % places for age in range(held)]
+    return [(end - 1 - age) % slots for age in range(count)]
 
 
 def _dot(a: np.ndarray, b: np.ndarray) -> float:
@@ -271,13 +279,13 @@ def _dot(a: np.ndarray, b: np.ndarray) -> float:
 
 def _dots(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a·b, a·a and b·b; the pages of a mapped file are let go."""
-    found = np.zeros(3)
+    sums = np.zeros(3)
     for start in range(0, a.size, PIECE):
         parts = [vector[start : start + PIECE] for vector in (a, b)]
-        found += _dot(*parts), _dot(parts[0], parts[0]), _dot(parts[1], parts[1])
+        sums += _dot(*parts), _dot(parts[0], parts[0]), _dot(parts[1], parts[1])
         for part in parts:
             release_pages(part)
-    return found
+    return sums
 
 
 OPTIMIZER = LBFGS

@@ -25,54 +25,54 @@ from llamatrain.graph.tensor import BF16, Tensor
 from llamatrain.optim.methods.adamw import AdamW
 
 A, B, C = 3.4445, -4.7750, 2.0315  # of the polynomial: all singular values come near 1, and soon
-PRODUCTS = 5
-TINY = 1e-7  # beside the norm
-SIZE = 0.2  # of an element of AdamW's steps, in rates
+ITERATIONS = 5
+EPSILON = 1e-7  # beside the norm
+SCALE = 0.2  # of an element of AdamW's steps, in rates
 
 
 @dataclass(frozen=True, kw_only=True)
 class Muon(AdamW):
-    kept_as = "muon"
+    checkpoint_name = "muon"
     options: ClassVar = {"momentum": None, "half": None}
-    whole = True
-    apart = False
+    full_models_only = True
+    is_elementwise = False
 
     momentum: float = 0.95
-    half: bool = False  # its products are in bf16
+    bf16: bool = False  # its products are in bf16
 
     @classmethod
-    def holds(cls, kind: str, name: str, shape: Sequence[int]) -> bool:
-        return kind == "m" or not is_matrix(name, shape)
+    def has_state(cls, kind: str, name: str, shape: Sequence[int]) -> bool:
+        return kind == "m" or not is_block_matrix(name, shape)
 
-    def in_precision(self, precision: str) -> Self:
-        return replace(self, half=precision == "bf16")
+    def with_precision(self, precision: str) -> Self:
+        return replace(self, bf16=precision == "bf16")
 
-    def step(
+    def update(
         self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor
     ) -> Sequence[Tensor]:
-        if not is_matrix(weight.name, weight.shape):
-            return super().step(weight, grad, schedule, factor, *places)
-        carried = opt_momentum(*self.beside(weight), grad, factor, momentum=self.momentum)
-        ahead = opt_ahead(carried, grad, factor, momentum=self.momentum)
-        change, size = newton_schulz(ahead, self.half), SIZE * max(weight.shape) ** 0.5
-        return [opt_step(weight, change, schedule, by=size, decay=self.decay(weight))]
+        if not is_block_matrix(weight.name, weight.shape):
+            return super().update(weight, grad, schedule, factor, *places)
+        carried = opt_momentum(*self.states_for(weight), grad, factor, momentum=self.momentum)
+        nesterov = opt_ahead(carried, grad, factor, momentum=self.momentum)
+        change, size = newton_schulz(nesterov, self.bf16), SCALE * max(weight.shape) ** 0.5
+        return [opt_step(weight, change, schedule, by=size, decay=self.decay_for(weight))]
 
 
-def is_matrix(name: str, shape: Sequence[int]) -> bool:
+def is_block_matrix(name: str, shape: Sequence[int]) -> bool:
     """Of a block."""
     return name.startswith("blk.") and len(shape) == 2
 
 
-def newton_schulz(x: Tensor, half: bool = False) -> Tensor:
+def newton_schulz(x: Tensor, bf16: bool = False) -> Tensor:
     """x = u s vᵀ -> nearly u vᵀ: x, divided by its norm, becomes a x + (b xxᵀ + c (xxᵀ)²) x, again and again. Where x is tall it
     is xᵀx, behind x, so that the smaller of both is squared."""
 
     def rounded(tensor: Tensor) -> Tensor:
-        return cast(tensor, dtype=BF16) if half else tensor
+        return cast(tensor, dtype=BF16) if bf16 else tensor
 
     tall = x.shape[0] > x.shape[1]
-    x = opt_unit(x, sum_sqr(x), eps=TINY)
-    for _ in range(PRODUCTS):
+    x = opt_unit(x, sum_sqr(x), eps=EPSILON)
+    for _ in range(ITERATIONS):
         own = rounded(x)
         square = out_prod(own, own) if tall else matmul(own, own)
         twice = rounded(square)

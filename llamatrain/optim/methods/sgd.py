@@ -11,18 +11,21 @@ from llamatrain.optim.optimizer import ElementwiseRule
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(ElementwiseRule):
-    kept_as = "sgd"
+    checkpoint_name = "sgd"
     states: ClassVar = {"m": "momentum"}
     options: ClassVar = {"momentum": "beta1"}
-    brief = True
+    takes_sparse_rows = True
 
     momentum: float = 0.9
 
-    def step(
+    def update(
         self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor
     ) -> Sequence[Tensor]:
-        given, decay = (weight, *self.beside(weight), grad, schedule, factor, *places), self.decay(weight)
-        return opt_step_sgd(*given, momentum=self.momentum, decay=decay)[:1]
+        inputs, decay = (
+            (weight, *self.states_for(weight), grad, schedule, factor, *places),
+            self.decay_for(weight),
+        )
+        return opt_step_sgd(*inputs, momentum=self.momentum, decay=decay)[:1]
 
 
 OPTIMIZER = SGD
