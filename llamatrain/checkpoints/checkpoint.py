@@ -1,15 +1,17 @@
-"""A checkpoint: one GGUF file with all that a run needs to go on as if it had never stopped.
+"""A checkpoint: one GGUF file with all that resuming a run to the same bits needs.
 
-Keys and tensors are called as llama.cpp's train-text-from-scratch and finetune called them, where those had such a thing:
+Keys and tensors have the names of llama.cpp's train-text-from-scratch and finetune, where those had such a
+thing:
 
-    training.checksum     CRC-32 of the whole file, its own four bytes taken as zeros
+    training.checksum     CRC-32 of the whole file, with its own four bytes as zeros
     training.type         the kind of run
-    general.*, llama.*, tokenizer.*   the model's own keys, as its file has them
-    training.*            counters, options, where the data and the stop rules stand
+    general.*, llama.*, tokenizer.*   the model's own keys, as in its file
+    training.*            counters, options, position in the data, stop rules
     optimizer.*           its kind, the order of the parameters in its flat vectors, further numbers
     tensors               the weights, then the vectors
 
-Numbers that must come back to the bit are float64. Where the ancestors had a float32 it is written too, for other readers.
+Numbers that must be restored exactly are float64. Where llama.cpp had a float32, that is written too, for
+other readers.
 """
 
 import json
@@ -51,6 +53,8 @@ KINDS = {bool: Kind.BOOL, int: Kind.INT64, np.uint32: Kind.UINT32, np.int32: Kin
 
 @dataclass(kw_only=True)
 class Checkpoint:
+    """The content of a checkpoint file."""
+
     kind: str  # "train_model" or "finetune_lora"
     metadata: dict[str, Value]
     weights: dict[str, np.ndarray]  # float32, by their GGUF names
@@ -68,18 +72,18 @@ class Checkpoint:
 
     @property
     def files(self) -> list[MappedFile]:
-        """That it was read from, and its arrays lie in."""
+        """The mapped files that the arrays are views of."""
         return mapped_files((*self.weights.values(), *self.vectors.values()))
 
     @property
     def optimizer_values(self) -> dict[str, Any]:
-        """What the optimizer kept, by its own names."""
+        """The vectors and numbers of the optimizer, by the optimizer's own names."""
         prefix = f"optimizer.{self.optimizer}."
         both = {**self.vectors, **self.numbers}
         return {name.removeprefix(prefix): value for name, value in both.items() if name.startswith(prefix)}
 
     def optimizer_values_for(self, order: list[str]) -> dict[str, Any]:
-        """The same for parameters that follow each other so."""
+        """Return the optimizer's values with flat vectors in this order of parameters."""
         values = self.optimizer_values
         if order == self.order:
             return values
@@ -97,7 +101,9 @@ class Checkpoint:
         return values
 
     def split_vector(self, name: str, only: Collection[str] | None = None) -> dict[str, np.ndarray]:
-        """A flat vector cut into the parameters that it holds, all or these: views, each in its weight's shape."""
+        """Return views of a flat vector by parameter, each in its weight's shape; all parameters, or `only`
+        these.
+        """
         parameters = [parameter for parameter in self.order if only is None or parameter in only]
         sizes = [self.weights[parameter].size for parameter in parameters]
         pieces = np.split(self.vectors[name], np.cumsum(sizes)[:-1])
@@ -109,7 +115,10 @@ class Checkpoint:
 def write_checkpoint(
     path: str | Path, checkpoint: Checkpoint, check: Callable[[Path], object] | None = None
 ) -> None:
-    """Whole or not at all; the arrays go straight from where they lie to the file, which `check` may look at before it counts."""
+    """Write a checkpoint atomically, straight from the arrays.
+
+    `check` is called with the path of the complete file before it is renamed.
+    """
     arrays: dict[str, np.ndarray | StreamedVector] = {**checkpoint.weights, **checkpoint.vectors}
     with np.errstate(over="ignore"):  # a loss beyond float32 is infinite there
         if (
@@ -128,7 +137,7 @@ def write_checkpoint(
 
 
 class StreamedVector(Protocol):
-    """A vector that comes in pieces, once each time it is gone through."""
+    """A vector that is iterated in pieces; each iteration gives all of it once."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -137,6 +146,7 @@ class StreamedVector(Protocol):
 
 
 def tensor_infos(arrays: Mapping[str, np.ndarray | StreamedVector]) -> list[TensorInfo]:
+    """Return the tensor infos of arrays, in their order."""
     return [TensorInfo(name, TYPES[array.dtype], array.shape) for name, array in arrays.items()]
 
 
@@ -150,13 +160,13 @@ SUM_START = SUM_END - 4
 
 
 class CheckSum:
-    """Of a file that is being written: its head, and each tensor with its padding."""
+    """The running checksum of a file while it is written: the header, then each tensor with its padding."""
 
     def __init__(self, start: bytes) -> None:
         self.crc = crc32(bytes(-len(start) % ALIGNMENT), crc32(start))
 
     def update(self, parts: Iterable[np.ndarray]) -> Generator[np.ndarray, None, None]:
-        """A tensor's parts, on their way to the file."""
+        """Yield a tensor's parts unchanged, and add them to the checksum."""
         size = 0
         for part in map(np.ascontiguousarray, parts):
             self.crc, size = crc32(part.data, self.crc), size + part.nbytes
@@ -165,14 +175,14 @@ class CheckSum:
 
 
 def read_stored_checksum(path: Path) -> str:
-    """What a checkpoint says that it is."""
+    """Read the checksum that a checkpoint file states, in hexadecimal."""
     with path.open("rb") as file:
         file.seek(SUM_START)
         return file.read(4).hex()
 
 
 def compute_checksum(file: np.ndarray) -> int:
-    """A mapped file is let go as it is read."""
+    """Compute the checksum of a mapped checkpoint, and release its pages."""
     crc = crc32(bytes(4), crc32(file[:SUM_START].data))
     for start in range(SUM_END, file.size, PIECE):
         part = file[start : start + PIECE]
@@ -245,7 +255,7 @@ def _training(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
 
 
 def _best_validation(best: Best) -> dict[str, Any]:
-    """Once there was a validation."""
+    """Return the best validation as JSON; nothing before the first validation."""
     if best == Best():
         return {}
     values = {"loss": best.loss if best.step is not None else None, "step": best.step, "idle": best.stale}
@@ -282,7 +292,7 @@ def _exactly(value: float) -> Value:
 
 
 def write_model(path: Path, metadata: Mapping[str, Value], weights: Mapping[str, np.ndarray]) -> None:
-    """A model's file in float32, for llama.cpp."""
+    """Write a model file in float32 that llama.cpp can load."""
     with create_gguf(
         path, {**metadata, "general.file_type": u32(0)}, tensor_infos(weights), open_gguf
     ) as out:

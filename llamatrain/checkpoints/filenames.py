@@ -1,4 +1,4 @@
-"""What the files of a run are called, and which of them there are."""
+"""The names of the files of a run, and which of them a folder contains."""
 
 import os
 import re
@@ -30,30 +30,33 @@ TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")
 
 
 def list_files(folder: Path) -> list[Path]:
-    """All that is no folder: links to folders, too, which are never entered."""
+    """Return all entries that are not folders; links to folders count as files."""
     with os.scandir(folder) as entries:
         return [folder / entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)]
 
 
 def numbered_checkpoints(folder: Path) -> dict[int, Path]:
-    """The checkpoints by their steps."""
+    """Return the numbered checkpoints by step."""
     matches = ((NUMBERED.fullmatch(file.name), file) for file in list_files(folder))
     return {int(match[1]): file for match, file in matches if match}
 
 
 def numbered_results(folder: Path, stem: str) -> dict[int, Path]:
-    """What came of earlier steps and was kept, by those."""
+    """Return the results of earlier steps by step, in order; `stem` is "model", "adapter" or "best"."""
     matches = ((NUMBERED_RESULT.fullmatch(file.name), file) for file in list_files(folder))
     return dict(sorted((int(match[2]), file) for match, file in matches if match and match[1] == stem))
 
 
 def best_filename(step: int) -> str:
-    """What was made at the step of the best validation; `best.gguf` is another name of it."""
+    """Return the file name of the result of a best validation; `best.gguf` links to the latest of them."""
     return f"{BEST_STEM}-{step}.gguf"
 
 
 def checkpoints_newest_first(folder: Path) -> list[Path]:
-    """By steps. LATEST is for itself only where it is no second name: links were copied as files, or the others removed."""
+    """Return the checkpoints by step, newest first.
+
+    LATEST is listed only if it is not a link to one of the others, as after copying a folder.
+    """
     checkpoints = sorted(numbered_checkpoints(folder).items(), reverse=True)
     latest = folder / LATEST
     if not latest.exists() or any(is_same_file(latest, file) for _, file in checkpoints):
@@ -66,43 +69,46 @@ def checkpoints_newest_first(folder: Path) -> list[Path]:
 
 
 def is_same_file(one: Path, other: Path) -> bool:
-    """Whether both are names of one file; a link that leads nowhere is none."""
+    """Return True if both paths are the same file; a broken link is none."""
     with suppress(OSError):
         return one.samefile(other)
     return False
 
 
 def is_temporary(name: str) -> bool:
-    """Left by a run that was killed while it wrote."""
+    """Return True for a temporary file that a killed run left."""
     match = TEMPORARY.fullmatch(name)
     return match is not None and is_run_file(match[1])
 
 
 def is_run_file(name: str) -> bool:
+    """Return True for any file that a run writes."""
     return is_result(name) or name == LATEST or NUMBERED.fullmatch(name) is not None
 
 
 def is_result(name: str) -> bool:
-    """Of a run, and nothing that it could go on from."""
+    """Return True for a file of a run that is no checkpoint."""
     return name in RESULTS or NUMBERED_RESULT.fullmatch(name) is not None
 
 
 def run_files(folder: Path) -> list[Path]:
+    """Return the files of a run in a folder."""
     return [file for file in list_files(folder) if is_run_file(file.name)]
 
 
 def has_saved(folder: Path) -> bool:
-    """A run, something that it could go on from, or what came of it."""
+    """Return True if a run has saved a checkpoint or a result here."""
     return any(file.suffix == ".gguf" for file in run_files(folder))
 
 
 def can_resume(folder: Path) -> bool:
+    """Return True if there is a checkpoint."""
     return any(not is_result(file.name) for file in run_files(folder))
 
 
 @contextmanager
 def wrap_os_errors(path: Path, problem: str) -> Iterator[None]:
-    """Around what is done with folders: what the system answers becomes one line."""
+    """Turn an OSError inside the context into a FileError that names the path and the problem."""
     try:
         yield
     except OSError as error:

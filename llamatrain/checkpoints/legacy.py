@@ -1,8 +1,8 @@
-"""Checkpoints of llama.cpp's train-text-from-scratch and finetune, said in the present keys.
+"""Upgrades checkpoints of llama.cpp's train-text-from-scratch and finetune to the present keys.
 
-Their vectors hold the parameters in an order of their own (orders.py); ours have a list of names beside them. An adapter's
-factors lie otherwise (adapters/finetuned.py), and so do their pieces of the vectors. Of their shuffle (std::mt19937 over a list
-of all samples) nothing can be used.
+Their vectors hold the parameters in an order of their own (legacy_order.py); ours store a list of names. The
+factors of an adapter are transposed (adapters/legacy_checkpoint.py), and so are their pieces of the vectors.
+Their shuffle (std::mt19937 over a list of all samples) cannot be resumed.
 """
 
 import json
@@ -39,7 +39,7 @@ Tensors = dict[str, FileTensor]
 
 
 def upgrade(gguf: Gguf) -> tuple[Gguf, list[str]]:
-    """The same run in the present form, and what of it is lost."""
+    """Return the checkpoint in the present form, and notes about what was lost."""
     kind, optimizer = (
         gguf.get_value("training.type", str, "train_model"),
         gguf.get_value("optimizer.type", str),
@@ -83,7 +83,7 @@ def upgrade(gguf: Gguf) -> tuple[Gguf, list[str]]:
 
 
 def legacy_notes(gguf: Gguf) -> Iterator[str]:
-    """Of a file from before GGUF."""
+    """Yield notes about a file from before GGUF."""
     if missing := gguf.get_value("training.unsaid", str, ""):
         yield f"it is from before GGUF and does not say: {missing}"
     if options := gguf.get_value("training.said", str, ""):
@@ -95,7 +95,7 @@ def _is_missing_token(key: str, value: Value) -> bool:
 
 
 def _counters(gguf: Gguf) -> dict[str, Value]:
-    """As they are: version 0 had them in 32 bits, and no epochs."""
+    """Return the counters; version 0 had them in 32 bits, and no epochs."""
     training = [f"training.{name}_count" for name in ("iteration", "sample", "token", "epoch")]
     counts = {
         key: gguf.metadata.raw_values[key]
@@ -121,7 +121,7 @@ def _stop(gguf: Gguf, prefix: str) -> dict[str, Value]:
 
 
 def _past_losses(gguf: Gguf, name: str) -> list[float]:
-    """Oldest first, out of a ring in which the loss of iteration i is at i modulo its length."""
+    """Return the past losses, oldest first, from a ring with the loss of iteration i at i modulo its length."""
     if name not in gguf.tensors or gguf.tensors[name].type.name != "F32":
         return []
     ring, step = gguf.tensors[name].raw.view("<f4").ravel(), gguf.get_value("training.iteration_count", int)
@@ -132,7 +132,7 @@ def _past_losses(gguf: Gguf, name: str) -> list[float]:
 
 
 def read_f32(gguf: Gguf, name: str, shape: Sequence[int] | None = None) -> np.ndarray:
-    """A tensor in float32, which has this shape, or as many elements."""
+    """Return a tensor as float32, with this shape or number of elements."""
     if name not in gguf.tensors:
         raise FileError(f"{gguf.path}: the tensor {name} is missing")
     tensor = gguf.tensors[name]
@@ -147,7 +147,7 @@ def read_f32(gguf: Gguf, name: str, shape: Sequence[int] | None = None) -> np.nd
 
 
 def tensor_in_memory(name: str, array: np.ndarray) -> FileTensor:
-    """A tensor that lies in no file."""
+    """Return an array as a tensor that is in no file."""
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return FileTensor(name, type_by_name("F64" if array.dtype == np.float64 else "F32"), array.shape, 0, raw)
 
@@ -156,12 +156,16 @@ Held = tuple[Tensors, dict[str, Value], list[str]]  # vectors, numbers, and what
 
 
 def read_moments(gguf: Gguf) -> Held:
+    """Return Adam's moments."""
     names = ("optimizer.adam.first_moments", "optimizer.adam.second_moments")
     return {name: gguf.tensors[name] for name in names if name in gguf.tensors}, {}, []
 
 
 def read_history(gguf: Gguf, order: Order, weights: Tensors) -> Held:
-    """Its moves, as many as are sound from the newest on; `end` is where the next one goes, `k` counts them from 1."""
+    """Return the moves of L-BFGS that are usable, from the newest on.
+
+    `end` is the slot of the next move, `k` counts moves from 1.
+    """
     prefix, size = "optimizer.lbfgs.", sum(weights[name].elements for name in order)
     size_of_history, k, end = (
         gguf.get_value(prefix + key, int)
@@ -195,6 +199,7 @@ def read_history(gguf: Gguf, order: Order, weights: Tensors) -> Held:
 
 
 def find_order(gguf: Gguf, weights: Tensors, optimizer: str, adapter: bool) -> Order:
+    """Return the order in which the vectors hold the parameters."""
     layers, parts = gguf.get_value("llama.block_count", int), "pairs of factors" if adapter else "weights"
     count = len(weights) // 2 if adapter else len(weights)
     if count != layers * 9 + 3 or len(weights) != count * (1 + adapter):
@@ -221,7 +226,7 @@ def find_order(gguf: Gguf, weights: Tensors, optimizer: str, adapter: bool) -> O
 def convert_adapter(
     gguf: Gguf, weights: Tensors, vectors: Tensors, order: Order
 ) -> tuple[Tensors, Tensors, Order, dict[str, object]]:
-    """Factors as they lie today, the vectors' pieces with them, and what a run keeps of its adapter."""
+    """Return factors and vectors in the present layout, their order, and the run's data on its adapter."""
     adapter, shapes = (
         legacy_checkpoint.parse_adapter(gguf),
         {name: tensor.shape for name, tensor in weights.items()},
@@ -250,7 +255,7 @@ def convert_adapter(
 
 
 def present_name(name: str) -> tuple[str, bool]:
-    """A factor's name today, and whether it was turned."""
+    """Return a factor's present name, and True if it was transposed."""
     weight, half = name.removesuffix(name[-1]), name[-1]
     if is_transposed(find_architecture(ARCHITECTURE), weight.removesuffix(".lora_")):
         return weight + SWAPPED[half], False
@@ -260,6 +265,7 @@ def present_name(name: str) -> tuple[str, bool]:
 def transpose_pieces(
     vectors: np.ndarray, shapes: Mapping[str, tuple[int, ...]], order: Order
 ) -> Iterator[np.ndarray]:
+    """Yield the pieces of flat vectors in the present layout."""
     for name, piece in split_vectors(vectors, shapes, order):
         yield (np.swapaxes(piece, -1, -2) if present_name(name)[1] else piece).reshape(
             *vectors.shape[:-1], -1

@@ -1,8 +1,8 @@
-"""The order in which the vectors of llama.cpp's old optimizers hold the parameters: that in which its graph meets them.
+"""The order in which the vectors of llama.cpp's old optimizers hold the parameters.
 
-The graph is gone through depth first from the loss, an op's sources from left to right or from right to left: whichever took
-less memory, and the file does not say which; nor whether attention was an op of its own (flash) or made of products. So what
-lies in the vectors tells.
+It is the order in which its graph visits them: depth first from the loss, the sources of an op from left to
+right or from right to left, whichever took less memory. The file states neither that nor if attention was one
+op (flash) or products, so it is inferred from the content of the vectors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ Order = tuple[str, ...]  # of weights; of adapters, their factors
 
 
 def source_graph(layers: int, flash: bool) -> dict[str, tuple[str, ...]]:
-    """The sources of what the loss is made of, in their order; what has none is a weight."""
+    """Return the sources of each node of the loss, in order; a name without sources is a weight."""
     sources: dict[str, tuple[str, ...]] = {
         "loss": ("output", "last"),
         "last": ("output_norm", f"x{layers}"),
@@ -42,7 +42,7 @@ def source_graph(layers: int, flash: bool) -> dict[str, tuple[str, ...]]:
 
 
 def visit_weights(sources: dict[str, tuple[str, ...]], step: int) -> Iterator[str]:
-    """The weights as they turn up, by way of each op's sources forwards (1) or backwards (-1)."""
+    """Yield the weights in depth-first order, with sources forwards (1) or backwards (-1)."""
     stack, visited = ["loss"], set[str]()
     while stack:
         name = stack.pop()
@@ -54,7 +54,10 @@ def visit_weights(sources: dict[str, tuple[str, ...]], step: int) -> Iterator[st
 
 
 def possible_orders(layers: int, adapter: bool) -> Iterator[Order]:
-    """All that can be, the likeliest first. Beside a weight, an adapter's factors are a product's sources, too."""
+    """Yield all possible orders, the likeliest first.
+
+    An adapter's factors are sources of a product as well.
+    """
     for step, flash in product((1, -1), (False, True)):
         halves = (".lora_a", ".lora_b")[::step] if adapter else ("",)
         yield tuple(
@@ -72,12 +75,13 @@ Shapes = Mapping[str, tuple[int, ...]]  # of the parameters
 def order_from_values(
     vector: np.ndarray, weights: Mapping[str, np.ndarray], candidates: Sequence[Order]
 ) -> Order:
-    """Where the parameters themselves are held: that of the weights, or the one in which they come nearest to them."""
+    """Return the order in which a vector of parameter values matches the weights, exactly or most closely."""
     if exact := match_exactly(vector, weights):
         return exact
     shapes = {name: weight.shape for name, weight in weights.items()}
 
     def distance(order: Order) -> float:
+        """Return the sum of absolute differences for an order."""
         return sum(
             float(np.abs(piece - weights[name]).sum()) for name, piece in split_vectors(vector, shapes, order)
         )
@@ -86,7 +90,7 @@ def order_from_values(
 
 
 def match_exactly(vector: np.ndarray, weights: Mapping[str, np.ndarray]) -> Order | None:
-    """The weights one by one, as far as they lie there bit for bit."""
+    """Return the order if every weight is in the vector bit for bit, else None."""
     remaining, order, offset = {**weights}, list[str](), 0
     while remaining:
         candidates = (
@@ -114,7 +118,11 @@ def match_exactly(vector: np.ndarray, weights: Mapping[str, np.ndarray]) -> Orde
 def order_from_squares(
     squares: np.ndarray, shapes: Shapes, rows: str, candidates: Sequence[Order]
 ) -> Order | None:
-    """Of moments: those that are zero belong to tokens never seen, whole rows of one weight; and those of a weight are alike."""
+    """Return the order that fits second moments.
+
+    Zeros belong to tokens that never occurred: whole rows of one weight. Among several orders the one with
+    the least variance within weights is taken.
+    """
     fitting = [
         order
         for order in candidates
@@ -125,6 +133,7 @@ def order_from_squares(
     logarithms = np.log(squares, out=np.full_like(squares, np.nan), where=squares > 0)
 
     def spread(order: Order) -> float:
+        """Return the summed variance of the weights' logarithms for an order."""
         parts = (piece[~np.isnan(piece)] for _, piece in split_vectors(logarithms, shapes, order))
         return sum(float(part.var()) * part.size for part in parts if part.size)
 
@@ -132,7 +141,7 @@ def order_from_squares(
 
 
 def count_stray_zeros(zero: np.ndarray, shapes: Shapes, rows: str, order: Order) -> int:
-    """How many zeros do not make whole rows; the first steps leave whole factors at zero, too."""
+    """Count zeros that do not form whole rows; whole factors are zero in the first steps."""
     stray = 0
     for name, piece in split_vectors(zero, shapes, order):
         if not piece.all():
@@ -142,7 +151,7 @@ def count_stray_zeros(zero: np.ndarray, shapes: Shapes, rows: str, order: Order)
 
 
 def split_vectors(vectors: np.ndarray, shapes: Shapes, order: Order) -> Iterator[tuple[str, np.ndarray]]:
-    """Flat vectors cut into what they hold, each in its shape."""
+    """Yield name and piece of flat vectors, each in its shape."""
     offset = 0
     for name in order:
         size = prod(shapes[name])

@@ -1,4 +1,4 @@
-"""One run at a time writes in a folder, and what says so ends with its process, however that ends."""
+"""A lock on a run's folder that ends with its process."""
 
 import os
 from collections.abc import Callable
@@ -21,13 +21,13 @@ LONGEST_PATH = 1024
 
 @dataclass(frozen=True)
 class FolderLock:
-    """A folder that is held."""
+    """A locked folder."""
 
     release: Callable[[], None]
     descriptor: int | None = None  # the folder itself, open
 
     def current_path(self, folder: Path) -> Path | None:
-        """Where it lies by now, under its old name or another; None: nowhere, or nobody knows."""
+        """Return the folder's path now, even if it was moved; None if it is gone or unknown."""
         if self.descriptor is None:
             return folder if folder.is_dir() else None
         status = os.fstat(self.descriptor)
@@ -39,7 +39,7 @@ class FolderLock:
 
 
 def descriptor_paths(descriptor: int) -> list[Path]:
-    """What the system calls an open folder."""
+    """Return the paths that the system gives for an open folder."""
     with suppress(OSError):
         return [Path(f"/proc/self/fd/{descriptor}").readlink()]
     with suppress(OSError, AttributeError):
@@ -49,13 +49,13 @@ def descriptor_paths(descriptor: int) -> list[Path]:
 
 
 def lock_folder(folder: Path) -> FolderLock:
-    """Hold a folder until it is released."""
+    """Lock a folder until the lock is released."""
     with wrap_os_errors(folder, "cannot be used for a run"):
         return _lock_descriptor(folder) if fcntl else _lock_file(folder)
 
 
 def _lock_descriptor(folder: Path) -> FolderLock:
-    """The open folder is the lock, so that it leaves nothing."""
+    """Lock the open folder itself, so that no file is left."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,4 +85,5 @@ def _lock_file(folder: Path) -> FolderLock:
 
 
 def in_use_error(folder: Path) -> FileError:
+    """Return the error for a folder that another run uses."""
     return FileError(f"{folder}: another run is using this folder")

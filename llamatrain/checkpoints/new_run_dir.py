@@ -1,4 +1,4 @@
-"""Folders that are made for a run."""
+"""Creates folders for runs, and replacements for a folder that disappeared or cannot be written."""
 
 import re
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from llamatrain.errors import FileError
 
 
 def missing_parents(path: Path) -> list[Path]:
-    """What has to be made before, the innermost first."""
+    """Return the parents of a path that do not exist yet, innermost first."""
     with suppress(OSError):
         return [parent for parent in path.parents if not parent.exists()]
     return []
 
 
 def ensure_folder(path: Path) -> bool:
-    """See to it that a folder is there; whether it had to be made."""
+    """Create a folder if it is missing; return True if it was created."""
     with wrap_os_errors(path, "no folder can be made there"):
         try:
             path.mkdir(parents=True)
@@ -32,7 +32,7 @@ def ensure_folder(path: Path) -> bool:
 
 
 def create_next_folder(runs: Path, command: str) -> Path:
-    """The number after the highest; where another run takes it first, the one after that."""
+    """Create the folder `<command>-<n>` with the next free number."""
     name = re.compile(re.escape(command) + r"-([0-9]{1,18})")
     with wrap_os_errors(runs, "no folder can be made in it"):
         runs.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def create_next_folder(runs: Path, command: str) -> Path:
 
 
 def recreate_folder(folder: Path) -> Iterator[tuple[Path, FolderLock]]:
-    """In the old place, where nothing has taken it; else as `instead`."""
+    """Yield the folder at its old path if that is free, then the fallbacks; each is locked."""
     with suppress(OSError, FileError):
         folder.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(folder)
@@ -61,7 +61,7 @@ def recreate_folder(folder: Path) -> Iterator[tuple[Path, FolderLock]]:
 
 
 def fallback_folders(folder: Path) -> Iterator[tuple[Path, FolderLock]]:
-    """Beside it, and last in the folder for temporary files."""
+    """Yield a sibling of the folder, then a folder for temporary files; each is locked."""
     with suppress(OSError, FileError):
         folder.parent.mkdir(parents=True, exist_ok=True)
         sibling = _create_sibling(folder)

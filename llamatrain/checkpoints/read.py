@@ -1,4 +1,4 @@
-"""Reads checkpoints, with distrust: the checksum says that a file is whole, and not that what it says can be."""
+"""Reads checkpoints and validates their content: the checksum only shows that a file is complete."""
 
 import json
 import math
@@ -38,13 +38,14 @@ DERIVED_KEYS = ("best_loss", "previous_loss", "no_improvement_count")  # from th
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Arrays are views of the file as it is mapped into memory: the file stays open until they are gone."""
+    """Read a checkpoint. Arrays are views of the mapped file, which stays open as long as they exist."""
     gguf = open_gguf(path)
     with verify_unchanged(gguf.mapped_files):
         return parse_checkpoint(gguf)
 
 
 def parse_checkpoint(gguf: Gguf) -> Checkpoint:
+    """Return the checkpoint in a GGUF file that is open already."""
     path = gguf.path
     if gguf.kind != "checkpoint":
         raise FileError(f"{path}: no checkpoint of a training run, but a file of kind {gguf.kind}")
@@ -255,7 +256,7 @@ def _numbers(gguf: Gguf, prefix: str) -> dict[str, float | int | bool]:
 
 
 def find_problem(checkpoint: Checkpoint, parameters: int) -> str | None:
-    """Why a run cannot go on from this, if it cannot."""
+    """Return why a run cannot resume from this checkpoint, or None."""
     order, weights, known = checkpoint.order, checkpoint.weights, registry.optimizers_by_checkpoint_name()
     if checkpoint.kind not in KINDS_OF_RUNS:
         return f"a run of type {quote(checkpoint.kind)}; known are {', '.join(KINDS_OF_RUNS)}"
@@ -293,7 +294,7 @@ def _vector_problem(checkpoint: Checkpoint, optimizer: type[Optimizer], paramete
 
 
 def _value_problem(checkpoint: Checkpoint, squares: list[str]) -> str | None:
-    """Least and greatest tell of NaN and infinity without a copy."""
+    """Return the first tensor with invalid values; minimum and maximum show NaN and infinity without a copy."""
     for name, array in {**checkpoint.weights, **checkpoint.vectors}.items():
         least, greatest = _min_max(array)
         if not (math.isfinite(least) and math.isfinite(greatest)):
@@ -304,7 +305,7 @@ def _value_problem(checkpoint: Checkpoint, squares: list[str]) -> str | None:
 
 
 def _min_max(array: np.ndarray) -> tuple[float, float]:
-    """Least and greatest, NaN where there is one; the pages of a mapped file are let go."""
+    """Return minimum and maximum, NaN if there is one, and release the pages of the mapped file."""
     flat, extremes = array.reshape(-1), list[np.floating]()
     step = PIECE // flat.itemsize
     for start in range(0, flat.size, step):

@@ -1,7 +1,7 @@
-"""A run that is replaced: put aside as a whole until the new one has saved something, and put back if that never comes.
+"""A run that is being replaced is set aside until the new one has saved something, or restored if that never happens.
 
-What was put aside is known by its name, which has the numbers that the system gave its folder and the run's: a folder that
-came from somewhere else, or was copied, has others. It is left as it is.
+Its folder's name contains the inode numbers of the run's folder and of itself: a folder that came from
+elsewhere, or was copied, has other numbers, and is left as it is.
 """
 
 import os
@@ -18,11 +18,12 @@ MARKED = re.compile(r"\.replac(?:ed|ing)-(\d+-\d+)")
 
 
 def folder_mark(folder: Path, aside: Path) -> str:
+    """Return the inode numbers of both folders."""
     return f"{folder.stat().st_ino}-{aside.lstat().st_ino}"
 
 
 def find_replaced(folder: Path) -> list[Path]:
-    """Those that were made here."""
+    """Return the replaced runs that were set aside in this folder."""
     with os.scandir(folder) as entries:
         named = [
             (folder / entry.name, MARKED.fullmatch(entry.name))
@@ -33,13 +34,13 @@ def find_replaced(folder: Path) -> list[Path]:
 
 
 def create_replacing(folder: Path) -> Path:
-    """A place for a run that is to be put aside."""
+    """Create the folder for a run that is to be set aside."""
     bare = Path(mkdtemp(prefix=REPLACING, dir=folder))
     return bare.rename(folder / f"{REPLACING}{folder_mark(folder, bare)}")
 
 
 def remove_empty(folder: Path) -> None:
-    """Places that were made, and the process killed before there was anything in them."""
+    """Remove empty folders that a killed process left."""
     for path in folder.glob(f"{REPLACING}*"):
         if not path.is_symlink():
             with suppress(OSError):  # there is something in it
@@ -47,11 +48,12 @@ def remove_empty(folder: Path) -> None:
 
 
 def with_prefix(aside: Path, prefix: str) -> Path:
+    """Return the path with another prefix."""
     return aside.with_name(prefix + aside.name.partition("-")[2])
 
 
 def restore(aside: Path) -> None:
-    """Where nothing has taken the place; a kill in between leaves it on its way."""
+    """Move the files back unless their names are taken; a killed process leaves the rest for the next one."""
     folder = aside.parent
     if aside.name.startswith(REPLACED) and run_files(aside):
         aside = aside.rename(with_prefix(aside, REPLACING))
@@ -63,6 +65,7 @@ def restore(aside: Path) -> None:
 
 
 def remove(aside: Path) -> None:
+    """Remove a replaced run."""
     for file in run_files(aside):
         file.unlink()
     with suppress(OSError):

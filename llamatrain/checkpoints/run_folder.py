@@ -1,19 +1,19 @@
-"""The folder of a run, and what may be done in it by one run at a time.
+"""The folder of a run, which one run at a time may write to.
 
-    config.toml  metrics.jsonl  loss.svg     options, figures, curve
-    metrics.csv  loggers.json                the same figures, and where else they go, if that was asked
-    report.html  samples.jsonl  report.json  its page, what it wrote so far, and what else the page shows
-    trace.json                               where the time went, if that was asked
+    config.toml  metrics.jsonl  loss.svg     options, metrics, loss curve
+    metrics.csv  loggers.json                the same metrics, and other loggers, if requested
+    report.html  samples.jsonl  report.json  the page, its samples, and other data it shows
+    trace.json                               the profile, if requested
     checkpoint-<step>.gguf                   the last ones
     checkpoint-LATEST.gguf                   another name of the newest
     model.gguf | adapter.gguf                the result
-    model-<step>.gguf | adapter-<step>.gguf  those of earlier saves, where they are to be kept
-    best.gguf  best-<step>.gguf              that of the best validation, and those that a checkpoint here knows as such
-    .replaced-<marks>                        the run that was there, until this one has saved something
+    model-<step>.gguf | adapter-<step>.gguf  results of earlier saves, if they are to be kept
+    best.gguf  best-<step>.gguf              the result of the best validation, and earlier ones that checkpoints need
+    .replaced-<marks>                        the previous run, until this one has saved something
 
-All is written beside its place and renamed, so that links are replaced and not followed; the first checkpoint comes first. A run
-that is killed leaves a folder that can be gone on with, and perhaps a temporary file that the next one removes. Of one that had
-saved nothing nothing stays, and what was there before comes back.
+All files are written under a temporary name and renamed, so links are replaced and not followed; the first
+checkpoint comes first. A killed run leaves a folder that can be resumed, and perhaps a temporary file that
+the next run removes. If it had saved nothing, nothing is left of it, and the previous run is restored.
 """
 
 import os
@@ -61,7 +61,7 @@ RUNS = Path("runs")
 
 
 class RunFolder:
-    """An existing folder, taken for writing until `close`."""
+    """An existing folder, locked for writing until `close`."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.is_new, self.is_cleared = path, False, False
@@ -85,7 +85,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, out: Path | None, command: str, overwrite: bool = False) -> Self:
-        """A folder for a run that begins; without `out` the next `runs/<command>-<n>`. What is in it stays until `clear`."""
+        """Return a folder for a new run; without `out` the next `runs/<command>-<n>`.
+
+        Existing files stay until `replace_run`.
+        """
         parents = missing_parents(out or RUNS / command)
         is_new = out is None or ensure_folder(out)
         folder = cls(out or create_next_folder(RUNS, command))
@@ -104,7 +107,10 @@ class RunFolder:
         return folder
 
     def replace_run(self, sources: Iterable[Path] = ()) -> None:
-        """Put the run that is in it aside, until the new one has saved something; none of its files may be a source of that."""
+        """Set the existing run aside until the new one has saved something.
+
+        None of its files may be a source of the new run.
+        """
         with wrap_os_errors(self.path, "the run there cannot be replaced"):
             if existing := run_files(self.path):
                 _check_not_a_source(existing, sources)
@@ -115,7 +121,7 @@ class RunFolder:
         self.is_cleared = True
 
     def remove_replaced(self) -> None:
-        """There is something to go on from: what was put aside can go."""
+        """Remove the replaced run: there is a checkpoint of the new one."""
         self.is_cleared = self.is_new = False
         if self.replaced:
             with suppress(OSError):
@@ -123,7 +129,7 @@ class RunFolder:
             self.replaced = None
 
     def undo(self) -> None:
-        """Where a run ends before it began: everything is as it was."""
+        """Restore the folder as it was, if a run ends before its first save."""
         replaced, is_cleared, is_new = self.replaced, self.is_cleared, self.is_new
         self.replaced, self.is_cleared, self.is_new = None, False, False
         with suppress(OSError):
@@ -146,7 +152,7 @@ class RunFolder:
         self.close()
 
     def result_path(self, name: str) -> Path:
-        """The place of one of the files that a run writes beside its checkpoints."""
+        """Return the path of a result file by name."""
         if name not in RESULTS:
             raise ValueError(f"{name} is none of {', '.join(RESULTS)}")
         return self.path / name
@@ -154,7 +160,7 @@ class RunFolder:
     # ---- where it is ------------------------------------------------------
 
     def locate(self) -> str | None:
-        """Go where it was moved to, or to one that is made in its place; what is to be said of that."""
+        """Follow the folder if it was moved, or replace it if it is gone; return a message about that."""
         current = self._lock.current_path(self.path)
         if current == self.path:
             return None
@@ -169,7 +175,7 @@ class RunFolder:
         return f"the run's folder {before} is no more: it goes on in {self.path}"
 
     def move_to_fallbacks(self) -> Iterator[Path]:
-        """Other folders, one after the other, where this one takes no more files; the run is in the one that was given last."""
+        """Yield other folders, one after the other, if this one cannot be written; the last one stays in use."""
         before = self.path
         for fallback in fallback_folders(before):
             self._switch_to(fallback)
@@ -190,7 +196,7 @@ class RunFolder:
     # ---- checkpoints -------------------------------------------------------
 
     def save(self, checkpoint: Checkpoint, keep: int) -> Path:
-        """Write a checkpoint, and, once it is seen that it can be read, remove those older than the last `keep`."""
+        """Write and verify a checkpoint, then remove checkpoints older than the last `keep`."""
         step = checkpoint.state.counters.step
         path = self.path / f"checkpoint-{step}.gguf"
         write_checkpoint(path, checkpoint, check=read_checkpoint)
@@ -204,7 +210,7 @@ class RunFolder:
         return path
 
     def rewind(self, step: int) -> None:
-        """Go on from an older checkpoint of this folder: those after it are of a run that is given up."""
+        """Make an older checkpoint the latest; those after it are renamed, as their run is abandoned."""
         with wrap_os_errors(self.path, "its later checkpoints cannot be put aside"):
             file = self.path / f"checkpoint-{step}.gguf"
             if file.exists():  # else it is LATEST itself, or has a name of its own
@@ -223,7 +229,7 @@ class RunFolder:
                     file.unlink()
 
     def link_best(self, step: int, source: Path) -> bool:
-        """What was made at that step is the best: the source has it, where it is not there yet. Whether there is any."""
+        """Make the result of a step the best one; return False if there is no result."""
         target = self.path / best_filename(step)
         if source.exists() and not is_same_file(source, target):
             link_or_copy(source, target)
@@ -234,7 +240,7 @@ class RunFolder:
         return True
 
     def prune_best(self) -> None:
-        """Of those before the best there stay what a checkpoint goes back to."""
+        """Remove earlier best results that no checkpoint needs."""
         with suppress(OSError):
             results, steps = numbered_results(self.path, BEST_STEM), numbered_checkpoints(self.path)
             needed = {max((best for best in results if best <= step), default=None) for step in steps}
@@ -243,7 +249,7 @@ class RunFolder:
                     file.unlink()
 
     def link_result(self, name: str, step: int, keep: int) -> None:
-        """Another name for what came of the run so far, which stays as it is; the last `keep` of them do."""
+        """Link the present result under its step's name, and remove all but the last `keep`."""
         stem = Path(name).stem
         link_or_copy(self.path / name, self.path / f"{stem}-{step}.gguf")
         with suppress(OSError):
@@ -252,7 +258,7 @@ class RunFolder:
 
     @staticmethod
     def read_newest(path: Path) -> tuple[Checkpoint, Path, list[str]]:
-        """A checkpoint to go on from, its file, and what should be said: of a folder the newest that is sound."""
+        """Return a checkpoint to resume from, its file, and warnings; in a folder the newest valid one."""
         with wrap_os_errors(path, "cannot be looked into"):
             if path.is_dir() and asides.find_replaced(path):
                 with suppress(FileError):  # of a run that goes on
@@ -277,13 +283,13 @@ class RunFolder:
 
 
 def _is_unsaved_run(folder: Path) -> bool:
-    """Whether what is there is of a run that was ended before its first save."""
+    """Return True if the folder holds only a run that ended before its first save."""
     figures = folder / "metrics.jsonl"
     return not has_saved(folder) and figures.is_file() and not figures.stat().st_size
 
 
 def _check_not_a_source(existing: list[Path], sources: Iterable[Path]) -> None:
-    """Links, too, are names of what they lead to."""
+    """Raise if a file to be replaced is a source of the run; links count as their targets."""
     identities = {(status.st_dev, status.st_ino) for status in map(os.lstat, existing)}
     for source in sources:
         with suppress(OSError):  # what leads nowhere is none of them

@@ -1,7 +1,8 @@
-"""Tells the checkpoints that this user wrote from all others: by a signature over their options.
+"""Recognizes the checkpoints that this user wrote, by a signature over their options.
 
-The key is a file in the user's folder for state, which only the user can read. A folder may be moved, renamed or copied: its
-checkpoints keep their signature. One from another user or machine, or whose options were changed, has none that is valid.
+The key is a file in the user's state folder that only the user can read. A run's folder may be moved, renamed
+or copied: its checkpoints keep their signature. A checkpoint of another user or machine, or with changed
+options, has no valid one.
 """
 
 import hashlib
@@ -25,13 +26,13 @@ SIGNATURE = "signature"  # in training.extra
 
 
 def sign(options: Mapping[str, Any]) -> str | None:
-    """Return the signature of a checkpoint's options; None where this user can keep no key."""
+    """Return the signature of a checkpoint's options, or None if no key can be stored."""
     key = _read_key() or _make_key()
     return None if key is None else _signature(key, options)
 
 
 def is_own(options: Mapping[str, Any], signature: object) -> bool:
-    """Tell whether this user has signed these options."""
+    """Return True if this user has signed these options."""
     key = _read_key()
     return (
         key is not None
@@ -56,7 +57,7 @@ def _key_path() -> Path | None:
 
 
 def _read_key() -> bytes | None:
-    """Read a key that belongs to this user, and that nobody else can read or write."""
+    """Read the key, if it belongs to this user and nobody else can read or write it."""
     with suppress(OSError):
         if path := _key_path():
             key, status = read_regular(path, LENGTH)
@@ -68,7 +69,7 @@ def _read_key() -> bytes | None:
 
 
 def _make_key() -> bytes | None:
-    """Make a key; of several processes that do so at a time, the first wins. A file that is no key is replaced."""
+    """Create a key; if several processes do so, the first wins. A file that is no key is replaced."""
     with suppress(OSError):
         if path := _key_path():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +84,7 @@ def _make_key() -> bytes | None:
 
 
 def _publish_key(new: Path, place: Path) -> None:
-    """Give a new key its name, unless another process was faster."""
+    """Rename a new key, unless another process was faster."""
     if os.path.lexists(place):
         if not _read_key():
             new.replace(place)

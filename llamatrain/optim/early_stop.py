@@ -1,10 +1,10 @@
-"""When to stop before the last step, and in words why. Losses are those of one batch each, so these rules are noisy.
+"""Early stopping rules, and the reason in words. Losses are those of single batches, so the rules are noisy.
 
     past, delta          the loss differs from the one `past` evaluations ago by less than `delta` of itself
-    max_no_improvement   so many evaluations in a row did not go below the best loss
-    epsf                 the loss differs from the one before by less than `epsf` of itself
+    max_no_improvement   this many evaluations in a row did not improve on the best loss
+    epsf                 the loss differs from the previous one by less than `epsf` of itself
 
-A limit of 0 turns its rule off.
+A limit of 0 disables its rule.
 """
 
 import math
@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class StopRules:
+    """The limits of the rules."""
+
     past: int = 0
     delta: float = 1e-5
     max_no_improvement: int = 0
@@ -21,7 +23,7 @@ class StopRules:
 
 @dataclass
 class StopState:
-    """What the rules remember; a checkpoint keeps it."""
+    """The state of the rules, which a checkpoint saves."""
 
     best_loss: float = math.inf
     previous_loss: float = math.nan
@@ -29,7 +31,7 @@ class StopState:
     past_loss_values: list[float] = field(default_factory=list)  # the last `past`, oldest first
 
     def observe(self, rules: StopRules, loss: float) -> str | None:
-        """Take in the loss of one evaluation; the reason to stop, if there is one."""
+        """Add the loss of an evaluation; return the reason to stop, or None."""
         improved = loss < self.best_loss
         self.no_improvement_count = 0 if improved else self.no_improvement_count + 1
         self.best_loss = min(self.best_loss, loss)
@@ -64,5 +66,5 @@ class StopState:
 
 
 def _is_close(previous: float, loss: float, limit: float) -> bool:
-    """Nothing is close to NaN, the previous loss of the first evaluation."""
+    """Compare two losses. Nothing is close to NaN, the previous loss of the first evaluation."""
     return limit > 0 and abs(previous - loss) <= limit * abs(loss)

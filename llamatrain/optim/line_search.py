@@ -1,13 +1,14 @@
-"""How far to go along a direction: bracketing, with cubic interpolation inside the bracket.
+"""Line search: bracketing, with cubic interpolation inside the bracket.
 
 Three conditions, each containing the one before (slopes are along the direction):
 
-    armijo         the loss falls by at least SUFFICIENT of what the slope at the start promises
-    wolfe          and the slope has come up to CURVATURE of the one at the start
-    strong-wolfe   and it has not turned steeper than that upwards
+    armijo         the loss falls by at least SUFFICIENT times what the slope at the start predicts
+    wolfe          and the slope has risen to CURVATURE times the one at the start
+    strong-wolfe   and it is not steeper than that upwards
 
-All are one loop. `low` fell enough but still goes down steeply; `high` is too far: it did not fall enough, or goes up
-steeply, or is not finite. Such a bracket always holds a step that meets the condition, and each try makes it smaller.
+All are one loop. `low` fell enough but still goes down steeply; `high` is too far: it did not fall enough, or
+goes up steeply, or is not finite. Such a bracket always contains a step that meets the condition, and each
+evaluation shrinks it.
 """
 
 import math
@@ -23,6 +24,8 @@ MARGIN = 0.1  # an interpolated step keeps this share of the bracket from its en
 
 
 class Condition(NamedTuple):
+    """The parts of a condition beyond sufficient decrease."""
+
     curvature: bool  # the slope must have come up
     strong: bool  # and not too far
 
@@ -36,7 +39,7 @@ SEARCHES = {
 
 @dataclass(frozen=True)
 class Line:
-    """The loss along a direction: `at(length)` gives loss and slope; those at length 0 are known."""
+    """The loss along a direction: `at(length)` returns loss and slope; those at length 0 are given."""
 
     at: Callable[[float], tuple[float, float]]
     loss: float
@@ -44,13 +47,15 @@ class Line:
 
 
 class Point(NamedTuple):
+    """Loss and slope at a step length."""
+
     length: float
     loss: float
     slope: float
 
 
 def line_search(line: Line, condition: Condition, first: float, patience: int = PATIENCE) -> float | None:
-    """The loss at a step that meets the condition, or None. The last call of `line.at` was at that step."""
+    """Return the loss at a step that meets the condition, or None. The last call of `line.at` was there."""
     low, high, length = Point(0.0, line.loss, line.slope), None, first
     lowest, idle = line.loss, 0
     for evaluation in range(1, MAX_EVALUATIONS + 1):
@@ -74,8 +79,10 @@ def line_search(line: Line, condition: Condition, first: float, patience: int = 
 
 
 def _is_sufficient(line: Line, point: Point) -> bool:
-    """Not where the loss is NaN or infinite; a slope that is not finite makes a useless gradient. A step so short that what it
-    promises is lost in rounding must lower the loss all the same."""
+    """Return True if the loss falls enough and is finite, with a finite slope.
+
+    If the predicted decrease is lost in rounding, the loss must still be lower.
+    """
     bound = line.loss + SUFFICIENT * point.length * line.slope
     return math.isfinite(point.slope) and point.loss <= bound and point.loss < line.loss
 
@@ -91,7 +98,7 @@ def _next_length(low: Point, high: Point | None) -> float:
 
 
 def cubic_minimum(low: Point, high: Point) -> float:
-    """How far from `low` the cubic through both losses and slopes is least; NaN where it has no minimum."""
+    """Return the distance from `low` to the minimum of the cubic through both points; NaN if it has none."""
     width = high.length - low.length
     a = low.slope + high.slope - 3.0 * (high.loss - low.loss) / width
     square = a * a - low.slope * high.slope

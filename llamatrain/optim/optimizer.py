@@ -1,7 +1,7 @@
-"""What an optimizer says of itself, so that nobody else names one. Each is a file of methods/.
+"""The interface of optimizers; each one is a file in methods/.
 
-A StepRule changes each weight by its gradient in the graph, at a rate. A Minimizer goes from point to point of all weights
-together, by whole evaluations of loss and gradient.
+An ElementwiseRule updates each weight from its gradient inside the graph, at a learning rate. A Minimizer
+moves a point, the vector of all weights, by evaluations of loss and gradient.
 """
 
 import math
@@ -21,7 +21,7 @@ RATE_OPTIONS = ("lr", "lr_min", "warmup", "schedule", "decay_steps", "restart_gr
 
 
 class MinimizerState(Protocol):
-    """Where a minimizer stands: point, loss and gradient belong together, after a failed step too."""
+    """The state of a minimizer. Point, loss and gradient belong together, after a failed step too."""
 
     x: np.ndarray
     loss: float  # NaN before `begin`
@@ -31,24 +31,27 @@ class MinimizerState(Protocol):
     length: float  # of the last step, in directions
 
     def begin(self, evaluate: Evaluate) -> None:
-        """Loss and gradient of the first point."""
+        """Evaluate loss and gradient at the first point."""
 
     def step(self, evaluate: Evaluate) -> str | None:
-        """One whole iteration, or why there can be none. Left half way, nothing has changed."""
+        """Run one iteration; return why there can be none, or None.
+
+        An exception leaves the state unchanged.
+        """
 
     def restart(self) -> None:
-        """Begin anew from this point, on other rows."""
+        """Start again from this point, on other rows."""
 
     def state_values(self) -> dict[str, Any]:
-        """All that goes on to the next iteration; arrays are its own, not copies."""
+        """Return the state for a checkpoint; arrays are not copied."""
 
     def restore(self, kept: Values) -> None:
-        """Go on from there; from the start where nothing was kept."""
+        """Restore the state; start afresh if `kept` is empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """Its fields are said by the options of their names."""
+    """The settings of an optimizer. Its fields are set by the options of the same names."""
 
     checkpoint_name: ClassVar[
         str
@@ -70,43 +73,44 @@ class Optimizer:
 
     @classmethod
     def field_options(cls) -> dict[str, str]:
-        """Its fields, and the options that say them."""
+        """Return the option that sets each field."""
         names = {field.name: cls.options.get(field.name, field.name) for field in fields(cls)}
         return {field: option for field, option in names.items() if option}
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> Self:
-        """By the values of options."""
+        """Create the optimizer from the values of options."""
         return cls(
             **{field: values[option] for field, option in cls.field_options().items() if option in values}
         )
 
     @classmethod
     def used_options(cls) -> tuple[str, ...]:
-        """The options that have an effect, of those that do not with every optimizer."""
+        """Return the options that have an effect, among those that do not apply to every optimizer."""
         return (*cls.extra_options, *cls.field_options().values())
 
     @classmethod
     def checkpoint_key(cls, name: str) -> str:
+        """Return the key of a value in a checkpoint."""
         return f"optimizer.{cls.checkpoint_name}.{name}"
 
     @classmethod
     def required_shapes(cls, kept: Values, size: int) -> dict[str, tuple[int, ...]]:
-        """The tensors that it cannot go on without, where so many elements are trained."""
+        """Return name and shape of the tensors that resuming needs; `size` elements are trained."""
         return dict.fromkeys(cls.states.values(), (size,))
 
     @classmethod
     def state_problem(cls, kept: Values) -> str | None:
-        """Why it cannot go on from there, though the tensors have these shapes."""
+        """Return why it cannot resume from these values, whose shapes are right; None if it can."""
 
     @classmethod
     def has_state(cls, kind: str, name: str, shape: Sequence[int]) -> bool:
-        """Whether a weight has this state."""
+        """Return True if a weight has this kind of state."""
         return True
 
     @classmethod
     def state_lengths(cls, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-        """Of the vectors of its states, where weights of these shapes are trained."""
+        """Return the lengths of the state vectors for weights of these shapes."""
         sizes = {name: math.prod(shape) for name, shape in shapes.items()}
         return {
             kept: sum(size for name, size in sizes.items() if cls.has_state(kind, name, shapes[name]))
@@ -114,7 +118,7 @@ class Optimizer:
         }
 
     def count_floats(self, shapes: Mapping[str, Sequence[int]]) -> int:
-        """How many it holds for weights of these shapes."""
+        """Return the number of floats in its state for weights of these shapes."""
         return (
             sum(self.state_lengths(shapes).values())
             if self.states
@@ -122,22 +126,22 @@ class Optimizer:
         )
 
     def with_precision(self, precision: str) -> Self:
-        """The same, with products of its own in this precision."""
+        """Return the same optimizer with its own products in this precision."""
         return self
 
     @property
     def vector_count(self) -> int:
-        """How many floats it holds for each that is trained."""
+        """The number of floats in its state per trained element."""
         return len(self.states)
 
     def create_minimizer(self, x: np.ndarray) -> MinimizerState | None:
-        """From this point, if it is a minimizer."""
+        """Return the minimizer's state at this point, or None for an elementwise rule."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ElementwiseRule(Optimizer):
-    """Decoupled decay, only for tensors of enough dimensions."""
+    """An optimizer whose update is part of the graph. Weight decay is decoupled."""
 
     extra_options = (*RATE_OPTIONS, "clip", "epochs")
     takes_sparse_rows: ClassVar[bool] = (
@@ -150,29 +154,36 @@ class ElementwiseRule(Optimizer):
     decay_min_ndim: int = 2
 
     def decay_for(self, weight: Tensor) -> float:
+        """Return the weight decay of a weight; 0 if it has too few dimensions."""
         return self.weight_decay if len(weight.shape) >= self.decay_min_ndim else 0.0
 
     def states_for(self, weight: Tensor) -> list[Tensor]:
-        """Its states, in their order."""
+        """Return the state tensors of a weight, in order."""
         kinds = [kind for kind in self.states if self.has_state(kind, weight.name, weight.shape)]
         return [state(f"{weight.name}.{kind}", weight.shape, weight.dtype) for kind in kinds]
 
     def schedule(self, step: int, rate: float) -> np.ndarray:
-        """What the graph's `schedule` input holds in a step, counted from 1: the rate, and numbers of its own."""
+        """Return the content of the `schedule` input for a step (counted from 1): the rate and other numbers."""
         return np.array([rate, 1.0, 1.0], np.float32)
 
     def update(
         self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor
     ) -> Sequence[Tensor]:
-        """The weight, and what else is not on its way, changed in place by the gradient times the factor."""
+        """Return the updated weight, and any state not updated on the way to it; the gradient is multiplied
+        by `factor`.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Minimizer(Optimizer):
-    """Its rows are the same in every step; what it needs is a descent. Rounded losses say too little of where they fall."""
+    """An optimizer that evaluates the loss on fixed rows.
+
+    It needs float32: rounded losses hide small decreases.
+    """
 
     needs_f32 = True
 
     def create_minimizer(self, x: np.ndarray) -> MinimizerState:
+        """Return the minimizer's state at this point."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""The optimizers there are. Their names are those of the files in methods/, which are read when one is asked for."""
+"""The available optimizers. Each is a file in methods/, imported when it is needed."""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -12,21 +12,22 @@ if TYPE_CHECKING:
 
 
 def optimizer_names() -> tuple[str, ...]:
+    """Return the names of all optimizers."""
     return tuple(sorted(module.name for module in iter_modules(methods.__path__)))
 
 
 def get_optimizer(name: str) -> type["Optimizer"]:
-    """The one that a file of methods/ is about."""
+    """Return an optimizer's class by name."""
     found: type[Optimizer] = import_module(f"{methods.__name__}.{name}").OPTIMIZER
     return found
 
 
 def optimizers_by_checkpoint_name() -> dict[str, type["Optimizer"]]:
-    """By what a checkpoint calls them."""
+    """Return the classes by their names in checkpoints."""
     return {each.checkpoint_name: each for each in map(get_optimizer, optimizer_names())}
 
 
 def unused_options(name: str) -> Iterator[str]:
-    """The options that only other optimizers take."""
+    """Yield the options that only other optimizers use."""
     others = (option for other in optimizer_names() for option in get_optimizer(other).used_options())
     yield from dict.fromkeys(option for option in others if option not in get_optimizer(name).used_options())

@@ -1,13 +1,14 @@
 """The learning rate as a pure function of the step. Steps count from 1.
 
-    warm-up              step W of W reaches the peak; from the minimum on, in a line
-    decay                starts where the warm-up ends and reaches the minimum `decay_steps` later
-    after that           the minimum, or with `restart_growth` the cosine again, each period that much longer
+    warm-up              rises linearly from the minimum; step W of W reaches the peak
+    decay                starts after the warm-up and reaches the minimum `decay_steps` later
+    after that           the minimum, or with `restart_growth` the cosine again, each period longer by that factor
 
-`wsd` (warm-up, stable, decay: Hu et al. 2024) stays at the peak until the last `decay_steps`, in which it falls as 1 - sqrt
-(Hägele et al. 2024): a run that goes on with more steps from before its fall is one that had been so long.
+`wsd` (warm-up, stable, decay: Hu et al. 2024) stays at the peak until the last `decay_steps`, in which it
+falls as 1 - sqrt (Hägele et al. 2024): a run that is resumed with more steps from before its decay equals one
+that was planned as long.
 
-A period's last step has the minimum; the step after it is the first of the next period.
+The last step of a period has the minimum; the step after it is the first of the next period.
 """
 
 import math
@@ -26,6 +27,8 @@ DECAYS = {
 
 @dataclass(frozen=True)
 class Schedule:
+    """A learning-rate schedule."""
+
     kind: str = "cosine"
     peak: float = 1e-3
     minimum: float = 0.0  # holds in the warm-up too
@@ -51,6 +54,7 @@ class Schedule:
             )
 
     def rate(self, step: int) -> float:
+        """Return the learning rate of a step."""
         if step < self.warmup:
             return self._interpolate(step / self.warmup)
         done = step - max(self.warmup, 1)  # without a warm-up the first step has the peak
@@ -59,7 +63,7 @@ class Schedule:
         return self._interpolate(DECAYS[self.kind](self._period_share(done)))
 
     def _period_share(self, done: int) -> float:
-        """How much of its period a step has behind it, 0 to 1."""
+        """Return the share of its period that a step has completed, 0 to 1."""
         rest, period = float(done), float(self.decay_steps)
         if not self.restart_growth:
             return min(rest / period, 1.0)
@@ -75,7 +79,7 @@ class Schedule:
         return rest / period
 
     def _fall_share(self, step: int) -> float:
-        """The part of its only fall, which does not begin before the warm-up ends."""
+        """Return the share of the only decay, which does not begin before the warm-up ends."""
         steps = max(1, min(self.decay_steps, self.end - max(self.warmup, 1)))
         return min(max(0, step - self.end + steps) / steps, 1.0)
 

@@ -1,8 +1,9 @@
-"""From a loss to training programs' graphs: gradients, precision, recomputation, and the optimizer's step.
+"""Builds training graphs from a loss: gradients, precision, recomputation, and the optimizer step.
 
-Gradients are streamed (each is used up by its weight's step as soon as it is there, and its memory is free again) or kept
-(each lies in memory of its own, for clipping by norm, accumulation and minimizers). That of an embedding is kept whole only where
-others are added to it: else it is the rows of the tokens that were there.
+Gradients are streamed (each is used by its weight's update as soon as it is computed, and its memory is
+freed) or held (each has memory of its own, for clipping by norm, accumulation and minimizers). The gradient
+of an embedding is dense only if others are added to it; otherwise it is stored as the rows of the tokens that
+occurred.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +35,7 @@ Gradient = tuple[
 
 @dataclass
 class LossAndGradients:
-    """A loss to run, and its gradients by parameter."""
+    """A loss, and its gradients by parameter."""
 
     loss: Tensor
     grads: dict[Tensor, Tensor]
@@ -42,18 +43,21 @@ class LossAndGradients:
 
     @cached_property
     def dense(self) -> dict[Tensor, Gradient]:
+        """The gradients, all dense."""
         return {w: (grad,) for w, grad in self.grads.items()}
 
     @cached_property
     def sparse(self) -> dict[Tensor, Gradient]:
-        """The gradients, as rows where that is less."""
+        """The gradients, as rows where that is smaller."""
         return {w: sparse_rows(grad) for w, grad in self.grads.items()}
 
     def gradients_for(self, rule: ElementwiseRule) -> dict[Tensor, Gradient]:
+        """Return the gradients in the form that a rule takes."""
         return self.sparse if rule.takes_sparse_rows else self.dense
 
 
 def sparse_rows(grad: Tensor) -> Gradient:
+    """Return a gradient as rows and their positions, if that is smaller, else dense."""
     node = grad.node
     if node is None or node.op is not get_rows_back or node.sources[0].size + grad.shape[0] >= grad.size:
         return (grad,)
@@ -62,7 +66,7 @@ def sparse_rows(grad: Tensor) -> Gradient:
 
 
 def clip_gradients(grads: Iterable[Gradient], limit: float) -> tuple[Tensor, Tensor]:
-    """What is left of them, and the norm of all of them together."""
+    """Return the clipping factor, and the norm of all gradients together."""
     factor, norm = clip_factor(
         *(opt_sum_sqr(*grad) if len(grad) > 1 else sum_sqr(*grad) for grad in grads), limit=limit
     )
@@ -78,7 +82,10 @@ def differentiate(
     remat: str | int = "none",
     beside: Sequence[Tensor] = (),
 ) -> LossAndGradients:
-    """The loss with its gradients, in a precision, and with values between the `borders` of blocks made again (see remat)."""
+    """Return a loss with its gradients, in a precision.
+
+    Values between the `borders` of blocks are recomputed (see remat).
+    """
     value, grads = value_and_gradients(loss, parameters)
     outputs = [value, *beside, *grads, loss, *borders]
     if precision == "bf16":
@@ -94,7 +101,7 @@ def differentiate(
 
 @dataclass
 class ScheduleInputs:
-    """What a step is told: the optimizer's own row of numbers."""
+    """The inputs of an update: the optimizer's row of numbers."""
 
     schedule: Tensor
 
@@ -103,17 +110,19 @@ Rates = Mapping[Tensor, Tensor]  # weight: a row, what its own schedule is multi
 
 
 def schedule_input(rule: ElementwiseRule) -> Tensor:
+    """Return the input for the optimizer's numbers."""
     return placeholder("schedule", rule.schedule(1, 0.0).shape)
 
 
 def scale_rate(schedule: Tensor, weight: Tensor, rates: Rates | None) -> Tensor:
+    """Return the schedule of a weight, multiplied by its own row of rates if it has one."""
     return mul(schedule, rates[weight]) if rates and weight in rates else schedule
 
 
 def streamed_update(
     gradients: LossAndGradients, rule: ElementwiseRule, rates: Rates | None = None
 ) -> tuple[ScheduleInputs, list[Tensor]]:
-    """One program: loss, and each weight changed as soon as its gradient is there. No clipping, no accumulation."""
+    """Return loss and updates as one program, without clipping or accumulation."""
     schedule = schedule_input(rule)
     one = fill(shape=(), value=1.0)
     return ScheduleInputs(schedule), [
@@ -129,6 +138,7 @@ def update_all(
     factor: Tensor,
     rates: Rates | None,
 ) -> list[Tensor]:
+    """Return the updates of all weights."""
     return [
         step
         for w, (g, *places) in grads.items()
@@ -138,7 +148,7 @@ def update_all(
 
 @dataclass
 class HeldGradients:
-    """Memory for gradients, states of each parameter, and what fills it."""
+    """Memory for gradients, as state tensors of each parameter, and the tensors that fill it."""
 
     loss: Tensor
     blocks: dict[Tensor, Gradient]  # parameter: its gradient's memory
@@ -148,11 +158,15 @@ class HeldGradients:
 
     @property
     def memory(self) -> list[Tensor]:
+        """The state tensors of all gradients."""
         return [state for block in self.blocks.values() for state in block]
 
 
 def hold_gradients(gradients: LossAndGradients, dense: bool = True) -> HeldGradients:
-    """Gradients that stay. `first` overwrites them, so that nothing need be zeroed; `more` adds to them, if they are `whole`."""
+    """Give gradients memory of their own.
+
+    `first` overwrites it, so that nothing must be zeroed; `more` adds to it, if gradients are dense.
+    """
     grads = gradients.dense if dense else gradients.sparse
     blocks = {
         w: tuple(
@@ -174,7 +188,7 @@ def hold_gradients(gradients: LossAndGradients, dense: bool = True) -> HeldGradi
 def update_step(
     held: HeldGradients, rule: ElementwiseRule, clip: float, rates: Rates | None = None
 ) -> tuple[ScheduleInputs, Tensor, list[Tensor]]:
-    """The program that ends a step: the gradients' norm, and every weight changed by its kept gradient, clipped to that norm."""
+    """Return the graph that ends a step: the norm, and each weight updated by its clipped gradient."""
     schedule = schedule_input(rule)
     factor, norm = clip_gradients(held.blocks.values(), clip)
     return ScheduleInputs(schedule), norm, [norm, *update_all(held.blocks, rule, schedule, factor, rates)]

@@ -21,7 +21,7 @@ LEAST_MEMORY = 1000  # bytes; a smaller --memory was given without its unit
 if TYPE_CHECKING:
     OptimizerName = str
 else:
-    OptimizerName = Literal[registry.names()]
+    OptimizerName = Literal[registry.optimizer_names()]
 
 # panels of the help
 RATE = "Learning rate"

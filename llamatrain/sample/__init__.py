@@ -1,0 +1,1 @@
+"""Text generation: decoding with a cache, sampling, streaming."""

@@ -1,6 +1,6 @@
-"""From logits to a token, in llama.cpp's order: penalty, top-k, top-p, min-p, temperature, draw.
+"""Draws a token from logits, in llama.cpp's order: penalty, top-k, top-p, min-p, temperature, draw.
 
-What a draw follows from is the seed and the token's number, and nothing else: there is no state to save.
+A draw depends only on the seed and the token's number: there is no state to save.
 """
 
 import math
@@ -13,7 +13,7 @@ from llamatrain.sample.options import SamplingOptions
 
 
 def draw_token(logits: np.ndarray, options: SamplingOptions, number: int, history: Sequence[int]) -> int:
-    """The token that comes `number`th, after the tokens `before` (those of the prompt, too)."""
+    """Draw token `number`, which follows the tokens `history` (prompt included)."""
     if not np.all(np.isfinite(logits)):
         raise LlamatrainError(
             f"the model gives no finite numbers for token {number + 1}: its weights are damaged"
@@ -29,7 +29,7 @@ def draw_token(logits: np.ndarray, options: SamplingOptions, number: int, histor
 
 
 def penalize_repeats(logits: np.ndarray, history: Sequence[int], options: SamplingOptions) -> np.ndarray:
-    """What was there lately is moved down: a logit above 0 divided by the penalty, another multiplied."""
+    """Lower the logits of recent tokens: divide those above 0 by the penalty, multiply the others."""
     last = len(history) if options.repeat_last_n < 0 else options.repeat_last_n
     if last and options.repeat_penalty != 1 and len(history):
         recent = np.unique(np.asarray(history[-last:]))
@@ -39,7 +39,7 @@ def penalize_repeats(logits: np.ndarray, history: Sequence[int], options: Sampli
 
 
 def select_candidates(logits: np.ndarray, options: SamplingOptions) -> np.ndarray:
-    """The tokens to draw from, the likeliest first, of equals the one with the smaller number; there is always one."""
+    """Return the tokens to draw from, likeliest first, lower ids first among equals; at least one."""
     count = min(options.top_k or len(logits), len(logits))
     tokens = np.flatnonzero(logits >= top_k_bound(logits, count))
     tokens = tokens[np.argsort(-logits[tokens], kind="stable")][:count]
@@ -55,7 +55,7 @@ BLOCK = 64
 
 
 def top_k_bound(logits: np.ndarray, count: int) -> float:
-    """At least `count` logits reach this, and not many more: as many blocks have one, and sorting their tops is quick."""
+    """Return a bound that at least `count` logits reach, and few more, from the maxima of blocks."""
     blocks = len(logits) // BLOCK
     if blocks <= count:
         return -math.inf
@@ -64,5 +64,6 @@ def top_k_bound(logits: np.ndarray, count: int) -> float:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the probabilities of logits."""
     powers = np.exp(logits - logits.max())
     return powers / powers.sum()

@@ -1,7 +1,8 @@
-"""Decoding with a cache: tokens in, the next one's logits out, and text made of that.
+"""Decoding with a key-value cache: tokens in, logits of the next token out, and generation on top of that.
 
-The weights are used where they lie, be it in a file's map or in the memory of a training run. There is a program for each of a
-few numbers of tokens; what fits none is filled up with its last token, which then writes its row of the cache more than once.
+The weights are used in place, in a mapped file or in the memory of a training run. There is a program for
+each of a few chunk sizes; a smaller chunk is padded with its last token, which then writes its row of the
+cache several times.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -34,18 +35,22 @@ STALE = -1  # no token: one that followed others once
 
 @dataclass(frozen=True)
 class DecodeCost:
-    """What decoding takes beside the weights, in bytes."""
+    """The memory of decoding without the weights, in bytes."""
 
     caches: int
     arena: int
 
     @property
     def total(self) -> int:
+        """The sum in bytes."""
         return self.caches + self.arena
 
 
 class Decoder:
-    """A text that grows: `feed` it tokens, `reset` it for another one. Between texts the weights may change."""
+    """Decodes one text at a time: `feed` it tokens, `reset` it for another text.
+
+    The weights may change between texts.
+    """
 
     def __init__(
         self,
@@ -59,9 +64,9 @@ class Decoder:
         weights: Weights | None = None,
         drop_base: bool = False,
     ) -> None:
-        """`arrays` are the weights by their GGUF names; an `arena` that is large enough (see `plan`) is used.
+        """Create a decoder over weights by GGUF name; an `arena` that is large enough (see `plan`) is used.
 
-        With `drop_base`, the pages of a quantised weight's file are handed back after each reading.
+        With `drop_base`, the pages of a quantized weight's file are released after each read.
         """
         self.h, self.ctx = h, ctx
         self._cached: list[int] = []  # what the cache holds
@@ -82,38 +87,41 @@ class Decoder:
         weights: Weights | None = None,
         drop_base: bool = False,
     ) -> DecodeCost:
-        """What a decoder will take; nothing is allocated."""
+        """Return the memory that a decoder will need; nothing is allocated."""
         graphs = DecodingGraphs(h, ctx, create_backend(kernels, threads, drop_base), weights)
         cached_bytes = sum(tensor.nbytes for tensor in (*graphs.caches, graphs.table))
         return DecodeCost(cached_bytes, graphs.arena_bytes())
 
     def precompile(self, *counts: int) -> None:
-        """Make the programs that as many tokens at once will need."""
+        """Compile the programs for these numbers of tokens."""
         for each in counts:
             self._program(self._graphs.chunk_size(each))
 
     def reset(self) -> None:
-        """Begin anew: what the cache holds is out of sight."""
+        """Start a new text; the cache is ignored."""
         self._cached.clear()
 
     def rewind(self, tokens: Sequence[int]) -> int:
-        """Go back to what the cache holds of a text's beginning, and say how much that is; the last token is to be fed in any
-        case."""
+        """Keep the part of the cache that is a prefix of `tokens`, and return its length.
+
+        The last token must be fed in any case.
+        """
         same = (cached == token for cached, token in zip(self._cached, tokens[:-1], strict=False))
         del self._cached[sum(takewhile(bool, same)) :]
         return self.position
 
     @property
     def position(self) -> int:
+        """The number of tokens in the cache."""
         return len(self._cached)
 
     @property
     def free_positions(self) -> int:
-        """How many more tokens can be fed."""
+        """The number of tokens that can still be fed."""
         return self.ctx - self.position
 
     def feed(self, tokens: Sequence[int]) -> np.ndarray:
-        """The logits of the token after these: a view, valid until more is fed."""
+        """Feed tokens and return the logits of the next one: a view, valid until the next call."""
         ids = np.asarray(tokens, np.int64)
         if not 1 <= len(ids) <= self.free_positions:
             raise LlamatrainError(
@@ -128,8 +136,10 @@ class Decoder:
         return logits
 
     def shift_context(self, keep: int) -> bool:
-        """Make room as llama.cpp does: behind the first `keep` tokens the older half goes, and what is left follows with its
-        keys turned back. False where that would be none."""
+        """Drop the older half of the tokens after the first `keep`, as llama.cpp does, and rotate the keys of the rest.
+
+        Return False if nothing can be dropped.
+        """
         dropped = (self.position - keep) // 2
         if dropped < 1:
             return False
@@ -142,7 +152,7 @@ class Decoder:
         return True
 
     def _run(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The logits after the tokens that were taken, and those that are left."""
+        """Run one chunk; return the logits and the tokens that are left."""
         size = self._graphs.chunk_size(len(ids))
         graph, program = self._program(size)
         taken = min(size, len(ids))
@@ -166,7 +176,7 @@ class Decoder:
 
 
 class DecodingGraphs:
-    """The graphs for each number of tokens, over the same weights and caches."""
+    """The graphs for each chunk size, over the same weights and caches."""
 
     def __init__(
         self, h: Hyperparameters, ctx: int, backend: Backend, weights: Weights | None = None
@@ -182,7 +192,7 @@ class DecodingGraphs:
 
     @property
     def leaves(self) -> list[Tensor]:
-        """The weights, and the factors of their adapters."""
+        """The weights and the factors of their adapters."""
         factors = [
             factor
             for deltas in self.weights.deltas.values()
@@ -192,20 +202,22 @@ class DecodingGraphs:
         return collect_leaves([*self.weights.values(), *factors])
 
     def chunk_size(self, count: int) -> int:
-        """How many of so many tokens are fed at once, or would be."""
+        """Return the chunk size to use for `count` tokens."""
         return next((chunk for chunk in self.chunks if chunk >= count), self.chunks[-1])
 
     def graph_and_plan(self, size: int) -> tuple[DecodingGraph, Plan]:
+        """Return graph and memory plan for a chunk size."""
         if size not in self._planned:
             graph = build_decoding(self.h, self.weights, size, self.table, self.caches)
             self._planned[size] = graph, self.plan_memory([graph.logits])
         return self._planned[size]
 
     def plan_memory(self, outputs: Sequence[Tensor]) -> Plan:
+        """Return a memory plan for outputs."""
         return plan(outputs, scratch=self.backend.scratch, resident=self.backend.resident_bytes)
 
     def arena_bytes(self) -> int:
-        """Bytes that are enough for each of them."""
+        """Return the size of an arena that fits every chunk size."""
         return max(self.graph_and_plan(size)[1].arena for size in self.chunks)
 
 
@@ -213,7 +225,7 @@ class DecodingGraphs:
 
 
 class Generation:
-    """The tokens that follow a prompt; `ended` says why there are no more: "end", "n" or "ctx". The decoder begins anew."""
+    """An iterator over the tokens after a prompt. Then `stop_reason` is "end", "n" or "ctx"."""
 
     def __init__(
         self,
@@ -224,8 +236,12 @@ class Generation:
         keep: int | None = None,
         reuse_cache: bool = False,
     ) -> None:
-        """`ends` are the tokens that end a text; they are not given. The first `keep` stay where the context is full, and older
-        ones go; without it that is the end. `again`: what the decoder holds of the prompt is not computed again."""
+        """Prepare a generation.
+
+        `ends` are tokens that end a text; they are not yielded. With `keep`, a full context is shifted and
+        its first `keep` tokens stay; without it generation ends there. `reuse_cache`: keep what the decoder
+        has computed of the prompt.
+        """
         self.decoder, self.options, self.ends, self.keep, self.reuse_cache = (
             decoder,
             options,

@@ -1,4 +1,4 @@
-"""The options that say how tokens are drawn, in llama.cpp's words."""
+"""Sampling options, with llama.cpp's names."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -11,6 +11,8 @@ LARGEST_SEED = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class SamplingOptions(Options, panel="Sampling"):
+    """The options of sampling."""
+
     n: Annotated[
         int,
         Option(
@@ -73,6 +75,7 @@ class SamplingOptions(Options, panel="Sampling"):
     ] = ()
 
     def validate(self) -> None:
+        """Raise if options contradict each other."""
         if self.keep and not self.ctx_shift:
             raise OptionError(
                 lambda spelt: f"{spelt('keep')} means nothing without {spelt('ctx_shift')}: nothing goes"

@@ -1,38 +1,43 @@
-"""Generated tokens as text that streams: no half characters, and nothing of a text that ends it."""
+"""Streams generated tokens as text: no partial characters, and nothing of a stop text."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 
 class TextPieces(Protocol):
-    """Tokens to text, one after the other, as `data.tokenizer.StreamDecoder` does it."""
+    """A decoder of tokens to text, such as `data.tokenizer.StreamDecoder`."""
 
-    def feed(self, token: int) -> str: ...
+    def feed(self, token: int) -> str:
+        """Return the text that is complete with this token."""
 
-    def flush(self) -> str: ...
+    def flush(self) -> str:
+        """Return the remaining text."""
 
 
 class TokenNumbers:
-    """For models whose tokens stand for no text: their numbers, with a space between."""
+    """Formats token ids, separated by spaces, for models without a text vocabulary."""
 
     def __init__(self) -> None:
         self.separator = ""
 
     def feed(self, token: int) -> str:
+        """Return the token's id."""
         text, self.separator = f"{self.separator}{token}", " "
         return text
 
     def flush(self) -> str:
+        """Return nothing."""
         return ""
 
 
 class StopText:
-    """Lets text through up to the first of some texts that is complete, and holds back what may be the beginning of one."""
+    """Passes text through up to the first complete stop text, and holds back what may begin one."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts, self.buffer, self.is_complete = texts, "", False
 
     def feed(self, text: str) -> str:
+        """Return the text that can be passed on."""
         self.buffer += text
         ends = [
             (self.buffer.find(stop) + len(stop), -len(stop)) for stop in self.texts if stop in self.buffer
@@ -46,20 +51,20 @@ class StopText:
         return ready
 
     def flush(self) -> str:
-        """What was held back, and is no stop text after all."""
+        """Return the text held back, which turned out to be no stop text."""
         rest, self.buffer = self.buffer, ""
         return rest
 
 
 def partial_stop(text: str, stop: str) -> int:
-    """How many characters at the text's end are the beginning of a stop text."""
+    """Return the number of characters at the text's end that may begin a stop text."""
     return next(
         (size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0
     )
 
 
 def stream_text(tokens: Iterable[int], decoder: TextPieces, stop: Sequence[str] = ()) -> Iterator[str]:
-    """The text of tokens as they come; it takes no further token once a stop text is complete."""
+    """Yield the text of tokens as they come; no token is requested after a complete stop text."""
     guard = StopText(stop)
     for token in tokens:
         if ready := guard.feed(decoder.feed(token)):

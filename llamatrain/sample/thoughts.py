@@ -1,4 +1,4 @@
-"""The thoughts of an answer apart from its words, as llama-server gives them: `reasoning_content` and `content`."""
+"""Splits an answer into reasoning and content, as llama-server does (`reasoning_content` and `content`)."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -14,19 +14,21 @@ MARKS = (  # what begins a thought, and what ends it
 
 
 class AnswerPiece(NamedTuple):
+    """A piece of an answer: reasoning (`thought`) or content."""
+
     text: str
     thought: bool
 
 
 def find_marks(source: str) -> tuple[str, str] | None:
-    """Find the marks of thoughts that a chat template names; None where it names none."""
+    """Return the reasoning marks that a chat template contains, or None."""
     return next((marks for marks in MARKS if marks[0] in source or marks[1] in source), None)
 
 
 def split_thoughts(pieces: Iterable[str], prompt: str, marks: tuple[str, str]) -> Iterator[AnswerPiece]:
-    """Tell thoughts from words while an answer streams; a prompt may have begun a thought.
+    """Split a streaming answer into reasoning and content; the prompt may have opened the reasoning.
 
-    White space around thoughts and before words belongs to neither.
+    White space around reasoning and before content is dropped.
     """
     begin, end = marks
     thinking = prompt.rstrip().endswith(begin)

@@ -1,0 +1,1 @@
+"""The optimizers, one per file."""

@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov and Hutter 2017); the update itself is the graph's op `opt_step_adamw`."""
+"""AdamW (Loshchilov and Hutter 2017). The update is the graph's op `opt_step_adamw`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +13,8 @@ from llamatrain.optim.optimizer import ElementwiseRule
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(ElementwiseRule):
+    """AdamW."""
+
     checkpoint_name = "adam"
     states: ClassVar = {"m": "first_moments", "v": "second_moments"}
     nonnegative = ("second_moments",)
@@ -23,12 +25,13 @@ class AdamW(ElementwiseRule):
     eps: float = 1e-8
 
     def schedule(self, step: int, rate: float) -> np.ndarray:
-        """The rate and both bias corrections."""
+        """Return the rate and both bias corrections."""
         return np.array([rate, 1.0 - self.beta1**step, 1.0 - self.beta2**step], np.float32)  # (3,)
 
     def update(
         self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor
     ) -> Sequence[Tensor]:
+        """Return the updated weight."""
         inputs, decay = (
             (weight, *self.states_for(weight), grad, schedule, factor, *places),
             self.decay_for(weight),

@@ -1,8 +1,8 @@
 """L-BFGS on a flat vector (Nocedal and Wright, Numerical Optimization, 2nd edition, algorithms 7.4 and 7.5).
 
-The state is a plain object: a point with its loss and gradient, and a ring of the last m moves s and changes of the
-gradient y. `step` does one whole iteration, so that a checkpoint between two of them holds all there is.
-Sums run in float64, vectors stay in the dtype of the parameters.
+The state is a plain object: a point with its loss and gradient, and a ring of the last m moves s and gradient
+changes y. `step` runs one whole iteration, so that a checkpoint between two iterations has everything. Sums
+are float64, vectors have the dtype of the parameters.
 """
 
 import math
@@ -25,6 +25,8 @@ MAX_ROUNDING = (
 
 @dataclass(frozen=True, kw_only=True)
 class LBFGS(Minimizer):
+    """L-BFGS with a line search."""
+
     checkpoint_name = "lbfgs"
     extra_options = ("lbfgs_refresh",)
     options: ClassVar = {"history": "lbfgs_history", "tolerance": None}
@@ -41,14 +43,16 @@ class LBFGS(Minimizer):
 
     @property
     def vector_count(self) -> int:
-        """Both rings, point and gradient, and four of working memory."""
+        """The size of its state in vectors: both rings, point and gradient, and four of working memory."""
         return 2 * self.history + 6
 
     def create_minimizer(self, x: np.ndarray) -> "LbfgsState":
+        """Return the state at this point."""
         return LbfgsState(x, self)
 
     @classmethod
     def required_shapes(cls, kept: Values, size: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes that resuming needs; nothing if the history is empty."""
         moves = kept["memory_ys"].size if "memory_ys" in kept else 0
         memory = {"memory_s": (moves, size), "memory_y": (moves, size), "memory_ys": (moves,)}
         if "current_parameters" in kept:
@@ -59,6 +63,7 @@ class LBFGS(Minimizer):
 
     @classmethod
     def state_problem(cls, kept: Values) -> str | None:
+        """Return why the history is inconsistent, or None."""
         if "memory_ys" not in kept:
             return None
         numbers = (
@@ -85,7 +90,7 @@ class LBFGS(Minimizer):
 
 
 class LbfgsState:
-    """`x`, `loss` and `gradient` belong together; after a failed step they are still the best that was found."""
+    """The state of L-BFGS. After a failed step `x`, `loss` and `gradient` are the best found so far."""
 
     def __init__(self, x: np.ndarray, options: LBFGS | None = None) -> None:
         self.options = options or LBFGS()
@@ -106,7 +111,10 @@ class LbfgsState:
     # ---- one iteration -----------------------------------------------------
 
     def step(self, evaluate: Evaluate) -> str | None:
-        """Go to a point of lower loss; where that cannot be done, stay and say why. Left half way, nothing has changed."""
+        """Move to a point with a lower loss, or return why that is impossible.
+
+        An exception changes nothing.
+        """
         if math.isnan(self.loss):
             self.begin(evaluate)
         saved = self.move_count, self.evaluations, self.idle
@@ -117,7 +125,7 @@ class LbfgsState:
             raise
 
     def begin(self, evaluate: Evaluate) -> None:
-        """Loss and gradient of the first point."""
+        """Evaluate loss and gradient at the first point."""
         self.loss = self._evaluate_at(self.x, evaluate, into=self.gradient)
 
     def _step(self, evaluate: Evaluate) -> str | None:
@@ -149,12 +157,15 @@ class LbfgsState:
         self.move_count = 0
 
     def restart(self) -> None:
-        """Other rows: of their loss nothing is known."""
+        """Continue on other rows, whose loss is unknown."""
         self.clear_history()
         self.loss, self.iteration, self.idle = math.nan, 0, 0
 
     def _descend(self, evaluate: Evaluate, patience: int, reach: float = 1.0) -> bool:
-        """To a lower loss, in so many evaluations in a row that find none; a first move is of this length."""
+        """Search for a lower loss along the direction, with at most `patience` evaluations without improvement.
+
+        Without a history the first step has the length `reach`.
+        """
         direction, slope = self.direction(), _dot(self._direction, self.gradient)
         if not -math.inf < slope < 0:  # uphill, or beyond all numbers
             self.clear_history()
@@ -191,7 +202,7 @@ class LbfgsState:
     # ---- the curvature -----------------------------------------------------
 
     def direction(self) -> np.ndarray:
-        """Minus the inverse Hessian that the history stands for, times the gradient: the two-loop recursion."""
+        """Return minus the inverse Hessian of the history times the gradient (two-loop recursion)."""
         d, product = self._direction, self._product
         np.negative(self.gradient, out=d)
         moves, alpha = slots_newest_first(self.move_count, self.next_slot, len(self.ys)), {}
@@ -207,7 +218,7 @@ class LbfgsState:
         return d
 
     def _remember(self) -> None:
-        """Take the move to the trial point into the ring, unless its curvature is too small to divide by."""
+        """Add the move to the ring, unless its curvature is too small to divide by."""
         s = np.subtract(self._trial, self.x, out=self._direction)
         y = np.subtract(self._next_gradient, self.gradient, out=self._product)
         ys = _dot(y, s)
@@ -219,6 +230,7 @@ class LbfgsState:
     # ---- the checkpoint ----------------------------------------------------
 
     def state_values(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
         memory = {
             "memory_s": self.s,
             "memory_y": self.y,
@@ -242,6 +254,7 @@ class LbfgsState:
         return point | memory | numbers
 
     def restore(self, kept: Values) -> None:
+        """Restore the state of a checkpoint."""
         self.evaluations, self.idle = int(kept.get("evaluations", 0)), int(kept.get("idle", 0))
         if "memory_s" not in kept:
             return
@@ -260,7 +273,7 @@ class LbfgsState:
 
 
 def _copy(target: np.ndarray, source: np.ndarray) -> None:
-    """Copy an array piece by piece; the pages of a mapped file are let go."""
+    """Copy an array piece by piece, and release the pages of the mapped file."""
     flat, values = target.reshape(-1), source.reshape(-1)
     for start in range(0, flat.size, PIECE):
         flat[start : start + PIECE] = values[start : start + PIECE]
@@ -268,17 +281,17 @@ def _copy(target: np.ndarray, source: np.ndarray) -> None:
 
 
 def slots_newest_first(count: int, end: int, slots: int) -> list[int]:
-    """Where a ring has the moves that it holds; the next one goes to `end`."""
+    """Return the ring slots of the last `count` moves, newest first; the next move goes to slot `end`."""
     return [(end - 1 - age) % slots for age in range(count)]
 
 
 def _dot(a: np.ndarray, b: np.ndarray) -> float:
-    """In float64 whatever the vectors are, in one order whatever the number of threads, with no float64 copy."""
+    """Return the product in float64, in a fixed order of additions and without a float64 copy."""
     return float(np.einsum("i,i", a, b, dtype=np.float64))
 
 
 def _dots(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a·b, a·a and b·b; the pages of a mapped file are let go."""
+    """Return a·b, a·a and b·b, and release the pages of the mapped file."""
     sums = np.zeros(3)
     for start in range(0, a.size, PIECE):
         parts = [vector[start : start + PIECE] for vector in (a, b)]

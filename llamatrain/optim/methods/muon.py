@@ -1,8 +1,8 @@
-"""Muon (Jordan et al. 2024): the momentum of each matrix of a block is made orthogonal by five Newton-Schulz products, so that a
-step moves all of its directions alike. Embeddings, output and norms are changed by AdamW.
+"""Muon (Jordan et al. 2024): the momentum of each block matrix is orthogonalized by five Newton-Schulz iterations.
 
-A step is scaled by 0.2 sqrt(the longer side), after which it is as large as AdamW's usually are: rate and weight decay are the
-same for both (Liu et al. 2025).
+So a step moves all its directions alike. Embeddings, output and norms are updated by AdamW. A step is scaled
+by 0.2 sqrt(longer side), which makes it as large as AdamW's usually are: rate and weight decay are the same
+for both (Liu et al. 2025).
 """
 
 from collections.abc import Sequence
@@ -32,6 +32,8 @@ SCALE = 0.2  # of an element of AdamW's steps, in rates
 
 @dataclass(frozen=True, kw_only=True)
 class Muon(AdamW):
+    """Muon for matrices of blocks, AdamW for all other weights."""
+
     checkpoint_name = "muon"
     options: ClassVar = {"momentum": None, "half": None}
     full_models_only = True
@@ -42,14 +44,17 @@ class Muon(AdamW):
 
     @classmethod
     def has_state(cls, kind: str, name: str, shape: Sequence[int]) -> bool:
+        """Return True if a weight has this state; matrices have only momentum."""
         return kind == "m" or not is_block_matrix(name, shape)
 
     def with_precision(self, precision: str) -> Self:
+        """Return the same optimizer with its products in bf16 or float32."""
         return replace(self, bf16=precision == "bf16")
 
     def update(
         self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor
     ) -> Sequence[Tensor]:
+        """Return the updated weight."""
         if not is_block_matrix(weight.name, weight.shape):
             return super().update(weight, grad, schedule, factor, *places)
         carried = opt_momentum(*self.states_for(weight), grad, factor, momentum=self.momentum)
@@ -59,15 +64,19 @@ class Muon(AdamW):
 
 
 def is_block_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Of a block."""
+    """Return True for a matrix of a block."""
     return name.startswith("blk.") and len(shape) == 2
 
 
 def newton_schulz(x: Tensor, bf16: bool = False) -> Tensor:
-    """x = u s vᵀ -> nearly u vᵀ: x, divided by its norm, becomes a x + (b xxᵀ + c (xxᵀ)²) x, again and again. Where x is tall it
-    is xᵀx, behind x, so that the smaller of both is squared."""
+    """Return nearly u vᵀ for x = u s vᵀ.
+
+    x, divided by its norm, becomes a x + (b xxᵀ + c (xxᵀ)²) x, repeatedly. For a tall x it is xᵀx, behind x,
+    so that the smaller product is squared.
+    """
 
     def rounded(tensor: Tensor) -> Tensor:
+        """Round to bf16 if the products are in bf16."""
         return cast(tensor, dtype=BF16) if bf16 else tensor
 
     tall = x.shape[0] > x.shape[1]

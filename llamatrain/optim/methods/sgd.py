@@ -1,4 +1,4 @@
-"""Gradient descent with momentum; the update itself is the graph's op `opt_step_sgd`."""
+"""Gradient descent with momentum. The update is the graph's op `opt_step_sgd`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +11,8 @@ from llamatrain.optim.optimizer import ElementwiseRule
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(ElementwiseRule):
+    """Gradient descent with momentum."""
+
     checkpoint_name = "sgd"
     states: ClassVar = {"m": "momentum"}
     options: ClassVar = {"momentum": "beta1"}
@@ -21,6 +23,7 @@ class SGD(ElementwiseRule):
     def update(
         self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor
     ) -> Sequence[Tensor]:
+        """Return the updated weight."""
         inputs, decay = (
             (weight, *self.states_for(weight), grad, schedule, factor, *places),
             self.decay_for(weight),
