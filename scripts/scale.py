@@ -17,17 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from fit_scaling import TimedStep, fit_link_model, predict_seconds
 from hosts import hosts, why_not
 from tuning import COMMAND, HERE, measured
 
 from llamatrain.distributed.cores import count_cores
-from llamatrain.planner.scaling_model import (
-    LinkModel,
-    ShardedStep,
-    TimedStep,
-    fit_link_model,
-    predict_seconds,
-)
+from llamatrain.planner.scaling_model import LinkModel, ShardedStep
 
 MPIEXEC = next(
     (str(path) for path in [Path(sys.executable).parent / "mpiexec"] if path.exists()),

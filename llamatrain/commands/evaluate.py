@@ -10,7 +10,7 @@ from llamatrain.adapters.options import AdapterOptions
 from llamatrain.config.common import BATCH, CTX, THREADS
 from llamatrain.config.options import Option, Options, changed_options, reject_unused, unused_options
 from llamatrain.data.options import DataOptions
-from llamatrain.errors import FileError, UsageError
+from llamatrain.errors import FileError
 from llamatrain.preference.options import PreferenceOptions, check_evaluation
 
 if TYPE_CHECKING:

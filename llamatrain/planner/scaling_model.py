@@ -6,13 +6,9 @@ go out in buckets while the last micro-batch goes backward, which is two thirds 
 bucket, which is final only at its end, are waited for. Weights are gathered when all have taken the optimizer's step.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import combinations
 from statistics import NormalDist
-
-import numpy as np
 
 from llamatrain.train.parallel.partition import BUCKET, cover_with_nodes, rank_range
 
@@ -122,81 +118,3 @@ def step_seconds(step: ShardedStep, link: LinkModel, ranks_per_host: int = 1) ->
 def expected_slowest(ranks: int) -> float:
     """The expected largest of so many standard normals."""
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
-
-
-# ---- from what was measured ------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimedStep:
-    """A step that was run; ranks of one host beyond its processors take turns."""
-
-    step: ShardedStep
-    seconds: float
-    ranks_per_host: int = 1
-    crowding: float = 1.0  # ranks for each processor, where that is more than one
-
-
-def predict_seconds(timed: TimedStep, link: LinkModel) -> float:
-    slower = replace(link, micro=timed.crowding * link.micro, update=timed.crowding * link.update)
-    return step_seconds(timed.step, slower, timed.ranks_per_host).total
-
-
-STARTS = (1.0, 0.5, 0.1)  # shares of a step's seconds that computing may have, to begin with
-
-
-def fit_link_model(cases: Sequence[TimedStep], rounds: int = 20) -> LinkModel:
-    """What comes nearest to them, each as a share of itself: the seconds grow evenly with each unknown, until what is hidden is
-    so no more; therefore it is asked again from where it was found, and the best of all is taken."""
-    seconds = [each.seconds for each in cases]
-    one = min(each.seconds / each.step.max_micro / each.crowding for each in cases)
-    found = list[np.ndarray]()
-    for start in STARTS:
-        x = np.array([start * one, 1e-3, 1e-9, 1e-5, 1e-3])
-        for _ in range(rounds):
-            columns = [[_slope(each, x, number) for each in cases] for number in range(len(x))]
-            before, x = x, least_squares(columns, seconds)
-            found.append(x)
-            if np.allclose(before, x, rtol=1e-9, atol=0):
-                break
-    return _link_model(
-        min(
-            found,
-            key=lambda x: sum(
-                (predict_seconds(each, _link_model(x)) / each.seconds - 1) ** 2 for each in cases
-            ),
-        )
-    )
-
-
-def _link_model(x: np.ndarray) -> LinkModel:
-    micro, update, byte, message, late = map(float, x)
-    return LinkModel(micro=micro, update=update, byte=byte, message=message, spread=late / max(micro, 1e-12))
-
-
-def _slope(each: TimedStep, x: np.ndarray, number: int) -> float:
-    """How the seconds grow with one of the unknowns."""
-    more = x.copy()
-    more[number] += max(1e-6 * x[number], 1e-12)
-    return (predict_seconds(each, _link_model(more)) - predict_seconds(each, _link_model(x))) / float(
-        more[number] - x[number]
-    )
-
-
-def least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -> np.ndarray:
-    """The unknowns, none of them below 0, that come nearest to the values, each as a share of itself.
-
-    They are few: each choice of those that are not 0 is tried, and of two that are as near the one with fewer is taken.
-    """
-    rows = np.array(columns, np.float64).T / np.array(values, np.float64)[:, None]
-    scales = np.maximum(np.abs(rows).max(axis=0), 1e-300)
-    best, least = np.zeros(rows.shape[1]), np.inf
-    for count in range(1, rows.shape[1] + 1):
-        for chosen in map(list, combinations(range(rows.shape[1]), count)):
-            part = rows[:, chosen] / scales[chosen]
-            found = np.linalg.lstsq(part, np.ones(len(rows)), rcond=None)[0]
-            off = float(np.sum((part @ found - 1) ** 2))
-            if (found >= 0).all() and off < least * (1 - 1e-9) - 1e-24:
-                best, least = np.zeros(rows.shape[1]), off
-                best[chosen] = found / scales[chosen]
-    return best

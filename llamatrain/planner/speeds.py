@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +31,6 @@ from llamatrain.model.rope import Rope
 from llamatrain.model.transformer import trainable_weights
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.planner.disturbance import wait_share
-from llamatrain.planner.scaling_model import least_squares
 from llamatrain.platform.cache_dir import default_cache_dir
 from llamatrain.platform.cpu import processor
 from llamatrain.train.graphs import StepGraph, StepGraphs, StepSpec
@@ -307,3 +307,22 @@ def make_zeros(graphs: Iterable[StepGraph]) -> dict[Tensor, np.ndarray]:
 
 def graph_weights(graph: StepGraph, weights: Mapping[Tensor, np.ndarray]) -> dict[Tensor, np.ndarray]:
     return {leaf: weights[leaf] for leaf in collect_leaves(graph.outputs) if leaf in weights}
+
+
+def least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -> np.ndarray:
+    """The unknowns, none of them below 0, that come nearest to the values, each as a share of itself.
+
+    They are few: each choice of those that are not 0 is tried, and of two that are as near the one with fewer is taken.
+    """
+    rows = np.array(columns, np.float64).T / np.array(values, np.float64)[:, None]
+    scales = np.maximum(np.abs(rows).max(axis=0), 1e-300)
+    best, least = np.zeros(rows.shape[1]), np.inf
+    for count in range(1, rows.shape[1] + 1):
+        for chosen in map(list, combinations(range(rows.shape[1]), count)):
+            part = rows[:, chosen] / scales[chosen]
+            found = np.linalg.lstsq(part, np.ones(len(rows)), rcond=None)[0]
+            off = float(np.sum((part @ found - 1) ** 2))
+            if (found >= 0).all() and off < least * (1 - 1e-9) - 1e-24:
+                best, least = np.zeros(rows.shape[1]), off
+                best[chosen] = found / scales[chosen]
+    return best

@@ -1,7 +1,7 @@
-"""How a run is done, the last of three stages: the way of running it that fits the memory that there is."""
+"""Makes a run fit the memory: chooses recomputation, micro-batches and copies of the base."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from llamatrain.model.distill import Teacher
 from llamatrain.model.frozen_weights import bf16_copy_bytes
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.limits import MANY_LAYERS
-from llamatrain.planner.extrapolate import PARTS, extrapolate_plan
+from llamatrain.planner.layers import extrapolate_plan
 from llamatrain.planner.limits import memory_limit
 from llamatrain.planner.memory import (
     MemoryDemand,
@@ -24,107 +24,118 @@ from llamatrain.planner.memory import (
     plan_memory,
     process_growth,
 )
+from llamatrain.planner.search import DEEP_LADDER, PlanCandidate, PlanSearch, PlanTrial
 from llamatrain.platform.memory import resident_bytes
 from llamatrain.platform.terminal import log_if_slow
 from llamatrain.run.options import AUTO
 from llamatrain.run.resolve import ResolvedConfig
-from llamatrain.run.search import MicrobatchSplit, PlanCandidate, PlanSearch, PlanTrial
 from llamatrain.run.trainable import Cache, Trainable, TrainableWeights
 from llamatrain.train.graphs import StepSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class FittedRun:
+    """The memory plan of a run, with the weights it is for."""
+
     plan: MemoryPlan
     weights: TrainableWeights
-    cache: Cache  # whether the base's matrices are copied
-    error: str | None  # why it does not fit, if so
-    trials: Sequence[PlanTrial] = ()  # ways that were planned, this one last
-    memory_limit: int | None = None  # that it may take
+    cache: Cache  # how the base's matrices are held
+    error: str | None  # why the plan does not fit, if so
+    trials: Sequence[PlanTrial] = ()  # the plans that were tried; the chosen one is the last
+    memory_limit: int | None = None  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataShape:
-    """Of a run's rows, samples and past, what decides its memory."""
+    """Facts about rows, samples and the checkpoint that decide how much memory a run takes."""
 
     lengths: Sequence[int]
     sparse: bool  # many tokens are not trained
     has_validation: bool
-    decoder_positions: int  # positions of the cache for samples; 0: none
-    is_resume: bool  # then its batches stay as they are
-    later_bytes: int = 0  # bytes that the program will hold beside what it holds now
+    decoder_positions: int  # positions in the cache for samples; 0: no samples
+    is_resume: bool  # batches must be split as they were
+    later_bytes: int = 0  # the process will grow by this before the run starts
     teacher: Teacher | None = None
-    may_extrapolate: bool = False  # nothing is to be run: of many layers some may speak for all
+    may_extrapolate: bool = False  # nothing will be run, so a deep model need not be planned exactly
 
 
 def fit_memory(
     resolved: ResolvedConfig, trainable: Trainable, shape: DataShape, refuse: bool = True
 ) -> FittedRun:
-    """The usual way, or the fastest that fits the memory. At last one that does not fit: where that is to be refused, without
-    planning it if so much is clear."""
-    resident, limit = (
-        max(get_comm().all_gather(resident_bytes())) + shape.later_bytes,
-        shared_limit(resolved.asked.train.memory),
-    )
-    candidates = [
-        make_candidate(resolved, trainable, shape, resident, cache)
-        for cache in cache_choices(resolved, trainable.h, limit)
-    ]
-    candidates = [
-        *(each for each in candidates[:-1] if limit is None or least_bytes(each) <= limit),
-        candidates[-1],
-    ]
-    if (
-        refuse and limit is not None and len(candidates) == 1
-    ):  # at once: planning a model so large takes a while
+    """Find the fastest plan that fits the memory, or the smallest plan if none fits.
+
+    With `refuse`, raise MemoryPlanError at once if it is clear without a plan that none can fit.
+    """
+    limit = shared_limit(resolved.asked.train.memory)
+    resident = max(get_comm().all_gather(resident_bytes())) + shape.later_bytes
+    candidates, weights = list[PlanCandidate](), dict[str, TrainableWeights]()
+    caches = cache_choices(resolved, trainable.h, limit)
+    for cache in caches:
+        weights[cache] = trainable.make_weights(cache)
+        candidate = make_candidate(resolved, trainable.h, weights[cache], shape, resident, cache)
+        if cache == caches[-1] or limit is None or least_bytes(candidate) <= limit:
+            candidates.append(candidate)
+    if refuse and limit is not None and len(candidates) == 1:
         check_batches(candidates[0], limit)
-        check_fixed(
-            fixed_bytes(candidates[0].spec, candidates[0].demand),
-            candidates[0].demand.resident,
-            limit,
-            candidates[0].weights.copy_bytes > 0,
-        )
+        check_fixed(candidates[0], limit, has_copies=weights[caches[-1]].copy_bytes > 0)
     with log_if_slow(f"planning a run of {trainable.h.layers:,} layers, which takes a while"):
-        search, trial, way = way_of(resolved, candidates, shape, limit)
-    error = memory_error(way, resolved.asked.train.memory, limit)
-    others = [each for each in search.tried.values() if each is not trial]
+        search = make_search(resolved, shape, trainable.h.layers, limit)
+        trial, plan = search.run(candidates)
+        if search.is_deep and not shape.may_extrapolate:
+            plan = plan_memory(trial.candidate.spec, plan.policy, trial.candidate.demand, plan.splits)
+    others = [other for other in search.trials.values() if other is not trial]
     return FittedRun(
-        plan=way,
-        weights=trial.candidate.weights,
-        cache=trial.candidate.cache,
-        error=error,
+        plan=plan,
+        weights=weights[trial.candidate.cache],
+        cache=next(cache for cache in caches if cache == trial.candidate.cache),
+        error=memory_error(plan, resolved.asked.train.memory, limit),
         trials=[*others, trial],
         memory_limit=limit,
     )
 
 
+def make_search(resolved: ResolvedConfig, shape: DataShape, layers: int, limit: int | None) -> PlanSearch:
+    """Return a search over the plans that the options allow."""
+    remat = resolved.asked.train.remat
+    is_deep = layers > MANY_LAYERS and remat in (AUTO, *DEEP_LADDER)
+    return PlanSearch(
+        policy=None if remat == AUTO else remat,
+        limit=limit,
+        may_split=not shape.is_resume and not resolved.asked.preference.needs_whole_batch,
+        planner=extrapolate_plan if is_deep else plan_memory,
+        is_deep=is_deep,
+    )
+
+
 def shared_limit(option: int | None) -> int | None:
-    """What each rank may take: as the one has it that may take least."""
+    """Return the memory limit of the rank that has least; `option` is the limit that the user gave."""
     limits = [limit for limit in get_comm().all_gather(memory_limit(option)) if limit is not None]
     return min(limits, default=None)
 
 
 def cache_choices(resolved: ResolvedConfig, h: Hyperparameters, limit: int | None) -> tuple[Cache, ...]:
-    """Whether the base's matrices are copied to bf16, for speed; where that is open: what to try, the first that fits."""
-    config, is_bf16 = resolved.asked, resolved.precision == "bf16"
-    tune = config.tune
+    """Return the ways to hold the base's matrices, the fastest first: as bf16 copies, or as they are in the file."""
+    tune, is_bf16 = resolved.asked.tune, resolved.precision == "bf16"
     if not is_bf16 and tune.cache_base == "bf16":
-        raise UsageError("--cache-base bf16 takes --precision bf16")
-    if tune.cache_base != "auto" or tune.full or config.command != "finetune":
+        raise UsageError("--cache-base bf16 needs --precision bf16", code="conflicting-options")
+    if tune.cache_base != "auto" or tune.full or resolved.asked.command != "finetune":
         return (tune.cache_base,)
-    is_too_large = (
-        limit is not None and 2 * bf16_copy_bytes(h) > limit
-    )  # half of the memory is left to the run itself
+    # half of the memory is left to everything else
+    is_too_large = limit is not None and 2 * bf16_copy_bytes(h) > limit
     return ("off",) if is_too_large or not is_bf16 else ("bf16", "off")
 
 
 def make_candidate(
-    resolved: ResolvedConfig, trainable: Trainable, shape: DataShape, resident: int, cache: Cache
+    resolved: ResolvedConfig,
+    h: Hyperparameters,
+    weights: TrainableWeights,
+    shape: DataShape,
+    resident: int,
+    cache: Cache,
 ) -> PlanCandidate:
-    """Where the process has `held` so much already."""
-    weights = trainable.make_weights(cache)
+    """Describe a step to the planner; `resident` is what the process takes already."""
     matrices = [array for array in weights.frozen.values() if array.dtype == np.float32 and array.ndim > 1]
-    spec = make_spec(resolved, trainable.h, weights, shape)
+    spec = make_spec(resolved, h, weights, shape)
     demand = MemoryDemand(
         lengths=shape.lengths,
         has_validation=shape.has_validation,
@@ -134,37 +145,18 @@ def make_candidate(
         copy_bytes=weights.copy_bytes + (shape.teacher.nbytes if shape.teacher else 0),
         page_bytes=max((array.nbytes for array in matrices if find_mapping(array) is not None), default=0),
     )
-    return PlanCandidate(cache=cache, weights=weights, spec=spec, demand=demand)
+    return PlanCandidate(cache=cache, spec=spec, demand=demand)
 
 
 def least_bytes(candidate: PlanCandidate) -> int:
+    """Return what every plan of a candidate takes at least."""
     return fixed_bytes(candidate.spec, candidate.demand) + candidate.demand.resident
-
-
-def way_of(
-    resolved: ResolvedConfig, offers: Sequence[PlanCandidate], extent: DataShape, most: int | None
-) -> tuple[PlanSearch, PlanTrial, MemoryPlan]:
-    train, last = resolved.asked.train, offers[-1]
-    open_ = (
-        not extent.is_resume and resolved.asked.preference.data_kind != "answers"
-    )  # which are compared within a batch
-    search = PlanSearch(remat=train.remat, most=most, parts=open_, planner=plan_memory)
-    if last.spec.h.layers <= MANY_LAYERS or train.remat not in (AUTO, "none", "light", "block"):
-        return search, *search.fastest(offers)
-    search = replace(search, planner=extrapolate_plan, units=PARTS)
-    if most is not None and least_bytes(last) > most and train.remat == AUTO:  # nothing that is tried fits
-        search.plan(MicrobatchSplit(last, 1), "block")
-        assert search.leanest
-        return search, *search.leanest
-    found, way = search.fastest(offers)
-    if not extent.may_extrapolate:
-        way = plan_memory(found.candidate.spec, way.policy, found.candidate.demand, way.splits)
-    return search, found, way
 
 
 def make_spec(
     resolved: ResolvedConfig, h: Hyperparameters, weights: TrainableWeights, shape: DataShape
 ) -> StepSpec:
+    """Describe the step of a run to the graph builder."""
     train = resolved.asked.train
     return StepSpec(
         h=h,
@@ -193,23 +185,31 @@ def make_spec(
     )
 
 
-def check_batches(offer: PlanCandidate, most: int) -> None:
-    """Refuse a step whose batches alone take more than there is."""
-    setting, demand = offer.spec, offer.demand
-    if (size := batch_bytes(setting, demand)) > most:
-        rows = f"{setting.batch * demand.batches:,} rows of {max(demand.lengths):,} tokens"
-        told = (
-            f"a step of {rows} takes {Size(size).text} for its tokens alone, and {Size(most).text} are there"
+def check_batches(candidate: PlanCandidate, limit: int) -> None:
+    """Raise if the tokens of a step alone exceed the limit."""
+    spec, demand = candidate.spec, candidate.demand
+    if (size := batch_bytes(spec, demand)) > limit:
+        rows = f"{spec.batch * demand.batches:,} rows of {max(demand.lengths):,} tokens"
+        raise MemoryPlanError(
+            f"the tokens of a step with {rows} take {Size(size).text}, and the limit is {Size(limit).text}; "
+            "reduce --batch, --grad-acc or --ctx",
+            code="out-of-memory",
         )
-        raise MemoryPlanError(f"{told}; a smaller --batch, --grad-acc or --ctx takes less")
 
 
-def check_fixed(least: int, held: int, most: int, copied: bool) -> None:
-    """What no way of running it can change must fit, beside what the program takes."""
-    if least + held <= most:
+def check_fixed(candidate: PlanCandidate, limit: int, has_copies: bool) -> None:
+    """Raise if the parts that every plan needs exceed the limit."""
+    if least_bytes(candidate) <= limit:
         return
-    parts, less = "weights, gradients and moments", "a smaller model"
-    if copied:
-        parts, less = f"copies of the base, {parts}", "--cache-base off"
-    takes = f"{parts} alone take {Size(least).text}, the program {Size(held).text}"
-    raise MemoryPlanError(f"{takes}, and {Size(most).text} are there; {less} takes less")
+    size, resident = fixed_bytes(candidate.spec, candidate.demand), candidate.demand.resident
+    parts = "weights, gradients and moments"
+    parts, advice = (
+        (f"copies of the base, {parts}", "use --cache-base off")
+        if has_copies
+        else (parts, "use a smaller model")
+    )
+    raise MemoryPlanError(
+        f"{parts} take {Size(size).text} and the program {Size(resident).text}, "
+        f"and the limit is {Size(limit).text}; {advice}",
+        code="out-of-memory",
+    )

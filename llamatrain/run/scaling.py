@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from llamatrain.config.options import COUNT
 from llamatrain.graph.remat_policy import POLICY_NAMES
-from llamatrain.planner.extrapolate import layers_are_alike, with_layers
+from llamatrain.planner.layers import layers_are_alike, with_layers
 from llamatrain.planner.memory import MemoryPlan
 from llamatrain.planner.scaling_model import FLOAT, LinkModel, ShardedStep, StepTimeBreakdown, step_seconds
 from llamatrain.planner.speeds import OpSpeeds, get_speeds
@@ -70,7 +70,7 @@ class StepShape:
     def strong_scaled(self, ranks: int) -> tuple[ShardedStep, int]:
         """The same step on so many ranks, and the rows of its micro-batches; one row for each where it has fewer than that."""
         train = self.config.train
-        whole = self.config.preference.data_kind == "answers"  # which are compared within a batch
+        whole = self.config.preference.needs_whole_batch  # which are compared within a batch
         if ranks > (train.grad_acc if whole else self.rows):
             train = replace(train, batch=train.batch if whole else 1, grad_acc=ranks)
         return self._shard(train, ranks)

@@ -166,7 +166,7 @@ def test_what_is_on_or_off_has_one_line() -> None:
     for each in (
         each for cls in CLASSES["from-scratch"] for each in option_specs(cls).values() if each.kind is bool
     ):
-        assert len(re.findall(rf"^│ {flag_of(each.name)}\b", shown, re.MULTILINE)) == 1
+        assert len(re.findall(rf"^│ {format_flag(each.name)}\b", shown, re.MULTILINE)) == 1
         assert shown.count(f"{format_flag(f'no_{each.name}')} ") == (each.default is not False), each.name
 
 

