@@ -1,0 +1,1 @@
+"""LoRA adapters: reading, writing and merging them."""

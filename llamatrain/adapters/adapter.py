@@ -1,9 +1,10 @@
-"""LoRA adapters: for some weights of a model two thin factors, whose product is added to the weight.
+"""LoRA adapters: pairs of low-rank factors whose product is added to weights of a model.
 
-A weight W (out, in) becomes W + scale B A, where A is a pair's `a` (r, in) and B its `b` (out, r). The embeddings' pair has
-its parts turned, as in llama.cpp's files: `a` (vocab, r), of which a token's row is taken, and `b` (embd, r), so that the
-matrix becomes W + scale a bᵀ. A norm's gains (n) are a matrix of one row: `a` (r, n), `b` (1, r); llama.cpp's old finetune made
-such pairs for all norms, and today's llama.cpp applies none.
+A weight W (out, in) becomes W + scale B A, where A is a pair's `a` (r, in) and B its `b` (out, r). The pair
+of the embeddings is transposed, as in llama.cpp's files: `a` (vocab, r), of which a token's row is taken, and
+`b` (embd, r), so that the matrix becomes W + scale a bᵀ. A norm's gains (n) are a matrix with one row: `a`
+(r, n), `b` (1, r); llama.cpp's old finetune made such pairs for all norms, and today's llama.cpp applies
+none.
 """
 
 import math
@@ -29,17 +30,22 @@ Halves = dict[str, dict[Half, np.ndarray]]  # by the weight's name
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraPair:
+    """The factors of one weight, and their scale."""
+
     a: np.ndarray
     b: np.ndarray
     scale: float
 
     @property
     def rank(self) -> int:
+        """The rank."""
         return self.b.shape[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Adapter:
+    """An adapter in memory."""
+
     source: Path  # that errors name
     alpha: float  # a pair of rank r that says nothing else has the scale alpha / r; 0: the scale 1
     pairs: dict[str, LoraPair]  # by the weight's name, in float32
@@ -47,41 +53,46 @@ class Adapter:
     architecture: Architecture[Any, Any] = field(default_factory=lambda: find_architecture(DEFAULT))
 
     def scale_by(self, factor: float) -> Self:
-        """The same, so many times as strong."""
+        """Return the adapter with all scales multiplied."""
         return replace(
             self, pairs={name: replace(pair, scale=factor * pair.scale) for name, pair in self.pairs.items()}
         )
 
     def without(self, names: Collection[str]) -> Self:
+        """Return the adapter without the pairs of these weights."""
         return replace(self, pairs={name: pair for name, pair in self.pairs.items() if name not in names})
 
     def delta(self, name: str, lo: int = 0, hi: int | None = None) -> np.ndarray:
-        """Rows of what is added to a weight, new and in float32."""
+        """Return rows `lo` to `hi` of what is added to a weight, as a new float32 array."""
         left, right = self.factors(name)
         with np.errstate(over="ignore", invalid="ignore"):  # whoever uses it sees whether it is finite
             return (np.float32(self.pairs[name].scale) * left[lo:hi]) @ right
 
     def factors(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """The matrices (out, r) and (r, in) whose product is added."""
+        """Return the matrices (out, r) and (r, in) whose product is added."""
         pair = self.pairs[name]
         return (pair.a, pair.b.T) if is_transposed(self.architecture, name) else (pair.b, pair.a)
 
     @property
     def norm_names(self) -> list[str]:
+        """The names of norms that have a pair."""
         return select_norms(self.architecture, self.pairs)
 
 
 def is_transposed(architecture: Architecture[Any, Any], name: str) -> bool:
+    """Return True if a weight's pair is transposed, as that of the embeddings."""
     kind = architecture.weight_kind(name)
     return kind is not None and kind.has_transposed_lora
 
 
 def select_norms(architecture: Architecture[Any, Any], names: Iterable[str]) -> list[str]:
+    """Return the names that are norms."""
     kinds = {name: architecture.weight_kind(name) for name in names}
     return [name for name, kind in kinds.items() if kind and kind.role == "norm"]
 
 
 def default_scale(alpha: float, rank: int) -> float:
+    """Return the scale alpha / rank; 1 if alpha is 0."""
     return alpha / rank if alpha else 1.0
 
 
@@ -89,7 +100,7 @@ def default_scale(alpha: float, rank: int) -> float:
 
 
 def decode_factor(source: Path, name: str, raw: np.ndarray, kind: GgmlType) -> np.ndarray:
-    """A factor as a float32 matrix, copied from the file; `raw` has a row's bytes as its last axis."""
+    """Return a factor as a float32 matrix, copied from the file; the last axis of `raw` has a row's bytes."""
     if raw.ndim > 2:
         raise FileError(f"{source}: {quote(name)} has {raw.ndim} dimensions; a factor has two")
     rows = np.atleast_2d(raw)
@@ -99,7 +110,7 @@ def decode_factor(source: Path, name: str, raw: np.ndarray, kind: GgmlType) -> n
 def parse_factor_name(
     halves: Halves, source: Path, name: str, suffixes: Mapping[str, Half]
 ) -> tuple[str, Half]:
-    """The weight and the part of it that a tensor's name tells of, which must not have been there before."""
+    """Return the weight and the factor that a tensor's name means; raise if that factor was read before."""
     for suffix, half in suffixes.items():
         if name.endswith(suffix) and (weight := name.removesuffix(suffix)):
             if half in halves.setdefault(weight, {}):
@@ -111,7 +122,7 @@ def parse_factor_name(
 
 
 def check_halves(source: Path, pairs: Halves, architecture: Architecture[Any, Any]) -> None:
-    """No pair lacks a part, and parts agree on a rank."""
+    """Raise if a pair lacks a factor, or its factors differ in rank."""
     if not pairs:
         raise FileError(f"{source}: there is no pair of factors in it")
     for name, halves in pairs.items():
@@ -129,7 +140,7 @@ def check_halves(source: Path, pairs: Halves, architecture: Architecture[Any, An
 
 
 def check_fits(adapter: Adapter, h: Hyperparameters, base: object) -> None:
-    """The adapter must be one for the base: its architecture, the names and shapes of its weights; and have sound numbers."""
+    """Raise if an adapter is not for this base (architecture, names, shapes), or has invalid numbers."""
     adapter_architecture, base_architecture = adapter.architecture, h.architecture
     if adapter_architecture is not base_architecture:
         raise FileError(
@@ -162,12 +173,13 @@ def check_fits(adapter: Adapter, h: Hyperparameters, base: object) -> None:
 def checked_factors(
     adapter: Adapter, h: Hyperparameters, base: object
 ) -> dict[str, tuple[np.ndarray, np.ndarray, float]]:
-    """Checked, and as graphs take them: a, b and the scale by the weight's name."""
+    """Check the adapter, and return a, b and scale by weight, as graphs take them."""
     check_fits(adapter, h, base)
     return {name: (pair.a, pair.b, pair.scale) for name, pair in adapter.pairs.items()}
 
 
 def check_numbers(adapter: Adapter, name: str) -> None:
+    """Raise if the scale is out of range, or a factor is not finite."""
     pair = adapter.pairs[name]
     if not (math.isfinite(pair.scale) and abs(pair.scale) <= LARGEST):
         raise FileError(

@@ -1,4 +1,6 @@
-"""Adapters in GGUF, as llama.cpp loads them: tensors `<weight>.lora_a` and `<weight>.lora_b`."""
+"""Reads and writes adapters in GGUF, as llama.cpp loads them: tensors `<weight>.lora_a` and
+`<weight>.lora_b`.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,10 +41,12 @@ FILE_TYPES = {"f32": LlamaFileType.ALL_F32, "f16": LlamaFileType.MOSTLY_F16}
 
 
 def read_gguf_adapter(path: Path) -> Adapter:
+    """Read an adapter from a GGUF file."""
     return parse_adapter(open_gguf(path))
 
 
 def parse_adapter(gguf: Gguf) -> Adapter:
+    """Return the adapter in an open GGUF file."""
     path = gguf.path
     if gguf.kind != "adapter":
         description = (
@@ -64,6 +68,7 @@ def parse_adapter(gguf: Gguf) -> Adapter:
 
 
 def read_pairs(gguf: Gguf, architecture: Architecture[Any, Any]) -> Adapter:
+    """Return the adapter, given its architecture."""
     path, alpha, halves = gguf.path, gguf.get_value("adapter.lora.alpha", float, 0.0), Halves()
     for tensor in gguf.tensors.values():
         name, half = parse_factor_name(halves, path, tensor.name, SUFFIXES)
@@ -87,9 +92,10 @@ def write_adapter(
     kind: Literal["f32", "f16"] = "f32",
     metadata: Mapping[str, Value] | None = None,
 ) -> None:
-    """A file that takes its name when it is whole; `metadata` goes beside the keys that an adapter must have.
+    """Write an adapter atomically; `metadata` is added to the keys that an adapter must have.
 
-    A scale that is not the usual one goes into b: the file has one alpha for all. Of pairs of norms it says what becomes of them.
+    The file has one alpha for all pairs, so any other scale is folded into b. A description warns about pairs
+    of norms.
     """
     note = {"general.description": string(norms_note(adapter.norm_names))} if adapter.norm_names else {}
     own = note | {
@@ -113,10 +119,11 @@ def write_adapter(
 
 
 def norms_note(norms: Sequence[str]) -> str:
+    """Return the warning about pairs of norms."""
     return f"llama.cpp applies no pairs of norms, such as that for {norms[0]}, and says nothing: export-lora merges them"
 
 
 def fold_scale(alpha: float, pair: LoraPair) -> np.ndarray:
-    """b such that the usual scale gives what the pair's own does."""
+    """Return b multiplied so that the default scale gives the pair's own."""
     default = default_scale(alpha, pair.rank)
     return pair.b if pair.scale == default else pair.b * np.float32(pair.scale / default)

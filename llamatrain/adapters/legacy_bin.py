@@ -1,7 +1,8 @@
-"""Adapters of llama.cpp's old finetune, called 'ggla' by their first bytes.
+"""Reads adapters of llama.cpp's old finetune, whose magic is 'ggla'.
 
-u32 magic, version 1, r and alpha; then the tensors (gguf/legacy_tensors.py). A is (in, r) here and B (out, r), also those of the
-embeddings; norms have pairs, too. The scale is alpha / r for all, whatever a tensor's own rank.
+u32 magic, version 1, r and alpha; then the tensors (gguf/legacy_tensors.py). A is (in, r) here and B (out,
+r), also those of the embeddings; norms have pairs too. The scale is alpha / r for all, whatever a tensor's
+own rank.
 """
 
 from collections.abc import Iterator
@@ -31,13 +32,14 @@ ARCHITECTURE = "llama"  # that finetune knew no other
 
 
 def read_legacy_bin(path: Path) -> Adapter:
+    """Read an adapter."""
     file = map_file(path, "an adapter")
     with verify_unchanged([file]):
         return read_adapter(MappedCursor(file))
 
 
 def list_tensors(path: Path) -> tuple[dict[str, int], list[FileTensor]]:
-    """What such a file says, and its tensors, without a look at their numbers."""
+    """Return the header and the tensors, without decoding them."""
     file = map_file(path, "an adapter")
     with verify_unchanged([file]):
         cursor = MappedCursor(file)
@@ -46,7 +48,7 @@ def list_tensors(path: Path) -> tuple[dict[str, int], list[FileTensor]]:
 
 
 def read_head(cursor: Cursor) -> tuple[int, int]:
-    """Rank and alpha."""
+    """Return rank and alpha."""
     cursor.advance(len(MAGIC))
     version, rank, alpha = cursor.read_u32(), cursor.read_u32(), cursor.read_u32()
     if version != 1 or not rank:
@@ -55,11 +57,13 @@ def read_head(cursor: Cursor) -> tuple[int, int]:
 
 
 def read_tensors(cursor: Cursor) -> Iterator[FileTensor]:
+    """Yield all tensors."""
     while cursor.offset < cursor.size:
         yield read_record(cursor)
 
 
 def read_adapter(cursor: Cursor) -> Adapter:
+    """Read the adapter from an open file."""
     path, (rank, alpha) = cursor.path, read_head(cursor)
     halves_by_name, architecture = Halves(), find_architecture(ARCHITECTURE)
     for tensor in read_tensors(cursor):
@@ -75,7 +79,7 @@ def read_adapter(cursor: Cursor) -> Adapter:
 
 
 def transpose_halves(halves: dict[Half, np.ndarray], embeddings: bool) -> None:
-    """To the present form: A is turned, but of the embeddings the parts change places."""
+    """Convert factors to the present layout: transpose A, but for the embeddings swap the factors."""
     if embeddings:
         renamed: dict[Half, Half] = {"a": "b", "b": "a"}
         swapped = {renamed[half]: factor for half, factor in halves.items()}

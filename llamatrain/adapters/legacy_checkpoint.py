@@ -1,6 +1,6 @@
-"""Adapters in checkpoints of llama.cpp's old finetune: factors as in its `.bin` files, under the names that GGUF adapters have.
+"""Reads the adapter in a checkpoint of llama.cpp's old finetune: factors as in its `.bin` files, with GGUF names.
 
-What it trained was W + B A, whatever alpha it was given, which a checkpoint does not say: the scale is 1.
+It trained W + B A regardless of alpha, which a checkpoint does not state: the scale is 1.
 """
 
 from collections import Counter
@@ -30,16 +30,19 @@ RANK = "training.lora.rank."
 
 
 def is_legacy_checkpoint(gguf: Gguf) -> bool:
+    """Return True if the file is such a checkpoint."""
     is_finetune = gguf.kind == "checkpoint" and gguf.metadata.get_text("training.type") == "finetune_lora"
     return is_finetune and gguf.get_value("training.file_version", int) in VERSIONS
 
 
 def read_legacy_checkpoint(gguf: Gguf) -> Adapter:
+    """Read the adapter."""
     with verify_unchanged(gguf.mapped_files):
         return parse_adapter(gguf)
 
 
 def parse_adapter(gguf: Gguf) -> Adapter:
+    """Return the adapter in an open file."""
     path, halves_by_name, architecture = gguf.path, Halves(), find_architecture(ARCHITECTURE)
     for tensor in gguf.tensors.values():
         if tensor.name.startswith(RUN):
@@ -58,7 +61,7 @@ def parse_adapter(gguf: Gguf) -> Adapter:
 
 
 def check_ranks(gguf: Gguf, pairs: Mapping[str, LoraPair]) -> None:
-    """It says them by kinds of weights."""
+    """Raise if a factor's rank differs from the one stated for its kind of weight."""
     for name, pair in pairs.items():
         key = RANK + split_block_number(name)[0].removesuffix(".weight").removeprefix("blk.{}.")
         if (stated := gguf.get_value(key, int, pair.rank)) != pair.rank:

@@ -1,4 +1,4 @@
-"""What is in the files of adapters that are no GGUF: of PEFT's folders, and of llama.cpp's old finetune."""
+"""Lists the tensors of adapters that are no GGUF: PEFT folders and files of llama.cpp's old finetune."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,8 @@ from llamatrain.io.mapped_file import map_file
 
 
 class ListedTensor(NamedTuple):
+    """A tensor of a listing."""
+
     name: str
     type: str
     shape: tuple[int, ...]
@@ -20,13 +22,15 @@ class ListedTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
+    """Format, metadata and tensors of a file."""
+
     format: str
     metadata: dict[str, Any]
     tensors: list[ListedTensor]
 
 
 def list_adapter(path: Path) -> Listing | None:
-    """Nothing of a file of another kind."""
+    """Return the listing of an adapter, or None for other files."""
     if path.is_dir() or path.name in (peft.CONFIG, peft.WEIGHTS):
         folder = path if path.is_dir() else path.parent
         if not (folder / peft.CONFIG).exists():

@@ -1,4 +1,4 @@
-"""A model with adapters as commands run it: the weights as they lie in the file."""
+"""Loads a model with adapters; weights stay in the mapped file."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def load_with_adapters(
     gguf: "Gguf", options: AdapterOptions, threads: int
 ) -> "tuple[Hyperparameters, Weights, dict[str, np.ndarray]]":
-    """Its numbers, its weights with what adapters add, and their arrays by name."""
+    """Return hyperparameters, weights with adapters, and the arrays by name."""
     from llamatrain.adapters import read as reading
     from llamatrain.model.hyperparameters import read_hyperparameters
 
@@ -29,6 +29,7 @@ def load_with_adapters(
 def add_adapters(
     gguf: "Gguf", h: "Hyperparameters", adapters: "Iterable[Adapter]", threads: int
 ) -> "tuple[Weights, dict[str, np.ndarray]]":
+    """Return weights with adapters, and the arrays by name."""
     from llamatrain.adapters.adapter import checked_factors
     from llamatrain.model.frozen_weights import add_frozen_adapters, copy_weights, load_frozen
     from llamatrain.model.load import check_memory

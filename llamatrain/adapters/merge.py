@@ -1,7 +1,7 @@
-"""A base and its adapters made one model file, some rows at a time: what no adapter touches is copied, byte for byte.
+"""Merges adapters into a base, some rows at a time: weights without an adapter are copied byte for byte.
 
-A weight that is touched, or gets another type, is decoded to float32, what its adapters add is added, and the sum is
-encoded. So the memory that it takes is that of some rows, whatever the size of the model.
+A weight that has one, or gets another type, is decoded to float32, changed, and encoded again. So memory is
+bounded, whatever the size of the model.
 """
 
 import math
@@ -39,39 +39,44 @@ class MergedTensor:
 
     @property
     def info(self) -> TensorInfo:
+        """The tensor's entry in the new file."""
         return TensorInfo(self.base.name, self.type, self.base.shape)
 
     @property
     def is_copy(self) -> bool:
+        """True if the bytes are copied."""
         return not self.adapters and self.type is self.base.type
 
     @property
     def is_rounded(self) -> bool:
-        """What is added may be less than the steps of the type, which the base has already."""
+        """True if the change is rounded to the steps of the base's own type, which may be coarser than the
+        change.
+        """
         return bool(self.adapters) and self.type is self.base.type and self.type.name != "F32"
 
     @property
     def rows(self) -> np.ndarray:
-        """Of bytes, in the base's file."""
+        """The bytes of the base, by row."""
         return self.base.raw.reshape(-1, self.base.raw.shape[-1])
 
 
 @dataclass(slots=True)
 class Rounding:
-    """How far a weight that was written is from what was wanted, and how far that is from the base: sums of squares."""
+    """Sums of squares of the rounding error, and of the change that was wanted."""
 
     error: float = 0.0
     change: float = 0.0
 
     @property
     def share(self) -> float:
+        """The rounding error relative to the change."""
         return math.sqrt(self.error / self.change) if self.change else 0.0
 
 
 def plan_merge(base: Gguf, adapters: Sequence[Adapter], kind: GgmlType | None = None) -> list[MergedTensor]:
-    """What the new file is made of, in the base's order; an adapter with a scale of 0 touches nothing.
+    """Return the tensors of the new file in the base's order; an adapter with scale 0 changes nothing.
 
-    With a type, matrices get it if their rows are whole blocks of it; all else keeps its own.
+    With a type, matrices whose rows are whole blocks get it; all else keeps its own.
     """
     tensors = []
     for name, tensor in base.tensors.items():
@@ -94,7 +99,7 @@ def plan_merge(base: Gguf, adapters: Sequence[Adapter], kind: GgmlType | None = 
 
 
 def check_encodable(tensor: MergedTensor, path: Path) -> None:
-    """What will have to be decoded and encoded can be."""
+    """Raise if a tensor's types cannot be decoded and encoded."""
     if tensor.is_copy:
         return
     if tensor.type.name not in quants.WRITABLE_TYPES:
@@ -117,9 +122,9 @@ def write_merged(
     threads: int = 1,
     progress: Callable[[int], object] = lambda done: None,
 ) -> dict[str, Rounding]:
-    """The new file, which takes its name when it is whole; `progress` is told of bytes that were written.
+    """Write the new file atomically; `progress` is called with the number of bytes of each write.
 
-    What rounding does to the weights that keep a quantised type is told, by their names.
+    Return the rounding of weights that keep a quantized type, by name.
     """
     roundings = {tensor.base.name: Rounding() for tensor in tensors if tensor.is_rounded}
     target = os.path.realpath(path)  # where a link leads that somebody named for it
@@ -136,7 +141,7 @@ def write_merged(
 
 
 def merged_metadata(base: Gguf, tensors: Iterable[MergedTensor], kind: GgmlType | None) -> dict[str, Value]:
-    """The base's, but for what tells of types, and of a split that is no more."""
+    """Return the base's metadata, without what no longer holds: file type and split."""
     values = {key: value for key, value in base.metadata.raw_values.items() if not key.startswith("split.")}
     if kind:
         values["general.file_type"] = u32(file_type(kind))
@@ -146,7 +151,7 @@ def merged_metadata(base: Gguf, tensors: Iterable[MergedTensor], kind: GgmlType 
 
 
 def file_type(kind: GgmlType) -> LlamaFileType:
-    """What llama.cpp calls files whose matrices are of a type, general.file_type; of K-quants those without a mixture."""
+    """Return llama.cpp's general.file_type for matrices of a type; for K-quants the one without a mixture."""
     names = LlamaFileType.__members__
     return next(
         names[name]
@@ -158,6 +163,7 @@ def file_type(kind: GgmlType) -> LlamaFileType:
 def encode_chunks(
     tensor: MergedTensor, threads: int, rounding: Rounding | None = None
 ) -> Iterator[np.ndarray]:
+    """Yield the bytes of a tensor in chunks of rows."""
     name, rows = tensor.base.name, tensor.rows
     step = max(1, PANEL // tensor.base.shape[-1])
     for lo in range(0, len(rows), step):
@@ -183,6 +189,7 @@ def encode_chunks(
 
 
 def report_progress(parts: Iterable[np.ndarray], progress: Callable[[int], object]) -> Iterator[np.ndarray]:
+    """Yield parts, and report the bytes of each."""
     for part in parts:
         yield part
         progress(part.nbytes)
@@ -191,7 +198,7 @@ def report_progress(parts: Iterable[np.ndarray], progress: Callable[[int], objec
 def add_adapters(
     values: np.ndarray, adapters: Iterable[Adapter], name: str, lo: int = 0
 ) -> np.ndarray | None:
-    """To some rows of a weight, from one on, what adapters add; that is given back."""
+    """Add the adapters to some rows of a weight, from row `lo` on; return what was added."""
     change = None
     with np.errstate(over="ignore", invalid="ignore"):
         for adapter in adapters:

@@ -1,4 +1,4 @@
-"""The options that name adapters."""
+"""Options that name adapters."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,8 @@ LARGEST = 1e6  # of scales: what lies beyond is a damaged file or a slip of the 
 
 @dataclass(frozen=True)
 class AdapterOptions(Options, panel="Adapters beside the model"):
+    """The adapters to use with a model."""
+
     lora: Annotated[
         tuple[Path, ...],
         Option(
@@ -33,5 +35,5 @@ class AdapterOptions(Options, panel="Adapters beside the model"):
 
     @property
     def scaled(self) -> list[tuple[Path, float]]:
-        """All of them, with their scales."""
+        """All adapters with their scales."""
         return [*((path, 1.0) for path in self.lora), *self.lora_scaled]

@@ -1,7 +1,8 @@
-"""Adapters of Hugging Face's PEFT: a folder with adapter_config.json and adapter_model.safetensors.
+"""Reads and writes adapters of Hugging Face's PEFT: adapter_config.json and adapter_model.safetensors in a folder.
 
-Their heads' rows of q and k come in halves, as Hugging Face rotates them; where an architecture rotates pairs, the halves are
-interleaved in its GGUF files. So the rows of b are put in the other order on the way in, and back on the way out.
+In Hugging Face's weights, the rows of each head of q and k are in halves, as its rotation needs;
+architectures that rotate pairs have them interleaved in GGUF files. So the rows of b are permuted when
+reading, and back when writing.
 """
 
 import json
@@ -82,6 +83,7 @@ SUPPORTED_INITS = (
 
 
 def read_peft(folder: Path, h: Hyperparameters) -> Adapter:
+    """Read an adapter from a folder."""
     config, source = read_config(folder / CONFIG), folder / WEIGHTS
     if not source.exists() and (folder / PICKLE).exists():
         raise FileError(
@@ -112,6 +114,7 @@ def read_peft(folder: Path, h: Hyperparameters) -> Adapter:
 
 
 def read_factor(source: Path, name: str, entry: StoredTensor) -> np.ndarray:
+    """Return a factor as a float32 matrix."""
     if entry.kind is None or len(entry.shape) != 2 or 0 in entry.shape:
         raise FileError(
             f"{source}: {quote(name)} is {quote(entry.dtype)} {list(entry.shape)}; a factor is a matrix in {', '.join(KINDS)}"
@@ -120,7 +123,7 @@ def read_factor(source: Path, name: str, entry: StoredTensor) -> np.ndarray:
 
 
 def weight_name(source: Path, module: str, h: Hyperparameters) -> str:
-    """The weight's name in GGUF."""
+    """Return the GGUF name of a module's weight."""
     name = h.architecture.weight_for_module(module.replace(TEXT_PREFIX, ""))
     if name is None:
         raise FileError(
@@ -132,7 +135,7 @@ def weight_name(source: Path, module: str, h: Hyperparameters) -> str:
 def convert_halves(
     source: Path, module: str, halves: dict[Half, np.ndarray], h: Hyperparameters
 ) -> dict[Half, np.ndarray]:
-    """A pair's factors as GGUF has them."""
+    """Return a pair's factors in GGUF's layout."""
     converted, kind = dict(halves), h.weight_kind(weight_name(source, module, h))
     if kind.has_transposed_lora and "a" in converted:
         converted["a"] = np.ascontiguousarray(converted["a"].T)
@@ -146,21 +149,22 @@ def convert_halves(
 
 
 def permuted_heads(kind: WeightKind[Hyperparameters], h: Hyperparameters) -> int | None:
-    """How many heads' rows Hugging Face has in another order."""
+    """Return the number of heads whose rows Hugging Face orders otherwise, or None."""
     return kind.rotary_heads(h) if kind.rotary_heads and h.architecture.rotation == "pairs" else None
 
 
 def interleave_rows(rows: np.ndarray, heads: int) -> np.ndarray:
-    """From Hugging Face's order of each head's rows to that of GGUF."""
+    """Convert each head's rows from halves to interleaved pairs."""
     return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def split_rows(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Convert each head's rows from interleaved pairs to halves."""
     return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def list_tensors(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    """What such a folder says, and its tensors, without a look at their numbers; it may be more than can be used here."""
+    """Return configuration and tensors of a folder, without validating that they can be used here."""
     path = folder / CONFIG
     file = map_file(path, "PEFT's configuration")
     check_size(path, file)
@@ -171,6 +175,7 @@ def list_tensors(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]
 
 
 def read_config(path: Path) -> dict[str, Any]:
+    """Read and validate the configuration."""
     file = map_file(path, "PEFT's configuration")
     check_size(path, file)
     with verify_unchanged([file]):
@@ -204,22 +209,28 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def check_size(path: Path, file: MappedFile) -> None:
+    """Raise if the configuration is too large."""
     if len(file) > MAX_CONFIG:
         raise FileError(f"{path}: {len(file)} bytes of configuration; up to {MAX_CONFIG} can be")
 
 
 def quote_json(value: Any) -> str:
+    """Return a value of the configuration for a message."""
     return quote(json.dumps(value))
 
 
 def check_number(path: Path, key: str, value: Any, smallest: int) -> float:
+    """Return a value that must be a number in range."""
     if type(value) not in (int, float) or not smallest <= value < 1 << 31:
         raise FileError(f"{path}: {key} is {quote_json(value)}; it takes a number from {smallest} on")
     return value
 
 
 def compile_pattern(path: Path, key: str, pattern: str) -> re.Pattern[str]:
-    """What PEFT makes of a pattern: any regular expression, some of which take forever. Here only plain names can be."""
+    """Return a pattern as PEFT matches it.
+
+    PEFT accepts any regular expression, some of which take forever; here only plain names are allowed.
+    """
     if not re.fullmatch(r"\^?(\w|\\?\.)+\$?", pattern):
         raise FileError(
             f"{path}: {key} has the pattern {quote(pattern)}; only plain names of modules are supported"
@@ -228,10 +239,12 @@ def compile_pattern(path: Path, key: str, pattern: str) -> re.Pattern[str]:
 
 
 def lookup_pattern(patterns: dict[re.Pattern[str], float], module: str, default: float) -> float:
+    """Return the value of the first pattern that matches a module."""
     return next((value for pattern, value in patterns.items() if pattern.match(module)), default)
 
 
 def pair_scale(path: Path, config: dict[str, Any], module: str, rank: int) -> float:
+    """Return the scale of a module's pair."""
     if (expected := lookup_pattern(config["rank_pattern"], module, config["r"])) != rank:
         raise FileError(f"{path}: says that the rank of {quote(module)} is {expected}, and it is {rank}")
     alpha = lookup_pattern(config["alpha_pattern"], module, config["lora_alpha"])
@@ -242,9 +255,9 @@ def pair_scale(path: Path, config: dict[str, Any], module: str, rank: int) -> fl
 
 
 def write_peft(folder: Path, adapter: Adapter, base: str, h: Hyperparameters) -> None:
-    """The folder as PEFT loads it; `base` is what it calls the base model. Other scales than alpha / r go into b.
+    """Write the folder as PEFT loads it; `base` is PEFT's name of the base model.
 
-    Pairs of norms, which PEFT does not have, are left out.
+    Scales other than alpha / r are folded into b. Pairs of norms, which PEFT does not have, are left out.
     """
     check_pairs(folder, adapter.pairs, h)
     adapter = adapter.without(adapter.norm_names)
@@ -278,6 +291,7 @@ def write_peft(folder: Path, adapter: Adapter, base: str, h: Hyperparameters) ->
 def named_factors(
     folder: Path, adapter: Adapter, alpha: float, h: Hyperparameters
 ) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the factors in PEFT's layout, by PEFT's names."""
     for name, pair in adapter.pairs.items():
         a, b, kind = pair.a, fold_scale(alpha, pair), h.weight_kind(name)
         if count := permuted_heads(kind, h):
@@ -292,16 +306,18 @@ def named_factors(
 
 
 def check_pairs(folder: Path, names: Collection[str], h: Hyperparameters) -> None:
+    """Raise if there are only pairs of norms."""
     if len(select_norms(h.architecture, names)) == len(names):
         raise FileError(f"{folder}: cannot be written: PEFT has no pairs of norms, and there are no others")
 
 
 def norms_note(folder: Path, norms: Sequence[str]) -> str:
+    """Return the note about pairs of norms."""
     return f"PEFT has no pairs of norms: {len(norms)} of them, such as that for {norms[0]}, are left out of {folder}"
 
 
 def check_writable(folder: Path) -> None:
-    """That it can be written to, as far as that shows before."""
+    """Raise if the folder cannot be written to, as far as that can be seen before."""
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
     if not existing.is_dir():
         raise FileError(f"{folder}: cannot be made: {existing} is no folder")
@@ -310,18 +326,18 @@ def check_writable(folder: Path) -> None:
 
 
 def has_adapter(folder: Path) -> bool:
-    """An adapter, or a part of one."""
+    """Return True if there is an adapter or a part of one."""
     return any((folder / name).exists() for name in (CONFIG, WEIGHTS, PICKLE))
 
 
 def remove_partial(folder: Path) -> None:
-    """What a process that is gone had begun to write there."""
+    """Remove temporary files of a process that is gone."""
     for name in (WEIGHTS, CONFIG):
         remove_partials(folder / name)
 
 
 def module_name(folder: Path, name: str, h: Hyperparameters) -> str:
-    """Hugging Face's name of the module whose weight it is."""
+    """Return Hugging Face's name of a weight's module."""
     module = h.architecture.module_for_weight(name)
     if module is None:
         raise FileError(f"{folder}: cannot be written: PEFT has no adapters of {quote(name)}")
@@ -329,7 +345,7 @@ def module_name(folder: Path, name: str, h: Hyperparameters) -> str:
 
 
 def target_modules(adapter: Adapter, folder: Path, h: Hyperparameters) -> list[str]:
-    """Kinds of modules where an adapter has them in each layer; else each module by its name."""
+    """Return kinds of modules if an adapter has them in each layer, else each module by name."""
     modules = {name: module_name(folder, name, h) for name in adapter.pairs}
     kinds = Counter(module.rpartition(".")[2] for module in modules.values())
     inner = {

@@ -1,4 +1,4 @@
-"""Adapters of any kind, known by what is in them."""
+"""Reads an adapter of any format, recognized by its content."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ NEEDED = "an adapter (a GGUF file, a .bin of llama.cpp's old finetune, or a fold
 
 
 def read_adapter(path: Path, h: Hyperparameters) -> Adapter:
-    """An adapter, which has yet to be checked against its base; `h` are that base's numbers."""
+    """Read an adapter for a base with hyperparameters `h`; that it fits is not checked yet."""
     if not path.exists():
         raise missing_adapter(path)
     if path.is_dir():

@@ -1,10 +1,11 @@
-"""Files of Hugging Face's safetensors: a length (u64), that many bytes of JSON, and the data.
+"""Reads and writes Hugging Face's safetensors: a length (u64), a JSON header of that length, and the data.
 
-The JSON has for each tensor its dtype, its shape and where it lies behind the JSON. Files are read with distrust: what they
-say is checked against their size before anything is made of it.
+The JSON has dtype, shape and data offsets of each tensor. Files are untrusted: everything is checked against
+the file's size before it is used.
 
-The library `safetensors` is not used: numpy has no type for the BF16 that it would give, of a key that is there twice it takes
-one unsaid, and a head of 47 MB that names 700,000 empty tensors takes it 25 s and 420 MB, where this refuses it at once.
+The library `safetensors` is not used: NumPy has no type for the BF16 that it returns, it silently takes one
+of two equal keys, and a header of 47 MB that names 700,000 empty tensors takes it 25 s and 420 MB, where this
+refuses it at once.
 """
 
 import json
@@ -29,17 +30,20 @@ KINDS = {"F32": type_by_name("F32"), "F16": type_by_name("F16"), "BF16": type_by
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
+    """A tensor in a file."""
+
     dtype: str
     shape: tuple[int, ...]
     raw: np.ndarray  # bytes
 
     @property
     def kind(self) -> GgmlType | None:
-        """Where it is one that adapters have."""
+        """The GGML type, or None for types that adapters do not have."""
         return KINDS.get(self.dtype)
 
 
 def open_safetensors(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a file by name."""
     file = map_file(path, "a file of safetensors")
     with verify_unchanged([file]):
         header, start = read_header(file)
@@ -58,7 +62,7 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
-    """What the JSON says, and where the data begins."""
+    """Return the header, and the offset of the data."""
     length = LENGTH.unpack_from(file)[0] if len(file) >= LENGTH.size else 0
     if not 0 < length <= min(MAX_HEADER, len(file) - LENGTH.size):
         raise FileError(
@@ -68,9 +72,10 @@ def read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
 
 
 def read_json(path: Path, raw: bytes) -> dict[str, Any]:
-    """An object of which no key is there twice."""
+    """Return a JSON object without duplicate keys."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Raise if a key occurs twice."""
         result = dict(pairs)
         if len(result) != len(pairs):
             raise ValueError("a key is there twice")
@@ -86,6 +91,7 @@ def read_json(path: Path, raw: bytes) -> dict[str, Any]:
 
 
 def read_entry(path: Path, name: str, entry: Any, data: np.ndarray) -> tuple[StoredTensor, int, int]:
+    """Return a tensor, and the range of its data."""
     entry = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not (isinstance(dtype, str) and is_count_list(shape) and is_count_list(offsets) and len(offsets) == 2):
@@ -100,6 +106,7 @@ def read_entry(path: Path, name: str, entry: Any, data: np.ndarray) -> tuple[Sto
 
 
 def is_count_list(value: Any) -> bool:
+    """Return True for a short list of sizes."""
     return (
         isinstance(value, list)
         and len(value) <= 8
@@ -108,7 +115,7 @@ def is_count_list(value: Any) -> bool:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Float32 tensors; the file takes its name when it is whole."""
+    """Write float32 tensors atomically."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, array in tensors.items():

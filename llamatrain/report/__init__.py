@@ -1,0 +1,1 @@
+"""Reports of a run: terminal, metrics files, plots, HTML pages."""

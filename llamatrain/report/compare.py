@@ -1,4 +1,4 @@
-"""Several runs over each other, in one page."""
+"""Compares several runs on one HTML page."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from llamatrain.report.series import Losses, bounds
 
 
 def runs_page(runs: Sequence[RunData]) -> str:
+    """Return the page that compares runs."""
     names = run_labels(runs)
     head = f'<header><h1>{len(runs)} runs</h1><p class="soft">{escape_markup(", ".join(names))}</p></header>'
     losses = [run.figures.losses for run in runs]
@@ -29,16 +30,18 @@ def runs_page(runs: Sequence[RunData]) -> str:
 
 
 def run_labels(runs: Sequence[RunData]) -> list[str]:
-    """Folders of one name are called by their paths."""
+    """Return a label per run: the folder's name, or its path if the name is not unique."""
     counts = Counter(run.name for run in runs)
     return [run.name if counts[run.name] == 1 else str(run.folder) for run in runs]
 
 
 def color_key(index: int) -> str:
+    """Return the color sample of a run."""
     return f'<i class="key c{index % RUNS}"></i>'
 
 
 def runs_table(runs: Sequence[RunData], names: Sequence[str], losses: Sequence[Losses]) -> str:
+    """Return the table with the final numbers of each run."""
     rows = []
     for index, (run, name, run_losses) in enumerate(zip(runs, names, losses, strict=True)):
         speed, seconds = run.figures.last_value("tokens_per_second"), run.figures.last_value("total_seconds")
@@ -60,6 +63,7 @@ def runs_table(runs: Sequence[RunData], names: Sequence[str], losses: Sequence[L
 
 
 def runs_charts(runs: Sequence[RunData], names: Sequence[str], losses: Sequence[Losses]) -> str:
+    """Return the charts in which the runs overlay each other."""
     keys = " &nbsp; ".join(f"{color_key(number)}{escape_markup(name)}" for number, name in enumerate(names))
     training = [Curve(series=run_losses.smooth, kind=f"c{n % RUNS}") for n, run_losses in enumerate(losses)]
     validation = [
@@ -86,6 +90,7 @@ def runs_charts(runs: Sequence[RunData], names: Sequence[str], losses: Sequence[
 
 
 def overlay_chart(title: str, caption: str, curves: Sequence[Curve], size: str = "") -> str:
+    """Return a chart of several curves, or nothing if all are empty."""
     return (
         chart(title, caption, curves, PlotArea.fit(curves), size)
         if any(len(line.series) for line in curves)
@@ -94,7 +99,7 @@ def overlay_chart(title: str, caption: str, curves: Sequence[Curve], size: str =
 
 
 def options_table(runs: Sequence[RunData], names: Sequence[str]) -> str:
-    """The options that not all of them have alike."""
+    """Return the table of the options that differ between runs."""
     names_of_options = list(dict.fromkeys(name for run in runs for name in run.options))
     rows = ""
     for option in names_of_options:

@@ -1,4 +1,4 @@
-"""Where words go: a terminal that may go away, a stream, or nowhere."""
+"""Consoles for output: a terminal that may close, a stream, or nothing."""
 
 import io
 import sys
@@ -11,9 +11,10 @@ WIDTH = 100  # where the output is no terminal
 
 
 class QuietConsole(Console):
-    """A console that goes silent when nobody reads it any more: a training is not to end for that."""
+    """A console that goes silent when its terminal closes: training must not end because of that."""
 
     def on_broken_pipe(self) -> None:
+        """Discard all output from now on."""
         self.quiet = True
         self.file = open_null()
 
@@ -25,7 +26,7 @@ class QuietConsole(Console):
 
 
 def stderr_console() -> Console:
-    """The terminal as it is, or a stream for plain lines: no colours and no movements in it, whatever the environment says."""
+    """Return a console for standard error; if that is no terminal, plain lines without color or animation."""
     terminal = sys.stderr.isatty()
     return QuietConsole(
         stderr=True,
@@ -37,7 +38,7 @@ def stderr_console() -> Console:
 
 
 def null_console() -> Console:
-    """Nothing is shown, and the terminal left alone."""
+    """Return a console that shows nothing and leaves the terminal alone."""
     return Console(
         file=io.StringIO(),
         quiet=True,

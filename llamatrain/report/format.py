@@ -1,4 +1,4 @@
-"""Numbers of a training run as people read them, and how long the rest will take."""
+"""Formats the numbers of a run for people, estimates the remaining time, and escapes text for HTML and SVG."""
 
 import math
 from collections import deque
@@ -11,17 +11,19 @@ RECENT = 300.0  # seconds, at most, that tell how fast it goes
 
 
 def format_loss(loss: float) -> str:
+    """Format a loss, with four decimals unless it is very large or small."""
     size = abs(loss)
     return f"{loss:.4f}" if 0.01 <= size < 10_000 or not size else f"{loss:.2e}"
 
 
 def format_perplexity(loss: float) -> str:
+    """Format the perplexity of a loss."""
     value = math.exp(loss) if loss < 700 else math.inf if loss >= 700 else math.nan
     return f"{value:,.2f}" if value < 1000 else f"{value:,.0f}" if value < 1e9 else f"{value:.2e}"
 
 
 def format_step_time(seconds: float) -> str:
-    """Of one step."""
+    """Format the time of a step in ms, s or longer units."""
     return (
         f"{1000 * seconds:.3g} ms"
         if seconds < 0.9995
@@ -32,6 +34,7 @@ def format_step_time(seconds: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
+    """Format seconds as minutes, hours and days."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -40,7 +43,7 @@ def format_duration(seconds: float) -> str:
 
 
 def line_interval(iters: int) -> int:
-    """The smallest of 1, 2, 5, 10, 20 ... that gives few enough lines."""
+    """Return the smallest of 1, 2, 5, 10, 20 ... steps per line that prints few enough lines."""
     size = 1
     while True:
         for factor in (1, 2, 5):
@@ -50,10 +53,10 @@ def line_interval(iters: int) -> int:
 
 
 class Pace:
-    """How long a step takes of late: over the later half of the steps done here, or the last five minutes of them.
+    """The present time per step: over the later half of this process's steps, or the last five minutes of them.
 
-    What lies between two steps, such as saving and validation, counts with them; what lies before the first, such as
-    compiling, does not.
+    Time between two steps, such as saving and validation, counts; time before the first, such as compilation,
+    does not.
     """
 
     def __init__(self) -> None:
@@ -63,7 +66,7 @@ class Pace:
         self._due = -math.inf
 
     def mark(self, now: float, step: int) -> None:
-        """A step was done."""
+        """Record a completed step."""
         self._last = (now, step)
         if now < self._due:
             return
@@ -78,7 +81,7 @@ class Pace:
             self._marks.popleft()
 
     def seconds_left(self, now: float, steps: int) -> float | None:
-        """Seconds until a step is reached, if that can be said."""
+        """Return the seconds until a step is reached, or None if unknown."""
         if not self._marks:
             return None
         (start, first), (end, last) = self._marks[0], self._last
@@ -91,5 +94,5 @@ class Pace:
 
 
 def escape_markup(text: object, lines: bool = False) -> str:
-    """Escaped, and without signs that XML forbids; `lines` and tabs stay where they are asked for."""
+    """Escape text for HTML or SVG, without characters that XML forbids; `lines` keeps newlines and tabs."""
     return escape(make_printable(str(text), "utf-8", keep="\n\t" if lines else ""))

@@ -1,4 +1,4 @@
-"""A run as a page that needs nothing else: no network, no script, light and dark."""
+"""The HTML page of a run, self-contained: no network, no script, light and dark."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -26,7 +26,7 @@ NOISY = ("grad_norm", "tokens_per_second", "margin")
 
 
 def run_page(run: RunData) -> str:
-    """Of one run."""
+    """Return the page of one run."""
     sections = (
         summary_section(run),
         charts_section(run.figures),
@@ -40,6 +40,7 @@ def run_page(run: RunData) -> str:
 
 
 def html_document(title: str, body: str) -> str:
+    """Return a complete HTML document."""
     when = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
     return (
         f'{HEAD}\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape_markup(title)}</title>\n'
@@ -51,6 +52,7 @@ def html_document(title: str, body: str) -> str:
 
 
 def html_section(title: str, body: str, caption: str = "") -> str:
+    """Return a section with a title, or nothing if the body is empty."""
     under = f'<p class="soft">{caption}</p>' if caption else ""
     return f"<section><h2>{title}</h2>{under}{body}</section>" if body else ""
 
@@ -59,6 +61,7 @@ def html_section(title: str, body: str, caption: str = "") -> str:
 
 
 def summary_section(run: RunData) -> str:
+    """Return the head of the page: state, progress, main numbers, facts."""
     figures, iters = run.figures, run.iters
     step, total = figures.step, max(iters or 0, figures.step, 1)
     tiles = "".join(
@@ -81,6 +84,7 @@ def summary_section(run: RunData) -> str:
 
 
 def summary_tiles(figures: RunSeries, iters: int | None) -> Iterator[tuple[str, str, str]]:
+    """Yield title, value and detail of the main numbers."""
     step, losses = figures.step, figures.losses
     yield "step", f"{step:,}", f"of {iters:,}" if iters else ""
     if len(losses.smooth):
@@ -121,6 +125,7 @@ def summary_tiles(figures: RunSeries, iters: int | None) -> Iterator[tuple[str, 
 
 
 def loss_curves(losses: Losses, figures: RunSeries) -> list[Curve]:
+    """Return the curves of the loss chart."""
     errors = figures.series("val_loss_error")
     spread = errors if len(errors) else None
     return [
@@ -131,6 +136,7 @@ def loss_curves(losses: Losses, figures: RunSeries) -> list[Curve]:
 
 
 def charts_section(figures: RunSeries) -> str:
+    """Return the loss chart and the small charts below it."""
     losses = figures.losses
     if not len(losses.training) + len(losses.validation):
         return '<section><p class="card soft">no losses yet</p></section>'
@@ -162,7 +168,7 @@ def small_chart(title: str, series: Series, noisy: bool) -> str:
 
 
 def samples_section(shown_samples: Sequence[ShownSample]) -> str:
-    """The last ones first; those before at a click."""
+    """Return the samples, the last ones first; older ones are folded."""
     shown = [sample_html(sample) for sample in reversed(shown_samples)]
     more = (
         f"<details><summary>{len(shown) - OPEN_SAMPLES:,} before these</summary>{''.join(shown[OPEN_SAMPLES:])}</details>"
@@ -175,6 +181,7 @@ def samples_section(shown_samples: Sequence[ShownSample]) -> str:
 
 
 def sample_html(sample: ShownSample) -> str:
+    """Return one sample."""
     body = (
         f"<pre>{escape_markup(sample.text, lines=True)}</pre>"
         if sample.waves is None
@@ -184,7 +191,10 @@ def sample_html(sample: ShownSample) -> str:
 
 
 def waves_svg(target: Sequence[float], model: Sequence[float]) -> str:
+    """Return target and model wave as a picture."""
+
     def polyline(heights: Sequence[float], kind: str) -> str:
+        """Return one wave as a line."""
         spacing = SIDE / max(len(heights) - 1, 1)
         points_of_wave = (
             (n * spacing, max(-1.5, min(height, 1.5))) for n, height in enumerate(heights) if height == height
@@ -200,6 +210,7 @@ def waves_svg(target: Sequence[float], model: Sequence[float]) -> str:
 
 
 def profile_section(profile: Profile | None) -> str:
+    """Return the table of the profile."""
     if profile is None:
         return ""
     total = sum(seconds for _, seconds in profile.ops.values())
@@ -227,6 +238,7 @@ def profile_section(profile: Profile | None) -> str:
 
 
 def options_section(values: dict[str, object]) -> str:
+    """Return the resolved options."""
     rows = "".join(
         f"<div><dt>{escape_markup(name)}</dt><dd>{escape_markup(format_option(value))}</dd></div>"
         for name, value in values.items()
@@ -240,6 +252,7 @@ def options_section(values: dict[str, object]) -> str:
 
 
 def format_option(value: object) -> str:
+    """Format the value of an option."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, list):
@@ -249,6 +262,7 @@ def format_option(value: object) -> str:
 
 
 def files_section(run: RunData) -> str:
+    """Return the files of the run with their sizes."""
     rows = "".join(
         f'<tr><td>{escape_markup(name)}</td><td class="n">{Size(size).text}</td></tr>'
         for name, size in run.files

@@ -1,4 +1,4 @@
-"""Curves in a page: an SVG of lines alone, which is stretched to the place there is, and words beside it that are not."""
+"""Charts for HTML pages: an SVG of lines that is stretched to its container, with labels as HTML around it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ OVERSHOOT = 1.03  # as high as what goes beyond the axis is drawn
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
+    """A curve of a chart."""
+
     series: Series
     kind: str  # a class of the style sheet
     dotted: bool = False
@@ -25,7 +27,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class PlotArea:
-    """What a plot goes from and to."""
+    """The ranges of both axes."""
 
     low: float
     high: float
@@ -34,6 +36,7 @@ class PlotArea:
 
     @classmethod
     def fit(cls, curves: Sequence[Curve], bounds_of_values: tuple[float, float] | None = None) -> "PlotArea":
+        """Return the area that shows these curves."""
         steps = np.concatenate([np.empty(0), *(line.series.steps for line in curves)])
         low, top = bounds_of_values or bounds(
             np.concatenate([np.empty(0), *(line.series.values for line in curves)])
@@ -46,19 +49,22 @@ class PlotArea:
         )
 
     def x(self, step: float) -> float:
+        """Return the x coordinate of a step."""
         return round((step - self.first) / (self.last - self.first) * SIDE, 1)
 
     def y(self, value: float) -> float:
+        """Return the y coordinate of a value; values outside the range are drawn slightly beyond the edge."""
         part = (value - self.low) / (self.high - self.low)
         return round(SIDE - max(min(part, OVERSHOOT), 1 - OVERSHOOT) * SIDE, 1)
 
     def points(self, series: Series) -> str:
+        """Return the points of a series for an SVG polyline."""
         pairs = zip(series.steps.tolist(), series.values.tolist(), strict=True)
         return " ".join(f"{self.x(step)},{self.y(value)}" for step, value in pairs)
 
 
 def chart(title: str, caption: str, curves: Sequence[Curve], axes: PlotArea, size: str = "") -> str:
-    """A figure with its caption, which is markup."""
+    """Return a chart as an HTML figure; `caption` is markup."""
     rows, columns = (
         shorten_labels(ticks(axes.low, axes.high, 5)),
         shorten_labels(ticks(axes.first, axes.last, 5, whole=True)),
@@ -81,7 +87,7 @@ def chart(title: str, caption: str, curves: Sequence[Curve], axes: PlotArea, siz
 
 
 def shorten_labels(labels: list[tuple[float, str]]) -> list[tuple[float, str]]:
-    """Thousands and millions of round numbers are letters."""
+    """Write thousands and millions of round numbers with letters."""
     most = max((abs(value) for value, _ in labels), default=0.0)
     size, letter = next((unit for unit in LETTERS if 10 * unit[0] <= most < 1e13), (1, ""))
     return (
@@ -90,11 +96,12 @@ def shorten_labels(labels: list[tuple[float, str]]) -> list[tuple[float, str]]:
 
 
 def percent(position: float) -> str:
+    """Return a position in percent."""
     return f"{100 * position / SIDE:.4g}"
 
 
 def curve_svg(line: Curve, axes: PlotArea) -> Iterator[str]:
-    """Its band, the line and its dots."""
+    """Yield the error band, the line and the dots of a curve."""
     thin = line.series.thin()
     if line.errors is not None:
         yield from error_band(line.series, line.errors, line.kind, axes)
@@ -107,7 +114,7 @@ def curve_svg(line: Curve, axes: PlotArea) -> Iterator[str]:
 
 
 def error_band(series: Series, errors: Series, kind: str, axes: PlotArea) -> Iterator[str]:
-    """As far as a standard error goes on both sides."""
+    """Yield the band of one standard error on both sides."""
     steps, series_indices, error_indices = np.intersect1d(series.steps, errors.steps, return_indices=True)
     if len(steps) < 2:
         return
@@ -121,7 +128,7 @@ def error_band(series: Series, errors: Series, kind: str, axes: PlotArea) -> Ite
 
 
 def dots_svg(series: Series, errors: Series | None, kind: str, axes: PlotArea) -> Iterator[str]:
-    """Points of no length with round ends: they stay round however the plot is stretched."""
+    """Yield dots as zero-length lines with round caps, which stay round when the plot is stretched."""
     spread = (
         dict(zip(errors.steps.tolist(), errors.values.tolist(), strict=True)) if errors is not None else {}
     )

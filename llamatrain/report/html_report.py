@@ -1,4 +1,4 @@
-"""report.html of a run that goes on, and the files that it is drawn from beside the others."""
+"""Writes report.html while a run goes on, and the files that the page is drawn from."""
 
 import json
 import time
@@ -20,7 +20,7 @@ DIGITS = 3  # of a wave
 
 
 class RunPage:
-    """Whatever cannot be drawn or written is told once, and ends nothing."""
+    """The page of a run. An error while drawing or writing is reported once and ends nothing."""
 
     def __init__(
         self, metrics: Metrics, samples: Metrics, facts: dict[str, Any], warn: Callable[[str], None]
@@ -32,18 +32,19 @@ class RunPage:
 
     @property
     def folder(self) -> Path:
-        """As it is called by now."""
+        """The run's folder, which may have moved."""
         return self.metrics.path.parent
 
     # ---- samples -----------------------------------------------------------
 
     def add_sample(self, step: int, text: str) -> None:
-        """Its beginning, where it is longer than a line may be."""
+        """Add a text sample, truncated to the limit of a line."""
         while len(ENCODE(line := {"step": step, "text": text})) > MAX_LINE - 2:
             text = text[: len(text) * 3 // 4]
         self._write_sample(line)
 
     def add_waves(self, step: int, target: Sequence[float], model: Sequence[float]) -> None:
+        """Add the waves of the sine demo."""
         self._write_sample(
             {
                 "step": step,
@@ -61,15 +62,17 @@ class RunPage:
     # ---- the page ----------------------------------------------------------
 
     def draw_if_due(self) -> None:
-        """Drawn again, unless that takes so long that it was done often enough."""
+        """Draw the page again, unless drawing is slow and was done recently."""
         if time.monotonic() >= self._due:
             self._draw()
 
     def end(self, ended: str) -> None:
+        """Draw the page a last time, with the reason of the end."""
         self.facts = {**self.facts, "ended": ended}
         self._draw()
 
     def close(self) -> None:
+        """Close the file of samples."""
         with self._warn_on_errors():
             self.samples.close()
 

@@ -1,4 +1,4 @@
-"""How a page looks: one style sheet for light and dark, and for any width from a telephone's on."""
+"""The style sheet of pages, for light and dark, and for any width from a telephone's on."""
 
 from llamatrain.report.memory_map import DARK, FACES, LIGHT, kind_colors
 
@@ -8,6 +8,7 @@ RUN_COLORS_DARK = ("#6ea8f5", "#ee8a5b", "#57c596", "#b292ec", "#ff7aa8", "#4cc3
 
 
 def run_colors(colors: tuple[str, ...]) -> str:
+    """Return the CSS rules of the runs' colors."""
     return " ".join(f".c{n} {{ stroke: {color}; --own: {color} }}" for n, color in enumerate(colors))
 
 

@@ -1,4 +1,4 @@
-"""Lines made of pieces: what a terminal is too narrow for is left out, the least important first."""
+"""Lines of segments for the terminal; on a narrow terminal the least important segments are dropped."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -13,6 +13,8 @@ GAP = "  "
 
 
 class Segment(NamedTuple):
+    """A label with a value."""
+
     label: str
     value: str
     rank: int  # those of low rank are left out first
@@ -20,11 +22,12 @@ class Segment(NamedTuple):
 
     @property
     def width(self) -> int:
+        """The width in characters."""
         return len(self.label) + bool(self.label) + len(self.value)
 
 
 def fit_segments(candidates: Sequence[Segment], width: int | None) -> list[Segment]:
-    """As many of the pieces as fit, in their order; one at least."""
+    """Return as many segments as fit, in order, at least one."""
     segments = list(candidates)
     while width is not None and len(segments) > 1 and total_width(segments) > width:
         segments.remove(min(segments, key=lambda piece: piece.rank))
@@ -32,10 +35,12 @@ def fit_segments(candidates: Sequence[Segment], width: int | None) -> list[Segme
 
 
 def total_width(segments: Sequence[Segment]) -> int:
+    """Return the width of segments with the gaps between them."""
     return sum(segment.width for segment in segments) + len(GAP) * (len(segments) - 1)
 
 
 def join_segments(segments: Sequence[Segment]) -> Text:
+    """Return the segments as styled text."""
     text = Text(no_wrap=True)
     for n, segment in enumerate(segments):
         text.append(GAP if n else "")
@@ -48,14 +53,14 @@ def join_segments(segments: Sequence[Segment]) -> Text:
 
 
 def position_segments(line: StepLine) -> Iterator[Segment]:
-    """The epoch, and the sample of all."""
+    """Yield epoch and sample of a step."""
     if line.epoch and line.sample and line.samples:
         yield Segment("epoch", str(line.epoch), 1)
         yield Segment("sample", f"{line.sample:>{len(f'{line.samples:,}')},}/{line.samples:,}", 1)
 
 
 def reward_segments(record: StepLine | Score) -> Iterator[Segment]:
-    """How far answers that are compared are apart."""
+    """Yield the reward margin, and for steps the accuracy."""
     if record.margin is not None:
         yield Segment("margin", f"{record.margin:>7.4f}", 8, "bold")
     if isinstance(record, StepLine) and record.accuracy is not None:
@@ -63,6 +68,7 @@ def reward_segments(record: StepLine | Score) -> Iterator[Segment]:
 
 
 def score_segments(score: Score, encoding: str) -> Iterator[Segment]:
+    """Yield the numbers of a validation."""
     yield Segment(
         "loss",
         f"{format_loss(score.loss):>7}{format_error(format_loss, score.loss_error, encoding)}",
@@ -78,25 +84,27 @@ def score_segments(score: Score, encoding: str) -> Iterator[Segment]:
 
 
 def score_metrics(step: int, score: Score, best: bool) -> dict[str, int | float | bool]:
-    """A line of metrics."""
+    """Return a validation as a line of metrics.jsonl."""
     values = {f"val_{name}": value for name, value in asdict(score).items() if value is not None}
     first = {"step": step, "val_loss": values.pop("val_loss"), "val_tokens": values.pop("val_tokens")}
     return {**first, **values, **({"best": True} if best else {})}
 
 
 def format_accuracy(score: Score, encoding: str) -> str:
+    """Format the accuracy of a score in percent."""
     if score.accuracy is None:
         return ""
     return f"{100 * score.accuracy:.1f}{format_error(lambda error: f'{100 * error:.2g}', score.accuracy_error, encoding)} %"
 
 
 def format_error(format_value: Callable[[float], str], error: float | None, encoding: str) -> str:
+    """Format a standard error, with plus-minus in front."""
     sign = "±" if encoding.startswith("utf") else "+-"
     return "" if error is None else f" {sign} {format_value(error)}"
 
 
 def run_summary(line: StepLine, seconds: float, score: Score | None, encoding: str) -> str:
-    """Those of earlier processes included; the score is the last."""
+    """Return the summary of a run, including earlier processes; `score` is the last one."""
     epochs = ""
     if line.epoch and line.sample and line.samples:
         epochs = f", {line.epoch - 1 + line.sample / line.samples:.4g} times through {line.samples:,} samples"

@@ -1,4 +1,4 @@
-"""Tells a Python program of each line of metrics while a run goes on."""
+"""Passes each line of metrics to a Python program while a run goes on."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ _listeners = list[Listener]()
 
 @contextmanager
 def add_listener(listener: Listener | None) -> Iterator[None]:
-    """While this is open, call the listener with each line as metrics.jsonl has it; an error that it raises ends the run."""
+    """Call `listener` with each line of metrics.jsonl while the context is open; its errors end the run."""
     if listener is None:
         yield
         return
@@ -22,5 +22,6 @@ def add_listener(listener: Listener | None) -> Iterator[None]:
 
 
 def notify(line: Mapping[str, Any]) -> None:
+    """Call all listeners with a line."""
     for listener in tuple(_listeners):
         listener(line)

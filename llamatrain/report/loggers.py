@@ -1,4 +1,4 @@
-"""Other places for the lines of metrics.jsonl, each by a library that is loaded where it is asked for."""
+"""Loggers that receive the lines of metrics.jsonl, each with a library that is imported only if requested."""
 
 import csv
 import json
@@ -29,6 +29,7 @@ Line = dict[str, Any]
 
 
 def check_installed(names: Iterable[str]) -> None:
+    """Raise if the library of a logger is not installed."""
     for name in names:
         if (module := MODULES.get(name)) and not find_spec(module):
             raise UsageError(
@@ -38,7 +39,7 @@ def check_installed(names: Iterable[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggerContext:
-    """What is told of a run before its lines."""
+    """The facts about a run that loggers need."""
 
     folder: Callable[[], Path]  # where it is by now
     name: str
@@ -49,17 +50,22 @@ class LoggerContext:
 
 
 class Logger(Protocol):
+    """A destination for lines of metrics."""
+
     wants_history: bool  # whether it wants the lines of earlier processes, too
 
-    def write(self, line: Line) -> None: ...
+    def write(self, line: Line) -> None:
+        """Write a line."""
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        """Write what is buffered."""
 
-    def close(self, failed: bool) -> None: ...
+    def close(self, failed: bool) -> None:
+        """Finish the log of a run, which may have failed."""
 
 
 class Loggers:
-    """Those that were asked for, begun with the first line. What one of them cannot do ends that one, and is said."""
+    """The requested loggers, created with the first line. A logger that fails is dropped with a warning."""
 
     def __init__(self, names: Iterable[str], run: LoggerContext, warn: Callable[[str], None]) -> None:
         self.names, self.run, self.warn = list(dict.fromkeys(names)), run, warn
@@ -67,7 +73,7 @@ class Loggers:
         self.failed = False  # the run
 
     def write(self, line: Line) -> None:
-        """A line that metrics.jsonl has already."""
+        """Write a line that metrics.jsonl already contains."""
         first, self.open = self.open is None, self.open or {}
         for name in self.names if first else list(self.open):
             with self._drop_on_error(name):
@@ -79,11 +85,13 @@ class Loggers:
                     logger.write(past_line)
 
     def flush(self) -> None:
+        """Flush all loggers."""
         for name, logger in list((self.open or {}).items()):
             with self._drop_on_error(name):
                 logger.flush()
 
     def close(self) -> None:
+        """Close all loggers."""
         for name, logger in list((self.open or {}).items()):
             with self._drop_on_error(name):
                 logger.close(self.failed)
@@ -101,7 +109,7 @@ class Loggers:
 
 
 def tagged_numbers(line: Line) -> dict[str, float]:
-    """Its numbers, by the names under which people look for them."""
+    """Return the numbers of a line under their usual tags, such as train/loss."""
     numbers = {
         key: value.item() if hasattr(value, "item") else value for key, value in line.items() if key != "step"
     }
@@ -113,7 +121,7 @@ def tagged_numbers(line: Line) -> dict[str, float]:
 
 
 class Csv:
-    """metrics.csv: a row for each line; it is made anew where one has a column more."""
+    """Writes metrics.csv: a row for each line; the file is rewritten when a line has a new column."""
 
     wants_history = True
 
@@ -123,7 +131,7 @@ class Csv:
         self._begin()
 
     def _begin(self) -> None:
-        """With no row yet."""
+        """Start the file with its header."""
         if self.file:
             self.file.close()
             self.file = None
@@ -135,6 +143,7 @@ class Csv:
         self.rows = csv.writer(file_of_rows, lineterminator="\n")
 
     def write(self, line: Line) -> None:
+        """Write a row."""
         if line.keys() <= {*self.names}:
             self.rows.writerow([csv_value(line.get(name)) for name in self.names])
         else:
@@ -144,22 +153,27 @@ class Csv:
         self.flush()
 
     def flush(self) -> None:
+        """Flush the file."""
         if self.file:
             self.file.flush()
 
     def close(self, failed: bool) -> None:
+        """Close the file."""
         if self.file:
             self.file.close()
 
 
 def csv_value(value: Any) -> Any:
+    """Return a value as CSV shows it."""
     if isinstance(value, bool):
         return json.dumps(value)
     return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
 
 
 class TensorBoard:
-    """Event files in the run's folder; of those of earlier processes what lies behind the checkpoint is passed over."""
+    """Writes TensorBoard event files; events of earlier processes after the checkpoint are marked as
+    obsolete.
+    """
 
     def __init__(self, run: LoggerContext) -> None:
         from tensorboardX import summary
@@ -183,6 +197,7 @@ class TensorBoard:
         self.file.write_event(self.events.Event(wall_time=time.time(), step=step, **what))
 
     def write(self, line: Line) -> None:
+        """Write the numbers of a line."""
         value = self.summaries.Summary.Value
         values = [value(tag=tag, simple_value=number) for tag, number in tagged_numbers(line).items()]
         self._write_event(int(line["step"]), summary=self.summaries.Summary(value=values))
@@ -190,15 +205,17 @@ class TensorBoard:
             self.flush()
 
     def flush(self) -> None:
+        """Flush the file."""
         self.last_flush = time.monotonic()
         self.file.flush()
 
     def close(self, failed: bool) -> None:
+        """Close the file."""
         self.file.close()
 
 
 class WandbLogger:
-    """Weights and Biases, and what has its interface."""
+    """Logs to Weights & Biases, or to a library with the same interface."""
 
     def __init__(self, name: str, run: LoggerContext) -> None:
         self.library = import_module(name)
@@ -223,26 +240,28 @@ class WandbLogger:
         return {"project": project, "name": run.name}
 
     def write(self, line: Line) -> None:
-        """But those that it has already: they are the same."""
+        """Log a line, unless an earlier process did."""
         if line["step"] >= self.logged_steps:
             self.library.log(tagged_numbers(line), step=int(line["step"]))
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        """Do nothing: the library flushes by itself."""
 
     def close(self, failed: bool) -> None:
+        """Finish the run."""
         with redirect_stdout(sys.stderr):
             self.library.finish(**({"exit_code": int(failed)} if self.library.__name__ == "wandb" else {}))
 
 
 def check_not_link(folder: Path) -> Path:
-    """Check that a library's folder is none elsewhere, to which a link leads."""
+    """Return the folder; raise if it is a link that leads elsewhere."""
     if folder.is_symlink():
         raise FileError(f"{folder} is a link, and leads out of the run's folder; remove it")
     return folder
 
 
 def read_ids(folder: Path) -> dict[str, dict[str, str]]:
-    """By what a run is known to the libraries; a damaged file says nothing."""
+    """Read the ids of a run in each library; a damaged file has none."""
     with suppress(OSError, ValueError, RecursionError):
         ids = json.loads((folder / IDS_FILE).read_bytes()[:1000])
         if isinstance(ids, dict) and all(
@@ -253,7 +272,7 @@ def read_ids(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def is_valid_ids(entry: object) -> bool:
-    """Check names of a file that may be another's: they become names of files, and must lead nowhere else."""
+    """Return True if ids from a file, perhaps someone else's, are safe: they become file names."""
     return isinstance(entry, dict) and all(
         key in KEYS
         and isinstance(value, str)
@@ -265,6 +284,7 @@ def is_valid_ids(entry: object) -> bool:
 
 
 def write_ids(folder: Path, ids: dict[str, dict[str, str]]) -> None:
+    """Write the ids of a run in each library."""
     with AtomicFile(folder / IDS_FILE) as file:
         file.write(json.dumps(ids).encode())
 

@@ -1,7 +1,7 @@
-"""The memory map: the arena of a plan as a picture, calls from left to right, addresses from below.
+"""The data of the memory map: the arena of a plan, calls on one axis, addresses on the other.
 
-Of many tensors the largest are rectangles with names; the others are painted on a grid, so that a picture has a bounded size,
-however deep the model is.
+The largest tensors are rectangles with names; the others are painted on a grid, so that the picture has a
+bounded size for any model.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ LARGEST = 1 << 60
 
 
 class MapCell(NamedTuple):
-    """Cells of the grid that are side by side and of one kind."""
+    """A rectangle of grid cells of one kind."""
 
     kind: int
     x: int
@@ -32,7 +32,7 @@ class MapCell(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLayout:
-    """What the map shows."""
+    """The content of the memory map."""
 
     calls: int
     size: int  # bytes
@@ -46,7 +46,7 @@ class MemoryLayout:
 
     @classmethod
     def from_plan(cls, plan: Plan) -> Self | None:
-        """None where nothing lies in the arena."""
+        """Return the layout of a plan, or None if its arena is empty."""
         lifetimes = sorted(list_lifetimes(plan), key=lambda life: -(life.last + 1 - life.first) * life.size)
         peak = find_peak(plan)
         if peak is None or not lifetimes:
@@ -75,7 +75,7 @@ class MemoryLayout:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the layout as plain values."""
         named = [[KINDS.index(life.kind), *life[1:]] for life in self.named]
         values = {
             name: getattr(self, name)
@@ -85,7 +85,7 @@ class MemoryLayout:
 
     @classmethod
     def from_json(cls, kept: Any) -> Self | None:
-        """From JSON that anybody may have written: None where it is no map."""
+        """Return the layout in untrusted JSON, or None if it is invalid."""
         try:
             arena = cls(
                 **{name: check_int(kept[name]) for name in ("calls", "size", "peak")},
@@ -103,18 +103,21 @@ class MemoryLayout:
 
 
 def check_int(value: Any) -> int:
+    """Return a value that must be an integer in range."""
     if type(value) is not int or not 0 <= value < LARGEST:
         raise ValueError
     return value
 
 
 def check_name(value: Any) -> str:
+    """Return a value that must be a string, truncated."""
     if not isinstance(value, str):
         raise TypeError
     return value[:MAX_NAME]
 
 
 def read_lifetime(kind: Any, name: Any, first: Any, last: Any, offset: Any, size: Any) -> Lifetime:
+    """Return a lifetime from plain values."""
     if check_int(first) > check_int(last):
         raise ValueError
     return Lifetime(KINDS[check_int(kind)], check_name(name), first, last, check_int(offset), check_int(size))
@@ -126,7 +129,7 @@ def read_lifetime(kind: Any, name: Any, first: Any, last: Any, offset: Any, size
 def paint_grid(
     lives: Sequence[Lifetime], calls: int, size: int
 ) -> tuple[tuple[int, int], tuple[MapCell, ...]]:
-    """On the finest grid that is not too much to be drawn."""
+    """Paint lifetimes on the finest grid that gives few enough cells."""
     columns, rows = GRID
     while True:
         cells = np.full((rows, columns), -1, np.int8)
@@ -141,7 +144,7 @@ def paint_grid(
 
 
 def row_cells(cells: np.ndarray) -> Iterator[MapCell]:
-    """Row by row, what is of one kind."""
+    """Yield the runs of one kind in each row."""
     for y, row in enumerate(cells):
         begins = np.flatnonzero(np.diff(row, prepend=-2))
         for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(row)], strict=True):
@@ -150,7 +153,7 @@ def row_cells(cells: np.ndarray) -> Iterator[MapCell]:
 
 
 def merge_cells(runs: Iterable[MapCell]) -> Iterator[MapCell]:
-    """Runs of one kind over the same cells, row upon row, as one."""
+    """Merge runs of one kind over the same columns in consecutive rows."""
     unfinished = dict[tuple[int, int, int], MapCell]()
     for run in runs:
         key = run.kind, run.x, run.width

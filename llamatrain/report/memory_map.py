@@ -1,4 +1,4 @@
-"""The memory map drawn: as a file of its own, and the same picture for a page."""
+"""Draws the memory map: as a file of its own, and as a section of a page."""
 
 from collections.abc import Iterator
 
@@ -29,6 +29,7 @@ FACES = "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-se
 
 
 def kind_colors(colors: tuple[str, ...]) -> str:
+    """Return the CSS rules of the kinds' colors."""
     return " ".join(f".m-{kind} {{ fill: {color} }}" for kind, color in zip(KINDS, colors, strict=True))
 
 
@@ -55,7 +56,7 @@ text {{ font: 13px {FACES}; fill: #5b6470 }}
 
 
 def draw_svg(arena: MemoryLayout, title: str) -> str:
-    """A file of its own."""
+    """Return the map as an SVG file."""
     width, height = LEFT + WIDE + RIGHT, TOP + HIGH + BOTTOM
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">'
     parts = [
@@ -76,12 +77,13 @@ def draw_svg(arena: MemoryLayout, title: str) -> str:
 
 
 def describe(arena: MemoryLayout) -> str:
+    """Describe size and peak in words."""
     size = Size(arena.size).text
     return f"{arena.calls:,} calls in an arena of {size}; it is fullest at call {arena.peak + 1:,}, {arena.peak_name}"
 
 
 def draw_tensors(arena: MemoryLayout) -> Iterator[str]:
-    """All that lies in the arena, and the peak, on WIDE times HIGH."""
+    """Yield the tensors and the peak, on WIDE times HIGH."""
     columns, rows = arena.grid
     across, up = WIDE / columns, HIGH / rows
     for number, kind in enumerate(KINDS):
@@ -110,7 +112,7 @@ def draw_tensors(arena: MemoryLayout) -> Iterator[str]:
 
 
 def byte_ticks(arena: MemoryLayout, count: int) -> list[tuple[float, str]]:
-    """Round places on the axis of addresses, in one unit."""
+    """Return ticks of the address axis in one unit, as shares of its length."""
     scale, unit = next((entry for entry in UNITS if arena.size >= entry[0]), UNITS[-1])
     return [
         (position * scale / arena.size, f"{label} {unit}")
@@ -119,6 +121,7 @@ def byte_ticks(arena: MemoryLayout, count: int) -> list[tuple[float, str]]:
 
 
 def call_ticks(arena: MemoryLayout, count: int) -> list[tuple[float, str]]:
+    """Return ticks of the axis of calls, as shares of its length."""
     return [
         (position / arena.calls, label)
         for position, label in ticks(0.0, float(max(arena.calls, 1)), count, whole=True)
@@ -126,6 +129,7 @@ def call_ticks(arena: MemoryLayout, count: int) -> list[tuple[float, str]]:
 
 
 def draw_axes(arena: MemoryLayout) -> Iterator[str]:
+    """Yield both axes and the label of the peak."""
     bottom = TOP + HIGH
     for position, label in byte_ticks(arena, 6):
         y = bottom - position * HIGH
@@ -141,7 +145,7 @@ def draw_axes(arena: MemoryLayout) -> Iterator[str]:
 
 
 def draw_legend(arena: MemoryLayout) -> Iterator[str]:
-    """The kinds with what they take at the peak, and the largest that are there then."""
+    """Yield the kinds with their size at the peak, and the largest tensors then."""
     top = TOP + HIGH + 48
     for index, (kind, words) in enumerate(kind_labels(arena)):
         x, y = LEFT + index % 3 * LEGEND, top + index // 3 * LINE
@@ -153,7 +157,7 @@ def draw_legend(arena: MemoryLayout) -> Iterator[str]:
 
 
 def kind_labels(arena: MemoryLayout) -> Iterator[tuple[Kind, str]]:
-    """Those that are in the picture, and in words what they take at the peak."""
+    """Yield the kinds in the picture, each with a label that has its size at the peak."""
     present = {life.kind for life in arena.named} | {KINDS[speck.kind] for speck in arena.specks}
     for kind in KINDS:
         if kind in present:
@@ -165,6 +169,7 @@ def kind_labels(arena: MemoryLayout) -> Iterator[tuple[Kind, str]]:
 
 
 def memory_section(arena: MemoryLayout | None) -> str:
+    """Return the map as a section of a page."""
     if arena is None:
         return ""
     left = "".join(

@@ -1,4 +1,4 @@
-"""metrics.jsonl: a JSON object a line for each step and each validation."""
+"""Writes and reads metrics.jsonl: one JSON object per line, for each step and each validation."""
 
 import json
 import math
@@ -24,22 +24,25 @@ ENCODE = json.JSONEncoder(
 
 
 class LineSink(Protocol):
-    """Whoever is told of each line, and that all lines so far are to stay."""
+    """A receiver of lines."""
 
     failed: bool
 
-    def write(self, line: dict[str, Any]) -> None: ...
+    def write(self, line: dict[str, Any]) -> None:
+        """Receive a line."""
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        """Store all lines so far."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Finish."""
 
 
 class Metrics:
-    """The file of a run, open for more lines. What was written lies in the file after 0.2 s, or after `flush`.
+    """The metrics file of a run, open for appending. A line is in the file after 0.2 s, or after `flush`.
 
-    It is made anew, with the lines of another up to a step, by `begin` or the first line; where it is lost, by the next `flush`.
-    The validation of that step is not among them where it is still owed.
+    The file is created by `open` or the first line, with the lines of another file up to a step; if it is
+    lost, the next `flush` recreates it. The validation of that step is left out if it is still due.
     """
 
     def __init__(
@@ -55,20 +58,21 @@ class Metrics:
 
     @classmethod
     def create(cls, path: str | Path) -> Self:
-        """An empty file, in the place of what stood there."""
+        """Create an empty file and replace an existing one."""
         return cls(path).open()
 
     @classmethod
     def resume(cls, path: str | Path, step: int) -> Self:
-        """The file up to a step: later lines go, and so does whatever a killed process left half written."""
+        """Open the file up to a step, without later lines or a partial last line."""
         return cls(path, Path(path), step).open()
 
     @property
     def has_history(self) -> bool:
-        """Whether there are lines of an earlier process."""
+        """True if there are lines of an earlier process."""
         return self._source is not None and self._source.is_file()
 
     def open(self) -> Self:
+        """Create the file, if that was not done."""
         self._file = self._file or self._create_file(self._past_lines())
         return self
 
@@ -87,7 +91,7 @@ class Metrics:
             raise self._write_error(error) from error
 
     def write(self, line: dict[str, Any]) -> None:
-        """Add a line. JSON knows no NaN and no infinity: null. What the disk does not take waits for the next `flush`."""
+        """Add a line. NaN and infinity become null. What cannot be written waits for the next `flush`."""
         try:
             text = ENCODE(line)
         except ValueError:
@@ -107,7 +111,7 @@ class Metrics:
             self._waiting = self._waiting[file.write(self._waiting) :]
 
     def flush(self) -> None:
-        """Have all lines on the disk: to be called before a checkpoint is written, which must not know more than they do."""
+        """Write all lines to disk: call it before a checkpoint, which must not be ahead of them."""
         if not self._file and not self._waiting:
             return
         if self.sink:
@@ -120,7 +124,7 @@ class Metrics:
             raise self._write_error(error) from error
 
     def _recreate_if_lost(self) -> None:
-        """Where its name is no more, or another file's, it is made again of what was written."""
+        """Create the file again if its name is gone or belongs to another file."""
         assert self._file
         with suppress(FileNotFoundError):
             if os.path.samestat(os.lstat(self.path), os.fstat(self._file.fileno())):
@@ -132,13 +136,13 @@ class Metrics:
         self.warn(f"{self.path} was gone: it is made again")
 
     def copy_to(self, path: Path) -> "Metrics":
-        """Another file with all lines, for where this one takes no more."""
+        """Return another file with all lines, if this one cannot be written any more."""
         copy = Metrics(path)
         copy._file = copy._create_file(raw for raw, _ in parse_lines(self._all_lines()))
         return copy
 
     def _all_lines(self) -> Iterator[bytes]:
-        """All that was written of the run, also what the disk did not take."""
+        """Yield all lines of the run, including those not yet on disk."""
         last = b""
         if self._file:
             with os.fdopen(os.dup(self._file.fileno()), "rb") as file:
@@ -151,15 +155,17 @@ class Metrics:
         yield from ((b"" if last.endswith(b"\n") else last) + self._waiting).splitlines(keepends=True)
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """All lines of the run, those of earlier processes too; one that is damaged is passed over."""
+        """Return all lines of the run, of earlier processes too; damaged ones are skipped."""
         with suppress(FileError):  # the next save tells it
             self.flush()
         return (line for _, line in parse_lines(self._all_lines()))
 
     def read(self) -> list[dict[str, Any]]:
+        """Return all lines as a list."""
         return list(self.lines())
 
     def close(self) -> None:
+        """Flush and close the file."""
         if self.sink:
             self.sink.close()
         if self._file and not self._file.closed:
@@ -184,8 +190,10 @@ class Metrics:
 def read_lines(
     path: Path, warn: Callable[[str], None] = lambda line: None
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The lines of a file that are JSON objects with a step, as they lie there and as they read; what is no file has none. It is
-    told if others are among them; the last one may be half written."""
+    """Yield the lines of a file that are JSON objects with a step, raw and parsed; no file has no lines.
+
+    `warn` is called if there are others, except for a partial last line.
+    """
     read, first, damaged, torn = 0, 0, 0, False
     try:
         if path.is_file():  # asked before it is opened: a pipe would wait for a writer
@@ -204,14 +212,17 @@ def read_lines(
 
 
 def read_pieces(file: BinaryIO) -> Iterator[bytes]:
+    """Yield lines, or pieces of lines that are too long."""
     return iter(lambda: file.readline(MAX_LINE), b"")
 
 
 def parse_lines(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield the valid lines, raw and parsed."""
     return ((raw, line) for raw in pieces if (line := parse_line(raw)) is not None)
 
 
 def parse_line(raw: bytes) -> dict[str, Any] | None:
+    """Return a line, or None if it is invalid."""
     try:
         line = json.loads(raw.decode())
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Pictures and pages as files: they replace their like, and nothing else."""
+"""Writes pictures and pages, and protects other files from being overwritten."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ HEADS = (b"<svg ", b"<!doctype html>\n<!-- llamatrain -->")
 
 
 def check_output_file(file: Path) -> None:
-    """Where a file is asked for by name, what stands there must be one that was drawn before."""
+    """Raise if a file exists at this path that llamatrain did not draw, or none can be written."""
     try:
         if not file.parent.is_dir():
             raise MissingError(f"{file}: its folder is not there")
@@ -30,5 +30,6 @@ def check_output_file(file: Path) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
+    """Write a file atomically."""
     with AtomicFile(file) as out:
         out.write(text.encode())

@@ -1,6 +1,6 @@
-"""What a profile says: a table for people, and a trace for Chrome (chrome://tracing) and Perfetto.
+"""Formats a profile as a table, and as a trace for Chrome (chrome://tracing) and Perfetto.
 
-The trace has the form of Chrome's trace events: complete events (ph "X") in microseconds since the process began.
+The trace has Chrome's format: complete events (ph "X") in microseconds since the process began.
 """
 
 import json
@@ -19,7 +19,7 @@ HERE = {"pid": 1, "tid": 1}
 
 @dataclass
 class OpTotal:
-    """Of all nodes with one op that are for one thing."""
+    """Totals of all nodes with one op and role."""
 
     calls: int = 0
     seconds: float = 0.0
@@ -28,6 +28,7 @@ class OpTotal:
 
     @property
     def rate(self) -> str:
+        """The speed in words."""
         if not self.seconds:
             return ""
         speed, unit = (self.flops, "GFLOP/s") if self.flops else (self.moved, "GB/s")
@@ -35,7 +36,7 @@ class OpTotal:
 
 
 def total_by_op(recorder: Recorder) -> dict[tuple[str, NodeRole], OpTotal]:
-    """By op and part, of whole steps; what takes most comes first."""
+    """Return totals by op and role over whole steps, the slowest first."""
     totals: dict[tuple[str, NodeRole], OpTotal] = defaultdict(OpTotal)
     for op in recorder.ops:
         if op.calls:
@@ -52,6 +53,7 @@ def total_by_op(recorder: Recorder) -> dict[tuple[str, NodeRole], OpTotal]:
 
 
 def profile_table(recorder: Recorder) -> Iterator[str]:
+    """Yield the lines of the table."""
     yield from _start_rows(recorder)
     if recorder.steps:
         yield from _step_rows(recorder)
@@ -96,7 +98,7 @@ def _other_rows(recorder: Recorder) -> Iterator[str]:
 
 
 def trace_json(recorder: Recorder, title: str) -> bytes:
-    """JSON, a line for each event."""
+    """Return the trace as JSON, one event per line."""
     spans = [_event(recorder, span) for span in (*recorder.spans, *recorder.traced)]
     events = [
         {"name": "process_name", "ph": "M", **HERE, "args": {"name": title}},
@@ -109,7 +111,7 @@ def trace_json(recorder: Recorder, title: str) -> bytes:
 
 
 def _event(recorder: Recorder, span: TraceSpan) -> dict[str, Any]:
-    """In tenths of microseconds, which is what the clock gives."""
+    """Return a span as an event, rounded to 0.1 microseconds, the clock's resolution."""
     start, end = (round(1e6 * (time - recorder.start_time), 1) for time in (span.start, span.end))
     event = {
         "name": span.name,
@@ -125,7 +127,7 @@ def _event(recorder: Recorder, span: TraceSpan) -> dict[str, Any]:
 
 
 def trace_contents(recorder: Recorder) -> str:
-    """In words, which steps have their ops in it."""
+    """Describe which steps have their ops in the trace."""
     numbers = recorder.traced_steps
     if not numbers:
         return "the start alone"

@@ -1,6 +1,6 @@
-"""What stands below the lines of a run on a terminal: the loss so far, how far it is, and the memory that it takes.
+"""The progress display below the lines of a run: loss so far, progress, memory.
 
-All of it is drawn anew a few times a second, in the width that the terminal has then, by a thread of its own: it only reads.
+A thread draws it a few times a second in the present width of the terminal; it only reads.
 """
 
 import math
@@ -27,13 +27,14 @@ HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
 class LossTrail:
-    """The losses of a run, however long it is: each a mean of as many steps."""
+    """The losses of a run of any length, each a mean over the same number of steps."""
 
     def __init__(self) -> None:
         self._means, self._rest = list[float](), list[float]()
         self._group, self.lowest = 1, math.inf
 
     def add(self, loss: float) -> None:
+        """Add the loss of a step."""
         self.lowest = min(self.lowest, loss)
         self._rest.append(loss)
         if len(self._rest) < self._group:
@@ -45,7 +46,7 @@ class LossTrail:
             self._group *= 2
 
     def draw(self, width: int) -> str:
-        """As a row of bars; nothing where there are fewer than two."""
+        """Return a row of bars, or nothing with fewer than two losses."""
         values = np.array(self._means)
         values = values[np.isfinite(values)]
         if len(values) < 2 or width < 2:
@@ -58,7 +59,7 @@ class LossTrail:
 
 @dataclass(kw_only=True)
 class Progress:
-    """What is known of a run while it goes on."""
+    """The present state of a run."""
 
     iters: int
     start: float
@@ -74,6 +75,7 @@ class Progress:
     speeds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def step(self, line: StepLine, now: float) -> None:
+        """Record a step."""
         self.speeds.append(line.tokens_per_second)
         self.pace.mark(now, line.step)
         if line.loss is not None:
@@ -82,16 +84,20 @@ class Progress:
 
     @property
     def speed(self) -> float:
+        """The median tokens per second of recent steps."""
         return median(self.speeds)
 
 
 @dataclass(frozen=True)
 class Display:
+    """Draws the progress of a run."""
+
     progress: Progress
     glyphs: Glyphs
     used_bytes: Callable[[], int] = resident_bytes  # bytes that the process has
 
     def lines(self, now: float, width: int, height: int) -> list[Text]:
+        """Return the lines of the display."""
         progress = self.progress
         last, single_line = progress.last, height < HEIGHT or progress.last is None
         bars = [
@@ -126,7 +132,7 @@ class Display:
         return join_segments(fit_segments(pieces, width))
 
     def _progress(self, now: float, single_line: bool) -> Iterator[Segment]:
-        """How far it is; `alone` says the loss, too."""
+        """Yield the segments of the progress line; a single line shows the loss as well."""
         progress = self.progress
         yield Segment("", f"{progress.steps_done}/{progress.iters}", 10)
         if progress.last and single_line:
@@ -148,4 +154,5 @@ class Display:
 
 
 def memory_segment(used: int, planned: int) -> Segment:
+    """Return used and planned memory as a segment."""
     return Segment("memory", f"{Size(used).text} of {Size(planned).text} planned", 10)

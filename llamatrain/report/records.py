@@ -1,10 +1,12 @@
-"""What a run tells of itself, whoever listens."""
+"""The records that a run reports."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLine:
+    """The metrics of a step."""
+
     step: int
     loss: float
     lr: float
@@ -31,7 +33,7 @@ class StepLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """How well a model foretells some data: means over its tokens, each with its standard error where that can be said."""
+    """The metrics of a validation: means over tokens, each with its standard error if known."""
 
     loss: float
     loss_error: float | None

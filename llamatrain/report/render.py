@@ -1,4 +1,4 @@
-"""Pages of runs that are there: asked for by the names of their folders."""
+"""Draws the pages of existing runs, given by their folders."""
 
 import os
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ COMPARISON = Path("runs.html")
 
 
 def draw_runs(folders: Sequence[Path], out: Path | None) -> tuple[Path, int]:
-    """The file that was written, and of how many runs."""
+    """Draw one or several runs; return the file and the number of runs."""
     unique = dict[str, Path]()
     for folder in folders:
         check_run(folder)
@@ -30,6 +30,7 @@ def draw_runs(folders: Sequence[Path], out: Path | None) -> tuple[Path, int]:
 
 
 def check_run(folder: Path) -> None:
+    """Raise if a path is not the folder of a run."""
     try:
         if not folder.exists():
             raise missing(folder, "no such folder; the folder of a run is needed")
@@ -43,6 +44,7 @@ def check_run(folder: Path) -> None:
 
 
 def read_run(folder: Path) -> RunData:
+    """Read a run, which must have at least one step."""
     run = read_run_data(folder, lambda line: log_line(f"warning: {line}"))
     if not run.figures.last and not run.figures.scored:
         raise FileError(f"{folder / METRICS}: no step is in it yet, so there is nothing to draw")

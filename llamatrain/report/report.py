@@ -1,4 +1,4 @@
-"""What a person sees of a training run: lines, a progress display below them on a terminal, drawings at the end."""
+"""The terminal report of a run: lines, a progress display below them, plots at the end."""
 
 import math
 import os
@@ -45,10 +45,10 @@ REFRESH = 4  # times a second
 
 
 class Report:
-    """A line for each `every` steps, the first and the last among them.
+    """Prints a line every `every` steps, including the first and the last.
 
-    Without `every`: each step of a short run, each 2nd, 5th, 10th ... of a longer one, so that there are 150 lines at most,
-    and no more than one a second; but after five minutes without a line there is one.
+    Without `every`: each step of a short run, each 2nd, 5th, 10th ... of a longer one, so that there are at
+    most 150 lines, and no more than one a second; but at least one every five minutes.
     """
 
     page: RunPage | None = None  # that is drawn at each save
@@ -92,7 +92,7 @@ class Report:
     # ---- what is said ------------------------------------------------------
 
     def print_header(self, facts: Sequence[tuple[str, str]], planned_bytes: int = 0) -> None:
-        """Names and values; with them the progress display begins, which shows the bytes that are planned."""
+        """Print names and values, and start the progress display, which shows the planned bytes."""
         self._progress.planned_bytes = planned_bytes
         margin = max((len(name) for name, _ in facts), default=0) + len(GAP)
         for name, value in facts:
@@ -108,14 +108,16 @@ class Report:
         self._start_display()
 
     def log(self, line: str) -> None:
+        """Print a line."""
         self._print(self._wrap(Text(self._printable(line))))
 
     def warn(self, line: str) -> None:
+        """Print a warning, and keep it."""
         self.warnings.append(line)
         self._print(self._wrap(Text(f"warning: {self._printable(line)}", "yellow")))
 
     def print_sample(self, step: int, text: str) -> None:
-        """A text that the model wrote, set off from the lines around."""
+        """Print a text that the model wrote, set off from other lines."""
         self._progress.activity = ""
         if self.page:
             self.page.add_sample(step, text)
@@ -130,7 +132,7 @@ class Report:
         self._print(block)
 
     def print_waves(self, target: Sequence[float], model: Sequence[float]) -> None:
-        """Two waves between -1 and 1: on a terminal above the progress, drawn anew each time; elsewhere where they changed."""
+        """Show two waves between -1 and 1: on a terminal above the progress, elsewhere when they change."""
         if self.page:
             self.page.add_waves(self._progress.steps_done, target, model)
         before, self._waves = self._waves, (tuple(target), tuple(model))
@@ -138,6 +140,7 @@ class Report:
             self._print(self._draw_waves())
 
     def on_save(self, step: int, path: str) -> None:
+        """Report a checkpoint."""
         self._progress.activity, self._progress.last_save = "", f"saved at {step}"
         if self.page:
             self.page.draw_if_due()
@@ -145,19 +148,21 @@ class Report:
             self.log(f"saved at step {step}: {path}")
 
     def on_save_error(self, step: int, why: str) -> None:
+        """Warn that a checkpoint could not be written."""
         self.warn(f"nothing was saved at step {step}: {why}; the next save tries again")
 
     def show_activity(self, what: str = "validating") -> None:
-        """What goes on between two steps, for the progress display."""
+        """Set the activity that the progress display shows between steps."""
         self._progress.activity = self._printable(what)
 
     # ---- steps -------------------------------------------------------------
 
     def set_start(self, step: int) -> None:
-        """So many steps were done before."""
+        """Set the number of steps completed by earlier processes."""
         self._progress.steps_done = step
 
     def on_step(self, line: StepLine) -> None:
+        """Record a step, and print its line if one is due."""
         facts = {
             "step": line.step,
             "loss": line.loss,
@@ -193,6 +198,7 @@ class Report:
             self._print_step(line)
 
     def on_validation(self, step: int, score: Score, best: bool = False) -> None:
+        """Record and print a validation."""
         self._progress.activity, self._progress.score = "", score
         self._progress.lowest = min(self._progress.lowest, score.loss)
         self.metrics.write(score_metrics(step, score, best))
@@ -204,7 +210,7 @@ class Report:
         self._print(join_segments(fit_segments(pieces, self._width)))
 
     def end(self, folder: Path) -> None:
-        """Take the display down, and draw the losses: here, and in loss.svg in the folder."""
+        """Stop the display and plot the losses: here, and as loss.svg in the folder."""
         self._stop_display()
         if self._live and self._waves:
             self._print(self._draw_waves())
@@ -222,6 +228,7 @@ class Report:
             self.log(run_summary(last, last.total_seconds, self._progress.score, self.console.encoding))
 
     def close(self) -> None:
+        """Stop the display and close all files."""
         try:
             self._stop_display()
         finally:
@@ -244,14 +251,14 @@ class Report:
 
     @property
     def _width(self) -> int | None:
-        """What a line must fit in, if anything."""
+        """The width that a line must fit, or None."""
         return self.console.width if self.console.is_terminal else None
 
     def _printable(self, text: str) -> str:
         return make_printable(text, self.console.encoding)
 
     def _wrap(self, text: Text) -> Text:
-        """Broken between words where it is wider than the terminal, which would break it anywhere."""
+        """Wrap text at words if it is wider than the terminal, which would break it anywhere."""
         if self._width is None or text.cell_len <= self._width:
             return text
         lines = text.wrap(self.console, self._width)
@@ -304,7 +311,7 @@ class Report:
             self._exit_stack.enter_context(progress_area(self.show_activity))
 
     def _stop_display(self) -> None:
-        """The display goes; the line of the last step stays."""
+        """Stop the display, and print the line of the last step."""
         try:
             if (last := self._progress.last) and last.step != self._printed:
                 self._print_step(last)
@@ -314,7 +321,7 @@ class Report:
                 self._live.stop()
 
     def _display(self) -> Group:
-        """Drawn by a thread of its own, so it only reads."""
+        """Draw the display; called by a thread, so it only reads."""
         width, height = self.console.width - 1, self.console.height
         waves = [self._draw_waves()] if self._waves and height > terminal_plot.WAVE_ROWS + 6 else []
         return Group(

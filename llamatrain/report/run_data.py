@@ -1,4 +1,7 @@
-"""What a run's folder tells of it: read with distrust, and what is damaged or missing is left out."""
+"""Reads the data of a run from its folder.
+
+The files are untrusted: what is damaged or missing is left out.
+"""
 
 import json
 import math
@@ -31,6 +34,8 @@ MAX_SAMPLES = 2000  # samples that are held at once
 
 @dataclass(frozen=True, kw_only=True)
 class ShownSample:
+    """A sample: text, or waves."""
+
     step: int
     text: str = ""
     waves: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # the sine, and the model's
@@ -38,7 +43,7 @@ class ShownSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Seconds by phase, and by op and part, of so many steps."""
+    """Seconds by phase, and calls and seconds by op and role."""
 
     phases: dict[str, float]
     ops: dict[tuple[str, str], tuple[int, float]]
@@ -47,7 +52,7 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """A run, as its folder has it."""
+    """A run, as read from its folder."""
 
     folder: Path
     figures: RunSeries
@@ -62,16 +67,18 @@ class RunData:
 
     @property
     def name(self) -> str:
+        """The folder's name."""
         return self.folder.resolve().name or str(self.folder)
 
     @property
     def iters(self) -> int | None:
+        """The number of steps of the run, or None if unknown."""
         found = self.options.get("iters")
         return found if type(found) is int and found > 0 else None
 
 
 def read_run_data(folder: Path, tell: Callable[[str], None] = lambda line: None) -> RunData:
-    """All that is there. It is told which lines of the figures are damaged."""
+    """Read a run."""
     told = read_json(folder / REPORT_FILE)
     figures = RunSeries.from_lines(line for _, line in read_lines(folder / METRICS, tell))
     options, command = read_options(folder / CONFIG)
@@ -91,6 +98,7 @@ def read_run_data(folder: Path, tell: Callable[[str], None] = lambda line: None)
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; empty if there is none."""
     with suppress(LlamatrainError, ValueError, RecursionError):
         value = json.loads(contents(path, MAX_TRACE, "a file of a run"))
         if isinstance(value, dict):
@@ -99,7 +107,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_options(path: Path) -> tuple[dict[str, Any], str]:
-    """As they were resolved; and which command it was, by the comment at the head."""
+    """Return the resolved options, and the command from the comment at the head."""
     import tomllib
 
     with suppress(LlamatrainError, ValueError, RecursionError):
@@ -111,6 +119,7 @@ def read_options(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def parse_facts(told: Any) -> Iterator[tuple[str, str]]:
+    """Yield the valid names and values."""
     for fact in told[:FACTS] if isinstance(told, list) else ():
         match fact:
             case [str(name), str(value)]:
@@ -118,7 +127,7 @@ def parse_facts(told: Any) -> Iterator[tuple[str, str]]:
 
 
 def read_samples(path: Path, last: int) -> list[ShownSample]:
-    """By steps, of each the last one; of many some, the first and the last among them."""
+    """Return samples by step, the last one of each; of many a selection with the first and the last."""
     samples = dict[int, ShownSample]()
     with suppress(FileError):
         for _, line in read_lines(path):
@@ -140,6 +149,7 @@ def read_samples(path: Path, last: int) -> list[ShownSample]:
 
 
 def parse_sample(line: dict[str, Any]) -> ShownSample | None:
+    """Return a sample, or None if the line has none."""
     match line:
         case {"step": int(step), "text": str(text)}:
             return ShownSample(step=step, text=text)
@@ -152,7 +162,7 @@ def parse_sample(line: dict[str, Any]) -> ShownSample | None:
 
 
 def parse_profile(trace: dict[str, Any]) -> Profile | None:
-    """Of Chrome's events: those before the steps, and the ops of the first of these."""
+    """Return the profile in a trace: the phases before the steps, and the ops of the traced steps."""
     phases, ops = defaultdict[str, float](float), dict[tuple[str, str], tuple[int, float]]()
     events, other = trace.get("traceEvents"), trace.get("otherData")
     for event in events if isinstance(events, list) else ():
@@ -177,7 +187,7 @@ def parse_profile(trace: dict[str, Any]) -> Profile | None:
 
 
 def list_files(folder: Path) -> list[tuple[str, int]]:
-    """By name, with their sizes; but the page itself."""
+    """Return the files by name with their sizes, without the page itself."""
     files = list[tuple[str, int]]()
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

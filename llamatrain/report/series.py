@@ -1,4 +1,4 @@
-"""From the lines of metrics.jsonl to what a picture of them shows: points, a smooth line through them, axes."""
+"""Turns the lines of metrics.jsonl into what plots show: points, smoothed lines, axes."""
 
 import math
 from array import array
@@ -16,13 +16,17 @@ BINS = 500  # of the steps, where there are many: each shows its lowest and its 
 
 
 class Points:
-    """Steps and values as they are read, so that a run of any length takes the same memory: where there are more than MOST, of
-    each few in a row the lowest and the highest stay, and these few become twice as many."""
+    """Steps and values in bounded memory, for a run of any length.
+
+    Beyond MAX_POINTS only the lowest and the highest of each group of points are kept, and groups double in
+    size.
+    """
 
     def __init__(self) -> None:
         self._kept, self._new, self._group = (array("d"), array("d")), (array("d"), array("d")), 2
 
     def add(self, step: float, value: float) -> None:
+        """Add a point."""
         for column, number in zip(self._new, (step, value), strict=True):
             column.append(number)
         if len(self._new[0]) < max(self._group, BLOCK):
@@ -43,7 +47,7 @@ class Points:
 def pick_extremes(
     steps: "array[float]", values: "array[float]", count: int
 ) -> "tuple[array[float], array[float]]":
-    """Of so many in a row the lowest and the highest that are finite; the first of all stays, too."""
+    """Return the lowest and highest finite point of each group of `count`, and the first point."""
     x, y = np.array(steps), np.array(values)
     finite = np.flatnonzero(np.isfinite(y))
     rows = finite[: len(finite) // count * count].reshape(-1, count)
@@ -55,14 +59,14 @@ def pick_extremes(
 
 @dataclass(frozen=True)
 class Series:
-    """Losses that are finite, by steps that grow."""
+    """Finite values by increasing step."""
 
     steps: np.ndarray
     values: np.ndarray
 
     @classmethod
     def from_points(cls, steps: Sequence[float], values: Sequence[float]) -> Self:
-        """Of a step that is there twice the last one counts."""
+        """Return a series; of several points at a step the last one counts."""
         x, y = np.array(steps[::-1]), np.array(values[::-1])
         x, first = np.unique(x, return_index=True)
         y = y[first]
@@ -73,11 +77,11 @@ class Series:
         return len(self.steps)
 
     def smooth(self, low: float, high: float) -> Self:
-        """The middle of the noise, of which what lies outside of these bounds counts as they do."""
+        """Return the series smoothed, with values clipped to these bounds."""
         return type(self)(self.steps, mean_around(np.clip(self.values, low, high), len(self) // 40))
 
     def thin(self) -> Self:
-        """At most two points for each bin: where it is lowest, and where it is highest."""
+        """Return at most two points per bin: the lowest and the highest."""
         if len(self) <= 2 * BINS:
             return self
         edges = np.linspace(0, len(self), BINS + 1).astype(int)
@@ -91,6 +95,8 @@ class Series:
 
 @dataclass(frozen=True)
 class Losses:
+    """Training and validation losses, with the bounds of a plot."""
+
     training: Series
     validation: Series
     smooth: Series  # of the training
@@ -99,6 +105,7 @@ class Losses:
 
     @classmethod
     def from_lines(cls, lines: Iterable[Mapping[str, Any]]) -> Self:
+        """Read the losses from lines of metrics."""
         points_by_name = {"loss": Points(), "val_loss": Points()}
         for line in lines:
             for name, points in points_by_name.items():
@@ -108,12 +115,13 @@ class Losses:
 
     @classmethod
     def from_series(cls, training: Series, validation: Series) -> Self:
+        """Smooth the training losses and find the bounds."""
         low, high = bounds(np.concatenate([training.values, validation.values]))
         return cls(training, validation, training.smooth(low, high), low, high)
 
     @property
     def best(self) -> Series:
-        """The validation of the lowest loss, the first of equals."""
+        """The first validation with the lowest loss."""
         lowest = self.validation.values.argmin() if len(self.validation) else 0
         return Series(self.validation.steps[lowest:][:1], self.validation.values[lowest:][:1])
 
@@ -177,6 +185,8 @@ RECENT = 50  # steps that tell how fast it goes
 
 @dataclass
 class RunSeries:
+    """The numbers of a run that plots show, in a few megabytes for a run of any length."""
+
     points: dict[str, Points] = field(default_factory=dict)  # by name
     last: Mapping[str, Any] = field(default_factory=dict)  # step
     scored: Mapping[str, Any] = field(default_factory=dict)  # the last validation
@@ -184,6 +194,7 @@ class RunSeries:
 
     @classmethod
     def from_lines(cls, lines: Iterable[Mapping[str, Any]]) -> "RunSeries":
+        """Read the numbers from lines of metrics."""
         result = cls({name: Points() for name in (*STEP_KEYS, *SCORE_KEYS)})
         recent = list[float]()
         for line in lines:
@@ -204,18 +215,20 @@ class RunSeries:
         return result
 
     def series(self, name: str) -> Series:
+        """Return the series with this name."""
         return Series.from_points(*self.points[name].columns)
 
     @property
     def losses(self) -> Losses:
+        """The losses."""
         return Losses.from_series(self.series("loss"), self.series("val_loss"))
 
     @property
     def step(self) -> int:
-        """The last of all."""
+        """The last step."""
         return max(int(self.last.get("step", 0)), int(self.scored.get("step", 0)))
 
     def last_value(self, name: str) -> float | None:
-        """A number of the last step, if it is one."""
+        """Return a number of the last step, or None."""
         value = number(self.last.get(name), 1e300)
         return value if math.isfinite(value) else None

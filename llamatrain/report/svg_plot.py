@@ -1,4 +1,4 @@
-"""loss.svg: the losses of a run as a picture that needs nothing else, on light and dark pages."""
+"""Draws loss.svg: the losses of a run as a self-contained picture for light and dark pages."""
 
 from collections.abc import Iterator
 
@@ -33,7 +33,7 @@ circle.best { fill: #ea580c }
 
 
 def draw_svg(losses: Losses, name: str) -> str:
-    """The text of loss.svg; `name` says which run it was."""
+    """Return the text of loss.svg; `name` is the title."""
     title = escape_markup(name if len(name) <= MAX_TITLE else f"...{name[3 - MAX_TITLE :]}")
     wide, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     parts = [
@@ -59,7 +59,7 @@ def draw_svg(losses: Losses, name: str) -> str:
 
 
 def draw_legend(losses: Losses) -> Iterator[str]:
-    """What the colours are, with the last values."""
+    """Yield the legend with the last values."""
     at, best = LEFT, losses.best
     lowest = f" (best {format_loss(best.values[0])} at step {best.steps[0]:,.0f})" if len(best) else ""
     for series, name, how in (
@@ -75,6 +75,7 @@ def draw_legend(losses: Losses) -> Iterator[str]:
 
 
 def draw_axes(losses: Losses) -> Iterator[str]:
+    """Yield both axes with grid and labels."""
     bottom, end = HEIGHT - BOTTOM, WIDTH - RIGHT
     yield f'<line class="grid" x1="{LEFT}" y1="{bottom}" x2="{end}" y2="{bottom}"/>'
     for value, label in ticks(losses.low, losses.high, 6):
@@ -89,27 +90,31 @@ def draw_axes(losses: Losses) -> Iterator[str]:
 
 
 def x_position(losses: Losses, step: float) -> float:
+    """Return the x coordinate of a step."""
     first, last = losses.steps
     return round(LEFT + (step - first) / (last - first) * (WIDTH - LEFT - RIGHT), 1)
 
 
 def y_position(losses: Losses, value: float) -> float:
-    """What towers over the plot goes a little beyond it, where it is cut off."""
+    """Return the y coordinate of a value; values far above the plot are drawn slightly above it and clipped."""
     part = (value - losses.low) / (losses.high - losses.low)
     return round(HEIGHT - BOTTOM - min(part, 1.5) * (HEIGHT - TOP - BOTTOM), 1)
 
 
 def plot_points(losses: Losses, series: Series) -> Iterator[tuple[float, float]]:
+    """Yield the coordinates of a series."""
     for step, value in zip(series.steps.tolist(), series.values.tolist(), strict=True):
         yield x_position(losses, step), y_position(losses, value)
 
 
 def draw_polyline(losses: Losses, series: Series, kind: str) -> Iterator[str]:
+    """Yield a series as a line."""
     if len(series) > 1:
         yield f'<polyline class="{kind}" points="{" ".join(f"{x},{y}" for x, y in plot_points(losses, series))}"/>'
 
 
 def draw_dots(losses: Losses, series: Series, kind: str, limit: int) -> Iterator[str]:
+    """Yield a series as dots, unless there are too many."""
     if len(series) <= limit:
         yield from (
             f'<circle class="{kind}" cx="{x}" cy="{y}" r="3.2"/>' for x, y in plot_points(losses, series)

@@ -1,4 +1,4 @@
-"""Drawings made of letters: the losses of a run, and the waves of the sine demo."""
+"""Plots of characters: the losses of a run, and the waves of the sine demo."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ AXIS = "bright_black"
 
 @dataclass(frozen=True)
 class Glyphs:
-    """What is drawn with: a terminal may have no more than ASCII."""
+    """The characters of plots, for terminals with Unicode or only ASCII."""
 
     training: str
     validation: str
@@ -37,23 +37,25 @@ ASCII = Glyphs("*", "o", "+", "-+", "||", ".o#", (1, 1))
 
 @dataclass(frozen=True)
 class Frame:
-    """Where steps and losses lie, counted in dots from the upper left."""
+    """Maps steps and losses to dots, counted from the upper left."""
 
     losses: Losses
     width: int
     height: int
 
     def x(self, steps: np.ndarray | float) -> np.ndarray:
+        """Return the columns of steps."""
         first, last = self.losses.steps
         return np.rint((np.asarray(steps) - first) / (last - first) * (self.width - 1)).astype(int)
 
     def y(self, values: np.ndarray | float) -> np.ndarray:
+        """Return the rows of losses."""
         low, high = self.losses.low, self.losses.high
         return np.rint((high - np.clip(values, low, high)) / (high - low) * (self.height - 1)).astype(int)
 
 
 def draw_losses(losses: Losses, width: int, glyphs: Glyphs) -> Text:
-    """The smoothed training losses as a line, validations as marks."""
+    """Draw the smoothed training losses as a line and validations as marks."""
     across, down = glyphs.dots
     places = ticks(losses.low, losses.high, 5)
     margin = max(len(label) for _, label in places)
@@ -83,7 +85,7 @@ def draw_losses(losses: Losses, width: int, glyphs: Glyphs) -> Text:
 
 
 def training_dots(losses: Losses, frame: Frame) -> Iterator[tuple[int, int]]:
-    """The dots of the training losses: a column's are as many as lead from the one before."""
+    """Yield the dots of the training losses; each column connects to the one before."""
     if not len(losses.smooth):
         return
     begin, end = frame.x(losses.smooth.steps[[0, -1]])
@@ -100,6 +102,7 @@ def training_dots(losses: Losses, frame: Frame) -> Iterator[tuple[int, int]]:
 
 
 def cell_glyph(bits: int, validation: bool, glyphs: Glyphs) -> tuple[str, str]:
+    """Return character and style of a cell."""
     if validation:
         return glyphs.validation, "yellow"
     if not bits:
@@ -108,6 +111,7 @@ def cell_glyph(bits: int, validation: bool, glyphs: Glyphs) -> tuple[str, str]:
 
 
 def draw_legend(losses: Losses, glyphs: Glyphs, wide: bool) -> Text:
+    """Return the legend."""
     text = Text("  loss by step" if wide else "")
     if len(losses.training):
         text.append(f"  {glyphs.training} ", "cyan").append("training")
@@ -117,7 +121,7 @@ def draw_legend(losses: Losses, glyphs: Glyphs, wide: bool) -> Text:
 
 
 def draw_step_axis(losses: Losses, frame: Frame, columns: int, glyphs: Glyphs) -> tuple[str, str]:
-    """The line below, and the steps that stand at its ticks."""
+    """Return the horizontal axis, and the steps at its ticks."""
     axis, names = [glyphs.corner, *glyphs.below[0] * columns], ""
     for step, label in ticks(*losses.steps, max(2, columns // 10), whole=True):
         column = 1 + int(frame.x(step)) // glyphs.dots[0]
@@ -132,7 +136,7 @@ def draw_step_axis(losses: Losses, frame: Frame, columns: int, glyphs: Glyphs) -
 
 
 def draw_waves(target: Sequence[float], model: Sequence[float], width: int, glyphs: Glyphs) -> Text:
-    """Two waves between -1 and 1, over each other."""
+    """Draw two waves between -1 and 1 over each other."""
     columns = max(8, min(WAVE_COLUMNS, width - 5))
     cells: dict[tuple[int, int], int] = {}
     for which, wave in ((1, target), (2, model)):
