@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from llamatrain.data.dataset import Dataset
     from llamatrain.data.preference_records import Compare
 
-PACKING_WINDOW = 512  # samples that are packed together
-MEASURED_TOKENS = 1 << 20  # tokens, to see how full rows are
-LENGTH_STEP = 32  # lengths of rows are multiples of it
+PACKING_WINDOW = 512  # samples packed together
+MEASURED_TOKENS = 1 << 20  # tokens measured to see how full rows are
+LENGTH_STEP = 32  # row lengths are multiples of it
 
 
 class Segment(NamedTuple):
@@ -53,7 +53,7 @@ class CursorState(NamedTuple):
     position: int = 0
     row: int = 0
     fingerprint: str = ""
-    taken: int = 0  # samples from `position` on, in those rows; it follows from the others
+    taken: int = 0  # samples in those rows; derived from the other fields
     end: int = 0  # rows end before this epoch; 0: never
 
 
@@ -63,9 +63,9 @@ class Batch:
 
     tokens: np.ndarray  # int32
     targets: np.ndarray  # int32: the next token
-    weights: np.ndarray  # float32: 0 where nothing is trained; to be divided by the step's total
+    weights: np.ndarray  # float32: 0 where nothing is trained; divide by the step's total
     positions: np.ndarray  # int32
-    starts: np.ndarray  # int32: the first token of the row that each may see
+    starts: np.ndarray  # int32: the first token of the row that each token attends to
     size: int  # tokens without padding
     samples: int = 0
     compared: "PreferenceBatch | None" = None
@@ -81,10 +81,8 @@ class PreferenceBatch:
 
     sequences: np.ndarray  # int32 (rows, length)
     chosen: np.ndarray  # bool (rows, length): the tokens of a chosen answer and of its prompt
-    sides: (
-        np.ndarray
-    )  # float32: 1 for each pair; of answers that are judged one by one 1 or -1; 0: there is none
-    others: "Batch | None" = None  # the same prompts with answers to others
+    sides: np.ndarray  # float32: 1 per pair; 1 or -1 per labelled answer; 0: none
+    others: "Batch | None" = None  # the same prompts with the answers of other prompts
 
     @property
     def count(self) -> int:
@@ -156,7 +154,7 @@ class Batches:
         """True if many tokens are not trained."""
         return not self.dataset.is_full_text
 
-    # ---- where training stands ---------------------------------------------
+    # ---- position in the data ----------------------------------------------
 
     @property
     def state(self) -> CursorState:
@@ -181,12 +179,14 @@ class Batches:
             state.fingerprint and self.options.force_reshuffle
         )
         if not same:
-            forced = state.fingerprint == self.dataset.fingerprint  # then the new shuffle is another one
+            forced = (
+                state.fingerprint == self.dataset.fingerprint
+            )  # a new shuffle of the same data needs a new seed
             state = CursorState(mix(state.seed, state.epoch, state.position) >> 33 if forced else self.seed)
         self.seed, self.end = state.seed, state.end
         self.order = Order(len(self.dataset), self.seed, self.options.shuffle)
         self._cursor = RowCursor(self._plan, state.epoch * len(self.dataset) + state.position, state.row)
-        if self._cursor.is_invalid:  # a state that was never given out
+        if self._cursor.is_invalid:  # a state that `state` never returned
             return self.restore(CursorState(self.seed)) and False
         return same
 

@@ -22,8 +22,8 @@ from llamatrain.data.token_cache import TokenStore
 from llamatrain.errors import DataError
 from llamatrain.platform.terminal import log_line
 
-MAX_LISTED = 3  # places that a summary names before it says how many more there are
-GROUP_BYTES = 64 * 10**6  # bytes of small files that share an entry of the cache
+MAX_LISTED = 3  # places that a message lists before it counts the rest
+GROUP_BYTES = 64 * 10**6  # bytes of small files that share a cache entry
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Shard:
 
     sources: list[DataFile]
     store: TokenStore
-    documents: np.ndarray  # of cache.DOCUMENT
+    documents: np.ndarray  # of token_cache.DOCUMENT
     ctx: int
     lead: int
     overlapping: bool
@@ -155,8 +155,8 @@ class Sample(NamedTuple):
     """The tokens of one sample, with the weight of each as a target."""
 
     tokens: np.ndarray
-    weights: np.ndarray  # float32; of each token as a target
-    text: bool  # may begin anywhere
+    weights: np.ndarray  # float32; weight of each token as a target
+    text: bool  # True if it may begin at any token
 
 
 class Dataset:
@@ -289,7 +289,7 @@ def open_dataset(
         log_line(
             line
             if not files.validation or others is not files.validation
-            else f"{line}; validated with: {describe_files(others)}"
+            else f"{line}; validating with {describe_files(others)}"
         )
     check_disjoint(sources, others)
     encoder = Encoder(tokenizer, options, ctx, kind.compare)
@@ -301,7 +301,7 @@ def open_dataset(
         return build(train), build(validation)
     encoder_without_overlap = Encoder(
         tokenizer, replace(options, overlapping_samples=False), ctx, kind.compare
-    )  # each token is judged once
+    )  # validation scores each token once
     return build(shards), build(open_shards(others, encoder_without_overlap, kind)) if others else None
 
 
@@ -341,7 +341,9 @@ def build_dataset(shards: list[Shard], ctx: int, lead: int | None, kind: Dataset
     if not len(dataset):
         places = format_places(dataset.skipped + dataset.too_large + dataset.refused)
         raise DataError(
-            f"{describe_shards(shards)}: no row has a token to train on within {ctx} tokens: {places}"
+            f"{describe_shards(shards)}: no row has a token to train on within {ctx} tokens (got {places}); "
+            "add answers to train on, or raise --ctx",
+            code="nothing-to-train",
         )
     return dataset
 
@@ -350,8 +352,10 @@ def check_length(shards: list[Shard], ctx: int, lead: int | None) -> None:
     """Raise DataError if plain text is shorter than one row."""
     targets = sum(int(part.documents["size"].sum()) for part in shards) - (lead is None)
     if Dataset(shards, ctx, lead).is_full_text and targets < ctx:
-        hint = f"take {format_flag('ctx')} {max(targets, 1)} or less, or more text"
-        raise DataError(f"{describe_shards(shards)}: too short for a row of {ctx}; {hint}")
+        hint = f"use {format_flag('ctx')} {max(targets, 1)} or less, or add text"
+        raise DataError(
+            f"{describe_shards(shards)}: too short for a row of {ctx} tokens; {hint}", code="text-too-short"
+        )
 
 
 def describe_shards(shards: list[Shard]) -> str:
@@ -371,8 +375,8 @@ def split_shards(shards: list[Shard], name: str, share: float, seed: int) -> tup
     starts = np.cumsum([0, *(int(unit.max()) + 1 if len(unit) else 0 for unit in units)])
     total = int(starts[-1])
     if total < 2:
-        hint = f"give more data, or a file with {format_flag('val')}"
-        raise DataError(f"{name}: one sample cannot be split in two; {hint}")
+        hint = f"add data, or give a validation file with {format_flag('val')}"
+        raise DataError(f"{name}: one sample cannot be split in two; {hint}", code="too-few-samples")
     order = Permutation(total, seed, SPLIT_KEY)
     is_validation = np.zeros(total, bool)
     is_validation[[order[place] for place in range(min(max(1, round(share * total)), total - 1))]] = True

@@ -1,99 +1,37 @@
-"""What can be training data: text, JSON and tables. Other things are told by name, by how they begin, by their bytes."""
+"""Detects what kind of data a file holds, by its name, its first bytes and its content."""
 
-import codecs
 import csv
 import json
 import re
 from pathlib import Path
-from typing import Literal
 
-import numpy as np
-
+from llamatrain.data.files import Format
+from llamatrain.data.readers import compressed
+from llamatrain.data.readers.compressed import UTF8_MARK, Compression
+from llamatrain.data.readers.encoding import RAW_HINT, EncodingCheck, check_no_zero_bytes
+from llamatrain.data.readers.formats import BY_SUFFIX
 from llamatrain.errors import DataError
-from llamatrain.gguf.constants import MAGIC
+from llamatrain.gguf.constants import MAGIC as GGUF_MAGIC
 
-# ---- what text looks like --------------------------------------------------------
-
-LINES = 50  # that are looked at
-FEW = 5  # lines that say nothing yet
-MOST = 0.8  # of the lines
-STAMP = re.compile(
-    r"[\[(<]?(?:\d{4}[-/.]\d\d[-/.]\d\d[T ,_]+\d\d:\d\d|\d\d[-/.]\w{2,3}[-/.]\d{2,4}[ T:]+\d\d:\d\d"
-    r"|[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d|\d\d:\d\d:\d\d[.,\] ])"
-    r"|\S+ \S+ \S+ \[\d\d/[A-Z][a-z]{2}/\d{4}:"
-)
-DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
-
-
-def looks_like(head: bytes) -> str:
-    """In words, with what would do; nothing where it may well be prose."""
-    lines = [line for line in head.decode("utf-8", "replace").splitlines()[: LINES + 1] if line.strip()]
-    if len(head) > 2 and not head.endswith(b"\n") and len(lines) > 1:
-        del lines[-1]  # which may be cut
-    if is_json(lines[:2]):
-        return "JSON lines by the look of it, in a file called text; call it .jsonl"
-    if len(lines) < FEW:
-        return ""
-    if sum(bool(STAMP.match(line)) for line in lines) >= MOST * len(lines):
-        return "a log by the look of it, whose lines begin with the time; leave it out"
-    if found := next((name for mark, name in DELIMITERS.items() if is_table(lines, mark)), ""):
-        return f"a table by the look of it, with {found} between its columns; call it .csv or .tsv, with names in its first line"
-    return ""
-
-
-def is_json(lines: list[str]) -> bool:
-    try:
-        return bool(lines) and all(isinstance(json.loads(line), dict) for line in lines)
-    except (ValueError, RecursionError):
-        return False
-
-
-def is_table(lines: list[str], mark: str) -> bool:
-    """Whether each line has as many columns as any other; in prose a comma is followed by a space."""
-    try:
-        rows = list(csv.reader(lines, delimiter=mark))
-    except csv.Error:
-        return False
-    widths = {len(row) for row in rows}
-    spaced = sum(cell.startswith(" ") for row in rows for cell in row[1:])
-    if widths == {2} and mark != "\t" and any(sign in line for line in lines for sign in "(){}"):
-        return False  # of two parts are many lines of programs
-    return len(widths) == 1 and (width := widths.pop()) > 1 and spaced < len(rows) * (width - 1) / 5
-
-
-# ---- kinds of files --------------------------------------------------------------
-
-Form = Literal[
-    "text", "lines", "json", "csv", "tsv", "parquet"
-]  # how a file is read; of all but text each row is an object
-FORMS: dict[str, Form] = {
-    ".txt": "text",
-    ".md": "text",
-    ".jsonl": "lines",
-    ".ndjson": "lines",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-}
-PACKED: dict[str, Literal["gz", "zst"]] = {".gz": "gz", ".zst": "zst"}
-KNOWN = f"{', '.join(FORMS)}, and these as {' and '.join(PACKED)}"
-TAKEN = f"what is taken is text, JSON and tables ({KNOWN}, or text by any other name)"
-AS_IT_IS = "or --as text trains on it as it stands"
-REFUSED = {
-    ".html .htm .xhtml .xml": ("markup, not the text in it", f"save its text, {AS_IT_IS}"),
+KNOWN = f"{', '.join(BY_SUFFIX)}, and these as {' and '.join(compressed.SUFFIXES)}"
+SUPPORTED = f"data must be text, JSON or a table ({KNOWN}, or text with any other suffix)"
+# Suffixes of formats that are not read: what they hold, and what to do.
+UNSUPPORTED = {
+    ".html .htm .xhtml .xml": ("markup, not the text in it", f"save its text, {RAW_HINT}"),
     ".rtf .pdf .ps .eps .doc .docx .odt .epub .ppt .pptx .xls .xlsx .ods": (
         "a document, not the text in it",
         "save it as text",
     ),
-    ".bz2 .xz .zip .tar .tgz .7z .rar": ("packed", "unpack it first"),
+    ".bz2 .xz .zip .tar .tgz .7z .rar": ("an archive", "decompress it first"),
     ".arrow .feather .pickle .pkl .npy .npz": (
         "a table of binary data",
-        "make JSON lines or Parquet of its rows",
+        "convert its rows to JSON lines or Parquet",
     ),
 }
-BY_NAME = {suffix: how for suffixes, how in REFUSED.items() for suffix in suffixes.split()}
-# How a file begins whose name does not say what it is; in small letters.
+UNSUPPORTED_SUFFIXES = {
+    suffix: entry for suffixes, entry in UNSUPPORTED.items() for suffix in suffixes.split()
+}
+# The first bytes, in lower case, of unsupported files whose names do not reveal them.
 BEGINNINGS = {
     b"<!doctype html": ".html",
     b"<html": ".html",
@@ -106,95 +44,105 @@ BEGINNINGS = {
     b"\xfd7zxz": ".xz",
     b"arrow1": ".arrow",
 }
-MARKS: dict[bytes, Literal["gz", "zst"]] = {
-    b"\x1f\x8b": "gz",
-    b"\x28\xb5\x2f\xfd": "zst",
-}  # of what is packed
-MARK = b"\xef\xbb\xbf"  # a byte order mark in front of UTF-8 is no text
-# A text may have some bytes that are no UTF-8, which become tokens as they do in llama.cpp; it is in another encoding
-# where they are more than STRAY and, up to any place, more than a SHARE of all bytes beyond ASCII.
-STRAY = 8
-SHARE = 0.01
 
 
-def named(name: str) -> tuple[Form | None, Literal["gz", "zst"] | None]:
-    """The form that a file's name tells, and what it is packed in."""
+def parse_name(name: str) -> tuple[Format | None, Compression | None]:
+    """Return the format and the compression that a file's name implies."""
     path = Path(name)
-    packed = PACKED.get(path.suffix.lower())
-    return FORMS.get((path.with_suffix("") if packed else path).suffix.lower()), packed
+    compression = compressed.SUFFIXES.get(path.suffix.lower())
+    inner = path.with_suffix("") if compression else path
+    return BY_SUFFIX.get(inner.suffix.lower()), compression
 
 
 def check_name(path: Path) -> None:
-    inner = path.with_suffix("") if path.suffix.lower() in PACKED else path
-    if (suffix := inner.suffix.lower()) in BY_NAME:
-        raise DataError(refusal(str(path), suffix))
+    """Raise DataError if the name's suffix is of an unsupported format."""
+    inner = path.with_suffix("") if path.suffix.lower() in compressed.SUFFIXES else path
+    if (suffix := inner.suffix.lower()) in UNSUPPORTED_SUFFIXES:
+        raise unsupported(str(path), suffix)
 
 
 def check_head(name: str, head: bytes, raw: bool) -> None:
-    """The beginning of a text; `raw`: it is not asked what it looks like."""
-    if head.startswith(MAGIC):
+    """Raise DataError if a file's first bytes are not text; unless `raw`, also if they are no prose."""
+    if head.startswith(GGUF_MAGIC):
         raise DataError(
-            f"{name}: a GGUF file, and no data; a model to go on from is named by --checkpoint-in, or first in finetune"
+            f"{name}: a GGUF file, not training data; "
+            "give a model with --checkpoint-in, or as the first argument of finetune",
+            code="model-as-data",
         )
-    if packed := next((kind for mark, kind in MARKS.items() if head.startswith(mark)), ""):
-        if named(name)[1]:
-            raise DataError(f"{name}: packed twice, by the look of it; unpack it once")
-        raise DataError(f"{name}: packed, by the look of it; call it {Path(name).name}.{packed}")
-    check_text(head, name)
+    if compression := next(
+        (kind for magic, kind in compressed.MAGIC.items() if head.startswith(magic)), None
+    ):
+        if parse_name(name)[1]:
+            problem = "seems to be compressed twice; decompress it once"
+        else:
+            problem = f"seems to be compressed; rename it to {Path(name).name}.{compression}"
+        raise DataError(f"{name}: {problem}", code="unexpected-compression")
+    check_no_zero_bytes(head, name)
     if not raw:
-        begin = head.removeprefix(MARK).lstrip()[:16].lower()
-        if found := next((like for mark, like in BEGINNINGS.items() if begin.startswith(mark)), None):
-            raise DataError(refusal(name, found))
-    Utf8(name, raw).feed(head)
-    if not raw and (seen := looks_like(head)):
-        raise DataError(f"{name}: {seen}, {AS_IT_IS}")
+        begin = head.removeprefix(UTF8_MARK).lstrip()[:16].lower()
+        for magic, suffix in BEGINNINGS.items():
+            if begin.startswith(magic):
+                raise unsupported(name, suffix)
+    EncodingCheck(name, raw).feed(head)
+    if not raw and (problem := find_structure(head)):
+        raise DataError(f"{name}: {problem}, {RAW_HINT}", code="not-prose")
 
 
-def refusal(name: str, suffix: str) -> str:
-    what, instead = BY_NAME[suffix]
-    return f"{name}: {what} ({suffix}); {TAKEN}: {instead}"
+def unsupported(name: str, suffix: str) -> DataError:
+    """Return the error for an unsupported format."""
+    content, hint = UNSUPPORTED_SUFFIXES[suffix]
+    return DataError(f"{name}: {content} ({suffix}); {SUPPORTED}: {hint}", code="unsupported-format")
 
 
-def check_text(block: bytes, name: str, offset: int = 0) -> None:
-    """Text holds no zero bytes: with them it is UTF-16, a model, a picture."""
-    if (zero := block.find(b"\0")) < 0:
-        return
-    raise DataError(
-        f"{name}: binary data, a zero byte at offset {offset + zero}; text is UTF-8 without any, or UTF-16 with its mark in front"
-    )
+# ---- text that is no prose -------------------------------------------------
+
+LINES = 50  # examined lines
+MIN_LINES = 5  # fewer lines prove nothing
+MIN_SHARE = 0.8  # of the lines
+TIMESTAMP = re.compile(
+    r"[\[(<]?(?:\d{4}[-/.]\d\d[-/.]\d\d[T ,_]+\d\d:\d\d|\d\d[-/.]\w{2,3}[-/.]\d{2,4}[ T:]+\d\d:\d\d"
+    r"|[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d|\d\d:\d\d:\d\d[.,\] ])"
+    r"|\S+ \S+ \S+ \[\d\d/[A-Z][a-z]{2}/\d{4}:"
+)
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 
 
-class Utf8:
-    """Reads along in a text that comes in chunks, cut anywhere, and refuses it once it is clearly in another encoding."""
+def find_structure(head: bytes) -> str:
+    """Describe what a text seems to be (a table, a log, JSON) with a hint; return "" for prose."""
+    lines = [line for line in head.decode("utf-8", "replace").splitlines()[: LINES + 1] if line.strip()]
+    if len(head) > 2 and not head.endswith(b"\n") and len(lines) > 1:
+        del lines[-1]  # it may be cut
+    if is_json(lines[:2]):
+        return "seems to be JSON lines in a file named as text; rename it to .jsonl"
+    if len(lines) < MIN_LINES:
+        return ""
+    if sum(bool(TIMESTAMP.match(line)) for line in lines) >= MIN_SHARE * len(lines):
+        return "seems to be a log (its lines begin with the time); remove it"
+    delimiter = next((name for mark, name in DELIMITERS.items() if is_table(lines, mark)), "")
+    if delimiter:
+        return (
+            f"seems to be a table with {delimiter} between its columns; "
+            "rename it to .csv or .tsv, with column names in its first line"
+        )
+    return ""
 
-    def __init__(self, name: str, raw: bool = False) -> None:
-        self.name, self.raw = name, raw  # whether it is let through, whatever it is
-        self.bad = self.beyond = 0  # what is no UTF-8, and all bytes beyond ASCII
-        self.first = ""  # the first bad one, and where
-        self._at, self._line, self._rest = 0, 1, b""
 
-    def feed(self, chunk: bytes) -> None:
-        data = self._rest + chunk
-        used = len(data) if data.isascii() else self._read(data)
-        if not self.raw and self.bad > STRAY and self.bad > SHARE * self.beyond:
-            raise DataError(
-                f"{self.name}: no UTF-8 text, nor nearly: {self.bad} of the first {self.beyond} bytes beyond ASCII are none, "
-                f"the first {self.first}; convert it, as with `iconv -f LATIN1 -t UTF-8` if that is what it is, {AS_IT_IS}"
-            )
-        self._at += used
-        self._line += data.count(b"\n", 0, used)
-        self._rest = data[used:]
+def is_json(lines: list[str]) -> bool:
+    """Return True if each line is a JSON object."""
+    try:
+        return bool(lines) and all(isinstance(json.loads(line), dict) for line in lines)
+    except (ValueError, RecursionError):
+        return False
 
-    def _read(self, data: bytes) -> int:
-        """How many bytes could be read: a character at the end that lacks some has to wait."""
-        try:
-            _, used = codecs.utf_8_decode(data, "strict", False)
-        except UnicodeDecodeError as error:
-            text, used = codecs.utf_8_decode(data, "replace", False)
-            self.bad += text.count("\ufffd") - data.count("\ufffd".encode(), 0, used)
-            line = self._line + data.count(b"\n", 0, error.start)
-            self.first = (
-                self.first or f"0x{data[error.start]:02X} at byte {self._at + error.start}, in line {line}"
-            )
-        self.beyond += int(np.count_nonzero(np.frombuffer(data, np.uint8, used) & 0x80))
-        return used
+
+def is_table(lines: list[str], delimiter: str) -> bool:
+    """Return True if all lines have the same number of columns. In prose, a space follows a comma."""
+    try:
+        rows = list(csv.reader(lines, delimiter=delimiter))
+    except csv.Error:
+        return False
+    widths = {len(row) for row in rows}
+    spaced = sum(cell.startswith(" ") for row in rows for cell in row[1:])
+    if widths == {2} and delimiter != "\t" and any(sign in line for line in lines for sign in "(){}"):
+        return False  # many lines of programs have two parts
+    return len(widths) == 1 and (width := widths.pop()) > 1 and spaced < len(rows) * (width - 1) / 5

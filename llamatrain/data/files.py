@@ -1,62 +1,84 @@
-"""A file of data, and how it is read."""
+"""Describes data files and their formats."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from llamatrain.data.file_kind import Form
-from llamatrain.data.readers.compressed import FREE, RATIO, stream_of
+from llamatrain.data.readers.compressed import Compression, max_unpacked_size, open_text_stream
 
-UNITS = {"json": "element", "parquet": "row"}
+Rows = Iterator[tuple[int, bytes]]  # rows as JSON, with their numbers in the file
+
+
+@dataclass(frozen=True)
+class Format:
+    """A file format: how to recognize its files and how to read their rows.
+
+    Each module in `readers/` declares its formats, and `readers/formats.py` lists them.
+    """
+
+    name: str  # also in the keys of cached tokens
+    suffixes: tuple[str, ...]
+    read_rows: Callable[["DataFile"], Rows] | None = None  # None: the file is one text, without rows
+    unit: str = "line"  # in which messages count rows
+    magic: bytes = b""  # the first bytes of every file, if it is a binary format
+    matches: Callable[[bytes, bytes], bool] | None = None  # judges a first line and the next two
+    check: Callable[[Path, str], None] | None = None  # raises DataError if a file is not of this format
+
+    @property
+    def is_text(self) -> bool:
+        """True if its files are UTF-8 text."""
+        return not self.magic
 
 
 @dataclass(frozen=True)
 class DataFile:
+    """A file of training data: its path, format and compression."""
+
     path: Path
     name: str  # as the user knows it
-    form: Form
-    packed: Literal["gz", "zst"] | None = None
-    columns: Mapping[str, str] = field(
-        default_factory=dict, hash=False
-    )  # keys of rows that have other names in the file
-    raw: bool = False  # said to be text, whatever it looks like
+    format: Format
+    compression: Compression | None = None
+    columns: Mapping[str, str] = field(default_factory=dict, hash=False)  # keys of rows -> names in the file
+    raw: bool = False  # True if the user declared it to be text, whatever it looks like
 
     @property
     def kind(self) -> Literal["text", "lines"]:
-        """Of what its tokens are made: text, or rows that are objects."""
-        return "text" if self.form == "text" else "lines"
+        """The kind of its documents: "text", or "lines" if each row is an object."""
+        return "text" if self.format.read_rows is None else "lines"
 
-    @property
-    def unit(self) -> str:
-        """What its rows are counted in: by lines where there are lines."""
-        return UNITS.get(self.form, "line")
-
-    def place(self, number: int) -> str:
-        """Of a row, in messages."""
-        return f"{self.name}, {self.unit} {number}"
+    def locate(self, number: int) -> str:
+        """Describe the position of a row for messages."""
+        return f"{self.name}, {self.format.unit} {number}"
 
     @property
     def size(self) -> int:
+        """The size of the file in bytes."""
         return self.path.stat().st_size
 
     @property
     def is_plain(self) -> bool:
-        """Whether what is read of it are its own bytes."""
-        return not self.packed and self.form != "parquet"
+        """True if the bytes read are the bytes of the file."""
+        return not self.compression and self.format.is_text
 
     @property
-    def is_as_ever(self) -> bool:
-        """Whether its name and its bytes are all that there is to know of it."""
-        return not self.packed and self.form in ("text", "lines")
+    def is_identified_by_content(self) -> bool:
+        """True if cache keys name only its content. Keys older than the other formats name no format."""
+        return not self.compression and self.format.name in ("text", "lines")
 
     @property
-    def most(self) -> int:
-        """Bytes of rows or text that it may hold."""
-        return self.size + 1 if self.is_plain else max(FREE, RATIO * self.size)
+    def max_size(self) -> int:
+        """The number of bytes of rows or text that it may hold at most."""
+        return self.size + 1 if self.is_plain else max_unpacked_size(self.size)
 
     @contextmanager
-    def opened(self) -> Iterator[BinaryIO]:
-        with stream_of(self.path, self.name, self.packed) as stream:
+    def open(self) -> Iterator[BinaryIO]:
+        """Open the file as a stream of UTF-8."""
+        with open_text_stream(self.path, self.name, self.compression) as stream:
             yield stream
+
+    def rows(self) -> Rows:
+        """Yield the rows as JSON, numbered by line, element or row."""
+        assert self.format.read_rows is not None, f"{self.name}: text has no rows"
+        return self.format.read_rows(self)

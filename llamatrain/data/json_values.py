@@ -1,4 +1,4 @@
-"""JSON that is read only where it holds no more than a row of the data may take."""
+"""Parses JSON with a limit on the number of values in one row."""
 
 import json
 from collections.abc import Iterator
@@ -8,37 +8,41 @@ import numpy as np
 
 from llamatrain.errors import DataError
 
-VALUES = (
-    1 << 18
-)  # in a line: objects, lists and what they hold; each takes up to a hundred times its bytes in the file
+MAX_VALUES = 1 << 18  # in a row; in memory, each takes up to a hundred times its bytes in the file
 
 
 class RecordTooLarge(DataError):
-    """What takes more time or memory than one row of the data may: the row is skipped."""
+    """A row takes too much time or memory; it is skipped."""
 
 
-def parsed(text: bytes) -> Any:
-    if len(text) > VALUES and (values := count_values(text)) > VALUES:
-        raise RecordTooLarge(f"{values:,} JSON values in a line, where {VALUES:,} can be")
+def parse_json(text: bytes) -> Any:
+    """Parse a row of JSON; raise RecordTooLarge if it has too many values."""
+    if len(text) > MAX_VALUES and (count := count_values(text)) > MAX_VALUES:
+        raise RecordTooLarge(
+            f"{count:,} JSON values in a row (the limit is {MAX_VALUES:,}); split it", code="row-too-large"
+        )
     return json.loads(text)
 
 
 def count_values(line: bytes) -> int:
-    """How many values JSON has, or some more: what begins or separates them outside of strings."""
+    """Return an upper bound on the number of JSON values in a line.
+
+    It counts the characters outside of strings that begin or separate values.
+    """
     clean = line.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in line else line
     characters = np.frombuffer(clean, np.uint8)
-    within = np.logical_xor.accumulate(characters == ord('"'))
-    return sum(int(np.count_nonzero((characters == ord(mark)) & ~within)) for mark in "{[,")
+    inside = np.logical_xor.accumulate(characters == ord('"'))
+    return sum(int(np.count_nonzero((characters == ord(mark)) & ~inside)) for mark in "{[,")
 
 
-def strings_of(value: Any) -> Iterator[str]:
-    """All of them in a value of JSON, keys included."""
-    waiting = [value]
-    while waiting:
-        value = waiting.pop()
+def iterate_strings(value: Any) -> Iterator[str]:
+    """Yield all strings in a JSON value, including keys."""
+    pending = [value]
+    while pending:
+        value = pending.pop()
         if isinstance(value, str):
             yield value
         elif isinstance(value, dict):
-            waiting += [*value, *value.values()]
+            pending += [*value, *value.values()]
         elif isinstance(value, list):
-            waiting += value
+            pending += value

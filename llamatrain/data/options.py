@@ -13,7 +13,8 @@ from llamatrain.data.column_names import parse_mapping
 from llamatrain.errors import DataError, MissingError, UsageError
 
 TEMPLATE = Option(
-    f"Put chats through the Jinja template in this file, or a known one: {', '.join(TEMPLATES)}; else the model's own.",
+    f"Render chats with the Jinja template in this file, or a built-in one ({', '.join(TEMPLATES)}); "
+    "default: the model's own.",
     unit="FILE|NAME",
 )
 
@@ -31,43 +32,43 @@ class DataOptions(Options, panel="Data"):
     train_on: Annotated[
         Literal["completion", "last", "all"],
         Option(
-            "Train on the answers of prompts and chats, on the last of a chat alone, or on all tokens; text is always all.",
+            "Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. "
+            "In plain text, all tokens are trained.",
             when=(NO_OBJECTIVE,),
         ),
     ] = "completion"
     thinking: Annotated[
         Literal["auto", "keep", "strip"],
         Option(
-            "Thoughts of answers: as the chat template has them; all of them kept, in older turns, too; or all left out."
+            "Reasoning of answers: as the chat template renders it; kept in all turns; or removed from all."
         ),
     ] = "auto"
     columns: Annotated[
         str,
         Option(
-            "What keys of the data's form are called in the data: prompt=question,completion=answer.",
+            "The column names that the data has for known keys: prompt=question,completion=answer.",
             unit="KEY=NAME,...",
         ),
     ] = ""
     as_: Annotated[
         Literal["text", "rest"] | None,
         Option(
-            "Train on data as it stands, whatever it looks like; rest: on what is left where most pairs fall away."
+            "text: train on files as they are, whatever they look like; rest: train on the remaining pairs "
+            "even if most are unusable."
         ),
     ] = None
     as_chat: Annotated[
         bool | None,
-        Option(
-            "Put prompts with answers through the model's chat template, as chats are; auto: where it has one."
-        ),
+        Option("Render prompts with answers by the model's chat template, like chats; auto: if it has one."),
     ] = None
     skip_bad_rows: Annotated[
         bool,
-        Option("Leave out rows that are of no known form, or that the chat template refuses, and list them."),
+        Option("Skip rows of unknown form, or that the chat template refuses, and list them."),
     ] = False
     date: Annotated[
         str,
         Option(
-            "The day that a chat template reads, as 2026-11-23; else that on which the run begins.",
+            "The date that a chat template sees, such as 2026-11-23; default: the day on which the run begins.",
             unit="DATE",
         ),
     ] = ""
@@ -75,24 +76,24 @@ class DataOptions(Options, panel="Data"):
     parse_special: Annotated[
         bool,
         Option(
-            "Read marks of chats and other control tokens in text as such, as in chats that were rendered already.",
+            "Read chat marks and other control tokens in text as tokens, for chats that are already rendered.",
             when=(NO_OBJECTIVE,),
         ),
     ] = False
     pack: Annotated[
         bool | None,
         Option(
-            "Put several short samples in a row; each sees only itself; auto: where not all is plain text.",
-            excludes=(("fill_with_next_samples", "both say what fills a row"),),
+            "Pack several short samples into a row, each attending only to itself; auto: unless all data is plain text.",
+            excludes=(("fill_with_next_samples", "both fill rows"),),
         ),
     ] = None
-    shuffle: Annotated[bool, Option("Shuffle the samples anew in each epoch.", when=(TRAINING,))] = True
+    shuffle: Annotated[bool, Option("Shuffle the samples in each epoch.", when=(TRAINING,))] = True
     val: Annotated[
         tuple[str, ...],
         Option(
-            "A file, folder or glob of validation data; may be repeated.",
+            "A file, folder or glob of validation data; may be given several times.",
             unit="DATA",
-            excludes=(("val_split", "validation comes from files of its own, or from the data"),),
+            excludes=(("val_split", "both choose the validation data"),),
             when=(TRAINING,),
             resumable=True,
         ),
@@ -100,7 +101,7 @@ class DataOptions(Options, panel="Data"):
     val_split: Annotated[
         float,
         Option(
-            "The part of the data that is kept for validation and never trained on, such as 0.05.",
+            "The share of the data to hold out for validation, such as 0.05.",
             unit="PART",
             least=0,
             below=1,
@@ -111,7 +112,7 @@ class DataOptions(Options, panel="Data"):
     sample_start: Annotated[
         str,
         Option(
-            "Text samples begin after this pattern; empty: wherever the one before ended.",
+            "Text samples begin after this pattern; default: where the previous one ended.",
             unit="PATTERN",
             when=(NO_OBJECTIVE,),
         ),
@@ -122,21 +123,21 @@ class DataOptions(Options, panel="Data"):
     escape: Annotated[
         bool,
         Option(
-            "Read \\n, \\r, \\t, \\', \\\" and \\\\ in the pattern as the characters they stand for.",
+            "Interpret the escapes \\n, \\r, \\t, \\', \\\" and \\\\ in the pattern.",
             when=(NO_OBJECTIVE,),
         ),
     ] = False
     overlapping_samples: Annotated[
         bool,
         Option(
-            "Samples run on into the next; without a pattern, one begins at every token of a text.",
+            "Let samples overlap the next ones; without a pattern, one begins at every token of a text.",
             when=(TRAINING, NO_OBJECTIVE),
         ),
     ] = False
     fill_with_next_samples: Annotated[
         bool,
         Option(
-            "Fill the rows of short samples with those that follow in shuffled order.",
+            "Fill the rows of short samples with the next ones in shuffled order.",
             when=(TRAINING, NO_OBJECTIVE),
         ),
     ] = False
@@ -147,12 +148,12 @@ class DataOptions(Options, panel="Data"):
         bool, Option("When filling, put a begin token between samples.", when=(TRAINING, NO_OBJECTIVE))
     ] = True
     sample_random_offsets: Annotated[
-        bool, Option("Begin text samples at a random token of theirs.", when=(TRAINING, NO_OBJECTIVE))
+        bool, Option("Begin text samples at a random one of their tokens.", when=(TRAINING, NO_OBJECTIVE))
     ] = False
     force_reshuffle: Annotated[
         bool,
         Option(
-            "On resuming, begin a new shuffle instead of going on in the old one.",
+            "When resuming, begin a new shuffle instead of continuing the old one.",
             when=(TRAINING,),
             resumable=True,
             transient=True,
@@ -165,16 +166,19 @@ class DataOptions(Options, panel="Data"):
             parse_mapping(self.columns)
         except UsageError as error:
             words = str(error)
-            raise OptionError(lambda spelt: f"{spelt('columns')}: {words}") from None
+            raise OptionError(lambda spelt: f"{spelt('columns')}: {words}", code=error.code) from None
         if self.date and not is_date(self.date):
             raise OptionError(
-                lambda spelt: f"{spelt('date')} must be a day such as 2026-11-23 (got {self.date!r})"
+                lambda spelt: f"{spelt('date')} must be a day such as 2026-11-23 (got {self.date!r})",
+                code="bad-date",
             )
         if self.sample_start and self.overlapping_samples and self.val_split:
             raise OptionError(
                 lambda spelt: (
-                    f"{spelt('val_split')} cannot keep samples apart that overlap; give validation data with {spelt('val')}"
-                )
+                    f"{spelt('val_split')} cannot separate samples that overlap; "
+                    f"give validation data with {spelt('val')}"
+                ),
+                code="conflicting-options",
             )
 
     @property
@@ -201,13 +205,19 @@ class DataOptions(Options, panel="Data"):
         try:
             if text := self.chat_template.read_bytes().decode("utf-8"):
                 return text
-            raise DataError(f"{self.chat_template}: the file is empty, where a Jinja template is needed")
+            raise DataError(
+                f"{self.chat_template}: the file is empty; a chat template must be Jinja", code="empty-file"
+            )
         except OSError as error:
             error_class = MissingError if isinstance(error, FileNotFoundError) else DataError
-            problem = f"{self.chat_template}: {error.strerror}; known by name are {', '.join(TEMPLATES)}"
-            raise error_class(f"{problem}; without --chat-template the model's own is used") from None
+            problem = f"{self.chat_template}: {error.strerror}; built-in templates are {', '.join(TEMPLATES)}"
+            raise error_class(
+                f"{problem}; without --chat-template the model's own is used", code="unreadable-template"
+            ) from None
         except UnicodeDecodeError:
-            raise DataError(f"{self.chat_template}: no UTF-8 text, as a Jinja template is") from None
+            raise DataError(
+                f"{self.chat_template}: not UTF-8; a chat template must be Jinja text", code="not-utf8"
+            ) from None
 
     def packs(self, plain: bool) -> bool:
         """Return True if rows hold several samples; `plain` means that all data is plain text."""

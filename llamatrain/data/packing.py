@@ -1,58 +1,63 @@
-"""Things of some size into as few rows as will do."""
+"""Packs samples into rows, and walks over the rows without reading tokens."""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 def best_fit(sizes: Mapping[int, int], room: int) -> list[list[int]]:
-    """The largest first, each into the fullest row that has room for it; in rows, and rows among themselves, by their numbers."""
-    free = list[tuple[int, int]]()  # (room, number of the row), least room first
+    """Pack items into rows of `room`, the largest item first, each into the fullest row that fits it.
+
+    Items in a row, and the rows, are sorted by the items' numbers.
+    """
+    free = list[tuple[int, int]]()  # (room left, row), the least room first
     rows = list[list[int]]()
-    for one in sorted(sizes, key=lambda one: -sizes[one]):
-        at = bisect_left(free, (sizes[one], -1))
-        left, number = free.pop(at) if at < len(free) else (room, len(rows))
-        if number == len(rows):
+    for item in sorted(sizes, key=lambda one: -sizes[one]):
+        slot = bisect_left(free, (sizes[item], -1))
+        room_left, row = free.pop(slot) if slot < len(free) else (room, len(rows))
+        if row == len(rows):
             rows.append([])
-        rows[number].append(one)
-        insort(free, (left - sizes[one], number))
+        rows[row].append(item)
+        insort(free, (room_left - sizes[item], row))
     return sorted(map(sorted, rows))
 
 
-Planned = tuple[
-    Sequence[Sequence[int]], int
-]  # rows, each by the places of its samples, and the place after them
+PlannedRows = tuple[Sequence[Sequence[int]], int]  # rows of sample indices, and the index after them
 
 
 class RowCursor:
-    """`plan` says of a place which rows begin there; they are kept until all are gone past."""
+    """Walks over planned rows.
 
-    def __init__(self, plan: Callable[[int], Planned], place: int, row: int) -> None:
-        self.plan, self.place, self.row = plan, place, row
-        self._rows, self._after = plan(place) if row else ([], place)
+    `plan` returns the rows that begin at an index, which are all used before the next plan.
+    """
+
+    def __init__(self, plan: Callable[[int], PlannedRows], index: int, row: int) -> None:
+        self.plan, self.index, self.row = plan, index, row
+        self._rows, self._next_index = plan(index) if row else ([], index)
 
     @property
-    def lost(self) -> bool:
-        """Whether there is no such row."""
+    def is_invalid(self) -> bool:
+        """True if the cursor is at a row that does not exist."""
         return self.row > 0 and self.row >= len(self._rows)
 
     @property
-    def taken(self) -> int:
-        """Samples from the place on, in the rows gone past."""
+    def samples_passed(self) -> int:
+        """The number of samples in the rows passed since the last plan."""
         return sum(map(len, self._rows[: self.row]))
 
-    def next(self) -> Sequence[int]:
+    def next_row(self) -> Sequence[int]:
+        """Return the sample indices of the next row."""
         if not self.row:
-            self._rows, self._after = self.plan(self.place)
+            self._rows, self._next_index = self.plan(self.index)
         row = self._rows[self.row]
         self.row += 1
         if self.row == len(self._rows):
-            self.place, self.row = self._after, 0
+            self.index, self.row = self._next_index, 0
         return row
 
-    def until(self, place: int, count: int) -> Iterator[list[Sequence[int]]]:
-        """So many rows together, the last ones fewer, of those that begin before a place."""
-        while self.place < place:
-            rows = [self.next()]
-            while len(rows) < count and self.place < place:
-                rows.append(self.next())
+    def rows_until(self, end: int, count: int) -> Iterator[list[Sequence[int]]]:
+        """Yield the rows that begin before an index, `count` at a time; the last group may be smaller."""
+        while self.index < end:
+            rows = [self.next_row()]
+            while len(rows) < count and self.index < end:
+                rows.append(self.next_row())
             yield rows

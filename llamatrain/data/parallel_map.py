@@ -9,8 +9,8 @@ from llamatrain.data.files import DataFile
 from llamatrain.data.find_files import describe_files
 from llamatrain.platform.terminal import progress_bar
 
-MAX_ITEMS = 256  # lines, or samples, that make a task
-MAX_PENDING_BYTES = 8 << 20  # bytes of tasks whose results are not taken yet, one task aside
+MAX_ITEMS = 256  # lines or samples in a task
+MAX_PENDING_BYTES = 8 << 20  # bytes of unfinished tasks, not counting one
 A = TypeVar("A")
 B = TypeVar("B")
 

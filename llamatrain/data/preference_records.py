@@ -5,10 +5,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llamatrain.data.chat.messages import Message, has_media, kind_of, listed, messages_of, tools_of
+from llamatrain.data.chat.messages import (
+    Message,
+    describe_type,
+    has_media,
+    parse_list,
+    read_messages,
+    read_tools,
+)
 from llamatrain.data.column_names import ANSWERS, MESSAGES, PROMPTS, rename_keys
 from llamatrain.data.files import DataFile
-from llamatrain.data.records import ChatRecord, PromptRecord, history_of, prompt_of, row_of
+from llamatrain.data.records import ChatRecord, PromptRecord, parse_object, read_history, read_prompt
 from llamatrain.errors import DataError
 from llamatrain.gguf.parser import shorten
 
@@ -17,7 +24,7 @@ PAIR = '{"prompt", "chosen", "rejected"}'
 LABELLED = '{"prompt", "completion", "label": true or false}'
 OBJECTIVES: dict[Compare, str] = {"pairs": "orpo, dpo or simpo", "answers": "kto"}
 ROLE = "assistant"
-LEAVE = "leave the row out"
+HINT = "remove the row"
 
 
 @dataclass(frozen=True)
@@ -32,55 +39,64 @@ class PreferencePair:
         """The chosen and the rejected answer."""
         return self.chosen, self.rejected
 
-    def changed(self, change: Callable[[PromptRecord | ChatRecord], Any]) -> "PreferencePair":
+    def map(self, change: Callable[[PromptRecord | ChatRecord], Any]) -> "PreferencePair":
         """Return the pair with each answer changed."""
-        return PreferencePair(*(change(each) if each else None for each in self.both))
+        return PreferencePair(*(change(record) if record else None for record in self.both))
 
 
-def judged_in(
+def parse_preference(
     line: bytes, place: str, compare: Compare, columns: Mapping[str, str] | None = None
 ) -> PreferencePair:
     """Parse a JSON line into a preference pair."""
-    return judged_of(rename_keys(row_of(line, place), columns or {}, place), place, compare)
+    return read_preference(rename_keys(parse_object(line, place), columns or {}, place), place, compare)
 
 
-def judged_of(row: dict[str, Any], place: str, compare: Compare) -> PreferencePair:
+def read_preference(row: dict[str, Any], place: str, compare: Compare) -> PreferencePair:
     """Read a row as a preference pair."""
-    row = unified(row, place)
+    row = normalize_keys(row, place)
     if "chosen" in row and "rejected" in row:
-        chosen, rejected = (_answered(row, key, place) for key in ("chosen", "rejected"))
+        chosen, rejected = (_read_answer(row, key, place) for key in ("chosen", "rejected"))
         if isinstance(chosen, ChatRecord) or isinstance(
             rejected, ChatRecord
         ):  # one is a string, and the other messages
             chosen, rejected = (
-                each.as_chat() if isinstance(each, PromptRecord) else each for each in (chosen, rejected)
+                record.as_chat() if isinstance(record, PromptRecord) else record
+                for record in (chosen, rejected)
             )
         if chosen == rejected:
             raise DataError(
-                f'{place}: "chosen" and "rejected" are the same, so there is nothing to prefer; {LEAVE}'
+                f'{place}: "chosen" and "rejected" are the same, so there is nothing to prefer; {HINT}',
+                code="same-answers",
             )
-        if _prompt_of(chosen) != _prompt_of(rejected):
+        if _prompt(chosen) != _prompt(rejected):
             raise DataError(
-                f'{place}: "chosen" and "rejected" differ before their last message; answers to one prompt are compared'
+                f'{place}: "chosen" and "rejected" differ before their last message; '
+                "both must answer the same prompt",
+                code="different-prompts",
             )
         return PreferencePair(chosen, rejected)
     if "label" in row and "completion" in row:
         if compare == "pairs":
             raise DataError(
-                f'{place}: an answer with a "label", where pairs are compared, {PAIR}; --objective kto takes it'
+                f'{place}: an answer with a "label", but pairs are compared; give {PAIR}, or use --objective kto',
+                code="wrong-objective",
             )
         if not isinstance(row["label"], bool):
-            raise DataError(f'{place}: "label" is {kind_of(row["label"])} where true or false is expected')
-        answer = _answered(row, "completion", place)
+            raise DataError(
+                f'{place}: "label" is {describe_type(row["label"])}; expected true or false',
+                code="wrong-type",
+            )
+        answer = _read_answer(row, "completion", place)
         return PreferencePair(answer, None) if row["label"] else PreferencePair(None, answer)
     keys = ", ".join(json.dumps(shorten(key)) for key in list(row)[:8]) or "none"
     forms = f"{PAIR} or {LABELLED}" if compare == "answers" else PAIR
     raise DataError(
-        f"{place}: nothing to compare: found {keys}; --objective {OBJECTIVES[compare]} takes {forms}"
+        f"{place}: nothing to compare (got keys {keys}); --objective {OBJECTIVES[compare]} needs {forms}",
+        code="no-preferences",
     )
 
 
-def unified(row: dict[str, Any], place: str) -> dict[str, Any]:
+def normalize_keys(row: dict[str, Any], place: str) -> dict[str, Any]:
     """Give a row the keys of TRL.
 
     LLaMA-Factory and others keep the prompt in messages, or as an instruction with its input.
@@ -91,16 +107,27 @@ def unified(row: dict[str, Any], place: str) -> dict[str, Any]:
     }
     if "label" not in row and isinstance(row.get("kto_tag"), bool):
         row["label"] = row["kto_tag"]
-    judges = "label" in row and not {"chosen", "rejected"} & row.keys()
+    is_labelled = "label" in row and not {"chosen", "rejected"} & row.keys()
     messages = next(
-        (found for key in MESSAGES if isinstance(found := listed(row.get(key)), list) and found), None
+        (
+            messages_found
+            for key in MESSAGES
+            if isinstance(messages_found := parse_list(row.get(key)), list) and messages_found
+        ),
+        None,
     )
     if messages and "prompt" not in row:
-        row |= {"prompt": messages[:-1], "completion": messages[-1:]} if judges else {"prompt": messages}
-    if judges and "completion" not in row and (answer := next((key for key in ANSWERS if key in row), None)):
-        row["completion"] = row[answer]
-    if "prompt" not in row and (ask := next((key for key in PROMPTS if isinstance(row.get(key), str)), None)):
-        row["prompt"] = prompt_of(row, ask, place)
+        row |= {"prompt": messages[:-1], "completion": messages[-1:]} if is_labelled else {"prompt": messages}
+    if (
+        is_labelled
+        and "completion" not in row
+        and (answer_key := next((key for key in ANSWERS if key in row), None))
+    ):
+        row["completion"] = row[answer_key]
+    if "prompt" not in row and (
+        prompt_key := next((key for key in PROMPTS if isinstance(row.get(key), str)), None)
+    ):
+        row["prompt"] = read_prompt(row, prompt_key, place)
     return row
 
 
@@ -109,15 +136,17 @@ def is_message(value: Any) -> bool:
     return isinstance(value, dict) and bool({"role", "from"} & value.keys())
 
 
-def check_lines(sources: Iterable[DataFile], compare: Compare) -> None:
+def check_has_rows(sources: Iterable[DataFile], compare: Compare) -> None:
     """Raise DataError for plain text, which has nothing to compare."""
     for source in sources:
         if source.kind != "lines":
-            known = f"--objective {OBJECTIVES[compare]} takes JSON lines of {PAIR}"
-            raise DataError(f"{source.name}: plain text, in which nothing is compared; {known}")
+            known = f"--objective {OBJECTIVES[compare]} needs JSON lines of {PAIR}"
+            raise DataError(
+                f"{source.name}: plain text has nothing to compare; {known}", code="no-preferences"
+            )
 
 
-def _answered(row: dict[str, Any], key: str, place: str) -> PromptRecord | ChatRecord:
+def _read_answer(row: dict[str, Any], key: str, place: str) -> PromptRecord | ChatRecord:
     """Read a prompt with one of its answers.
 
     Either may be messages; an answer may be a whole conversation.
@@ -125,50 +154,53 @@ def _answered(row: dict[str, Any], key: str, place: str) -> PromptRecord | ChatR
     prompt, answer = row.get("prompt"), row[key]
     if isinstance(answer, str):
         if not answer:
-            raise DataError(
-                f"{place}: {json.dumps(key)} is empty, so there is nothing to learn from; {LEAVE}"
-            )
+            raise DataError(f"{place}: {json.dumps(key)} is empty; {HINT}", code="empty-answer")
         if isinstance(prompt, str):
             system = row.get("system")
-            spoken = system if isinstance(system, str) else ""
+            system_text = system if isinstance(system, str) else ""
             return PromptRecord(
-                prompt, answer, system=spoken, media=has_media(row), history=history_of(row, place)
+                prompt, answer, system=system_text, has_media=has_media(row), history=read_history(row, place)
             )
         answer = [{"role": ROLE, "content": answer}]
     elif not isinstance(answer, list):
         raise DataError(
-            f"{place}: {json.dumps(key)} is {kind_of(answer)} where a string or a list of messages is expected"
+            f"{place}: {json.dumps(key)} is {describe_type(answer)}; expected a string or a list of messages",
+            code="wrong-type",
         )
-    said = _messages(row, answer, key, place)
-    if said[-1]["role"] != ROLE:
-        last = json.dumps(shorten(said[-1]["role"]))
+    messages = _read_messages(row, answer, key, place)
+    if messages[-1]["role"] != ROLE:
+        last = json.dumps(shorten(messages[-1]["role"]))
         raise DataError(
-            f"{place}: {json.dumps(key)} ends with a message of {last}, where the assistant's is expected"
+            f'{place}: {json.dumps(key)} must end with a message of "assistant" (got {last})',
+            code="bad-message",
         )
-    if not said[-1]["content"] and not said[-1].get("tool_calls"):
-        raise DataError(f"{place}: {json.dumps(key)} is empty, so there is nothing to learn from; {LEAVE}")
-    before = [] if len(said) > 1 and said[0]["role"] != ROLE else _before(row, prompt, place)
-    return ChatRecord([*before, *said], tools_of(row, place), has_media(row))
+    if not messages[-1]["content"] and not messages[-1].get("tool_calls"):
+        raise DataError(f"{place}: {json.dumps(key)} is empty; {HINT}", code="empty-answer")
+    context = [] if len(messages) > 1 and messages[0]["role"] != ROLE else _read_context(row, prompt, place)
+    return ChatRecord([*context, *messages], read_tools(row, place), has_media(row))
 
 
-def _before(row: dict[str, Any], prompt: Any, place: str) -> list[Message]:
+def _read_context(row: dict[str, Any], prompt: Any, place: str) -> list[Message]:
     """Read the messages before an answer that does not bring them."""
     if isinstance(prompt, str):
-        *earlier, _ = PromptRecord(prompt, "", history=history_of(row, place)).as_chat().messages
-        return _messages(row, earlier, "prompt", place)
+        *earlier, _ = PromptRecord(prompt, "", history=read_history(row, place)).as_chat().messages
+        return _read_messages(row, earlier, "prompt", place)
     if isinstance(prompt, list) and prompt:
-        return _messages(row, prompt, "prompt", place)
-    found = f'"prompt" is {kind_of(prompt)}' if "prompt" in row else 'there is no "prompt"'
-    raise DataError(f"{place}: {found} where a string or a list of messages is expected")
+        return _read_messages(row, prompt, "prompt", place)
+    problem = f'"prompt" is {describe_type(prompt)}' if "prompt" in row else 'there is no "prompt"'
+    raise DataError(f"{place}: {problem}; expected a string or a list of messages", code="wrong-type")
 
 
-def _messages(row: dict[str, Any], value: Any, key: str, place: str) -> list[Message]:
-    own = {"messages": value} if key != "prompt" else {"messages": value, "system": row.get("system")}
+def _read_messages(row: dict[str, Any], value: Any, key: str, place: str) -> list[Message]:
+    row_of_messages = (
+        {"messages": value} if key != "prompt" else {"messages": value, "system": row.get("system")}
+    )
     try:
-        return messages_of(own, place)
+        return read_messages(row_of_messages, place)
     except DataError as error:
-        raise DataError(str(error).replace(f"{place}: ", f"{place}: {json.dumps(key)}: ", 1)) from None
+        message = str(error).replace(f"{place}: ", f"{place}: {json.dumps(key)}: ", 1)
+        raise DataError(message, code=error.code) from None
 
 
-def _prompt_of(document: PromptRecord | ChatRecord) -> Any:
+def _prompt(document: PromptRecord | ChatRecord) -> Any:
     return document.prompt if isinstance(document, PromptRecord) else document.messages[:-1]

@@ -1,4 +1,4 @@
-"""Rows by their keys: text, a prompt with its answer, or a chat."""
+"""Parses rows by their keys: text, a prompt with its answer, or a chat."""
 
 import json
 from collections.abc import Mapping
@@ -6,197 +6,244 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llamatrain.data.chat.messages import (
-    THOUGHTS,
+    REASONING_KEYS,
     UNTRAINED,
     Message,
+    describe_type,
     has_media,
-    kind_of,
-    listed,
-    messages_of,
-    tools_of,
+    parse_list,
+    read_messages,
+    read_tools,
 )
-from llamatrain.data.chat.server_messages import words_of
-from llamatrain.data.column_names import ANSWERS, FORMS, MESSAGES, PAIRS, PREFERENCES, renamed, told
-from llamatrain.data.json_values import parsed, strings_of
+from llamatrain.data.chat.server_messages import message_text
+from llamatrain.data.column_names import (
+    ANSWERS,
+    FORMS,
+    MESSAGES,
+    PAIRS,
+    PREFERENCES,
+    format_keys,
+    rename_keys,
+)
+from llamatrain.data.json_values import iterate_strings, parse_json
 from llamatrain.errors import DataError
 
-TRIED: tuple[tuple[str, ...], ...] = (*((key,) for key in MESSAGES), *PAIRS, ("text",))
+FORM_KEYS: tuple[tuple[str, ...], ...] = (*((key,) for key in MESSAGES), *PAIRS, ("text",))
 ROLES = ("user", "assistant")
-GOOD = '{"messages"} or {"prompt", "completion"}'
+PLAIN_FORMS = '{"messages"} or {"prompt", "completion"}'
 
 
 @dataclass(frozen=True)
 class TextRecord:
+    """A row of plain text."""
+
     text: str
 
 
 @dataclass(frozen=True)
 class PromptRecord:
+    """A prompt with its answer."""
+
     prompt: str
     answer: str
-    joint: str = ""  # between the two where they are tokenized as they stand; it belongs to the prompt
-    system: str = ""  # which only a chat has a place for
-    media: bool = False  # whether images and the like stood beside it
+    separator: str = ""  # between prompt and answer in plain text; part of the prompt
+    system: str = ""  # used only in chats
+    has_media: bool = False  # True if the row has images, audio or video
     history: tuple[tuple[str, str], ...] = ()  # earlier prompts with their answers
 
     @property
-    def before(self) -> str:
-        """All that precedes the answer in plain text."""
-        return "".join(f"{asked}\n{said}\n" for asked, said in self.history) + self.prompt + self.joint
+    def context(self) -> str:
+        """The plain text before the answer."""
+        return (
+            "".join(f"{prompt}\n{answer}\n" for prompt, answer in self.history) + self.prompt + self.separator
+        )
 
     def as_chat(self) -> "ChatRecord":
-        opened = [{"role": "system", "content": self.system}] if self.system else []
+        """Return the prompt and answer as a chat."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
         turns = (*self.history, (self.prompt, self.answer))
-        said = (
+        messages = (
             {"role": role, "content": words}
             for turn in turns
             for role, words in zip(ROLES, turn, strict=True)
         )
-        return ChatRecord([*opened, *said], media=self.media)
+        return ChatRecord([*system, *messages], has_media=self.has_media)
 
 
 @dataclass(frozen=True)
 class ChatRecord:
+    """A chat, with the tools that it may call."""
+
     messages: list[Message]
     tools: list[Any] | None = None
-    media: bool = False
+    has_media: bool = False
 
 
-Document = TextRecord | PromptRecord | ChatRecord
+Record = TextRecord | PromptRecord | ChatRecord
 
 
-def parse_line(line: bytes, place: str, columns: Mapping[str, str] | None = None) -> Document:
-    """With the keys that have other names in the data."""
+def parse_record(line: bytes, place: str, columns: Mapping[str, str] | None = None) -> Record:
+    """Parse a JSON line into a document. `columns` maps keys to their names in the data."""
     columns = columns or {}
-    return _document(renamed(row_of(line, place), columns, place), place, {*columns})
+    return _to_record(rename_keys(parse_object(line, place), columns, place), place, {*columns})
 
 
-def row_of(line: bytes, place: str) -> dict[str, Any]:
+def parse_object(line: bytes, place: str) -> dict[str, Any]:
+    """Parse a JSON line into an object; raise DataError if it is none."""
     try:
-        row = parsed(line)
+        row = parse_json(line)
         if not line.isascii():
             line.decode("utf-8")
         if b"\\u" in line:
-            for text in strings_of(row):
-                text.encode("utf-8")  # an escaped half of a surrogate pair is no text
+            for text in iterate_strings(row):
+                text.encode("utf-8")  # an escaped lone surrogate is not text
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
-        raise DataError(f"{place}: no UTF-8 text ({error.reason})") from None
+        raise DataError(
+            f"{place}: not UTF-8 ({error.reason}); save the data as UTF-8", code="not-utf8"
+        ) from None
     except json.JSONDecodeError as error:
-        raise DataError(f"{place}: no JSON: {error.msg} (column {error.colno})") from None
+        raise DataError(f"{place}: not JSON ({error.msg}, column {error.colno})", code="not-json") from None
     except RecursionError:
-        raise DataError(f"{place}: no JSON that can be read: it nests too deeply") from None
+        raise DataError(f"{place}: the JSON nests too deeply", code="not-json") from None
     except ValueError as error:
-        told = "a number of thousands of digits" if "digits" in str(error) else str(error)
-        raise DataError(f"{place}: no JSON that can be read: {told}") from None
+        problem = "a number of thousands of digits" if "digits" in str(error) else str(error)
+        raise DataError(f"{place}: the JSON cannot be read ({problem})", code="not-json") from None
     if not isinstance(row, dict):
-        raise DataError(f"{place}: {kind_of(row)} where an object is expected, one of {FORMS}")
+        raise DataError(
+            f"{place}: {describe_type(row)} instead of an object; expected one of {FORMS}",
+            code="not-an-object",
+        )
     return row
 
 
-def _document(row: dict[str, Any], place: str, meant: set[str]) -> Document:
-    """Where a row can be read in several ways, in that of a key that is meant; null is as if it were not there."""
-    check_alone(row, place)
-    there = {key: value for key, value in row.items() if value is not None}
-    known = sorted(TRIED, key=lambda form: not meant & {*form}) if meant else TRIED
-    form = next((form for found in (there, row) for form in known if found.keys() >= {*form}), None)
+def _to_record(row: dict[str, Any], place: str, meant: set[str]) -> Record:
+    """Convert a row into a document.
+
+    If it can be read in several ways, a key of `meant` decides. A null counts as missing.
+    """
+    reject_preferences(row, place)
+    given = {key: value for key, value in row.items() if value is not None}
+    forms = sorted(FORM_KEYS, key=lambda form: not meant & {*form}) if meant else FORM_KEYS
+    form = next((form for found in (given, row) for form in forms if found.keys() >= {*form}), None)
     if form and form[0] in MESSAGES:
-        return ChatRecord(messages_of(row, place, form[0]), tools_of(row, place), has_media(row))
+        return ChatRecord(read_messages(row, place, form[0]), read_tools(row, place), has_media(row))
     if form == ("text",):
-        return TextRecord(_string(row, "text", place))
-    if form and all(holds_messages(row[key]) for key in form):  # TRL's chats in two halves
-        return ChatRecord(halves_of(row, form[0], form[1], place), tools_of(row, place), has_media(row))
+        return TextRecord(_read_string(row, "text", place))
+    if form and all(
+        holds_messages(row[key]) for key in form
+    ):  # TRL's chats: prompt and answer are both messages
+        return ChatRecord(read_halves(row, form[0], form[1], place), read_tools(row, place), has_media(row))
     if form:
-        prompt, answer = prompt_of(row, form[0], place), _string(row, form[1], place)
-        joint, system = "" if form[0] == "prompt" else "\n", row.get("system")
+        prompt, answer = read_prompt(row, form[0], place), _read_string(row, form[1], place)
+        separator, system = "" if form[0] == "prompt" else "\n", row.get("system")
         return PromptRecord(
             prompt,
             answer,
-            joint,
+            separator,
             system if isinstance(system, str) else "",
             has_media(row),
-            history_of(row, place),
+            read_history(row, place),
         )
     raise DataError(
-        f"{place}: no known keys: found {told(list(row))}; known are {FORMS}; --columns prompt=KEY,... names others"
+        f"{place}: no known keys (got {format_keys(list(row))}); known are {FORMS}; "
+        "--columns prompt=KEY,... maps others",
+        code="unknown-keys",
     )
 
 
-def prompt_of(row: dict[str, Any], key: str, place: str) -> str:
-    """Read a prompt; an instruction may have an input, which follows it."""
-    prompt = _string(row, key, place)
+def read_prompt(row: dict[str, Any], key: str, place: str) -> str:
+    """Read a prompt; an instruction may be followed by its input."""
+    prompt = _read_string(row, key, place)
     return (
-        f"{prompt}\n\n{_string(row, 'input', place)}" if key == "instruction" and row.get("input") else prompt
+        f"{prompt}\n\n{_read_string(row, 'input', place)}"
+        if key == "instruction" and row.get("input")
+        else prompt
     )
 
 
-def history_of(row: dict[str, Any], place: str) -> tuple[tuple[str, str], ...]:
-    """Read the turns before a prompt, as Alpaca's form has them: a list of prompts with their answers."""
-    turns = listed(row.get("history")) or []
+def read_history(row: dict[str, Any], place: str) -> tuple[tuple[str, str], ...]:
+    """Read the turns before a prompt: Alpaca's list of prompts with their answers."""
+    turns = parse_list(row.get("history")) or []
     if not isinstance(turns, list) or not all(is_pair(turn) for turn in turns):
         raise DataError(
-            f'{place}: "history" is not a list of pairs of strings, [["prompt", "answer"], ...]; rename what is none'
+            f'{place}: "history" is not a list of pairs of strings, [["prompt", "answer"], ...]; '
+            "rename it if it is something else",
+            code="wrong-type",
         )
-    return tuple((asked, said) for asked, said in turns)
+    return tuple((prompt, answer) for prompt, answer in turns)
 
 
 def is_pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(each, str) for each in value)
+    """Return True if a value is a list of two strings."""
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value)
 
 
 def holds_messages(value: Any) -> bool:
+    """Return True if a value is a list of messages."""
     return isinstance(value, list) and len(value) > 0 and isinstance(value[0], dict)
 
 
-def halves_of(row: dict[str, Any], ask: str, answer: str, place: str) -> list[Message]:
-    """Read a chat whose answers to train on stand apart from what is before them."""
-    before, after = (messages_of({**row, "messages": row[key]}, place) for key in (ask, answer))
-    given = [
+def read_halves(row: dict[str, Any], prompt_key: str, answer_key: str, place: str) -> list[Message]:
+    """Read a chat whose messages to train on are in a separate list."""
+    before, after = (read_messages({**row, "messages": row[key]}, place) for key in (prompt_key, answer_key))
+    context = [
         {**message, UNTRAINED: True} if message["role"] == "assistant" else message for message in before
     ]
-    return [*given, *(message for message in after if message["role"] != "system")]
+    return [*context, *(message for message in after if message["role"] != "system")]
 
 
-def check_alone(row: dict[str, Any], place: str) -> None:
-    """Of answers to compare, one is not to be learned."""
-    found = [key for key in PREFERENCES if key in row]
-    if not found and isinstance(row.get("label"), bool) and any(key in row for key in (*ANSWERS, *MESSAGES)):
-        found = [next(key for key in (*ANSWERS, *MESSAGES) if key in row), "label"]
-    if found:
-        keys = ", ".join(map(json.dumps, found))
-        kinds = "kto" if "label" in found else "orpo, dpo, simpo or kto"
-        learns = f"finetune learns from them with --objective {kinds}"
+def reject_preferences(row: dict[str, Any], place: str) -> None:
+    """Raise DataError if a row has preferences, whose rejected answers must not be learned."""
+    keys_found = [key for key in PREFERENCES if key in row]
+    if (
+        not keys_found
+        and isinstance(row.get("label"), bool)
+        and any(key in row for key in (*ANSWERS, *MESSAGES))
+    ):
+        keys_found = [next(key for key in (*ANSWERS, *MESSAGES) if key in row), "label"]
+    if keys_found:
+        keys = ", ".join(map(json.dumps, keys_found))
+        kinds = "kto" if "label" in keys_found else "orpo, dpo, simpo or kto"
+        learns = f"use finetune --objective {kinds}"
         raise DataError(
-            f"{place}: preferences ({keys}): {learns}; or give the answers that are good alone, as {GOOD}"
+            f"{place}: the row has preferences ({keys}); {learns}, or keep only the good answers, as {PLAIN_FORMS}",
+            code="unexpected-preferences",
         )
 
 
-def _string(row: dict[str, Any], key: str, place: str) -> str:
+def _read_string(row: dict[str, Any], key: str, place: str) -> str:
     value = row[key]
     if not isinstance(value, str):
-        raise DataError(f"{place}: {json.dumps(key)} is {kind_of(value)} where a string is expected")
+        raise DataError(
+            f"{place}: {json.dumps(key)} is {describe_type(value)}; expected a string", code="wrong-type"
+        )
     return value
 
 
 # ---- reasoning -------------------------------------------------------------------
 
-END = "</think>"
+REASONING_END = "</think>"
 
 
-def unthought(document: Document) -> Document:
+def strip_reasoning(document: Record) -> Record:
+    """Remove the reasoning from the answers of a document."""
     if isinstance(document, ChatRecord):
-        return replace(document, messages=[said(message) for message in document.messages])
+        return replace(document, messages=[strip_message(message) for message in document.messages])
     return (
-        replace(document, answer=said_of(document.answer)) if isinstance(document, PromptRecord) else document
+        replace(document, answer=strip_text(document.answer))
+        if isinstance(document, PromptRecord)
+        else document
     )
 
 
-def said(message: Message) -> Message:
+def strip_message(message: Message) -> Message:
+    """Remove the reasoning from an assistant's message."""
     if message["role"] != "assistant":
         return message
-    kept = {key: value for key, value in message.items() if key != THOUGHTS[0]}
-    return {**kept, "content": said_of(words_of(message))}
+    fields = {key: value for key, value in message.items() if key != REASONING_KEYS[0]}
+    return {**fields, "content": strip_text(message_text(message))}
 
 
-def said_of(text: str) -> str:
-    """An answer behind its thoughts."""
-    return text.rpartition(END)[2].lstrip("\n") if END in text else text
+def strip_text(text: str) -> str:
+    """Return an answer without the reasoning before it."""
+    return text.rpartition(REASONING_END)[2].lstrip("\n") if REASONING_END in text else text

@@ -1,7 +1,10 @@
-"""The order of samples: a permutation that is computed, not stored.
+"""Shuffles samples by a permutation that is computed, not stored.
 
-A Feistel network over the smallest even number of bits that holds all indices, walked until the result is one of them
-(Black and Rogaway 2002). Where training stands is three numbers, resuming costs nothing, and nothing grows with the data.
+It is a Feistel network over the smallest even number of bits that holds all indices, iterated until the
+result is
+one of them (Black and Rogaway 2002). The position in the data is three numbers, resuming is free, and no
+memory grows
+with the data.
 """
 
 import numpy as np
@@ -12,7 +15,7 @@ ROUNDS = 8
 
 
 def mix(*words: int) -> int:
-    """64 well-mixed bits of some numbers (the finaliser of splitmix64, chained)."""
+    """Hash numbers into 64 well-mixed bits (the finalizer of splitmix64, chained)."""
     state = FIRST
     for word in words:
         state = (state + word * STRIDE + FIRST) & MASK
@@ -22,8 +25,8 @@ def mix(*words: int) -> int:
     return state
 
 
-def mixed(words: np.ndarray) -> np.ndarray:
-    """`mix` of each of some numbers alone."""
+def mix_array(words: np.ndarray) -> np.ndarray:
+    """Apply `mix` to each number of an array."""
     state = np.uint64(FIRST) + words * np.uint64(STRIDE) + np.uint64(FIRST)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(STRIDE)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(LAST)
@@ -31,7 +34,7 @@ def mixed(words: np.ndarray) -> np.ndarray:
 
 
 class Permutation:
-    """The numbers 0 to count - 1 in an order that a key chooses."""
+    """The numbers 0 to count - 1 in an order that depends on a key."""
 
     def __init__(self, count: int, *key: int) -> None:
         self.count = count
@@ -48,41 +51,41 @@ class Permutation:
             if index < self.count:
                 return index
 
-    def among(self, indices: range) -> np.ndarray:
-        """The numbers at some indices, together."""
+    def take(self, indices: range) -> np.ndarray:
+        """Return the numbers at a range of indices."""
         half, low = np.uint64(self.half), np.uint64((1 << self.half) - 1)
-        found = np.arange(indices.start, indices.stop, dtype=np.uint64)
-        left = np.ones(len(found), bool)
-        while left.any():
-            high, rest = found[left] >> half, found[left] & low
+        numbers = np.arange(indices.start, indices.stop, dtype=np.uint64)
+        outside = np.ones(len(numbers), bool)
+        while outside.any():
+            high, rest = numbers[outside] >> half, numbers[outside] & low
             for key in self.keys:
-                high, rest = rest, high ^ (mixed(rest ^ np.uint64(key)) & low)
-            found[left] = high << half | rest
-            left = found >= self.count
-        return found.astype(np.int64)
+                high, rest = rest, high ^ (mix_array(rest ^ np.uint64(key)) & low)
+            numbers[outside] = high << half | rest
+            outside = numbers >= self.count
+        return numbers.astype(np.int64)
 
 
 class Order:
-    """An endless line of sample numbers: epoch after epoch, each shuffled by seed and epoch."""
+    """An endless sequence of sample numbers: epoch after epoch, each shuffled by seed and epoch."""
 
     def __init__(self, count: int, seed: int, shuffle: bool = True) -> None:
         self.count, self.seed, self.shuffle = count, seed, shuffle
         self._epoch, self._permutation = -1, Permutation(count)
 
-    def __getitem__(self, place: int) -> int:
-        epoch, position = divmod(place, self.count)
+    def __getitem__(self, index: int) -> int:
+        epoch, position = divmod(index, self.count)
         if not self.shuffle:
             return position
-        return self._of(epoch)[position]
+        return self._permute(epoch)[position]
 
-    def _of(self, epoch: int) -> Permutation:
+    def _permute(self, epoch: int) -> Permutation:
         if epoch != self._epoch:
             self._epoch, self._permutation = epoch, Permutation(self.count, self.seed, epoch)
         return self._permutation
 
-    def among(self, places: range) -> np.ndarray:
-        """The numbers at some places of one epoch."""
-        position = places.start % self.count
+    def take(self, indices: range) -> np.ndarray:
+        """Return the numbers at a range of indices within one epoch."""
+        position = indices.start % self.count
         if not self.shuffle:
-            return np.arange(position, position + len(places))
-        return self._of(places.start // self.count).among(range(position, position + len(places)))
+            return np.arange(position, position + len(indices))
+        return self._permute(indices.start // self.count).take(range(position, position + len(indices)))

@@ -43,19 +43,19 @@ DOCUMENT = np.dtype(
     [
         ("begin", np.int64),  # in tokens
         ("size", np.int64),
-        ("file", np.int32),  # which of the files it came from
+        ("file", np.int32),  # index of its file
         ("line", np.int32),
         (
             "first",
             np.int32,
-        ),  # its first trained token that can be a target; -1: none, -2: too much, -3: refused
-        ("single", np.bool_),  # makes one row at most; others are cut into as many as they fill
+        ),  # its first trained target; -1: none, -2: too large, -3: refused
+        ("single", np.bool_),  # makes at most one row; others are cut into as many as they fill
     ]
 )
-READ_BYTES = 1 << 20  # bytes read at once to check them
-CHECKED_DOCUMENTS = 1 << 16  # documents looked at together
-MIN_FIRST = -3  # of a document's `first`: numbers below 0 say why there is none
-ATTEMPTS = 10  # to put an entry in its place, where other runs do the same
+READ_BYTES = 1 << 20  # bytes checked at once
+CHECKED_DOCUMENTS = 1 << 16  # documents checked at once
+MIN_FIRST = -3  # of a document's `first`
+ATTEMPTS = 10  # to publish an entry while other runs do the same
 
 
 @cache
@@ -63,7 +63,9 @@ def cache_folder() -> Path:
     """Return `~/.cache/llamatrain/tokens`, or a temporary folder if that is not writable."""
     if (folder := cache_dir.writable_cache_dir("tokens")) is None:
         raise DataError(
-            f"tokens can be kept nowhere, not even for a while: {cache_dir.CACHE_VARIABLE} names a folder for them"
+            "no folder for tokens is writable, not even a temporary one; "
+            f"set {cache_dir.CACHE_VARIABLE} to a writable folder",
+            code="cache-not-writable",
         )
     return folder
 
@@ -98,7 +100,8 @@ class DiskArray:
         raw = os.pread(self.file, (end - begin) * size, begin * size)
         if len(raw) < min(end * size, self.size) - begin * size:
             raise DataError(
-                f"{self.folder}: tokens there were cut short while they were read; the same command makes them again"
+                f"{self.folder}: the cached tokens were truncated while they were read; run the same command again",
+                code="truncated-file",
             )
         return np.frombuffer(raw, self.dtype)
 
@@ -111,7 +114,7 @@ class DiskArray:
         while piece := os.pread(self.file, READ_BYTES, size):
             size, crc = size + len(piece), zlib.crc32(piece, crc)
             if np.frombuffer(piece, f"u{self.dtype.itemsize}").max() >= below:
-                raise ValueError("not among the numbers that may be there")
+                raise ValueError("a number is out of range")
         return [size, crc]
 
 
@@ -132,7 +135,7 @@ class TokenStore:
     """The tokens, marks and documents of some files, as a cache entry holds them."""
 
     def __init__(self, folder: Path, key: str, max_documents: int) -> None:
-        self.key = self.identity = key  # the latter is what checkpoints know it by
+        self.key = self.identity = key  # checkpoints store `identity`
         self.tokens = DiskArray(folder / "tokens", TOKEN)
         self.marks = DiskArray(folder / "marks", MARK) if os.path.lexists(folder / "marks") else None
         self.documents = np.frombuffer(
@@ -193,7 +196,8 @@ def _cache_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
-            f"{folder}: tokens cannot be kept there: {error.strerror or error}; LLAMATRAIN_CACHE names another folder"
+            f"{folder}: cannot store tokens: {error.strerror or error}; set LLAMATRAIN_CACHE to another folder",
+            code="cache-not-writable",
         ) from None
 
 
@@ -205,7 +209,7 @@ class TokenStoreWriter:
         self.files: dict[str, BinaryIO] = {}
         self.sums: dict[str, list[int]] = {}
         self.begin = self.size = 0
-        for name in ("tokens", "documents"):  # they are there even where they stay empty
+        for name in ("tokens", "documents"):  # they exist even if they are empty
             self._append(name, b"")
 
     def write(self, tokens: np.ndarray, marks: np.ndarray | None = None) -> None:
@@ -245,7 +249,7 @@ class TokenStoreWriter:
     def close(self) -> None:
         """Close all files."""
         for file in self.files.values():
-            with suppress(OSError):  # what is finished is written; else another error is on its way
+            with suppress(OSError):  # finished files are flushed; otherwise another error is being raised
                 file.close()
 
 
@@ -259,7 +263,7 @@ def open_or_build(key: str, fill: Callable[[TokenStoreWriter], None], bounds: St
         mark_used(folder / key)
         return store
     if folder and os.path.lexists(folder / key):
-        log_line(f"{folder / key}: is not what was written there; the tokens are made again")
+        log_line(f"{folder / key}: the cached tokens are damaged; encoding the data again")
     entry = cache_folder() / key
     return (_open_valid(entry, bounds) if entry.parent != folder else None) or _build(entry, fill, bounds)
 
@@ -281,7 +285,7 @@ def _open_valid(entry: Path, bounds: StoreLimits) -> TokenStore | None:
         TypeError,
         AttributeError,
         RecursionError,
-    ):  # the last: JSON that is nested too deep
+    ):  # RecursionError: deeply nested JSON
         return None
 
 
@@ -291,7 +295,7 @@ def _build(entry: Path, fill: Callable[[TokenStoreWriter], None], bounds: StoreL
         with (
             _cache_errors(entry.parent),
             lock(entry.parent),
-        ):  # so that nobody sees the new folder before it is held
+        ):  # so that the new folder is visible only once it is locked
             remove_leftovers(entry.parent, NEW_PREFIX)
             temporary = delete_at_exit(Path(tempfile.mkdtemp(prefix=NEW_PREFIX, dir=entry.parent)))
             cleanup.callback(remove_path, temporary)
@@ -307,9 +311,7 @@ def _build(entry: Path, fill: Callable[[TokenStoreWriter], None], bounds: StoreL
 
 def _publish(temporary: Path, entry: Path, bounds: StoreLimits) -> TokenStore:
     """Rename a new entry to its final place; return it, or the entry of a run that was faster."""
-    store = TokenStore(
-        temporary, entry.name, bounds.documents
-    )  # opened before others can see it, and move it
+    store = TokenStore(temporary, entry.name, bounds.documents)  # open it before others can see and move it
     for attempt in range(ATTEMPTS):
         with suppress(OSError):
             temporary.rename(entry)
@@ -317,7 +319,7 @@ def _publish(temporary: Path, entry: Path, bounds: StoreLimits) -> TokenStore:
         if other := _open_valid(entry, bounds):
             return other
         aside = temporary.with_name(f"{temporary.name}-{attempt}")
-        with suppress(FileNotFoundError):  # another run has moved it
+        with suppress(FileNotFoundError):  # another run moved it
             entry.rename(aside)
         remove_path(aside)
     temporary.rename(entry)

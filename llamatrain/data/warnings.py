@@ -1,52 +1,52 @@
-"""What is to be said of data that becomes something else than its owner may think, once for all of it."""
+"""Collects notes and warnings on data that becomes something unexpected, once for all of it."""
 
 import re
 from collections.abc import Iterator, Mapping
 
 from llamatrain.data.chat.builtin import CHATML_WITH_EOS
-from llamatrain.data.chat.encode import TOKENS
+from llamatrain.data.chat.encode import MAX_LATER_TOKENS
 from llamatrain.data.chat.prompt import PromptReader
 from llamatrain.data.chat.template import ChatTemplate
 from llamatrain.errors import DataError
 
-OTHER = "--chat-template FILE names another"
-SPOKEN = {
-    "fallback": f"the model has no chat template: chats are put into ChatML's, as llama-server does; {OTHER}",
-    "system": "the chat template takes no system prompt: it stands before the first words of the user, as llama-server puts it",
-    "thoughts": "the chat template opens a thought before each answer: answers without one close it, as a server needs it",
-    "as_chat": "prompts with answers go through the model's chat template; --no-as-chat trains on them as plain text",
-    "mixed": "rows are of several forms: {}",
-    "apart": "an answer becomes a row of its own where a server gives the turns before it otherwise than they were",
+TEMPLATE_HINT = "choose another with --chat-template FILE"
+NOTES = {
+    "fallback": f"the model has no chat template; chats use ChatML, as in llama-server; {TEMPLATE_HINT}",
+    "system": "the chat template has no system prompt; it is put before the first user message, as in llama-server",
+    "thoughts": "the chat template opens reasoning before each answer; answers without reasoning close it, as servers expect",
+    "as_chat": "prompts with answers use the model's chat template; use --no-as-chat to train on them as plain text",
+    "mixed": "rows have several forms: {}",
+    "apart": "some answers get a row of their own, because the template renders their earlier turns differently",
 }
-WARNED = {
-    "marks": f"the vocabulary knows marks of the chat template ({{}}) as plain text only; {OTHER}",
-    "endless": f"the chat template ends answers in no token at which llama.cpp stops: {{}} is put behind them; {OTHER}",
-    "system_left": "system prompts beside prompts are left out of plain text; --as-chat has a place for them",
-    "media": "rows have images, audio or video, which cannot be trained on; only their text is",
-    "calls": f"the chat template has no place for calls of tools, which are left out; {OTHER}",
-    "unthought": "the chat template has no place for thoughts, which are left out; --thinking keep puts them before the answers",
-    "later": f"chats whose answers are rows of their own end where these come to {TOKENS:,} tokens; split them",
-    "rendered": "texts hold marks of chats ({}) that are read letter by letter; --parse-special reads them as tokens",
+WARNINGS = {
+    "marks": f"marks of the chat template are plain text in the vocabulary (got {{}}); {TEMPLATE_HINT}",
+    "endless": f"the chat template ends answers without a token at which llama.cpp stops; {{}} is appended; {TEMPLATE_HINT}",
+    "system_left": "system prompts are ignored in plain text; use --as-chat to include them",
+    "media": "rows have images, audio or video, which cannot be trained on; only their text is used",
+    "calls": f"the chat template does not render tool calls, which are ignored; {TEMPLATE_HINT}",
+    "unthought": "the chat template does not render reasoning, which is ignored; use --thinking keep to put it before the answers",
+    "later": f"chats with separate rows for their answers are cut after {MAX_LATER_TOKENS:,} tokens; split them",
+    "rendered": "texts contain chat marks that are read as plain text (got {}); use --parse-special to read them as tokens",
 }
 MARK = re.compile(
     r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|<(?:start|end)_of_turn>|\[/?INST\]|</?s>|<bos>"
 )
-DESIGNED = re.compile(r"\[/?INST\]|</?s>|<bos>")  # text for some models from their beginning
+TEXT_MARK = re.compile(r"\[/?INST\]|</?s>|<bos>")  # plain text in some models by design
 
 
-def lines(notes: Mapping[str, str], name: str) -> Iterator[str]:
-    """Of notes with what each tells besides."""
-    for kind, line in SPOKEN.items():
+def format_notes(notes: Mapping[str, str], name: str) -> Iterator[str]:
+    """Yield the messages of the notes, filled in with their details."""
+    for kind, text in NOTES.items():
         if kind in notes:
-            yield f"{name}: {line.format(notes[kind])}"
-    for kind, line in WARNED.items():
+            yield f"{name}: {text.format(notes[kind])}"
+    for kind, text in WARNINGS.items():
         if kind in notes:
-            yield f"warning: {name}: {line.format(notes[kind])}"
+            yield f"warning: {name}: {text.format(notes[kind])}"
 
 
-def plain_marks(template: ChatTemplate, reader: PromptReader) -> list[str]:
-    """Marks that are no tokens, though they are meant to be."""
-    if template.source == CHATML_WITH_EOS:  # of models from scratch, which learn them
+def find_plain_marks(template: ChatTemplate, reader: PromptReader) -> list[str]:
+    """Return the marks of a template that are plain text to the vocabulary, not tokens."""
+    if template.source == CHATML_WITH_EOS:  # new models learn these marks
         return []
     try:
         prompt = template.render([{"role": "user", "content": "hi"}], answer_next=True).decode(
@@ -55,10 +55,12 @@ def plain_marks(template: ChatTemplate, reader: PromptReader) -> list[str]:
     except DataError:
         return []
     return [
-        mark for mark in marks_in(prompt) if not DESIGNED.fullmatch(mark) and reader.token_of(mark) is None
+        mark
+        for mark in find_marks(prompt)
+        if not TEXT_MARK.fullmatch(mark) and reader.find_token(mark) is None
     ]
 
 
-def marks_in(text: str) -> list[str]:
-    """Each once."""
+def find_marks(text: str) -> list[str]:
+    """Return the distinct chat marks in a text."""
     return list(dict.fromkeys(MARK.findall(text)))

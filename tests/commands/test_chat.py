@@ -18,7 +18,7 @@ from llamatrain.adapters.options import AdapterOptions
 from llamatrain.cli import generate as command
 from llamatrain.commands.chat import ChatOptions, Conversation, line_for_llama, quoted
 from llamatrain.commands.generate import LoadOptions, TextModel
-from llamatrain.data.chat.builtin import NAMED
+from llamatrain.data.chat.builtin import TEMPLATES
 from llamatrain.data.tokenizer import load
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.values import string
@@ -119,7 +119,7 @@ def test_an_empty_template_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     done = piped(monkeypatch, "hi\n", *FEW, "--chat-template", "empty.jinja")
     assert (done.code, done.err) == (
         1,
-        "error: empty.jinja: the file is empty, where a Jinja template is needed\n",
+        "error: empty.jinja: the file is empty; a chat template must be Jinja [empty-file]\n",
     )
 
 
@@ -204,7 +204,7 @@ def test_the_same_in_the_words_of_llama_cpp() -> None:
     after = dict(pairwise(said))
     assert (
         said[0] == "llama-cli"
-        and after["--chat-template"] == NAMED["gemma"]
+        and after["--chat-template"] == TEMPLATES["gemma"]
         and "--jinja" in said
         and "-cnv" in said
     )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llamatrain.data import token_cache
 from llamatrain.data.batches import Batch, Batches, CursorState
-from llamatrain.data.dataset import open_corpus
+from llamatrain.data.dataset import open_dataset
 from llamatrain.data.options import DataOptions
 from llamatrain.data.shuffle import Permutation
 from llamatrain.errors import DataError
@@ -31,7 +31,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def open_rows(name: str, ctx: int, seed: int = 0, add_bos: bool = True, **options: object) -> Batches:
     chosen = DataOptions(**options)  # type: ignore[arg-type]
-    corpus, _ = open_corpus([name], ByteTokenizer(add_bos=add_bos), chosen, ctx, seed)
+    corpus, _ = open_dataset([name], ByteTokenizer(add_bos=add_bos), chosen, ctx, seed)
     return Batches(corpus, chosen, seed, EOS, BOS)
 
 
@@ -142,10 +142,10 @@ def test_how_full_rows_are() -> None:
     rows = open_rows(
         prompts(*[("abcde", "xyz")] * 10), ctx=20
     )  # ten tokens each, the end's with them, of which nine are read
-    filling = rows.filling(1)
+    filling = rows.measure_packing(1)
     assert filling.used == 18 / 20 and filling.trained == 8 / 20
     assert rows.state == open_rows("a.jsonl", ctx=20).state, "and nothing was taken"
-    apart = open_rows("a.jsonl", ctx=20, pack=False).filling(3)
+    apart = open_rows("a.jsonl", ctx=20, pack=False).measure_packing(3)
     assert apart.used == 9 / 20 and apart.trained == 4 / 20
 
 
@@ -242,7 +242,7 @@ def test_every_token_is_trained_once_an_epoch(size: int, ctx: int, seed: int, le
         trained += [targets[weights > 0] for targets, weights in zip(made.targets, made.weights, strict=True)]
     for epoch in (trained[:count], trained[count : 2 * count]):
         assert Counter(chain(*(row.tolist() for row in epoch))) == Counter(content.encode()[1 - lead :])
-    assert len(rows.corpus) == count
+    assert len(rows.dataset) == count
 
 
 @given(PAIRS, MODES, st.integers(1, 4), st.integers(0, 12), st.booleans())
@@ -308,7 +308,7 @@ def test_permutations_are_even() -> None:
 def test_all_rows_once_for_validation() -> None:
     for options in ({}, {"pack": True}, {"fill_with_next_samples": True}):
         rows = open_rows(prompts(*((str(number), "x") for number in range(10))), ctx=64, **options)
-        batches = list(rows.once(4))
+        batches = list(rows.one_epoch(4))
         assert {batch.tokens.shape[0] for batch in batches} == {4}
         asked = Counter(words(tokens[1:-1]) for batch in batches for tokens, _, _ in samples(batch))
         assert asked == Counter(map(str, range(10)))

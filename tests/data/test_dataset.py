@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from llamatrain.data import find_files, token_cache
-from llamatrain.data.dataset import Dataset, named, open_corpus
+from llamatrain.data.dataset import Dataset, format_places, open_dataset
 from llamatrain.data.find_files import DataFile, find_sources
 from llamatrain.data.options import DataOptions, unescape
 from llamatrain.data.readers import text as samples
@@ -47,7 +47,7 @@ def lines(*rows: object) -> str:
 def corpus(
     *data: str, ctx: int = 64, tokenizer: ByteTokenizer | None = None, seed: int = 0, **options: object
 ) -> Dataset:
-    return open_corpus(data, tokenizer or ByteTokenizer(), DataOptions(**options), ctx, seed)[0]  # type: ignore[arg-type]
+    return open_dataset(data, tokenizer or ByteTokenizer(), DataOptions(**options), ctx, seed)[0]  # type: ignore[arg-type]
 
 
 def texts(made: Dataset) -> list[str]:
@@ -145,16 +145,20 @@ def test_places_name_a_file_once_and_from_here(tmp_path: Path, monkeypatch: pyte
         "standard input:2",
         "/c",
     ]
-    assert named(rows[:1]) == "a.jsonl:3" and named(rows[:2]) == "a.jsonl:3, 8"
-    assert named(rows) == "a.jsonl:3, 8, /elsewhere/b.jsonl:1 and 2 more"
-    assert named(rows[3:]) == "standard input:2, /c"
+    assert format_places(rows[:1]) == "a.jsonl:3" and format_places(rows[:2]) == "a.jsonl:3, 8"
+    assert format_places(rows) == "a.jsonl:3, 8, /elsewhere/b.jsonl:1 and 2 more"
+    assert format_places(rows[3:]) == "standard input:2, /c"
 
 
 def test_rows_without_a_trained_token_are_counted_and_named() -> None:
     rows = [{"prompt": "p" * 70, "completion": "late"}, {"prompt": "p", "completion": "c" * 70}, {"text": ""}]
     rows.append({"messages": [{"role": "user", "content": "no answer"}]})  # type: ignore[dict-item]
     made = corpus(write("a.jsonl", lines(*rows)))
-    assert (len(made), made.cut, made.skipped) == (1, ["a.jsonl:2"], ["a.jsonl:1", "a.jsonl:3", "a.jsonl:4"])
+    assert (len(made), made.truncated, made.skipped) == (
+        1,
+        ["a.jsonl:2"],
+        ["a.jsonl:1", "a.jsonl:3", "a.jsonl:4"],
+    )
 
 
 @given(prompt=st.text("ab<é\n", max_size=8), answer=st.text("ab<é\n", max_size=8), add_bos=st.booleans())
@@ -191,16 +195,16 @@ def test_samples_begin_after_the_pattern(options: dict[str, object], expected: l
 
 
 def test_samples_longer_than_a_row_are_cut_and_counted() -> None:
-    assert corpus(write("a.txt", POEM), ctx=6, sample_start="#").cut == ["a.txt:2"]
+    assert corpus(write("a.txt", POEM), ctx=6, sample_start="#").truncated == ["a.txt:2"]
 
 
 def test_an_overlapping_sample_ends_between_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = DataFile(Path(write("a.txt", "#éé")), "a.txt", "text")
-    assert [sample.decode() for sample in samples.samples_after(source, "#", False, longest=1)] == ["é"]
+    source = DataFile(Path(write("a.txt", "#éé")), "a.txt", samples.TEXT)
+    assert [sample.decode() for sample in samples.read_samples(source, "#", False, max_bytes=1)] == ["é"]
 
 
 def test_a_pattern_that_is_not_there() -> None:
-    with pytest.raises(DataError, match=r"a\.txt: the sample start '\\\\n#' is not in it"):
+    with pytest.raises(DataError, match=r"a\.txt: the sample start '\\\\n#' "):
         corpus(write("a.txt", POEM), sample_start="\\n#")
 
 
@@ -225,7 +229,7 @@ def test_a_split_shares_no_target(size: int, ctx: int, share: float, seed: int, 
     for overlapping in (False, True):
         options = DataOptions(val_split=share, overlapping_samples=overlapping)
         try:
-            made = open_corpus(["a.txt"], Runes(add_bos=lead), options, ctx, seed)
+            made = open_dataset(["a.txt"], Runes(add_bos=lead), options, ctx, seed)
         except DataError as error:
             assert "split in two" in str(error)
             continue
@@ -257,7 +261,7 @@ def test_a_split_follows_the_seed_and_keeps_its_size() -> None:
     write("a.jsonl", lines(*({"prompt": f"{number}", "completion": "x"} for number in range(100))))
 
     def held(seed: int) -> list[str]:
-        validation = open_corpus(["a.jsonl"], ByteTokenizer(), DataOptions(val_split=0.05), 64, seed)[1]
+        validation = open_dataset(["a.jsonl"], ByteTokenizer(), DataOptions(val_split=0.05), 64, seed)[1]
         assert validation is not None
         return texts(validation)
 
@@ -268,24 +272,24 @@ def test_a_split_follows_the_seed_and_keeps_its_size() -> None:
 def test_validation_from_files_of_its_own() -> None:
     write("a.txt", "abcdefgh")
     write("b.txt", "12345678")
-    train, validation = open_corpus(["a.txt"], ByteTokenizer(), DataOptions(val=("b.txt",)), 8, 0)
+    train, validation = open_dataset(["a.txt"], ByteTokenizer(), DataOptions(val=("b.txt",)), 8, 0)
     assert validation is not None and (texts(train), texts(validation)) == (["abcdefgh"], ["12345678"])
     with pytest.raises(DataError, match="both training and validation"):
-        open_corpus(["a.txt"], ByteTokenizer(), DataOptions(val=("*.txt",)), 8, 0)
+        open_dataset(["a.txt"], ByteTokenizer(), DataOptions(val=("*.txt",)), 8, 0)
 
 
 @pytest.mark.parametrize("link", [os.link, os.symlink])
 def test_validation_is_not_the_training_data_under_another_name(link: Callable[[str, str], None]) -> None:
     link(write("a.txt", "abcdefgh"), "b.txt")
     with pytest.raises(DataError, match=r"^b\.txt \(the same as a\.txt\): is both training and validation"):
-        open_corpus(["a.txt"], ByteTokenizer(), DataOptions(val=("b.txt",)), 8, 0)
+        open_dataset(["a.txt"], ByteTokenizer(), DataOptions(val=("b.txt",)), 8, 0)
 
 
 def test_standard_input_is_named_as_such_where_it_is_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"abcdefgh")))
     find_files._standard_input.cache_clear()
     with pytest.raises(DataError, match=r"^standard input: is both"):
-        open_corpus(["-"], ByteTokenizer(), DataOptions(val=("-",)), 8, 0)
+        open_dataset(["-"], ByteTokenizer(), DataOptions(val=("-",)), 8, 0)
     find_files._standard_input.cache_clear()
 
 
@@ -293,37 +297,37 @@ def test_validation_does_not_overlap() -> None:
     write("a.txt", "abcdefghij")
     write("b.txt", "#123456#78")
     options = DataOptions(val=("b.txt",), overlapping_samples=True)
-    train, validation = open_corpus(["a.txt"], ByteTokenizer(), options, 4, 0)
+    train, validation = open_dataset(["a.txt"], ByteTokenizer(), options, 4, 0)
     assert validation is not None and (len(train), texts(validation)) == (6, ["#123", "456#", "78"])
     options = DataOptions(val=("b.txt",), overlapping_samples=True, sample_start="#")
-    _, validation = open_corpus([write("c.txt", "#ab#cd")], ByteTokenizer(), options, 9, 0)
+    _, validation = open_dataset([write("c.txt", "#ab#cd")], ByteTokenizer(), options, 9, 0)
     assert validation is not None and texts(validation) == ["123456</s>", "78</s>"]
 
 
 # ---- what is refused -------------------------------------------------------
 
 REFUSED = {
-    "bad JSON": ('{"text": "a"}\n' * 6 + '{"text": "a",,}\n', r"a\.jsonl, line 7: no JSON: .* \(column 14\)"),
-    "no object": ("[1]\n", r"a\.jsonl, line 1: a list where an object is expected"),
+    "bad JSON": ('{"text": "a"}\n' * 6 + '{"text": "a",,}\n', r"a\.jsonl, line 7: not JSON .*column 14\)"),
+    "no object": ("[1]\n", r"a\.jsonl, line 1: a list instead of an object"),
     "no known keys": (
         '{"text": "a"}\n\n{"body": "b", "title": 1}\n',
-        r'a\.jsonl, line 3: no known keys: found "body", "title"; .*"messages"',
+        r'a\.jsonl, line 3: no known keys .*"body", "title".*"messages"',
     ),
-    "not text": ('{"text": 7}\n', r'a\.jsonl, line 1: "text" is a number where a string is expected'),
-    "no list": ('{"messages": "hi"}\n', r'a\.jsonl, line 1: "messages" is a string where a list'),
+    "not text": ('{"text": 7}\n', r'a\.jsonl, line 1: "text" is a number; expected a string'),
+    "no list": ('{"messages": "hi"}\n', r'a\.jsonl, line 1: "messages" is a string; expected a list'),
     "no messages": ('{"messages": []}\n', r'a\.jsonl, line 1: "messages" is empty'),
     "no role": ('{"messages": [{"content": "a"}]}\n', r'a\.jsonl, line 1: message 1 has no "role"'),
     "no content": ('{"messages": [{"role": "user"}]}\n', r'a\.jsonl, line 1: message 1 has no "content"'),
     "no turn": ('{"conversations": [{"from": "gpt"}]}\n', r"a\.jsonl, line 1: message 1 is not"),
-    "half a character": ('{"text": "\\ud800"}\n', r"a\.jsonl, line 1: no UTF-8 text"),
-    "latin": (b'{"text": "\xe9"}\n', r"a\.jsonl, line 1: no UTF-8 text"),
-    "deep": ('{"text": ' + "[" * 99999 + "\n", r"a\.jsonl, line 1: no JSON"),
+    "half a character": ('{"text": "\\ud800"}\n', r"a\.jsonl, line 1: not UTF-8"),
+    "latin": (b'{"text": "\xe9"}\n', r"a\.jsonl, line 1: not UTF-8"),
+    "deep": ('{"text": ' + "[" * 99999 + "\n", r"a\.jsonl, line 1: the JSON nests"),
     "empty": ("", r"a\.jsonl: the file is empty"),
-    "binary": (b'{"text": "\0"}', r"a\.jsonl: binary data, a zero byte at offset 10"),
-    "blank": (" \n\n", r"a\.jsonl: there is only white space in it"),
+    "binary": (b'{"text": "\0"}', r"a\.jsonl: binary data .*offset 10\)"),
+    "blank": (" \n\n", r"a\.jsonl: the file contains only white space"),
     "no answer": (
         '{"messages": [{"role": "user", "content": "a"}]}',
-        r"a\.jsonl: no row has a token to train on .*: a\.jsonl:1$",
+        r"a\.jsonl: no row has a token to train on .*a\.jsonl:1\)",
     ),
 }
 
@@ -345,7 +349,7 @@ def test_files_that_are_refused() -> None:
     for data, message in {
         "nowhere.txt": r"nowhere\.txt: no such file or folder",
         "*.csv": r"\*\.csv: no file matches",
-        "d": r"d: mixes text \(d/a\.txt\) and JSON lines \(d/b\.jsonl\)",
+        "d": r"d: the folder mixes text \(d/a\.txt\) and JSON lines \(d/b\.jsonl\)",
         "pictures": r"pictures: no usable file in this folder; it holds 1 \.png, and known are \.txt, \.md, \.jsonl",
         "sparse": r"sparse: no usable file in this folder; it holds nothing",
         "utf32.txt": r"utf32\.txt: looks like UTF-32",
@@ -357,9 +361,7 @@ def test_files_that_are_refused() -> None:
 
 
 def test_text_shorter_than_the_context() -> None:
-    with pytest.raises(
-        DataError, match=r"a\.txt: too short for a row of 16; take --ctx 15 or less, or more text"
-    ):
+    with pytest.raises(DataError, match=r"a\.txt: too short for a row of 16 tokens; .*--ctx 15 or less"):
         corpus(write("a.txt", "a" * 15), ctx=16)
     assert len(corpus("a.txt", ctx=15)) == 1
     with pytest.raises(DataError, match="--ctx 14 or less"):
@@ -424,7 +426,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch: pytest.Monk
 
 MEASURE = """
 import resource, sys
-from llamatrain.data.dataset import open_corpus
+from llamatrain.data.dataset import open_dataset
 from llamatrain.data.options import DataOptions
 from llamatrain.data.batches import Batches
 from tests.helpers.byte_tokenizer import ByteTokenizer
@@ -432,7 +434,7 @@ options = DataOptions()
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
 start = peak()
-made, _ = open_corpus(sys.argv[1:], ByteTokenizer(), options, 128, 0)
+made, _ = open_dataset(sys.argv[1:], ByteTokenizer(), options, 128, 0)
 rows = Batches(made, options, 0, 257)
 for _ in range(len(made) // 8):
     rows.batch(8)
@@ -458,6 +460,6 @@ def test_large_text_takes_little_memory() -> None:
 def test_a_bad_line_is_not_repeated_whole() -> None:
     """Keys may be as long as the line."""
     path = write("a.jsonl", json.dumps({"k" * 100_000: 1, "b" * 5_000: 2}) + "\n")
-    with pytest.raises(DataError, match=r"line 1: no known keys: found \"kkk.*\.\.\.\", \"bbb") as failed:
+    with pytest.raises(DataError, match=r"line 1: no known keys .*\"kkk.*\.\.\.\", \"bbb") as failed:
         corpus(path)
     assert len(str(failed.value)) < 1000

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from llamatrain.data.file_kind import STRAY, Utf8
-from llamatrain.data.find_files import DataFile, find_sources, passed_over
-from llamatrain.data.readers.text import chunks_of, samples_after
-from llamatrain.data.vocabulary_text import texts_of
-from llamatrain.errors import DataError
+from llamatrain.data.find_files import DataFile, find_sources, skipped_files
+from llamatrain.data.readers.encoding import MAX_BAD_BYTES, EncodingCheck
+from llamatrain.data.readers.text import read_chunks, read_samples
+from llamatrain.data.vocabulary_text import read_texts
 from tests.helpers.cli import TINY, ran, run, text_file
+from tests.helpers.errors import raises
 from tests.run.test_from_scratch_errors import refused
 
 FRENCH = "Où est passée l'écriture ? Là-bas, près de la forêt : des élèves l'ont trouvée à Noël.\n"
 PAGE = b"\xef\xbb\xbf \n<!DOCTYPE html>\n<html><body>words</body></html>"
-TAKEN = r".*text, JSON and tables \(\.txt, \.md, \.jsonl, \.ndjson, \.json, \.csv, \.tsv, \.parquet, and these as \.gz and \.zst,"
+KNOWN = r".*\(\.txt, \.md, \.jsonl, \.ndjson, \.json, \.csv, \.tsv, \.parquet, and these as \.gz and \.zst,"
 
 
 @pytest.mark.parametrize(
@@ -34,14 +34,14 @@ TAKEN = r".*text, JSON and tables \(\.txt, \.md, \.jsonl, \.ndjson, \.json, \.cs
         ("paper", b"%PDF-1.4 words", r"paper: a document"),
         ("a.docx", b"PK\x03\x04words", r"a\.docx: a document"),
         ("a.html.gz", gzip.compress(PAGE), r"a\.html\.gz: markup"),
-        ("a.tar.gz", gzip.compress(b"words " * 99), r"a\.tar\.gz: packed"),
-        ("a.txt.xz", b"\xfd7zXZ\0words", r"a\.txt\.xz: packed"),
+        ("a.tar.gz", gzip.compress(b"words " * 99), r"a\.tar\.gz: an archive"),
+        ("a.txt.xz", b"\xfd7zXZ\0words", r"a\.txt\.xz: an archive"),
         ("a.feather", b"ARROW1", r"a\.feather: a table of binary data"),
     ],
 )
 def test_what_is_no_training_data(name: str, content: bytes, told: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=told + TAKEN) as failed:
+    with raises("unsupported-format", match=told + KNOWN) as failed:
         find_sources([str(tmp_path / name)])
     assert "\n" not in str(failed.value)
 
@@ -58,7 +58,7 @@ def test_standard_input_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PAGE)))
     find_files._standard_input.cache_clear()
-    with pytest.raises(DataError, match="standard input: markup"):
+    with raises("unsupported-format", match="standard input: markup"):
         find_sources(["-"])
     find_files._standard_input.cache_clear()
 
@@ -68,8 +68,8 @@ def test_a_folder_passes_over_other_files(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"something")
     (tmp_path / "d.txt").write_text("words")
     assert [source.path.name for source in find_sources([str(tmp_path)])] == ["d.txt"]
-    assert passed_over([str(tmp_path), str(tmp_path / "d.txt"), "-"]) == "1 .csv, 1 .html, 1 .pdf"
-    assert passed_over([str(tmp_path / "d.txt")]) == ""
+    assert skipped_files([str(tmp_path), str(tmp_path / "d.txt"), "-"]) == "1 .csv, 1 .html, 1 .pdf"
+    assert skipped_files([str(tmp_path / "d.txt")]) == ""
 
 
 def test_what_is_passed_over_is_said(tmp_path: Path) -> None:
@@ -86,24 +86,22 @@ def test_what_is_passed_over_is_said(tmp_path: Path) -> None:
 def test_text_in_another_encoding(encoding: str, tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(("plain words\n" + FRENCH * 3).encode(encoding))
-    with pytest.raises(
-        DataError, match=r"a\.txt: no UTF-8 text.*the first 0x\w\w at byte 13, in line 2; convert it.*iconv"
-    ) as failed:
+    with raises("not-utf8", match=r"a\.txt: .*the first 0x\w\w at byte 13, in line 2\).*iconv") as failed:
         find_sources([str(path)])
     assert "\n" not in str(failed.value)
-    refused(run("from-scratch", path, "--iters", 1, "--vocab-size", "bytes"), 1, "no UTF-8 text", "line 2")
+    refused(run("from-scratch", path, "--iters", 1, "--vocab-size", "bytes"), 1, "[not-utf8]", "line 2")
 
 
 @pytest.mark.parametrize(
     "reads",
-    [chunks_of, lambda source: texts_of([source]), lambda source: samples_after(source, "w", False, None)],
+    [read_chunks, lambda source: read_texts([source]), lambda source: read_samples(source, "w", False, None)],
 )
 def test_other_bytes_are_found_wherever_they_begin(
     reads: Callable[[DataFile], Iterable[object]], tmp_path: Path
 ) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"words\n" * 400_000 + (FRENCH * 3).encode("latin-1"))
-    with pytest.raises(DataError, match=r"the first 0xF9 at byte 2400001, in line 400001;"):
+    with raises("not-utf8", match=r"the first 0xF9 at byte 2400001, in line 400001\)"):
         for _ in reads(find_sources([str(path)])[0]):
             pass
 
@@ -111,25 +109,28 @@ def test_other_bytes_are_found_wherever_they_begin(
 def test_some_stray_bytes_stay_what_they_are(tmp_path: Path) -> None:
     """A few anywhere, and more of them where there is much that is sound."""
     path = tmp_path / "a.txt"
-    for text in (b"words \xe9\xff " * (STRAY // 2), "你好，".encode() * 1000 + b"\xff" * 20 + b" end"):
+    for text in (
+        b"words \xe9\xff " * (MAX_BAD_BYTES // 2),
+        "你好，".encode() * 1000 + b"\xff" * 20 + b" end",
+    ):
         path.write_bytes(text)
-        assert b"".join(chunks_of(find_sources([str(path)])[0])) == text
+        assert b"".join(read_chunks(find_sources([str(path)])[0])) == text
 
 
 def test_text_is_the_same_wherever_it_is_cut() -> None:
     """Characters that are cut in two, and the replacement character itself, are no bad bytes."""
     text, dice = ("é\ufffd你好😀 a\n" * 300).encode(), random.Random(1)
-    reading, at = Utf8("a"), 0
+    reading, at = EncodingCheck("a"), 0
     while at < len(text):
         size = dice.randrange(1, 7)
         reading.feed(text[at : at + size])
         at += size
-    assert (reading.bad, reading.first) == (0, "")
-    assert reading.beyond == sum(byte >= 128 for byte in text)
+    assert (reading.bad, reading.first_bad) == (0, "")
+    assert reading.beyond_ascii == sum(byte >= 128 for byte in text)
 
 
 def test_lines_in_another_encoding_are_refused_by_their_line(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "words"}\n{"text": "\xe9"}\n')
-    with pytest.raises(DataError, match=r"line 2: no UTF-8 text"):
-        list(texts_of(find_sources([str(path)])))
+    with raises("not-utf8", match="line 2: "):
+        list(read_texts(find_sources([str(path)])))

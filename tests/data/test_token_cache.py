@@ -212,7 +212,7 @@ def test_what_cannot_be_is_made_anew_whatever_its_sums(
         check(open_or_build("key", fill, BOUNDS))
         assert (
             capsys.readouterr().err
-            == f"{folder}/key: is not what was written there; the tokens are made again\n"
+            == f"{folder}/key: the cached tokens are damaged; encoding the data again\n"
         )
         check(open_or_build("key", never, BOUNDS))
     assert not capsys.readouterr().err
@@ -253,7 +253,7 @@ def test_an_entry_is_used_where_nothing_can_be_written(folder: Path, monkeypatch
     monkeypatch.setattr(tempfile, "mkdtemp", no_room)
     cache_dir.get_temp_folder.cache_clear()
     check(open_or_build("key", never, BOUNDS))
-    with pytest.raises(DataError, match="tokens can be kept nowhere"):
+    with pytest.raises(DataError, match="no folder for tokens is writable"):
         open_or_build("another", fill, BOUNDS)
 
 
@@ -265,7 +265,7 @@ def test_an_entry_that_is_cut_while_it_is_read_is_named(folder: Path) -> None:
     store = open_or_build("key", fill, BOUNDS)
     os.truncate(folder / "key" / "tokens", 1000)
     np.testing.assert_array_equal(store.tokens.read(0, 250), TOKENS[:250])
-    with pytest.raises(DataError, match=f"^{folder}: tokens there were cut short"):
+    with pytest.raises(DataError, match=f"^{folder}: the cached tokens were truncated"):
         store.tokens.read(240, 260)
 
 
@@ -363,9 +363,7 @@ def test_errors_of_the_cache_name_its_folder(folder: Path, monkeypatch: pytest.M
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(
-        DataError, match=f"^{folder}: tokens cannot be kept there: No space left on device; LLAMATRAIN_CACHE"
-    ):
+    with pytest.raises(DataError, match=f"^{folder}: .*No space left on device; .*LLAMATRAIN_CACHE"):
         open_or_build("key", fill, BOUNDS)
     assert names(folder) == []
 

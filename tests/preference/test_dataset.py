@@ -118,7 +118,7 @@ BAD: list[tuple[Compare, dict[str, Any], str]] = [
     (
         "pairs",
         {"prompt": "a", "chosen": "", "rejected": "b"},
-        '"chosen" is empty, so there is nothing to learn from; leave the row',
+        '"chosen" is empty; remove the row',
     ),
     (
         "pairs",
@@ -128,41 +128,45 @@ BAD: list[tuple[Compare, dict[str, Any], str]] = [
     (
         "pairs",
         {"prompt": "a", "chosen": [HI], "rejected": [HI, NO]},
-        '"chosen" ends with a message of "user"',
+        '"chosen" must end with a message of "assistant" (got "user")',
     ),
     ("pairs", {"chosen": [HI, YES], "rejected": [BE, HI, NO]}, "differ before their last message"),
     (
         "pairs",
         {"chosen": "a", "rejected": "b"},
-        'there is no "prompt" where a string or a list of messages is expected',
+        'there is no "prompt"; expected a string or a list of messages',
     ),
-    ("pairs", {"prompt": 7, "chosen": "a", "rejected": "b"}, '"prompt" is a number where a string or a list'),
+    (
+        "pairs",
+        {"prompt": 7, "chosen": "a", "rejected": "b"},
+        '"prompt" is a number; expected a string or a list',
+    ),
     (
         "pairs",
         {"prompt": "a", "chosen": {"x": 1}, "rejected": "b"},
-        '"chosen" is an object where a string or a list',
+        '"chosen" is an object; expected a string or a list',
     ),
     (
         "pairs",
         {"prompt": "a", "chosen": [{"text": "b"}], "rejected": "b"},
         '"chosen": message 1 has no "role"',
     ),
-    ("pairs", {"prompt": "a", "chosen": [], "rejected": "b"}, '"chosen": "messages" is empty where'),
+    ("pairs", {"prompt": "a", "chosen": [], "rejected": "b"}, '"chosen": "messages" is empty'),
     (
         "pairs",
         {"prompt": "a", "completion": "b"},
-        'nothing to compare: found "prompt", "completion"; --objective orpo, dpo or simpo',
+        'nothing to compare (got keys "prompt", "completion"); --objective orpo, dpo or simpo',
     ),
-    ("pairs", {"prompt": "a", "completion": "b", "label": True}, "--objective kto takes it"),
+    ("pairs", {"prompt": "a", "completion": "b", "label": True}, "use --objective kto"),
     (
         "answers",
         {"prompt": "a", "completion": "b", "label": 1},
-        '"label" is a number where true or false is expected',
+        '"label" is a number; expected true or false',
     ),
     (
         "answers",
         {"prompt": "a", "completion": "b", "label": None},
-        '"label" is null where true or false is expected',
+        '"label" is null; expected true or false',
     ),
     ("answers", {"prompt": "a", "completion": "", "label": True}, '"completion" is empty'),
 ]

@@ -299,19 +299,19 @@ OTHERS = [
     (
         "pairs.jsonl",
         "",
-        'pairs.jsonl, line 1: preferences ("chosen", "rejected"): finetune learns from them with --objective orpo',
+        'pairs.jsonl, line 1: the row has preferences ("chosen", "rejected"); use finetune --objective orpo',
     ),
     (
         "text.txt",
         "dpo",
-        "text.txt: plain text, in which nothing is compared; --objective orpo, dpo or simpo takes JSON lines",
+        "text.txt: plain text has nothing to compare; --objective orpo, dpo or simpo needs JSON lines",
     ),
     (
         "plain.jsonl",
         "kto",
-        'plain.jsonl, line 1: nothing to compare: found "prompt", "completion"; --objective kto takes',
+        'plain.jsonl, line 1: nothing to compare (got keys "prompt", "completion"); --objective kto needs',
     ),
-    ("answers.jsonl", "dpo", 'answers.jsonl, line 1: an answer with a "label", where pairs are compared'),
+    ("answers.jsonl", "dpo", 'answers.jsonl, line 1: an answer with a "label", but pairs are compared'),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The layouts of chats that are known by name, as llama.cpp calls them: for models that bring no template, or another."""
+"""The built-in chat templates, named as in llama.cpp."""
 
 CHATML = (
     "{% for message in messages %}"
@@ -6,7 +6,7 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-# For new models, to whose vocabulary ChatML's end mark is mere text: an answer ends with a token that a model can stop at.
+# For new models, whose vocabulary has no token for ChatML's end mark: an answer ends with a token that stops a model.
 CHATML_WITH_EOS = CHATML.replace(
     "'<|im_end|>\n'", "(eos_token if message['role'] == 'assistant' else '<|im_end|>') + '\n'"
 )
@@ -14,7 +14,7 @@ CHATML_WITH_EOS = CHATML.replace(
 
 EACH = "{% for message in messages %}"
 NEXT = "{% if add_generation_prompt %}"
-# What comes before the first question stands in it.
+# The system prompt is part of the first question.
 GEMMA = (
     "{{ bos_token }}{% set said = namespace(before='') %}"
     + EACH
@@ -65,7 +65,7 @@ PHI4 = (
     + NEXT
     + "{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %}"
 )
-NAMED = {
+TEMPLATES = {
     "chatml": CHATML,
     "gemma": GEMMA,
     "granite": GRANITE,
@@ -76,7 +76,7 @@ NAMED = {
     "phi4": PHI4,
     "phi4-mini": PHI3.replace("\n", ""),
 }
-# What models are called whose turns are laid out so.
+# Other names of models with these templates.
 ALIASES = {
     **dict.fromkeys(("qwen", "qwen2", "qwen2.5", "qwen3", "smollm2", "smollm3", "hermes"), "chatml"),
     **dict.fromkeys(("gemma2", "gemma3"), "gemma"),
@@ -88,6 +88,6 @@ ALIASES = {
 }
 
 
-def layout_of(name: str) -> str | None:
-    """The template of a layout that is known by this name."""
-    return NAMED.get(ALIASES.get(name.lower(), name.lower()))
+def find_template(name: str) -> str | None:
+    """Return the built-in template of this name, or None."""
+    return TEMPLATES.get(ALIASES.get(name.lower(), name.lower()))

@@ -1,11 +1,13 @@
-"""Chats as tokens, with a mark on what the assistant says.
+"""Encodes chats as tokens, with marks on the assistant's answers.
 
-Each answer stands behind the prompt that a server makes of the messages before it, and is tokenized apart from it, as what a
-model says is. Where the prompt of the next answer goes on from that, both are in one sample; some templates write an old turn
-otherwise than a new one (without its thoughts, or the system prompt elsewhere), and some vocabularies read it otherwise (with a
-space more behind a control token): then each answer becomes a sample of its own.
+Each answer follows the prompt that a server makes of the messages before it, and is tokenized separately, as
+the
+output of a model is. If the next prompt continues that text, both share a sample. Some templates render an
+old turn
+differently from a new one (without its reasoning, or with the system prompt elsewhere), and some vocabularies
+tokenize it differently (with a space after a control token): then each answer becomes a separate sample.
 
-All that takes renderings whose messages grow with the square of the turns: there is a limit to them.
+The rendered messages grow with the square of the turns, so there is a limit to them.
 """
 
 from collections import deque
@@ -16,57 +18,63 @@ from typing import NamedTuple
 import numpy as np
 
 from llamatrain.data.chat.messages import UNTRAINED, Message
-from llamatrain.data.chat.prompt import BORDER, LARGE, PromptReader
+from llamatrain.data.chat.prompt import BORDER_BYTES, LARGE_TEXT, PromptReader
 from llamatrain.data.chat.template import LAST, TURNS, ChatTemplate
 from llamatrain.data.json_values import RecordTooLarge
 from llamatrain.data.records import ChatRecord, PromptRecord
 from llamatrain.platform.memory import trim_heap
 
-NOTHING = (np.zeros(0, np.int32), np.zeros(0, np.uint8))  # a document that is counted, and skipped
+NO_TOKENS = (np.zeros(0, np.int32), np.zeros(0, np.uint8))  # a document that is counted but skipped
 
 
 class MarkedTokens(NamedTuple):
+    """The tokens of a document, with marks on those that are trained."""
+
     tokens: np.ndarray
-    marks: np.ndarray  # 1 where trained
+    marks: np.ndarray  # 1 for trained tokens
     single: bool  # one row at most
 
 
-NEITHER = MarkedTokens(*NOTHING, single=True)
+EMPTY_SAMPLE = MarkedTokens(*NO_TOKENS, single=True)
 
 
-def last_answer(samples: list[MarkedTokens]) -> MarkedTokens:
-    """What is compared of a conversation."""
+def keep_last_answer(samples: list[MarkedTokens]) -> MarkedTokens:
+    """Return the last sample of a conversation with only its last answer marked."""
     *_, (tokens, marks, _) = samples
-    told = np.flatnonzero(np.diff(marks, prepend=0))  # where answers begin and end
-    before = int(told[-2 if len(told) % 2 == 0 else -1]) if len(told) else 0
+    borders = np.flatnonzero(np.diff(marks, prepend=0))  # where answers begin and end
+    before = int(borders[-2 if len(borders) % 2 == 0 else -1]) if len(borders) else 0
     marks[:before] = 0
     return MarkedTokens(tokens, marks, single=True)
 
 
-RENDERED = 2_100_000  # messages in all renderings of a chat: one of 2,000 messages that take turns is rendered so often
-TOKENS = 6_000_000  # of all samples of a chat but its first: answers behind them are left out
-Marked = tuple[np.ndarray, np.ndarray]  # tokens, and 1 where they are the assistant's
+MAX_RENDERED_MESSAGES = 2_100_000  # messages in all renderings of a chat; 2,000 alternating messages reach it
+MAX_LATER_TOKENS = 6_000_000  # of all samples of a chat except the first; later answers are dropped
+TokensAndMarks = tuple[np.ndarray, np.ndarray]  # tokens, and 1 for those of the assistant
 
 
 class ChatSample:
-    """A sample in the making: what the assistant is given, and what it says, in turn."""
+    """A sample under construction: prompts and answers in turn."""
 
     def __init__(self) -> None:
         self.parts = deque[tuple[np.ndarray, bool]]()
         self.count = 0
 
     @property
-    def last(self) -> int | None:
-        """Its last token."""
+    def last_token(self) -> int | None:
+        """The last token, or None."""
         part = next((part for part, _ in reversed(self.parts) if len(part)), None)
         return None if part is None else int(part[-1])
 
     def add(self, tokens: np.ndarray, spoken: bool) -> None:
+        """Append tokens; `spoken` marks them as the assistant's."""
         self.parts.append((tokens, spoken))
         self.count += len(tokens)
 
-    def goes_on(self, more: np.ndarray, prompt: np.ndarray) -> bool:
-        """Tell whether the sample and more tokens are the prompt: a vocabulary may join what stands at the border of two."""
+    def extends_to(self, more: np.ndarray, prompt: np.ndarray) -> bool:
+        """Return True if the sample and more tokens equal a prompt.
+
+        They may differ, because a vocabulary can merge tokens across their border.
+        """
         if self.count + len(more) != len(prompt):
             return False
         at = 0
@@ -76,32 +84,34 @@ class ChatSample:
             at += len(tokens)
         return True
 
-    def marked(self) -> Marked:
+    def join(self) -> TokensAndMarks:
+        """Return all tokens with their marks, and free the parts."""
         tokens, marks, at = np.empty(self.count, np.int32), np.empty(self.count, np.uint8), 0
-        while self.parts:  # each is let go once it is copied
+        while self.parts:  # free each part after copying it
             part, spoken = self.parts.popleft()
             tokens[at : at + len(part)], marks[at : at + len(part)] = part, spoken
             at += len(part)
         return tokens, marks
 
 
-def encode_prompt(row: PromptRecord, reader: PromptReader, size: int) -> Marked:
-    said, text = ChatSample(), reader.growing(size, LARGE)
-    text.change(0, row.before.encode())
-    said.add(text.tokens, False)
-    del text  # what is copied can be let go
-    said.add(reader.behind(row.answer.encode(), False, said.last), True)
-    if not reader.ended(said.parts[-1][0]):
-        said.add(reader.end, True)
-    return said.marked()
+def encode_prompt(row: PromptRecord, reader: PromptReader, size: int) -> TokensAndMarks:
+    """Encode a prompt and its answer, which ends with an end token."""
+    sample, text = ChatSample(), reader.start_text(size, LARGE_TEXT)
+    text.replace_end(0, row.context.encode())
+    sample.add(text.tokens, False)
+    del text  # free the text, which is copied
+    sample.add(reader.encode_continuation(row.answer.encode(), False, sample.last_token), True)
+    if not reader.has_end(sample.parts[-1][0]):
+        sample.add(reader.end, True)
+    return sample.join()
 
 
-def answers_in(messages: list[Message]) -> list[int]:
-    """Those that are trained."""
+def find_answers(messages: list[Message]) -> list[int]:
+    """Return the indices of the answers that are trained."""
     return [
         number
-        for number, each in enumerate(messages)
-        if each["role"] == "assistant" and not each.get(UNTRAINED)
+        for number, message in enumerate(messages)
+        if message["role"] == "assistant" and not message.get(UNTRAINED)
     ]
 
 
@@ -111,46 +121,56 @@ def encode_chat(
     reader: PromptReader,
     size: int,
     notes: set[str],
-    want: str = TURNS,
-) -> Iterator[Marked]:
-    """Samples of a chat in so many bytes; what is to be said of it is noted."""
-    turns = answers_in(chat.messages)[-1 if want == LAST else 0 :]
-    if sum(2 * turn + 1 for turn in turns) > RENDERED:
+    render_mode: str = TURNS,
+) -> Iterator[TokensAndMarks]:
+    """Yield the samples of a chat that has `size` bytes in the file; add remarks to `notes`."""
+    turns = find_answers(chat.messages)[-1 if render_mode == LAST else 0 :]
+    if sum(2 * turn + 1 for turn in turns) > MAX_RENDERED_MESSAGES:
         raise RecordTooLarge(
-            f"a chat of {len(chat.messages):,} messages, {len(turns):,} of them answers; about 2,000 can be: split it"
+            f"a chat of {len(chat.messages):,} messages, {len(turns):,} of them answers "
+            "(the limit is about 2,000); split it",
+            code="row-too-large",
         )
-    left, text, said, spoken, joined = TOKENS, reader.growing(size), ChatSample(), 0, True
-    with closing(template.turns(chat.messages, chat.tools, want)) as made:
-        for turn in made:
-            text.change(turn.same, turn.rest)
-            more = None
-            if turn.goes_on and joined:  # behind the token that ends the answer before
-                more = reader.behind(bytes(turn.rest[spoken:]), spoken > 0, said.last)
-            if more is not None and said.goes_on(more, text.tokens):
-                said.add(more, False)
+    tokens_left, text, sample, answer_bytes, is_separate = (
+        MAX_LATER_TOKENS,
+        reader.start_text(size),
+        ChatSample(),
+        0,
+        True,
+    )
+    with closing(template.turns(chat.messages, chat.tools, render_mode)) as rendered_turns:
+        for turn in rendered_turns:
+            text.replace_end(turn.shared_bytes, turn.rest)
+            continuation = None
+            if turn.is_continuation and is_separate:  # it follows the end token of the previous answer
+                continuation = reader.encode_continuation(
+                    bytes(turn.rest[answer_bytes:]), answer_bytes > 0, sample.last_token
+                )
+            if continuation is not None and sample.extends_to(continuation, text.tokens):
+                sample.add(continuation, False)
             else:
-                if said.parts:
+                if sample.parts:
                     notes.add("apart")
-                    yield said.marked()
-                    left -= len(text.tokens)
-                if left < 0:
+                    yield sample.join()
+                    tokens_left -= len(text.tokens)
+                if tokens_left < 0:
                     notes.add("later")
                     return
-                said = ChatSample()
-                said.add(
+                sample = ChatSample()
+                sample.add(
                     text.tokens if len(turns) == 1 else text.tokens.copy(), False
-                )  # the next change writes over them
-            joined = reader.joins(said.parts[-1][0], bytes(turn.answer[:BORDER]))
-            answer = reader.behind(bytes(turn.answer), False, said.last)
-            stop = reader.first_end(answer)  # some templates write more behind a call
-            said.add(answer[:stop], True)
-            said.add(answer[stop:], False)
-            if not turn.ended:
+                )  # the next change overwrites them
+            is_separate = reader.tokenizes_alone(sample.parts[-1][0], bytes(turn.answer[:BORDER_BYTES]))
+            answer = reader.encode_continuation(bytes(turn.answer), False, sample.last_token)
+            stop = reader.find_end(answer)  # some templates write text after a tool call
+            sample.add(answer[:stop], True)
+            sample.add(answer[stop:], False)
+            if not turn.has_end:
                 notes.add("endless")
-                said.add(reader.end, not reader.ended(answer[:stop]))
-            spoken = len(turn.answer)
-    if said.parts:
-        del text, turn, answer  # as large as what is made of them
-        if size > LARGE:
+                sample.add(reader.end, not reader.has_end(answer[:stop]))
+            answer_bytes = len(turn.answer)
+    if sample.parts:
+        del text, turn, answer  # each is as large as the sample
+        if size > LARGE_TEXT:
             trim_heap()
-        yield said.marked()
+        yield sample.join()

@@ -1,12 +1,17 @@
-"""How long a chat template may take, agreed between the process that asks and the child that renders."""
+"""The time limit of a rendering, shared by the parent and the child process."""
 
-START = 1.0  # seconds of the processor to compile a template and render a first small chat
-LEAST = 0.5  # seconds for any conversation
-BYTES = 20_000  # of a request, for another second
-SQUARE = 15e-6  # seconds, times the square of the messages: each answer asks for a rendering of all before it
+START_SECONDS = 1.0  # CPU seconds to compile a template and render a first small chat
+MIN_SECONDS = 0.5  # for any conversation
+BYTES_PER_SECOND = 20_000  # bytes of a request per further second
+SECONDS_PER_SQUARE = (
+    15e-6  # times the square of the message count: each answer renders all messages before it
+)
 
 
-def seconds_for(request: bytes, most: float) -> float:
-    """Allow a conversation the seconds that its length is worth: a hostile template is not to take long for a small one."""
+def time_limit(request: bytes, max_seconds: float) -> float:
+    """Return the seconds allowed for a request, by its length.
+
+    A hostile template must not be slow on a short chat.
+    """
     messages = request.count(b'"role"')
-    return min(most, LEAST + len(request) / BYTES + SQUARE * messages**2)
+    return min(max_seconds, MIN_SECONDS + len(request) / BYTES_PER_SECOND + SECONDS_PER_SQUARE * messages**2)

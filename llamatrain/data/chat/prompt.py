@@ -1,4 +1,7 @@
-"""Prompts and answers as a server has them: control tokens are read, one begin token leads, an answer has one end."""
+"""Tokenizes prompts and answers as a server does.
+
+Control tokens are parsed, one begin token leads each row, and each answer has one end token.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
@@ -11,95 +14,103 @@ from llamatrain.data.tokenizer.vocabulary import EndTokens
 
 # ---- tokens of a text that changes at its end ------------------------------------
 
-SMALL = 1 << 10  # bytes that are tokenized again rather than cut
-LARGE = 1 << 16  # bytes that are looked at once for a place to cut
-HELD = 1 << 17  # bytes that are looked at for one at most
-ENOUGH = 24 * 10**6  # bytes to tokenize for one text, besides thrice its own
+RETOKENIZED_BYTES = 1 << 10  # shorter texts are tokenized again without a cut
+LARGE_TEXT = 1 << 16  # bytes searched at once for a place to cut
+MAX_EXAMINED = 1 << 17  # bytes searched for one at most
+MAX_RETOKENIZED = 24 * 10**6  # bytes to tokenize for one text, in addition to three times its own
 
 
 class SafeCut(NamedTuple):
-    """A place that stays one while the text's first `seen` bytes do."""
+    """A safe cut: valid while the first `valid_bytes` bytes of the text are unchanged."""
 
-    seen: int
-    at: int  # in bytes
-    tokens: int  # before it
+    valid_bytes: int
+    offset: int  # in bytes
+    tokens: int  # before the cut
 
 
 class IncrementalTokenizer:
-    """`encode` makes tokens of what stands at a text's start or behind a cut; `cut` finds where it can be, whatever follows."""
+    """Tokenizes a text whose end changes, such as a growing chat, without repeating its beginning.
+
+    `encode` tokenizes a piece (at the start of the text or after a cut); `cut` finds a place where the text
+    can be cut
+    whatever follows.
+    """
 
     def __init__(
         self,
         encode: Callable[[bytes, bool], np.ndarray],
         cut: Callable[[bytes], int],
         size: int,
-        small: int = SMALL,
+        small: int = RETOKENIZED_BYTES,
     ) -> None:
         self.encode, self.cut, self.small = encode, cut, small
-        self.left = ENOUGH + 3 * size
-        self.text, self.changed = bytearray(), False
+        self.bytes_left = MAX_RETOKENIZED + 3 * size
+        self.text, self.is_stale = bytearray(), False
         self.cuts = [SafeCut(0, 0, 0)]
-        self.made, self.count = (
-            np.empty(3 * size if size > LARGE else 0, np.int32),
+        self.buffer, self.count = (
+            np.empty(3 * size if size > LARGE_TEXT else 0, np.int32),
             0,
-        )  # untouched, it takes no memory
+        )  # untouched memory costs nothing
 
-    def change(self, same: int, rest: bytes | memoryview) -> None:
-        """Put the rest behind the first `same` bytes."""
-        while self.cuts[-1].seen > same:
+    def replace_end(self, same: int, rest: bytes | memoryview) -> None:
+        """Replace everything after the first `same` bytes."""
+        while self.cuts[-1].valid_bytes > same:
             self.cuts.pop()
         del self.text[same:]
         self.text += rest
-        self.changed = True
+        self.is_stale = True
 
     @property
     def tokens(self) -> np.ndarray:
-        """All of them, made when they are asked for; the next change may write over them."""
-        if self.changed:
-            self.count, self.changed = self.cuts[-1].tokens, False
-            self._extend()
-        return self.made[: self.count]
+        """The tokens of the whole text, computed when they are read; the next change may overwrite them."""
+        if self.is_stale:
+            self.count, self.is_stale = self.cuts[-1].tokens, False
+            self._encode_rest()
+        return self.buffer[: self.count]
 
     def append(self, tokens: np.ndarray) -> None:
+        """Append tokens to the buffer."""
         end = self.count + len(tokens)
-        if end > len(self.made):
-            made = np.empty(end + end // 4 + 8, np.int32)
-            made[: self.count] = self.made[: self.count]
-            self.made = made
-        self.made[self.count : end] = tokens
+        if end > len(self.buffer):
+            larger = np.empty(end + end // 4 + 8, np.int32)
+            larger[: self.count] = self.buffer[: self.count]
+            self.buffer = larger
+        self.buffer[self.count : end] = tokens
         self.count = end
 
-    def _extend(self) -> None:
-        at, size, look = self.cuts[-1].at, len(self.text), LARGE
-        self.left -= size - at
-        if self.left < 0:
+    def _encode_rest(self) -> None:
+        offset, size, examined = self.cuts[-1].offset, len(self.text), LARGE_TEXT
+        self.bytes_left -= size - offset
+        if self.bytes_left < 0:
             raise RecordTooLarge(
-                f"its renderings differ so much that more than {ENOUGH:,} bytes would be tokenized again"
+                f"its renderings differ so much that more than {MAX_RETOKENIZED:,} bytes would be tokenized again; "
+                "split the chat",
+                code="row-too-large",
             )
-        while size - at > self.small:
-            raw = bytes(self.text[at : at + look])
-            whole = at + len(raw) == size
+        while size - offset > self.small:
+            raw = bytes(self.text[offset : offset + examined])
+            is_rest = offset + len(raw) == size
             if cut := self.cut(raw):
-                self.append(self.encode(raw[:cut], not at))
-                at, look = at + cut, LARGE
-                self.cuts.append(SafeCut(size, at, self.count))
-            elif look >= HELD:  # who encodes the rest cuts it anywhere
+                self.append(self.encode(raw[:cut], not offset))
+                offset, examined = offset + cut, LARGE_TEXT
+                self.cuts.append(SafeCut(size, offset, self.count))
+            elif examined >= MAX_EXAMINED:  # the tokenizer cuts the rest anywhere
                 break
             else:
-                look *= 2
-            if whole:
+                examined *= 2
+            if is_rest:
                 break
-        self.append(self.encode(bytes(self.text[at:]), not at))
+        self.append(self.encode(bytes(self.text[offset:]), not offset))
 
 
 # ---- prompts and answers ---------------------------------------------------------
 
-BLOCK = 1 << 16  # tokens that are looked at at once
-BORDER = 64  # bytes of a text that show how it is read behind others
+TOKEN_BLOCK = 1 << 16  # tokens examined at once
+BORDER_BYTES = 64  # bytes of a text that show how it is tokenized after others
 
 
 class TokenizerLike(Protocol):
-    """What is asked of a tokenizer here."""
+    """The part of a tokenizer that data needs."""
 
     bos: int | None
     eos: int | None
@@ -113,42 +124,55 @@ class TokenizerLike(Protocol):
     def __len__(self) -> int: ...
 
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """A hash of everything that affects tokens."""
+        ...
 
-    def encode(self, text: str | bytes, *, special: bool = False, start: bool = True) -> np.ndarray: ...
+    def encode(self, text: str | bytes, *, special: bool = False, start: bool = True) -> np.ndarray:
+        """Return the tokens of a text; without `start`, it follows a cut."""
+        ...
 
-    def cut(self, raw: bytes, *, special: bool = False) -> int: ...
+    def find_cut(self, raw: bytes, *, special: bool = False) -> int:
+        """Return an offset where text can be cut whatever follows; 0 if there is none."""
+        ...
 
-    def encode_large(self, chunks: Iterable[bytes]) -> Iterator[tuple[int, np.ndarray]]: ...
+    def encode_large(self, chunks: Iterable[bytes]) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the bytes and tokens of one text that comes in chunks."""
+        ...
 
-    def decode(self, ids: np.ndarray) -> bytes: ...
+    def decode(self, ids: np.ndarray) -> bytes:
+        """Return the text of tokens."""
+        ...
 
 
 class PromptReader:
-    """Texts to tokens, apart where a model begins to speak."""
+    """Tokenizes prompts and answers separately where a model begins to speak."""
 
     def __init__(self, tokenizer: TokenizerLike) -> None:
         self.tokenizer = tokenizer
-        self.lead = tokenizer.bos if tokenizer.add_bos else None  # what each row begins with
-        self._joined = dict[int, bool]()  # of tokens that prompts end in, whether letters join them
-        self._strips = dict[int, bool]()
+        self.lead = tokenizer.bos if tokenizer.add_bos else None  # begins each row
+        self._separate = dict[
+            int, bool
+        ]()  # by last token of a prompt: whether text after it is tokenized alone
+        self._eats_space = dict[int, bool]()
 
     @cached_property
     def ends(self) -> dict[int, str]:
         """The tokens that end an answer, with their texts."""
-        return {token: self.text_of(token) for token in sorted(self.tokenizer.ends.turn)}
+        return {token: self.token_text(token) for token in sorted(self.tokenizer.ends.turn)}
 
     @cached_property
     def end(self) -> np.ndarray:
-        """The token that is put where an answer has no end."""
+        """The token that is appended to an answer without an end, as an array."""
         eos = self.tokenizer.eos if self.tokenizer.eos is not None else self.tokenizer.eot
         return np.array([] if eos is None else [eos], np.int32)
 
-    def growing(self, size: int, small: int = SMALL) -> IncrementalTokenizer:
-        return IncrementalTokenizer(self.begun, self._cut, size, small)
+    def start_text(self, size: int, small: int = RETOKENIZED_BYTES) -> IncrementalTokenizer:
+        """Return a tokenizer for a text that grows."""
+        return IncrementalTokenizer(self.encode_prompt, self._find_cut, size, small)
 
-    def begun(self, text: str | bytes, start: bool = True) -> np.ndarray:
-        """Less the begin token, which is put before each row anyway."""
+    def encode_prompt(self, text: str | bytes, start: bool = True) -> np.ndarray:
+        """Encode the beginning of a row, without the begin token that is put before each row anyway."""
         tokens = self.tokenizer.encode(text, special=True, start=start)
         return (
             tokens[1:]
@@ -156,72 +180,80 @@ class PromptReader:
             else tokens
         )
 
-    def behind(self, text: bytes, token: bool, last: int | None) -> np.ndarray:
-        """The tokens of what stands behind others, by itself; `token`: as behind a control token; `last`: the one before it."""
-        if self.strips(last):
-            text, token = text.lstrip(), True
-        made = IncrementalTokenizer(
-            lambda raw, start: self.tokenizer.encode(raw, special=True, start=start and token),
-            self._cut,
+    def encode_continuation(self, text: bytes, after_control: bool, last: int | None) -> np.ndarray:
+        """Encode text that follows other tokens, by itself.
+
+        `after_control`: encode as after a control token; `last`: the token before it.
+        """
+        if self.eats_space(last):
+            text, after_control = text.lstrip(), True
+        tokenizer = IncrementalTokenizer(
+            lambda raw, start: self.tokenizer.encode(raw, special=True, start=start and after_control),
+            self._find_cut,
             len(text),
         )
-        made.change(0, text)
-        return made.tokens
+        tokenizer.replace_end(0, text)
+        return tokenizer.tokens
 
-    def joins(self, prompt: np.ndarray, text: bytes) -> bool:
-        """Whether a text is read behind a prompt as it is by itself: some vocabularies put a space behind control tokens."""
+    def tokenizes_alone(self, prompt: np.ndarray, text: bytes) -> bool:
+        """Return True if a text is tokenized after a prompt as it is alone.
+
+        Some vocabularies put a space after control tokens.
+        """
         token = int(prompt[-1]) if len(prompt) else self.lead
-        if token is None or self.strips(token):
+        if token is None or self.eats_space(token):
             return True
-        if token not in self._joined:
-            self._joined[token] = self._same(token, b"x")
-        return self._joined[token] or self._same(token, text)
+        if token not in self._separate:
+            self._separate[token] = self._test_separate(token, b"x")
+        return self._separate[token] or self._test_separate(token, text)
 
-    def strips(self, token: int | None) -> bool:
-        """Whether a token takes the white space behind it along: what follows is read as if none were there."""
-        return token is not None and self._some_strip and self._strip(token)
+    def eats_space(self, token: int | None) -> bool:
+        """Return True if a token removes the white space after it."""
+        return token is not None and self._any_end_eats_space and self._test_eats_space(token)
 
     @cached_property
-    def _some_strip(self) -> bool:
-        return any(map(self._strip, self.ends))  # where some do, nearly all do
+    def _any_end_eats_space(self) -> bool:
+        return any(map(self._test_eats_space, self.ends))  # if some do, nearly all do
 
-    def _strip(self, token: int) -> bool:
-        if token not in self._strips:
+    def _test_eats_space(self, token: int) -> bool:
+        if token not in self._eats_space:
             before = self.tokenizer.decode(np.array([token], np.int32))
             spaced, bare = (
-                self.tokenizer.encode(before + each, special=True, start=False) for each in (b" x", b"x")
+                self.tokenizer.encode(before + text, special=True, start=False) for text in (b" x", b"x")
             )
-            self._strips[token] = np.array_equal(spaced, bare)
-        return self._strips[token]
+            self._eats_space[token] = np.array_equal(spaced, bare)
+        return self._eats_space[token]
 
-    def _same(self, token: int, text: bytes) -> bool:
+    def _test_separate(self, token: int, text: bytes) -> bool:
         before = self.tokenizer.decode(np.array([token], np.int32))
         both, alone = (
-            self.tokenizer.encode(each, special=True, start=False) for each in (before + text, text)
+            self.tokenizer.encode(part, special=True, start=False) for part in (before + text, text)
         )
         return self.tokenizer.decode(both) == before + self.tokenizer.decode(alone)
 
-    def ended(self, tokens: np.ndarray) -> bool:
+    def has_end(self, tokens: np.ndarray) -> bool:
+        """Return True if the last token ends an answer."""
         return len(tokens) > 0 and int(tokens[-1]) in self.ends
 
-    def first_end(self, tokens: np.ndarray) -> int:
-        """How many tokens there are up to the first at which a model stops, with that."""
-        for at in range(0, len(tokens), BLOCK):
-            if len(found := np.flatnonzero(np.isin(tokens[at : at + BLOCK], [*self.ends]))):
-                return at + int(found[0]) + 1
+    def find_end(self, tokens: np.ndarray) -> int:
+        """Return the number of tokens up to and including the first end token."""
+        for begin in range(0, len(tokens), TOKEN_BLOCK):
+            if len(hits := np.flatnonzero(np.isin(tokens[begin : begin + TOKEN_BLOCK], [*self.ends]))):
+                return begin + int(hits[0]) + 1
         return len(tokens)
 
-    def token_of(self, text: str) -> int | None:
-        """The one token that a text is read as."""
+    def find_token(self, text: str) -> int | None:
+        """Return the token of a text, or None if the text is several tokens."""
         tokens = self.tokenizer.encode(text, special=True, start=False)
         return int(tokens[0]) if len(tokens) == 1 else None
 
-    def text_of(self, token: int | None) -> str:
+    def token_text(self, token: int | None) -> str:
+        """Return the text of a token."""
         return (
             ""
             if token is None
             else self.tokenizer.decode(np.array([token], np.int32)).decode("utf-8", "replace")
         )
 
-    def _cut(self, raw: bytes) -> int:
-        return self.tokenizer.cut(raw, special=True)
+    def _find_cut(self, raw: bytes) -> int:
+        return self.tokenizer.find_cut(raw, special=True)

@@ -1,6 +1,6 @@
-"""The changes that llama-server makes to messages before certain templates see them.
+"""Rewrites messages for certain templates, as llama-server does.
 
-The server knows such a template by marks in its source, as here. The first rule that fits holds.
+The server recognizes such a template by marks in its source; the first rule that matches applies.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 Message = dict[str, Any]
 Adapter = Callable[[list[Message]], list[Message]]
 
-THOUGHTS = "reasoning_content"
+REASONING = "reasoning_content"
 GEMMA4 = "'<|tool_call>call:'"
 CHANNEL_CHECK = '{%- if "<|channel|>analysis<|message|>" in message.content or "<|channel|>final<|message|>" in message.content %}'
 EMPTY_CHECK = (
@@ -21,40 +21,40 @@ EMPTY_CHECK = (
 
 
 def adapter_for(source: str) -> Adapter | None:
-    """Find what the server does for a template; None where messages stay as they are."""
-    if contains(source, "[SYSTEM_PROMPT]", "[TOOL_CALLS]", "[ARGS]") and "[CALL_ID]" not in source:
-        return put_thoughts_into_parts
+    """Return the rewriting for a template, or None."""
+    if contains_all(source, "[SYSTEM_PROMPT]", "[TOOL_CALLS]", "[ARGS]") and "[CALL_ID]" not in source:
+        return put_reasoning_into_parts
     if "<|channel|>" in source:
-        return name_thoughts_thinking_and_drop_words
-    if contains(source, "<|ifm|im_start|>", "<ifm|tool_calls>"):
-        return give_all_answers_thoughts
-    if contains(source, "<|tool_list_start|>", "<|tool_list_end|>") or "List of tools: [" in source:
-        return name_thoughts_thinking
-    if contains(source, "dsml_token", "DSML", "tool_calls") and "function_calls" not in source:
+        return name_reasoning_thinking_and_drop_text
+    if contains_all(source, "<|ifm|im_start|>", "<ifm|tool_calls>"):
+        return give_all_answers_reasoning
+    if contains_all(source, "<|tool_list_start|>", "<|tool_list_end|>") or "List of tools: [" in source:
+        return name_reasoning_thinking
+    if contains_all(source, "dsml_token", "DSML", "tool_calls") and "function_calls" not in source:
         return sort_tool_results
     if GEMMA4 in source and "{#- OpenAI Chat Completions:" not in source:
         return join_turns_with_their_results
-    if contains(source, "[source_lang_code]", "[target_lang_code]"):
+    if contains_all(source, "[source_lang_code]", "[target_lang_code]"):
         return name_languages
     if "You have access to the following functions in JSONSchema format" in source:
-        return trim_words
+        return trim_text
     return None
 
 
-def patched(source: str) -> str:
-    """Take out of a template what llama.cpp takes out: checks that refuse messages which servers do have."""
+def patch_source(source: str) -> str:
+    """Remove from a template what llama.cpp removes: checks that reject messages which servers produce."""
     if "<|channel|>" in source:
         return source.replace(CHANNEL_CHECK, "{%- if false %}")
     return source.replace(EMPTY_CHECK, "{%- if false %}") if "[TOOL_CALLS]" in source else source
 
 
-def opens_turn_after(source: str, prompt: str) -> str:
-    """Find what the server puts behind a prompt whose template forgot to open the answer."""
+def missing_turn_opening(source: str, prompt: str) -> str:
+    """Return the text that the server appends to a prompt whose template forgot to open the answer."""
     return "<|turn>model\n" if GEMMA4 in source and prompt.endswith("<turn|>\n") else ""
 
 
-def words_of(message: Message) -> str:
-    """Join the parts of a message by newlines."""
+def message_text(message: Message) -> str:
+    """Return the text of a message; newlines join its parts."""
     content = message["content"]
     if isinstance(content, str):
         return content
@@ -64,78 +64,87 @@ def words_of(message: Message) -> str:
     return text
 
 
-def contains(source: str, *marks: str) -> bool:
+def contains_all(source: str, *marks: str) -> bool:
+    """Return True if a source contains all marks."""
     return all(mark in source for mark in marks)
 
 
-def put_thoughts_into_parts(messages: list[Message]) -> list[Message]:
-    """Ministral: system prompts and answers are lists of parts, with thoughts first."""
+def put_reasoning_into_parts(messages: list[Message]) -> list[Message]:
+    """Rewrite for Ministral: system prompts and answers are lists of parts, reasoning first."""
     return [
-        in_parts(message) if message["role"] in ("system", "assistant") else message for message in messages
+        to_parts(message) if message["role"] in ("system", "assistant") else message for message in messages
     ]
 
 
-def in_parts(message: Message) -> Message:
-    thoughts, content = message.get(THOUGHTS), message["content"]
-    parts = [{"type": "thinking", "thinking": thoughts}] if isinstance(thoughts, str) else []
+def to_parts(message: Message) -> Message:
+    """Return a message as a list of parts, reasoning first."""
+    reasoning, content = message.get(REASONING), message["content"]
+    parts = [{"type": "thinking", "thinking": reasoning}] if isinstance(reasoning, str) else []
     parts += [{"type": "text", "text": content}] if isinstance(content, str) else content
-    return {key: value for key, value in message.items() if key != THOUGHTS} | {"content": parts}
+    return {key: value for key, value in message.items() if key != REASONING} | {"content": parts}
 
 
-def name_thoughts_thinking(messages: list[Message]) -> list[Message]:
-    """LFM2: thoughts are called `thinking`."""
+def name_reasoning_thinking(messages: list[Message]) -> list[Message]:
+    """Rewrite for LFM2: reasoning is named `thinking`."""
     return [
-        {**message, "thinking": message[THOUGHTS]} if THOUGHTS in message else message for message in messages
+        {**message, "thinking": message[REASONING]} if REASONING in message else message
+        for message in messages
     ]
 
 
-def name_thoughts_thinking_and_drop_words(messages: list[Message]) -> list[Message]:
-    """gpt-oss: thoughts are called `thinking`, and a call that has some has no words."""
-    named = name_thoughts_thinking(messages)
+def name_reasoning_thinking_and_drop_text(messages: list[Message]) -> list[Message]:
+    """Rewrite for gpt-oss: reasoning is named `thinking`, and a tool call with reasoning has no text."""
+    named = name_reasoning_thinking(messages)
     return [
-        without(each, "content") if "thinking" in each and each.get("tool_calls") else each for each in named
+        drop_key(message, "content") if "thinking" in message and message.get("tool_calls") else message
+        for message in named
     ]
 
 
-def without(message: Message, key: str) -> Message:
+def drop_key(message: Message, key: str) -> Message:
+    """Return a message without one key."""
     return {name: value for name, value in message.items() if name != key}
 
 
-def give_all_answers_thoughts(messages: list[Message]) -> list[Message]:
-    """K2 Horizon: each answer has thoughts, be they empty."""
-    return [{THOUGHTS: "", **message} if message["role"] == "assistant" else message for message in messages]
+def give_all_answers_reasoning(messages: list[Message]) -> list[Message]:
+    """Rewrite for K2 Horizon: each answer has reasoning, even if it is empty."""
+    return [{REASONING: "", **message} if message["role"] == "assistant" else message for message in messages]
 
 
-def trim_words(messages: list[Message]) -> list[Message]:
-    """StepFun: words have no white space around them."""
-    return [{**message, "content": trimmed(message["content"])} for message in messages]
+def trim_text(messages: list[Message]) -> list[Message]:
+    """Rewrite for StepFun: text has no white space around it."""
+    return [{**message, "content": trim_content(message["content"])} for message in messages]
 
 
-def trimmed(content: Any) -> Any:
+def trim_content(content: Any) -> Any:
+    """Strip the white space around content or each of its parts."""
     if isinstance(content, list):
         return [{**part, "text": part["text"].strip()} if "text" in part else part for part in content]
     return content.strip()
 
 
 def name_languages(messages: list[Message]) -> list[Message]:
-    """TranslateGemma: each question names the languages it is translated from and to."""
+    """Rewrite for TranslateGemma: each question names its source and target languages."""
     return [
-        {**message, "content": [in_english(message["content"])]} if message["role"] == "user" else message
+        {**message, "content": [mark_as_english(message["content"])]}
+        if message["role"] == "user"
+        else message
         for message in messages
     ]
 
 
-def in_english(content: Any) -> dict[str, str]:
+def mark_as_english(content: Any) -> dict[str, str]:
+    """Return content as a part with English as both languages."""
     return {
         "type": "text",
-        "text": words_of({"content": content}),
+        "text": message_text({"content": content}),
         "source_lang_code": "en-GB",
         "target_lang_code": "en-GB",
     }
 
 
 def sort_tool_results(messages: list[Message]) -> list[Message]:
-    """DeepSeek: results stand in the order of the calls that they answer."""
+    """Rewrite for DeepSeek: tool results are in the order of their calls."""
     sorted_, order, at = list(messages), dict[str, int](), 0
     while at < len(sorted_):
         message = sorted_[at]
@@ -158,7 +167,7 @@ def sort_tool_results(messages: list[Message]) -> list[Message]:
 
 
 def join_turns_with_their_results(messages: list[Message]) -> list[Message]:
-    """Gemma 4, older templates: a call, its results and the words that follow are one message."""
+    """Rewrite for older templates of Gemma 4: a call, its results and the following text are one message."""
     joined, rest = list[Message](), list(messages)
     while rest:
         message = rest.pop(0)
@@ -168,18 +177,19 @@ def join_turns_with_their_results(messages: list[Message]) -> list[Message]:
         turn = {"role": "assistant", "tool_calls": message["tool_calls"]}
         responses = list[Any]()
         while rest and rest[0]["role"] == "tool":
-            responses.append(response_to(message["tool_calls"], len(responses), rest.pop(0)))
+            responses.append(make_tool_response(message["tool_calls"], len(responses), rest.pop(0)))
         if responses:
             turn["tool_responses"] = responses
         if rest and rest[0]["role"] == "assistant" and not rest[0].get("tool_calls") and rest[0]["content"]:
             turn["content"] = rest.pop(0)["content"]
-        if THOUGHTS in message:
-            turn[THOUGHTS] = message[THOUGHTS]
+        if REASONING in message:
+            turn[REASONING] = message[REASONING]
         joined.append(turn)
     return joined
 
 
-def response_to(calls: list[Any], number: int, result: Message) -> dict[str, Any]:
+def make_tool_response(calls: list[Any], number: int, result: Message) -> dict[str, Any]:
+    """Return the result of a tool call as Gemma 4 expects it."""
     content = result["content"]
     with suppress(ValueError):  # plain text
         content = json.loads(content) if isinstance(content, str) else content

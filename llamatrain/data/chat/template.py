@@ -1,6 +1,7 @@
-"""Chat templates, rendered in a child process with limits of time and memory; `renderer.py` is the child.
+"""Renders chat templates in a child process with limits of time and memory; `worker.py` is the child.
 
-One child serves all renderings of a template. One that takes too long is killed, and the next rendering starts another.
+One child serves all renderings of a template. It is killed if it takes too long; the next rendering starts
+another.
 """
 
 import json
@@ -17,63 +18,61 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from llamatrain.data.chat.limits import BYTES, START, seconds_for
+from llamatrain.data.chat.limits import BYTES_PER_SECOND, START_SECONDS, time_limit
 from llamatrain.data.chat.messages import Message
 from llamatrain.data.json_values import RecordTooLarge
 from llamatrain.errors import DataError
 from llamatrain.platform.memory import trim_heap
 
-SECONDS = 5.0  # of a processor, for the renderings of one conversation
-MEMORY = 108 * 10**6  # address space of the child, interpreter included
-WAIT = 60.0  # a child may have to wait long for a processor
-LONGEST = 64 * 10**6  # bytes of an answer
-LARGE = 1 << 22  # bytes of a text whose memory is given back when it is done with
-LOST = 3  # conversations without an answer that are no reason yet to give the template up; and one for each WORKED others
-WORKED = 50
+MAX_SECONDS = 5.0  # CPU time for the renderings of one conversation
+MAX_MEMORY = 108 * 10**6  # address space of the child, including the interpreter
+MAX_WAIT = 60.0  # seconds; a child may wait long for a CPU
+MAX_ANSWER_BYTES = 64 * 10**6  # bytes of an answer
+LARGE_TEXT = 1 << 22  # bytes of a text whose memory is returned to the system after use
+ALLOWED_FAILURES = 3  # failed conversations before the template is given up, plus one per ANSWERS_PER_FAILURE
+ANSWERS_PER_FAILURE = 50
 MORE = b"more"
-TURNS, LAST, WHOLE, PROMPT = "turns", "last", "whole", "prompt"  # what can be wanted of a chat
-WANTED = {"completion": TURNS, "last": LAST, "all": WHOLE}  # by what is trained
+TURNS, LAST, WHOLE, PROMPT = "turns", "last", "whole", "prompt"  # render modes
+RENDER_MODES = {"completion": TURNS, "last": LAST, "all": WHOLE}  # by --train-on
 ROOT = Path(__file__).resolve().parents[3]
-CHILD = (  # what it needs of others comes first: nothing that lies beside the package shadows it
+CHILD = (  # other packages are imported first, so that no file next to ours shadows them
     "import sys, json, re, jinja2.ext, jinja2.sandbox; sys.path.insert(0, sys.argv[1]); "
     "from llamatrain.data.chat.worker import main; del sys.path[0]; main(*sys.argv[2:])"
 )
-AHEAD = (
-    1 << 14
-)  # bytes of requests that are sent at once, which a pipe has room for, be their reader never so busy
-ROOM = 1 << 20  # bytes of answers to them that are held
+PREFETCH_BYTES = 1 << 14  # bytes of requests sent at once; a pipe buffers them even if the reader is busy
+PREFETCHED_BYTES = 1 << 20  # bytes of answers kept for later
 Answer = tuple[dict[str, Any], memoryview]
-Asked = tuple[list[Message], list[Any] | None, str]  # a chat, the tools in it, and what is wanted of it
-NAMES = ("messages", "tools", "want")  # of that
+ChatRequest = tuple[list[Message], list[Any] | None, str]  # a chat, its tools, and the render mode
+REQUEST_KEYS = ("messages", "tools", "want")  # keys of a ChatRequest
 
 
 class TemplateError(DataError):
-    """A template refuses a chat, or fails."""
+    """A template rejected a chat, or failed."""
 
 
 class TemplateStopped(TemplateError):
-    """A template takes too long or too much memory, or is none: it is not asked again."""
+    """A template is invalid, or took too much time or memory; it is not used again."""
 
 
 class Turn(NamedTuple):
-    """An answer, and the prompt that a server makes of all that stands before it."""
+    """An answer, and the prompt that a server makes of the messages before it."""
 
-    same: int  # bytes that the prompt shares with the one before
+    shared_bytes: int  # bytes that the prompt shares with the previous one
     rest: memoryview
     answer: memoryview
-    goes_on: bool  # the prompt begins with that of the last turn, and its answer
-    ended: bool  # by a token at which models stop
+    is_continuation: bool  # the prompt begins with the previous prompt and its answer
+    has_end: bool  # it ends with a token at which models stop
 
 
-class VocabularyMarks(threading.local):
-    """What a thread will ask for, with the messages: they are known by where they are, and stay there."""
+class PrefetchedAnswers(threading.local):
+    """The answers rendered ahead for a thread, keyed by the identity of the messages."""
 
     def __init__(self) -> None:
-        self.found = dict[tuple[int, str], tuple[list[Message], Answer | Exception]]()
+        self.answers = dict[tuple[int, str], tuple[list[Message], Answer | Exception]]()
 
 
 class ChatTemplate:
-    """A template with the texts of its vocabulary's begin and end tokens, and of all that end an answer."""
+    """A chat template with the begin, end and turn-end texts of its vocabulary."""
 
     def __init__(
         self,
@@ -81,132 +80,146 @@ class ChatTemplate:
         bos: str = "",
         eos: str = "",
         ends: Iterable[str] = (),
-        keeps: bool = False,
+        keep_reasoning: bool = False,
         day: str = "",
     ) -> None:
-        self.source, self.keeps, self.day = (
+        self.source, self.keep_reasoning, self.day = (
             source,
-            keeps,
+            keep_reasoning,
             day,
-        )  # whether older turns keep their thoughts; the day it is, or today
+        )  # reasoning of older turns; the date that templates see
         self.constants = {"bos_token": bos, "eos_token": eos}
         self.ends = sorted(filter(None, {eos, *ends}), key=len, reverse=True)
-        self.notes = set[str]()  # what was done otherwise than the template would have it
-        self.worked = self.lost = 0
-        self._child: RendererProcess | None = None
-        self._broken: TemplateError | None = None
-        self._begun = False
-        self._lock, self._known = threading.Lock(), VocabularyMarks()
-        self._apart = (
-            False  # whether small conversations are asked for one by one: there was one that took much
+        self.notes = set[str]()  # what was changed for the template
+        self.answered = self.failures = 0
+        self._process: RendererProcess | None = None
+        self._error: TemplateError | None = None
+        self._has_compiled = False
+        self._lock, self._prefetched = threading.Lock(), PrefetchedAnswers()
+        self._one_by_one = (
+            False  # True after a small conversation had a large answer: request them one by one
         )
 
     def render(
         self, messages: list[Message], answer_next: bool = False, tools: list[Any] | None = None
     ) -> bytes:
+        """Render a whole chat, or with `answer_next` the prompt for its next answer."""
         return b"".join(
-            turn.rest for turn in self._turns((messages, tools, PROMPT if answer_next else WHOLE))
+            turn.rest for turn in self._render_turns((messages, tools, PROMPT if answer_next else WHOLE))
         )
 
     def turns(
         self, messages: list[Message], tools: list[Any] | None = None, want: str = TURNS
     ) -> Generator[Turn, None, None]:
-        """Those of a conversation, one after the other: a few are held. Others wait until they are through."""
-        return self._turns((messages, tools, want))
+        """Yield the turns of a conversation; few are held at once, and other threads wait."""
+        return self._render_turns((messages, tools, want))
 
-    def _turns(self, asked: Asked) -> Generator[Turn, None, None]:
-        known = self._known.found.pop((id(asked[0]), asked[2]), None)
-        with ExitStack() as held:
-            if not known:
-                held.enter_context(self._lock)
-            answer, texts = self._ask(dict(zip(NAMES, asked, strict=True)), known and known[1])
+    def _render_turns(self, asked: ChatRequest) -> Generator[Turn, None, None]:
+        prefetched = self._prefetched.answers.pop((id(asked[0]), asked[2]), None)
+        with ExitStack() as locked:
+            if not prefetched:
+                locked.enter_context(self._lock)
+            answer, texts = self._request(
+                dict(zip(REQUEST_KEYS, asked, strict=True)), prefetched and prefetched[1]
+            )
             while True:
                 if not answer["more"]:
-                    self.worked += 1
+                    self.answered += 1
                     self.notes |= {*answer["notes"]}
-                    held.close()  # nothing more is asked: other threads go on while these are tokenized
-                at = 0
-                for same, rest, spoken, goes_on, ended in answer["turns"]:
-                    end = at + rest + spoken
+                    locked.close()  # all is received: other threads may proceed while this is tokenized
+                begin = 0
+                for same, prompt_size, answer_size, goes_on, ended in answer["turns"]:
+                    end = begin + prompt_size + answer_size
                     yield Turn(
-                        same, texts[at : at + rest], texts[at + rest : end], bool(goes_on), bool(ended)
+                        same,
+                        texts[begin : begin + prompt_size],
+                        texts[begin + prompt_size : end],
+                        bool(goes_on),
+                        bool(ended),
                     )
-                    at = end
+                    begin = end
                 if not answer["more"]:
                     return
-                trim_heap()  # texts that grow leave holes of their size
-                answer, texts = self._ask(None)
+                trim_heap()  # growing texts fragment the heap
+                answer, texts = self._request(None)
 
-    def ahead(self, chats: Iterable[Asked]) -> None:
-        """Have those rendered at once that this thread asks for next, while they are small: a way to the child takes longer."""
-        self._known.found.clear()
-        wanted = [] if self._apart else list(few(chats))
-        with self._lock, suppress(TemplateError):  # of one that cannot be compiled the first chat will tell
-            if not self.worked and wanted:  # whether it works at all is seen by one
-                if not self._take(wanted[:1]):
-                    self.lost += 2
-                wanted = wanted[1:]
-            if wanted and not self._apart:
-                self._take(wanted)
+    def prefetch(self, chats: Iterable[ChatRequest]) -> None:
+        """Render the small chats that this thread needs next in one request, which is faster than one each."""
+        self._prefetched.answers.clear()
+        requests = [] if self._one_by_one else list(encode_requests(chats))
+        with self._lock, suppress(TemplateError):  # an invalid template is reported with the first chat
+            if not self.answered and requests:  # try one first, to see whether the template works at all
+                if not self._request_all(requests[:1]):
+                    self.failures += 2
+                requests = requests[1:]
+            if requests and not self._one_by_one:
+                self._request_all(requests)
 
-    def _take(self, wanted: list[tuple[Asked, str]]) -> bool:
-        """Hold the answers to some requests, while they are small; False where one is lost, and who asked finds out which."""
-        room = ROOM
-        answers = self._started().ask_all([text for _, text in wanted], patience(SECONDS))
-        for ((messages, _, want), _), found in zip(wanted, answers, strict=False):
-            if isinstance(found, RendererDied):
-                self._apart = True
+    def _request_all(self, requests: list[tuple[ChatRequest, str]]) -> bool:
+        """Send several requests and keep the answers while they are small; return False if one was lost."""
+        bytes_left = PREFETCHED_BYTES
+        answers = self._get_process().request_all([text for _, text in requests], wait_limit(MAX_SECONDS))
+        for ((messages, _, want), _), answer in zip(requests, answers, strict=False):
+            if isinstance(answer, RendererDied):
+                self._one_by_one = True
                 self.close()
                 return False
-            if not isinstance(found, Exception):
-                room -= len(found[1])
-                self._apart |= room < 0 or found[0]["more"]
-            if not self._apart:
-                self._known.found[id(messages), want] = messages, found
+            if not isinstance(answer, Exception):
+                bytes_left -= len(answer[1])
+                self._one_by_one |= bytes_left < 0 or answer[0]["more"]
+            if not self._one_by_one:
+                self._prefetched.answers[id(messages), want] = messages, answer
         return True
 
-    def _ask(self, request: dict[str, Any] | None, known: Answer | Exception | None = None) -> Answer:
+    def _request(self, request: dict[str, Any] | None, known: Answer | Exception | None = None) -> Answer:
         try:
-            found = known or self._started().ask(request, patience(SECONDS))
-            if isinstance(found, Exception):
-                raise found
-            return found
+            answer = known or self._get_process().request(request, wait_limit(MAX_SECONDS))
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
         except RendererDied:
             self.close()
             text = json.dumps(request).encode()
-            raise self._gone(
-                f"more than {seconds_for(text, SECONDS):.2g} s or too much memory", len(text)
+            raise self._describe_failure(
+                f"more than {time_limit(text, MAX_SECONDS):.2g} s or too much memory", len(text)
             ) from None
         except RecordTooLarge as error:
-            raise self._gone(str(error)) from None
+            raise self._describe_failure(str(error)) from None
 
-    def _started(self) -> "RendererProcess":
-        if self._broken:
-            raise self._broken
-        if self._child is None:
+    def _get_process(self) -> "RendererProcess":
+        if self._error:
+            raise self._error
+        if self._process is None:
             try:
-                self._child = RendererProcess(
-                    self.source, self.constants, self.ends, self.keeps, self.day, new=not self._begun
+                self._process = RendererProcess(
+                    self.source,
+                    self.constants,
+                    self.ends,
+                    self.keep_reasoning,
+                    self.day,
+                    new=not self._has_compiled,
                 )
-                self._begun = True
+                self._has_compiled = True
             except TemplateError as error:
-                self._broken = error
+                self._error = error
                 raise
-        return self._child
+        return self._process
 
-    def _gone(self, why: str, size: int = BYTES) -> DataError:
-        """Decide what a conversation without an answer means: that it is too much, or that the template is."""
-        self.lost += 1 if size >= BYTES else 2  # small ones are more suspicious
-        if self.lost > LOST + self.worked // WORKED:
+    def _describe_failure(self, why: str, size: int = BYTES_PER_SECOND) -> DataError:
+        """Return the error for a chat without an answer: the chat was too large, or the template is broken."""
+        self.failures += 1 if size >= BYTES_PER_SECOND else 2  # small ones are more suspicious
+        if self.failures > ALLOWED_FAILURES + self.answered // ANSWERS_PER_FAILURE:
             return TemplateStopped(
-                f"the chat template was stopped: it takes {why}, and did so for other chats"
+                f"the chat template was stopped: it takes {why}, also for other chats",
+                code="template-stopped",
             )
-        return RecordTooLarge(f"the chat template takes {why} for this chat")
+        return RecordTooLarge(f"the chat template takes {why} for this chat", code="row-too-large")
 
     def close(self) -> None:
-        if self._child is not None:
-            self._child.kill()
-            self._child = None
+        """Kill the child process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
 
     def __enter__(self) -> "ChatTemplate":
         return self
@@ -217,60 +230,74 @@ class ChatTemplate:
         self.close()
 
 
-def few(chats: Iterable[Asked]) -> Iterator[tuple[Asked, str]]:
-    """As many as are asked for at once, with their requests."""
-    room = AHEAD
+def encode_requests(chats: Iterable[ChatRequest]) -> Iterator[tuple[ChatRequest, str]]:
+    """Yield chats with their requests, up to PREFETCH_BYTES."""
+    bytes_left = PREFETCH_BYTES
     for chat in chats:
-        room -= len(text := json.dumps(dict(zip(NAMES, chat, strict=True))))
-        if room < 0:
+        bytes_left -= len(text := json.dumps(dict(zip(REQUEST_KEYS, chat, strict=True))))
+        if bytes_left < 0:
             return
         yield chat, text
 
 
-def patience(seconds: float) -> float:
-    """Find how long to wait: the child's own clock, where it has one, counts its work alone."""
-    return WAIT if hasattr(signal, "setitimer") else seconds
+def wait_limit(seconds: float) -> float:
+    """Return how long to wait for an answer.
+
+    The child's own timer, if it has one, counts only its own work.
+    """
+    return MAX_WAIT if hasattr(signal, "setitimer") else seconds
 
 
 class RendererDied(Exception):
-    """The child did not answer: it hung, died or said too much."""
+    """The child did not answer: it hung, died or sent too much."""
 
 
 class RendererProcess:
+    """The child process that renders one template."""
+
     def __init__(
         self,
         source: str,
         values: dict[str, Any],
         ends: Iterable[str] = (),
-        keeps: bool = False,
+        keep_reasoning: bool = False,
         day: str = "",
         new: bool = True,
     ) -> None:
-        pipe, held = os.pipe()
-        self.got = bytearray()  # of answers
-        self.lifeline = os.fdopen(held, "wb")  # the child ends when nobody holds it any more
-        passed = [pipe] if os.name == "posix" else []
+        read_end, write_end = os.pipe()
+        self.received = bytearray()  # bytes of answers
+        self.lifeline = os.fdopen(write_end, "wb")  # the child exits when it is closed
+        pipes = [read_end] if os.name == "posix" else []
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", CHILD, str(ROOT), str(MEMORY), str(SECONDS), *map(str, passed)],
+                [
+                    sys.executable,
+                    "-P",
+                    "-c",
+                    CHILD,
+                    str(ROOT),
+                    str(MAX_MEMORY),
+                    str(MAX_SECONDS),
+                    *map(str, pipes),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env={
                     **os.environ,
-                    "MALLOC_MMAP_THRESHOLD_": str(LARGE),
-                },  # GNU's library gives back at once what is larger
-                pass_fds=passed,
+                    "MALLOC_MMAP_THRESHOLD_": str(LARGE_TEXT),
+                },  # glibc returns larger blocks to the system at once
+                pass_fds=pipes,
             )
         finally:
-            os.close(pipe)
+            os.close(read_end)
         try:
-            self._begin(
+            self._compile(
                 {
                     "template": source,
                     "values": {"documents": None, **values},
                     "ends": [*ends],
-                    "keeps": keeps,
+                    "keeps": keep_reasoning,
                     "day": day,
                     "new": new,
                 }
@@ -279,50 +306,52 @@ class RendererProcess:
             self.kill()
             raise
 
-    def _begin(self, request: dict[str, Any]) -> None:
+    def _compile(self, request: dict[str, Any]) -> None:
         try:
-            self.ask(request, patience(START))
+            self.request(request, wait_limit(START_SECONDS))
         except RendererDied:
-            limit = f"more than {min(START, SECONDS):g} s or too much memory"
+            limit = f"more than {min(START_SECONDS, MAX_SECONDS):g} s or too much memory"
             raise TemplateStopped(
-                f"the chat template was stopped: it takes {limit}, even for a small chat"
+                f"the chat template was stopped: it takes {limit}, even for a small chat",
+                code="template-stopped",
             ) from None
         except RecordTooLarge as error:
             raise TemplateStopped(
-                f"the chat template was stopped: it takes {error}, even for a small chat"
+                f"the chat template was stopped: it takes {error}, even for a small chat",
+                code="template-stopped",
             ) from None
         except TemplateError as error:
             raise TemplateStopped(
-                f"the chat template is no template: {str(error).partition(': ')[2]}"
+                f"the chat template is not valid Jinja: {str(error).partition(': ')[2]}", code="bad-template"
             ) from None
 
-    def ask(self, request: dict[str, Any] | None, seconds: float) -> Answer:
-        """None asks for what is left of the last answer."""
+    def request(self, request: dict[str, Any] | None, seconds: float) -> Answer:
+        """Send a request and return its answer; None requests the rest of the last one."""
         try:
             self._send(request)
-            found = self._found(time.monotonic() + seconds)
+            result = self._read_result(time.monotonic() + seconds)
         except (OSError, ValueError):
             raise RendererDied from None
-        if isinstance(found, Exception):
-            raise found
-        return found
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def _send(self, request: dict[str, Any] | None) -> None:
         text = MORE if request is None else json.dumps(request).encode()
         self._write(text)
-        if len(text) > LARGE:
+        if len(text) > LARGE_TEXT:
             del text
             trim_heap()
 
-    def ask_all(self, requests: list[str], seconds: float) -> Iterator[Answer | Exception]:
-        """What comes of each; behind one that is lost there is nothing."""
+    def request_all(self, requests: list[str], seconds: float) -> Iterator[Answer | Exception]:
+        """Yield the answer or error of each request; nothing follows a lost one."""
         *others, last = requests
         try:
             self._write(
                 "".join(f'{request[:-1]}, "waits": true}}\n' for request in others).encode() + last.encode()
             )
             for _ in requests:
-                yield self._found(time.monotonic() + seconds)
+                yield self._read_result(time.monotonic() + seconds)
         except (RendererDied, OSError, ValueError):
             yield RendererDied()
 
@@ -332,30 +361,32 @@ class RendererProcess:
         self.process.stdin.write(b"\n")
         self.process.stdin.flush()
 
-    def _found(self, deadline: float) -> Answer | Exception:
-        answer, rests = self._answer(deadline)
+    def _read_result(self, deadline: float) -> Answer | Exception:
+        answer, rests = self._read_answer(deadline)
         if "error" in answer:
-            return TemplateError(f"the chat template refuses it: {answer['error']}")
+            return TemplateError(
+                f"the chat template refuses it: {answer['error']}", code="refused-by-template"
+            )
         return RecordTooLarge(answer["much"]) if "much" in answer else (answer, rests)
 
-    def _answer(self, deadline: float) -> Answer:
+    def _read_answer(self, deadline: float) -> Answer:
         answer = dict[str, Any]()
-        while not answer or len(self.got) < answer["size"]:
-            if not answer and (end := self.got.find(b"\n")) >= 0:
-                answer = {"size": 0, **json.loads(self.got[:end])}
-                del self.got[: end + 1]
-            elif len(self.got) > LONGEST:
+        while not answer or len(self.received) < answer["size"]:
+            if not answer and (end := self.received.find(b"\n")) >= 0:
+                answer = {"size": 0, **json.loads(self.received[:end])}
+                del self.received[: end + 1]
+            elif len(self.received) > MAX_ANSWER_BYTES:
                 raise RendererDied
             else:
-                self._read(deadline)
-        if len(self.got) == answer["size"]:
-            rests, self.got = self.got, bytearray()
+                self._read_block(deadline)
+        if len(self.received) == answer["size"]:
+            rests, self.received = self.received, bytearray()
         else:
-            rests = self.got[: answer["size"]]
-            del self.got[: answer["size"]]
+            rests = self.received[: answer["size"]]
+            del self.received[: answer["size"]]
         return answer, memoryview(rests)
 
-    def _read(self, deadline: float) -> None:
+    def _read_block(self, deadline: float) -> None:
         assert self.process.stdout is not None
         pipe = self.process.stdout.fileno()
         with selectors.DefaultSelector() as selector:
@@ -364,14 +395,15 @@ class RendererProcess:
                 raise RendererDied
         if not (block := os.read(pipe, 1 << 20)):
             raise RendererDied
-        self.got += block
+        self.received += block
 
     def kill(self) -> None:
+        """Kill the process and close its pipes."""
         self.process.kill()
         for pipe in (self.process.stdin, self.process.stdout, self.lifeline):
             if pipe is not None:
                 try:
                     pipe.close()
-                except OSError:  # what was left to write has no reader any more
+                except OSError:  # unwritten data has no reader
                     continue
         self.process.wait()

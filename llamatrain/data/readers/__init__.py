@@ -1,0 +1,1 @@
+"""Readers of data files: compression, JSON, tables and text."""

@@ -1,138 +1,158 @@
-"""CSV and TSV as rows with names, each the line at which it begins; a field between quotes may hold newlines."""
+"""Reads CSV and TSV as rows with names, each with the line on which it begins.
+
+A quoted field may contain newlines.
+"""
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 from typing import BinaryIO
 
-from llamatrain.data.column_names import media_in, quoted_name, repeated, told, wanted
+from llamatrain.data.column_names import find_duplicate, format_keys, media_flag, quote_name, select_columns
+from llamatrain.data.files import DataFile, Format
 from llamatrain.errors import DataError
 
-LONGEST = 16 << 20  # bytes of a line, characters of a field
-DELIMITERS = {"csv": ",", "tsv": "\t"}
-TRUTH = {"true": True, "false": False}  # of answers, in a column of its own
-OTHERS = ";\t|"  # which stand for commas where there is none in the names
-DOUBLED = 'a quote within a field is written twice ("")'
+MAX_ROW_BYTES = 16 << 20  # also the most characters of a field
+LABELS = {"true": True, "false": False}  # in a column of labels
+OTHER_DELIMITERS = ";\t|"  # used if the header has none of the usual ones
+QUOTING = 'a quote inside a field is written twice ("")'
 
 
 class Lines:
-    """Lines of text, which csv asks for; what it asks for in vain is told by its place."""
+    """Yields decoded lines to the csv module, and keeps the line number for error messages."""
 
     def __init__(self, stream: BinaryIO, name: str) -> None:
-        self.stream, self.name, self.number = stream, name, 0
-        self.begin, self.taken = 1, 0  # of the row that is being read: its line, its bytes
-        self.first = ""  # the line that was looked at before
+        self.stream = stream
+        self.name = name
+        self.number = 0
+        self.row_line = 1  # on which the current row begins
+        self.row_bytes = 0  # of the current row
+        self.pushed_back = ""  # the header, read before the csv module asks for it
 
     def __iter__(self) -> "Lines":
         return self
 
     def __next__(self) -> str:
-        if self.first:
-            line, self.first = self.first, ""
+        if self.pushed_back:
+            line, self.pushed_back = self.pushed_back, ""
             return line
-        if not (raw := self.stream.readline(LONGEST + 1)):
+        if not (raw := self.stream.readline(MAX_ROW_BYTES + 1)):
             raise StopIteration
         self.number += 1
-        self.taken += len(raw)
-        if self.taken > LONGEST:
-            raise self.error(
-                f"a row of more than {LONGEST >> 20} MiB; a quote may be missing in it or before", self.begin
+        self.row_bytes += len(raw)
+        if self.row_bytes > MAX_ROW_BYTES:
+            problem = (
+                f"the row is longer than {MAX_ROW_BYTES >> 20} MiB; a quote may be missing in it or before it"
             )
+            raise self.error(problem, self.row_line, "row-too-long")
         if b"\0" in raw:
-            raise self.error("a zero byte; a table is text", self.number)
+            raise self.error("a zero byte; a table must be text", self.number, "zero-byte")
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
-            what = f"0x{raw[error.start]:02X} at byte {error.start + 1}"
-            raise self.error(
-                f"no UTF-8 text ({what}); convert it, as with `iconv -f LATIN1 -t UTF-8`", self.number
-            ) from None
-
-    def error(self, what: str, line: int) -> DataError:
-        return DataError(f"{self.name}, line {line}: {what}")
-
-
-def rows_of(
-    stream: BinaryIO, form: str, name: str, columns: Mapping[str, str]
-) -> Iterator[tuple[int, bytes]]:
-    """The rows below the names, as JSON objects of what is wanted of them."""
-    csv.field_size_limit(LONGEST)
-    lines = Lines(stream, name)
-    if not (first := next(lines, "")):
-        raise DataError(f"{name}: the file is empty")
-    lines.first = first
-    rows = read(lines, delimiter_of(first, DELIMITERS[form]))
-    _, names = next(rows, (1, list[str]()))
-    names = [each.strip() for each in names]
-    places = {names.index(each): each for each in wanted(checked(names, name), columns, f"{name}, line 1")}
-    number, label, media = (
-        0,
-        columns.get("label", "kto_tag" if "kto_tag" in names else "label"),
-        media_in(names),
-    )
-    for number, fields in rows:
-        if len(fields) != len(names):
-            more = (
-                f"; {DOUBLED}, and a field with a comma in it stands between quotes" if form == "csv" else ""
+            problem = (
+                f"not UTF-8 (got 0x{raw[error.start]:02X} at byte {error.start + 1}); "
+                "convert the file, for example with `iconv -f LATIN1 -t UTF-8`"
             )
-            raise lines.error(
-                f"{len(fields):,} fields, where the names in line 1 are {len(names):,}{more}", number
-            )
-        if fields[0].startswith("\ufeff"):
-            raise lines.error(
-                "a byte order mark in the midst, as where files were put together; remove it", number
-            )
-        row: dict[str, str | bool] = {each: fields[place] for place, each in places.items()} | media
-        if label in row:
-            row[label] = TRUTH.get(str(row[label]).strip().lower(), row[label])
-        yield number, json.dumps(row, ensure_ascii=False).encode()
+            raise self.error(problem, self.number, "not-utf8") from None
+
+    def error(self, problem: str, line: int, code: str) -> DataError:
+        """Return a DataError that names the file and a line."""
+        return DataError(f"{self.name}, line {line}: {problem}", code=code)
+
+
+def read_rows(source: DataFile, delimiter: str) -> Iterator[tuple[int, bytes]]:
+    """Yield the rows after the header as JSON objects of the columns that are read."""
+    csv.field_size_limit(MAX_ROW_BYTES)
+    with source.open() as stream:
+        lines = Lines(stream, source.name)
+        if not (header := next(lines, "")):
+            raise DataError(f"{source.name}: the file is empty", code="empty-file")
+        lines.pushed_back = header
+        rows = parse(lines, detect_delimiter(header, delimiter))
+        _, names = next(rows, (1, list[str]()))
+        names = check_names([name.strip() for name in names], source.name)
+        columns = {
+            names.index(name): name for name in select_columns(names, source.columns, source.locate(1))
+        }
+        label = source.columns.get("label", "kto_tag" if "kto_tag" in names else "label")
+        media = media_flag(names)
+        number = 0
+        for number, fields in rows:
+            if len(fields) != len(names):
+                hint = f"; {QUOTING}, and a field that contains a comma is quoted" if delimiter == "," else ""
+                problem = f"{len(fields):,} fields, but line 1 has {len(names):,} column names{hint}"
+                raise lines.error(problem, number, "wrong-field-count")
+            if fields[0].startswith("\ufeff"):
+                problem = "a byte order mark inside the file, as if files were concatenated; remove it"
+                raise lines.error(problem, number, "stray-byte-order-mark")
+            row: dict[str, str | bool] = {name: fields[index] for index, name in columns.items()} | media
+            if label in row:
+                row[label] = LABELS.get(str(row[label]).strip().lower(), row[label])
+            yield number, json.dumps(row, ensure_ascii=False).encode()
     if not number:
-        raise DataError(f"{name}: there is no row below the names in line 1")
+        raise DataError(f"{source.name}: no rows after the header in line 1", code="no-rows")
 
 
-def delimiter_of(line: str, usual: str) -> str:
-    """Spreadsheets of some countries write others."""
-    return usual if usual in line else next((each for each in OTHERS if each in line), usual)
+def detect_delimiter(header: str, usual: str) -> str:
+    """Return the delimiter of a header line. Spreadsheets of some countries write semicolons."""
+    if usual in header:
+        return usual
+    return next((delimiter for delimiter in OTHER_DELIMITERS if delimiter in header), usual)
 
 
-def read(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Rows that are not blank, with the lines at which they begin."""
+def parse(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows that are not blank, with the lines on which they begin."""
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
         try:
             fields = next(reader, None)
         except csv.Error as error:
-            raise lines.error(unread(str(error), lines.begin, lines.number), lines.begin) from None
+            problem = explain(str(error), lines.row_line, lines.number)
+            raise lines.error(problem, lines.row_line, "bad-table-row") from None
         if fields is None:
             return
         if fields:
-            yield lines.begin, fields
-        lines.begin, lines.taken = lines.number + 1, 0
+            yield lines.row_line, fields
+        lines.row_line = lines.number + 1
+        lines.row_bytes = 0
 
 
-def unread(error: str, begin: int, end: int) -> str:
+def explain(error: str, begin: int, end: int) -> str:
+    """Explain an error of the csv module."""
     if "unexpected end of data" in error:
-        return f"a quote opens in this row that is never closed; {DOUBLED}"
+        return f"a quote in this row is never closed; {QUOTING}"
     if "expected after" in error:
-        across = f" (the row goes on to line {end})" if end > begin else ""
-        return f"a letter stands behind the quote that closes a field{across}; {DOUBLED}"
+        extent = f" (the row continues to line {end})" if end > begin else ""
+        return f"text follows the closing quote of a field{extent}; {QUOTING}"
     if "larger than field limit" in error:
-        return f"a field is longer than {LONGEST >> 20} MiB; a quote may be missing in it"
+        return f"a field is longer than {MAX_ROW_BYTES >> 20} MiB; a quote may be missing in it"
     if "new-line character" in error:
-        return "a carriage return stands alone in it; lines end with \\n, and fields that hold others stand between quotes"
-    return f"no row of a table: {error}"
+        return "a carriage return without a newline; end lines with \\n, and quote fields that contain \\r"
+    return f"not a row of a table: {error}"
 
 
-def checked(names: list[str], name: str) -> list[str]:
-    """Each has its own."""
+def check_names(names: list[str], source: str) -> list[str]:
+    """Return the column names; raise DataError if one is empty or repeated."""
     if not any(names):
-        raise DataError(f"{name}, line 1: no names of columns; the first line of a table names them")
+        raise DataError(
+            f"{source}, line 1: no column names; the first line of a table must name its columns",
+            code="no-column-names",
+        )
     if "" in names:
         raise DataError(
-            f"{name}, line 1: column {names.index('') + 1} of {len(names)} has no name; give it one (pandas: index=False)"
+            f"{source}, line 1: column {names.index('') + 1} of {len(names)} has no name; "
+            "name it (pandas: index=False)",
+            code="no-column-names",
         )
-    if twice := repeated(names):
+    if name := find_duplicate(names):
         raise DataError(
-            f"{name}, line 1: two columns are named {quoted_name(twice)}; there are {told(names)}"
+            f"{source}, line 1: two columns are named {quote_name(name)} (got {format_keys(names)}); rename one",
+            code="duplicate-column",
         )
     return names
+
+
+CSV = Format("csv", (".csv",), partial(read_rows, delimiter=","))
+TSV = Format("tsv", (".tsv",), partial(read_rows, delimiter="\t"))

@@ -1,105 +1,149 @@
-"""Parquet as rows with names, some at a time and only the columns that are wanted; pyarrow reads it."""
+"""Reads Parquet with pyarrow, a few rows at a time and only the columns that are needed."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from llamatrain.data.column_names import media_in, quoted_name, repeated, told, wanted
-from llamatrain.data.readers.compressed import FREE, RATIO
+from llamatrain.data.column_names import find_duplicate, format_keys, media_flag, quote_name, select_columns
+from llamatrain.data.files import DataFile, Format
+from llamatrain.data.readers.compressed import MAX_RATIO, max_unpacked_size, open_seekable
 from llamatrain.errors import DataError
 
-ENDS = b"PAR1"
-LONGEST = 64 << 20  # bytes of a row
-FLAT, NESTED = 256, 16  # rows at once
-WITHOUT = "takes pyarrow, which is not installed: pip install pyarrow; or save it as JSON lines"
+MAGIC = b"PAR1"  # at both ends of a file
+MAX_ROW_BYTES = 64 << 20
+FLAT_BATCH = 256  # rows read at once
+NESTED_BATCH = 16  # the same of rows with nested columns
 
 
 def check(path: Path, name: str) -> None:
-    """What can be seen without reading it."""
+    """Check the magic bytes at both ends of a file, and that pyarrow is installed."""
     with path.open("rb") as file:
-        head, size = file.read(len(ENDS)), file.seek(0, 2)
-        file.seek(max(0, size - len(ENDS)))
-        if head != ENDS or size < 12:
-            raise DataError(f"{name}: no Parquet file: it does not begin with {ENDS.decode()}")
-        if file.read() != ENDS:
-            raise DataError(f"{name}: a Parquet file that ends early: it was cut short; fetch it anew")
+        head = file.read(len(MAGIC))
+        size = file.seek(0, 2)
+        file.seek(max(0, size - len(MAGIC)))
+        tail = file.read()
+    if head != MAGIC or size < 12:
+        raise DataError(
+            f"{name}: not a Parquet file (it must begin with {MAGIC.decode()}); check its name",
+            code="not-parquet",
+        )
+    if tail != MAGIC:
+        raise DataError(f"{name}: the Parquet file is truncated; download it again", code="truncated-file")
     if not find_spec("pyarrow"):
-        raise DataError(f"{name}: Parquet {WITHOUT}")
+        raise DataError(
+            f"{name}: reading Parquet needs pyarrow, which is not installed; run `pip install pyarrow`, "
+            "or save the data as JSON lines",
+            code="missing-package",
+        )
 
 
-def rows_of(path: Path, name: str, columns: Mapping[str, str]) -> Iterator[tuple[int, bytes]]:
+def read_rows(source: DataFile) -> Iterator[tuple[int, bytes]]:
+    """Yield the rows as JSON objects, numbered from 1."""
+    with open_seekable(source.path, source.name, source.compression) as path:
+        check(path, source.name)
+        yield from read_table(path, source)
+
+
+def read_table(path: Path, source: DataFile) -> Iterator[tuple[int, bytes]]:
+    """Yield the rows of a Parquet file that is not compressed as a whole."""
     import pyarrow
     from pyarrow import parquet
 
-    left, number = max(FREE, RATIO * path.stat().st_size), 0
+    file_size = path.stat().st_size
+    bytes_left = max_unpacked_size(file_size)
+    number = 0
+    options = {"buffer_size": 1 << 20, "pre_buffer": False}
     try:
-        with parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
-            names = file.schema_arrow.names
-            check_names(names, name)
-            some, media = wanted(names, columns, name), media_in(names)
-            check_sizes(file, some, name)
-            nested = any(pyarrow.types.is_nested(file.schema_arrow.field(each).type) for each in some)
-            texts = [each for each in some if pyarrow.types.is_string(file.schema_arrow.field(each).type)]
-        with parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False, read_dictionary=texts) as file:
-            for batch in file.iter_batches(NESTED if nested else FLAT, columns=some, use_threads=False):
-                for at in range(batch.num_rows):
+        with parquet.ParquetFile(path, **options) as file:
+            schema = file.schema_arrow
+            check_names(schema.names, source.name)
+            columns = select_columns(schema.names, source.columns, source.name)
+            media = media_flag(schema.names)
+            check_sizes(file, columns, source.name)
+            types = {column: schema.field(column).type for column in columns}
+        is_nested = any(map(pyarrow.types.is_nested, types.values()))
+        strings = [column for column, type_ in types.items() if pyarrow.types.is_string(type_)]
+        with parquet.ParquetFile(path, **options, read_dictionary=strings) as file:
+            batch_size = NESTED_BATCH if is_nested else FLAT_BATCH
+            for batch in file.iter_batches(batch_size, columns=columns, use_threads=False):
+                for index in range(batch.num_rows):
                     number += 1
-                    row = as_json(
-                        {each: batch.column(each)[at].as_py() for each in some} | media,
-                        f"{name}, row {number}",
-                    )
-                    left -= len(row)
-                    if left < 0 or len(row) > LONGEST:
-                        raise DataError(f"{name}, row {number}: {much(len(row), path.stat().st_size)}")
+                    values = {column: batch.column(column)[index].as_py() for column in columns}
+                    row = to_json(values | media, source.locate(number))
+                    bytes_left -= len(row)
+                    if bytes_left < 0 or len(row) > MAX_ROW_BYTES:
+                        raise too_large(source.locate(number), len(row), file_size)
                     yield number, row
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        why = " ".join(str(error).split())[:160]
+        reason = " ".join(str(error).split())[:160]
         raise DataError(
-            f"{name}: a Parquet file that cannot be read, behind row {number}: {why}; fetch it anew"
+            f"{source.name}: the Parquet file cannot be read after row {number} ({reason}); download it again",
+            code="damaged-file",
         ) from None
     pyarrow.default_memory_pool().release_unused()
     if not number:
-        raise DataError(f"{name}: there is no row in it")
+        raise DataError(f"{source.name}: the Parquet file has no rows", code="no-rows")
 
 
-def check_names(names: list[str], name: str) -> None:
-    if twice := repeated(names):
-        raise DataError(f"{name}: two columns are named {quoted_name(twice)}; there are {told(names)}")
+def check_names(names: list[str], source: str) -> None:
+    """Raise DataError if two columns have the same name."""
+    if name := find_duplicate(names):
+        raise DataError(
+            f"{source}: two columns are named {quote_name(name)} (got {format_keys(names)}); rename one",
+            code="duplicate-column",
+        )
 
 
-def check_sizes(file: Any, some: list[str], name: str) -> None:
-    """As far as it says itself what it unpacks to."""
+def check_sizes(file: Any, columns: list[str], source: str) -> None:
+    """Raise DataError if the metadata announces an implausible decompressed size."""
     for group in range(file.metadata.num_row_groups):
-        part = file.metadata.row_group(group)
-        for at in range(part.num_columns):
-            column = part.column(at)
-            size, packed = column.total_uncompressed_size, column.total_compressed_size
-            if column.path_in_schema.split(".")[0] in some and size > max(FREE, RATIO * packed):
+        row_group = file.metadata.row_group(group)
+        for index in range(row_group.num_columns):
+            chunk = row_group.column(index)
+            size = chunk.total_uncompressed_size
+            packed = chunk.total_compressed_size
+            if chunk.path_in_schema.split(".")[0] in columns and size > max_unpacked_size(packed):
                 raise DataError(
-                    f"{name}: {column.path_in_schema} unpacks to {size:,} bytes in row group {group + 1}, over {RATIO} times "
-                    f"its {packed:,}, as no data does"
+                    f"{source}: {chunk.path_in_schema} decompresses to {size:,} bytes in row group {group + 1}, "
+                    f"more than {MAX_RATIO} times its {packed:,}, as real data never does",
+                    code="decompression-bomb",
                 )
 
 
-def much(row: int, size: int) -> str:
-    if row > LONGEST:
-        return f"is longer than {LONGEST >> 20} MiB"
-    return f"the rows so far have more than {RATIO} times the file's {size:,} bytes, as no data does"
+def too_large(place: str, row_bytes: int, file_size: int) -> DataError:
+    """Return the error for a row that is too long, or for rows that exceed the plausible size of the file."""
+    if row_bytes > MAX_ROW_BYTES:
+        return DataError(f"{place}: the row is longer than {MAX_ROW_BYTES >> 20} MiB", code="row-too-long")
+    return DataError(
+        f"{place}: the rows so far have more than {MAX_RATIO} times the file's {file_size:,} bytes, "
+        "as real data never does",
+        code="decompression-bomb",
+    )
 
 
-def as_json(row: dict[str, Any], place: str) -> bytes:
-    def other(value: Any) -> str:
+def to_json(row: dict[str, Any], place: str) -> bytes:
+    """Encode a row as JSON."""
+
+    def decode(value: Any) -> str:
         if isinstance(value, bytes):
             return value.decode()
         raise TypeError(type(value).__name__)
 
     try:
-        return json.dumps(row, ensure_ascii=False, default=other).encode()
+        return json.dumps(row, ensure_ascii=False, default=decode).encode()
     except UnicodeError as error:
-        raise DataError(f"{place}: no UTF-8 text: {' '.join(str(error).split())[:80]}") from None
+        reason = " ".join(str(error).split())[:80]
+        raise DataError(
+            f"{place}: not UTF-8 ({reason}); store text in this column", code="not-utf8"
+        ) from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"{place}: holds what is no JSON ({error}); text is expected") from None
+        raise DataError(
+            f"{place}: a value of type {error} is not JSON; store text in this column", code="not-json"
+        ) from None
+
+
+PARQUET = Format("parquet", (".parquet",), read_rows, unit="row", magic=MAGIC, check=check)

@@ -1,4 +1,4 @@
-"""The two ways from text to tokens: byte-level BPE of words (`gpt2`), and BPE by score of the whole text (`llama`)."""
+"""The tokenization engines: byte-level BPE of words (`gpt2`), and BPE by score (`llama`)."""
 
 from typing import Protocol
 
@@ -11,20 +11,20 @@ from llamatrain.data.tokenizer.bpe_merge import (
     MergeBuffer,
     Symbols,
     WholeWords,
-    fill,
+    buffer_size,
+    build_table,
+    fill_table,
     last_seam,
     merge_text,
     merge_words,
-    room,
-    table,
     word_keys,
 )
 from llamatrain.data.tokenizer.bpe_tables import byte_symbols, character_key, score_symbols, token_bytes
-from llamatrain.data.tokenizer.pretokenize import RegexState, Splitter, code_points, in_bytes, split
+from llamatrain.data.tokenizer.pretokenize import RegexState, Splitter, code_points, split, to_byte_offsets
 from llamatrain.data.tokenizer.vocabulary import SPACE, Vocabulary
 from llamatrain.errors import DataError
 
-LARGEST = 1 << 29  # bytes at once
+MAX_BYTES = 1 << 29  # bytes of one call
 NO_WORDS = WholeWords(
     keys=np.zeros(0, np.int64),
     tokens=np.zeros(0, np.int64),
@@ -34,73 +34,87 @@ NO_WORDS = WholeWords(
 
 
 class BpeEngine(Protocol):
-    def tokens(self, raw: bytes, start: bool) -> np.ndarray:
-        """The tokens of a text without special ones; `start`: nothing stands before it, or a special token does."""
+    """Tokenizes text that contains no special tokens."""
+
+    def encode(self, raw: bytes, start: bool) -> np.ndarray:
+        """Return the tokens of a text; `start`: nothing precedes it, or a special token does."""
         ...
 
-    def seam(self, raw: bytes) -> int:
-        """A place where the text may be cut, whatever follows it: the tokens of both parts are those of the whole. 0: none."""
+    def find_seam(self, raw: bytes) -> int:
+        """Return an offset where the text can be cut without changing its tokens, or 0.
+
+        The cut is safe whatever text follows.
+        """
         ...
 
 
 def check_size(raw: bytes) -> None:
-    if len(raw) > LARGEST:
+    """Raise DataError if a text is too large for 32-bit offsets."""
+    if len(raw) > MAX_BYTES:
         raise DataError(
-            f"{len(raw)} bytes of text without a place where they can be cut; {LARGEST} are the most"
+            f"{len(raw)} bytes of text cannot be cut anywhere (the limit is {MAX_BYTES}); split the text",
+            code="text-not-divisible",
         )
 
 
-def whole_characters(raw: bytes) -> bytes:
-    """Without a character at the end that may lack some of its bytes."""
+def drop_partial_character(raw: bytes) -> bytes:
+    """Remove a character at the end that may lack some of its bytes."""
     for back in range(1, min(4, len(raw) + 1)):
         if raw[-back] >= 0xC0:
             return raw[:-back]
     return raw
 
 
-class ByteLevel:
-    """A seam is the end of a word, not of white space, that was found without a look at the text's end: nothing can change it."""
+class ByteLevelEngine:
+    """Byte-level BPE of words.
+
+    A seam is the end of a word (not of white space) that was found without looking at the end of the text.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        words = [word_keys] if vocabulary.cutting.whole_words else []
-        precompile((fill, *words, code_points, split, in_bytes, merge_words))
-        self.expressions = [Splitter.by(each) for each in vocabulary.cutting.expressions()]
+        words = [word_keys] if vocabulary.pre_tokenizer.whole_words else []
+        precompile((fill_table, *words, code_points, split, to_byte_offsets, merge_words))
+        self.expressions = [
+            Splitter.bind(expression) for expression in vocabulary.pre_tokenizer.expressions()
+        ]
         self.symbols = BoundArrays(byte_symbols(vocabulary), Symbols)
         self.words = BoundArrays(
-            whole_words(vocabulary) if vocabulary.cutting.whole_words else NO_WORDS, WholeWords
+            build_word_table(vocabulary) if vocabulary.pre_tokenizer.whole_words else NO_WORDS, WholeWords
         )
 
-    def tokens(self, raw: bytes, start: bool) -> np.ndarray:
+    def encode(self, raw: bytes, start: bool) -> np.ndarray:
+        """Return the tokens of a text."""
         check_size(raw)
-        clean, words = self._words(raw)
-        out = np.empty(room(2 * len(clean)), np.int32)
-        row = MergeBuffer.of(int(np.diff(words, prepend=0).max(initial=0)))
-        made = merge_words(clean, words, self.symbols, self.words, row, out)
-        return out[:made].copy()
+        clean, words = self._split_words(raw)
+        out = np.empty(buffer_size(2 * len(clean)), np.int32)
+        row = MergeBuffer.allocate(int(np.diff(words, prepend=0).max(initial=0)))
+        count = merge_words(clean, words, self.symbols, self.words, row, out)
+        return out[:count].copy()
 
-    def _words(self, raw: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """The text without what cannot be read, and where its words end. For long ones, memory counts."""
-        codes, clean = self._read(raw)
+    def _split_words(self, raw: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """Return the text without unreadable bytes, and the ends of its words."""
+        codes, clean = self._decode(raw)
         words = np.array([len(codes)], np.int64)
         for expression in self.expressions:
             last = expression is self.expressions[-1]
-            words, _ = self._cut(codes, expression, words, codes.view(np.uint32) if last else None)
-        in_bytes(clean, words)
+            words, _ = self._split(codes, expression, words, codes.view(np.uint32) if last else None)
+        to_byte_offsets(clean, words)
         return clean, words
 
-    def seam(self, raw: bytes) -> int:
-        raw = whole_characters(raw)
-        codes, _ = self._read(raw)
+    def find_seam(self, raw: bytes) -> int:
+        """Return an offset where the text can be cut, or 0."""
+        raw = drop_partial_character(raw)
+        codes, _ = self._decode(raw)
         if not len(codes):
             return 0
-        words, settled = self._cut(codes, self.expressions[0], np.array([len(codes)], np.int64))
-        # White space ends where it does for what follows it, which a piece that ends there does not show.
-        found = (end for end in words[::-1] if end <= settled and not chr(codes[end - 1]).isspace())
-        seam = np.array([next(found, 0)], np.int64)
-        in_bytes(np.frombuffer(raw, np.uint8), seam)
+        words, settled = self._split(codes, self.expressions[0], np.array([len(codes)], np.int64))
+        # White space may extend into following text, which a piece that ends there does not show.
+        ends = (end for end in words[::-1] if end <= settled and not chr(codes[end - 1]).isspace())
+        seam = np.array([next(ends, 0)], np.int64)
+        to_byte_offsets(np.frombuffer(raw, np.uint8), seam)
         return int(seam[0])
 
-    def _read(self, raw: bytes) -> tuple[np.ndarray, np.ndarray]:
+    def _decode(self, raw: bytes) -> tuple[np.ndarray, np.ndarray]:
         codes, clean = (
             np.empty(len(raw), np.int32),
             np.empty(3 * len(raw), np.uint8),
@@ -108,56 +122,63 @@ class ByteLevel:
         count, size = code_points(np.frombuffer(raw, np.uint8), codes, clean)
         return codes[:count], clean[:size]
 
-    def _cut(
+    def _split(
         self, codes: np.ndarray, expression: BoundArrays, pieces: np.ndarray, marks: np.ndarray | None = None
     ) -> tuple[np.ndarray, int]:
-        """The words' ends in code points, and how many of these are settled."""
+        """Return the ends of the words in code points, and how many code points are settled."""
         marks = np.empty(len(codes), np.uint32) if marks is None else marks
         words = np.empty(len(codes), np.int64)
-        count, settled = split(codes, expression, pieces, words, marks, RegexState.new())
+        count, settled = split(codes, expression, pieces, words, marks, RegexState.allocate())
         return words[:count], settled
 
 
-def whole_words(vocabulary: Vocabulary) -> WholeWords:
-    """The table of tokens by their bytes: keys, tokens, all bytes, where each token ends in them."""
-    spelt = list(map(token_bytes, vocabulary.tokens))
-    text = np.frombuffer(b"".join(part or b"" for part in spelt), np.uint8)
-    ends = np.cumsum([len(part or b"") for part in spelt], dtype=np.int64)
+def build_word_table(vocabulary: Vocabulary) -> WholeWords:
+    """Build the table that finds tokens by their bytes."""
+    spellings = list(map(token_bytes, vocabulary.tokens))
+    text = np.frombuffer(b"".join(part or b"" for part in spellings), np.uint8)
+    ends = np.cumsum([len(part or b"") for part in spellings], dtype=np.int64)
     keys = np.empty(len(ends), np.int64)
     word_keys(text, ends, keys)
-    there = np.array([bool(part) for part in spelt])
-    return WholeWords(*table(keys[there], np.flatnonzero(there)), text, ends)
+    is_spelled = np.array([bool(part) for part in spellings])
+    return WholeWords(*build_table(keys[is_spelled], np.flatnonzero(is_spelled)), text, ends)
 
 
 class ScoredEngine:
-    """A seam lies between two characters that never stand side by side in any token."""
+    """BPE by score of the whole text.
+
+    A seam lies between two characters that are never adjacent in any token.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.space = SPACE.encode()
         self.prefix = b" " if vocabulary.add_space_prefix else b""
-        precompile((fill, merge_text, last_seam))
+        precompile((fill_table, merge_text, last_seam))
         characters, symbols = score_symbols(vocabulary)
         self.characters = BoundArrays(Characters(*characters), Characters)
         self.symbols, self.pairs = BoundArrays(symbols, Symbols), BoundArrays(symbols.keys, I64s)
 
-    def tokens(self, raw: bytes, start: bool) -> np.ndarray:
+    def encode(self, raw: bytes, start: bool) -> np.ndarray:
+        """Return the tokens of a text."""
         check_size(raw)
         text = ((self.prefix if start else b"") + raw).replace(b" ", self.space)
-        out = np.empty(room(len(text)), np.int32)
-        made = merge_text(
-            np.frombuffer(text, np.uint8), self.characters, self.symbols, MergeBuffer.of(len(text)), out
+        out = np.empty(buffer_size(len(text)), np.int32)
+        count = merge_text(
+            np.frombuffer(text, np.uint8), self.characters, self.symbols, MergeBuffer.allocate(len(text)), out
         )
-        tokens = out[:made].copy()
-        if made and tokens.min() < 0:
+        tokens = out[:count].copy()
+        if count and tokens.min() < 0:
             raise DataError(
-                f"the vocabulary has no token for the byte 0x{-1 - tokens[tokens < 0][0]:02X}, which the text needs"
+                f"the vocabulary has no token for the byte 0x{-1 - tokens[tokens < 0][0]:02X}, which the text contains",
+                code="byte-not-in-vocabulary",
             )
         return tokens
 
-    def seam(self, raw: bytes) -> int:
+    def find_seam(self, raw: bytes) -> int:
+        """Return an offset where the text can be cut, or 0."""
         space = character_key(self.space)
         return int(last_seam(np.frombuffer(raw, np.uint8), space, self.characters, self.pairs))
 
 
-def engine(vocabulary: Vocabulary) -> BpeEngine:
-    return ScoredEngine(vocabulary) if vocabulary.model == "llama" else ByteLevel(vocabulary)
+def create_engine(vocabulary: Vocabulary) -> BpeEngine:
+    """Return the engine for a vocabulary."""
+    return ScoredEngine(vocabulary) if vocabulary.model == "llama" else ByteLevelEngine(vocabulary)

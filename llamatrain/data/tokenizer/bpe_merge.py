@@ -1,8 +1,10 @@
-"""Byte pair encoding, compiled.
+"""Merges symbols by byte pair encoding, compiled.
 
-Merging takes symbols (numbered texts) and a table of pairs: which two symbols that stand side by side may become which
-third, and in which order: the pair of the lowest rank first, of equals the leftmost. Short rows are scanned for the
-lowest, long ones keep the lowest of every 64, of 64 of those, and so on.
+Merging takes symbols (numbered texts) and a table of pairs: which two adjacent symbols become which third,
+and their
+rank. The pair of the lowest rank merges first, of equals the leftmost. Short rows are scanned for the lowest
+rank;
+long ones keep the lowest of every 64, of 64 of those, and so on.
 """
 
 from typing import NamedTuple
@@ -13,36 +15,38 @@ from llamatrain.compiler.declare import Function, I32s, I64s, Int, U8s, inline
 
 # ---- hash tables -----------------------------------------------------------------
 
-FREE = np.int64(-1)  # a place without a key
+FREE = np.int64(-1)  # a free slot
 
 
 class Symbols(NamedTuple):
-    bytes: I64s  # the symbol, or in `llama` vocabularies the token, of each byte
-    keys: I64s  # pairs: left above, right below
-    values: I64s  # rank above, what the pair becomes below
-    spelt: I64s  # where in `spelling` the tokens of each symbol begin, and end
+    """The symbols of a vocabulary, and the table of their merges."""
+
+    bytes: I64s  # of each byte: its symbol, or in `llama` vocabularies its token
+    keys: I64s  # pairs: left symbol in the high half, right one in the low half
+    values: I64s  # rank in the high half, result in the low half
+    spelt: I64s  # offsets of each symbol's tokens in `spelling`
     spelling: I64s
 
 
 class Characters(NamedTuple):
-    """The table of symbols that are characters."""
+    """The table of symbols that are single characters."""
 
     keys: I64s
     symbols: I64s
 
 
 class WholeWords(NamedTuple):
-    """Tokens by their bytes, as a table of `word_key`; of no words all is empty."""
+    """Tokens by their bytes, as a table of `word_key`; empty if words are always merged."""
 
     keys: I64s
     tokens: I64s
     text: U8s  # of all tokens
-    ends: I64s  # of each in it
+    ends: I64s  # the end of each token
 
 
 @inline
 def slot(keys, key):
-    """Where a key is, or would be, in a table whose size is a power of two."""
+    """Return the slot of a key, or the free one for it, in a table whose size is a power of two."""
     mask = len(keys) - 1
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     at = np.int64(mixed >> np.uint64(32)) & mask
@@ -52,8 +56,8 @@ def slot(keys, key):
 
 
 @Function
-def fill(new_keys: I64s, new_values: I64s, keys: I64s, values: I64s) -> None:
-    """Of a key that comes again the first value stays."""
+def fill_table(new_keys: I64s, new_values: I64s, keys: I64s, values: I64s) -> None:
+    """Insert keys with their values; the first value of a repeated key wins."""
     for i in range(len(new_keys)):
         at = slot(keys, new_keys[i])
         if keys[at] == FREE:
@@ -61,31 +65,34 @@ def fill(new_keys: I64s, new_values: I64s, keys: I64s, values: I64s) -> None:
             values[at] = new_values[i]
 
 
-def table(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Keys, none of them negative, with their values, to be found by `slot`."""
+def build_table(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Build a hash table for `slot` from keys that are not negative."""
     size = 1 << max(1, 2 * len(keys) - 1).bit_length()
-    at, held = np.full(size, FREE), np.zeros(size, np.int64)
-    fill(np.ascontiguousarray(keys, np.int64), np.ascontiguousarray(values, np.int64), at, held)
-    return at, held
+    table_keys, table_values = np.full(size, FREE), np.zeros(size, np.int64)
+    fill_table(
+        np.ascontiguousarray(keys, np.int64), np.ascontiguousarray(values, np.int64), table_keys, table_values
+    )
+    return table_keys, table_values
 
 
 # ---- merging ---------------------------------------------------------------------
 
-NEVER = np.int64(0x7FFFFFFF)  # the rank of two that stand side by side in a token and do not merge
-SCANNED = 40  # symbols in a row that is scanned; beyond, a tree is faster
+NEVER = np.int64(0x7FFFFFFF)  # the rank of symbols that are adjacent in a token but do not merge
+SCANNED = 40  # longest row that is scanned; for longer ones a tree is faster
 FAN = 64
-LEVELS = 12  # of a tree, at most
+LEVELS = 12  # of a tree at most
 
 
 class MergeBuffer(NamedTuple):
-    """Room for a row of symbols, its pairs where it is short, and where the levels of its tree begin where it is long."""
+    """Memory for a row of symbols, the pairs of a short row, and the level offsets of a long row's tree."""
 
     symbols: I32s
     ranks: I64s
     bases: I64s
 
     @staticmethod
-    def of(longest: int) -> "MergeBuffer":
+    def allocate(longest: int) -> "MergeBuffer":
+        """Allocate memory for rows of up to `longest` symbols."""
         return MergeBuffer(
             np.empty(longest, np.int32), np.empty(SCANNED, np.int64), np.empty(LEVELS, np.int64)
         )
@@ -93,14 +100,17 @@ class MergeBuffer(NamedTuple):
 
 @inline
 def _pair(keys, values, left, right):
-    """The rank of a pair above, what it becomes below; NEVER and nothing where there is none."""
+    """Return the rank of a pair (high half) and its result (low half); NEVER and 0 if they do not merge."""
     at = slot(keys, left << 32 | right)
     return values[at] if keys[at] != FREE else NEVER << 32
 
 
 @inline
 def _merge_scanned(symbols, ranks, count, keys, values):
-    """Merge a row in place, its first `count - 1` ranks given as pairs; how many symbols are left."""
+    """Merge a short row in place; return the number of symbols left.
+
+    `ranks` holds its first `count - 1` pairs.
+    """
     while count > 1:
         best, at = NEVER << 32, -1
         for i in range(count - 1):
@@ -122,7 +132,7 @@ def _merge_scanned(symbols, ranks, count, keys, values):
 
 @inline
 def _lower(tree, bases, levels, at):
-    """Bring the lowest ranks above a place up to date."""
+    """Update the lowest ranks above a leaf of the tree."""
     for level in range(1, levels):
         first = bases[level - 1] + at // FAN * FAN
         at //= FAN
@@ -136,7 +146,7 @@ def _lower(tree, bases, levels, at):
 
 @inline
 def _leftmost(tree, bases, levels):
-    """The first place of the lowest rank."""
+    """Return the first leaf of the lowest rank."""
     at = np.int64(0)
     for level in range(levels - 2, -1, -1):
         at *= FAN
@@ -147,7 +157,7 @@ def _leftmost(tree, bases, levels):
 
 @inline
 def _grow(tree, bases, count):
-    """Levels above the ranks of a row up to a single one, where each begins, and how many they are."""
+    """Build the levels above the ranks of a row; return how many there are."""
     bases[0], levels = 0, np.int64(1)
     while count > 1:
         bases[levels] = bases[levels - 1] + count
@@ -163,7 +173,7 @@ def _grow(tree, bases, count):
 
 @inline
 def _span(symbols, at, count):
-    """How many cells a symbol takes: of more than one the second and the last hold their number, negated."""
+    """Return how many cells a symbol takes: if several, the second and the last hold their negated number."""
     return -np.int64(symbols[at + 1]) if at + 1 < count and symbols[at + 1] < 0 else np.int64(1)
 
 
@@ -174,7 +184,7 @@ def _rank(symbols, left, right, keys, values):
 
 @inline
 def _merge_long(symbols, bases, tree, count, keys, values):
-    """The same by a tree of ranks; a symbol stays in the cells of those that it was made of."""
+    """Merge a long row by a tree of ranks; a symbol keeps the cells of those that it was merged from."""
     tree[count - 1] = NEVER
     levels = _grow(tree, bases, count)
     while tree[bases[levels - 1]] < NEVER:
@@ -214,14 +224,17 @@ def _emit(row, count, known, tokens, out):
     return out
 
 
-def room(most):
-    """For so many tokens, and, before they are made, for the tree of a row of as many symbols in their place."""
-    return most + most // (FAN - 1) + 12
+def buffer_size(max_tokens):
+    """Return the size of the token buffer.
+
+    It also holds the tree of a row before its tokens are written.
+    """
+    return max_tokens + max_tokens // (FAN - 1) + 12
 
 
 @inline
 def _keep(ranks, tokens, out, at, pair):
-    """Of a row that may become long the ranks, as the tree's leaves, where its tokens will be."""
+    """Keep the rank of a pair of a row that may become long, as a leaf of the tree in the token buffer."""
     if at < SCANNED:
         ranks[at] = pair
     tokens[out + at] = pair >> 32
@@ -229,7 +242,7 @@ def _keep(ranks, tokens, out, at, pair):
 
 @inline
 def word_key(text, start, end):
-    """A number for a word's bytes; other words may have it, too."""
+    """Return a hash of a word's bytes; it is not unique."""
     key = np.uint64(0xCBF29CE484222325)
     for at in range(start, end):
         key = (key ^ np.uint64(text[at])) * np.uint64(0x100000001B3)
@@ -238,6 +251,7 @@ def word_key(text, start, end):
 
 @Function
 def word_keys(text: U8s, ends: I64s, keys: I64s) -> None:
+    """Hash all words of a text, given by their ends."""
     start = np.int64(0)
     for i in range(len(ends)):
         keys[i] = word_key(text, start, ends[i])
@@ -248,7 +262,7 @@ def word_keys(text: U8s, ends: I64s, keys: I64s) -> None:
 def merge_words(
     text: U8s, ends: I64s, known: Symbols, whole: WholeWords, row: MergeBuffer, tokens: I32s
 ) -> Int:
-    """Byte-level BPE of words, given by their ends in the text; how many tokens it made."""
+    """Tokenize words by byte-level BPE, given by their ends in the text; return the number of tokens."""
     out = start = np.int64(0)
     for end in ends:
         token = _whole_word(text, start, end, whole)
@@ -268,7 +282,7 @@ def merge_words(
 
 @inline
 def _whole_word(text, start, end, whole):
-    """The token that a word is, or -1."""
+    """Return the token that equals a word, or -1."""
     if not len(whole.keys):
         return np.int64(-1)
     at = slot(whole.keys, word_key(text, start, end))
@@ -291,7 +305,7 @@ def _size(lead):
 
 @inline
 def _character(text, at):
-    """The bytes up to where the next character begins, as a key, and their number."""
+    """Return the key of the character at an offset, and its number of bytes."""
     size = min(_size(text[at]), len(text) - at)
     key = size
     for i in range(at, at + size):
@@ -301,9 +315,9 @@ def _character(text, at):
 
 @Function
 def merge_text(text: U8s, characters: Characters, known: Symbols, row: MergeBuffer, tokens: I32s) -> Int:
-    """BPE by score of a whole text; how many tokens it made. A byte that has no token gives -1 - byte.
+    """Tokenize a whole text by score; return the number of tokens. A byte without a token gives -1 - byte.
 
-    A row ends where two characters never stand side by side in any token, for nothing can be merged across.
+    A row ends where two characters are never adjacent in any token, because nothing merges across.
     """
     out = at = count = np.int64(0)
     while at < len(text):
@@ -330,8 +344,10 @@ def merge_text(text: U8s, characters: Characters, known: Symbols, row: MergeBuff
 
 @inline
 def _space_within(text, at, size):
-    """How much of a character that lacks some of its bytes is there up to a space: of that, three bytes by then, it takes some,
-    and what is left of them is no character's beginning."""
+    """Return the bytes of an incomplete character up to and including a space, or all of them.
+
+    Three bytes include a space, and the rest does not begin a character.
+    """
     for i in range(1, size):
         if text[at + i] == 0x20:
             return np.int64(i + 1)
@@ -340,10 +356,13 @@ def _space_within(text, at, size):
 
 @Function
 def last_seam(text: U8s, space: int, characters: Characters, keys: I64s) -> Int:
-    """The last place where a row of `merge_text` ends; 0 if there is none. Of spaces the text has the byte, `space` the key."""
+    """Return the last offset where a row of `merge_text` ends, or 0.
+
+    The text has spaces as bytes; `space` is the key of the character that replaces them.
+    """
     seam = at = np.int64(0)
     before = np.int64(-1)
-    while at + 4 <= len(text):  # of what is cut short at the end nothing can be said
+    while at + 4 <= len(text):  # an incomplete character at the end is undecided
         key, size = _character(text, at)
         cut = _space_within(text, at, size)
         place = slot(characters.keys, space if text[at] == 0x20 else key)

@@ -1,7 +1,8 @@
-"""A vocabulary learned by a process of its own: what that takes is no part of the run, and is gone when it ends.
+"""Learns a vocabulary in a separate process, whose memory is released when it ends.
 
-In come the options in a line of JSON, and texts, each with its length before it, up to a length of -1; out comes a line of
-JSON. How far it is the process shows by itself.
+Its input is the options as a line of JSON and texts, each after its length, up to a length of -1; its output
+is a
+line of JSON. The process shows its own progress.
 """
 
 import json
@@ -30,14 +31,14 @@ END = LENGTH.pack(-1)
 
 
 def learn_merges(texts: Iterable[str | bytes], size: int) -> list[tuple[str, str]]:
-    """As `new_vocabulary.merges`, which does it where no process can be started."""
+    """Learn merges as `new_vocab.learn_merges`, which is called directly if no process can be started."""
     new_vocab.check_size(size)
     try:
         child = start_process()
     except OSError:
         return new_vocab.learn_merges(texts, size)
     with ending_process(child):
-        with suppress(BrokenPipeError):  # what it has to say of that is read below
+        with suppress(BrokenPipeError):  # its answer, read below, tells why
             send(child, json.dumps({"size": size, "shown": is_verbose()}).encode() + b"\n")
             for text in map(to_bytes, texts):
                 send(child, LENGTH.pack(len(text)) + text)
@@ -48,6 +49,7 @@ def learn_merges(texts: Iterable[str | bytes], size: int) -> list[tuple[str, str
 
 
 def start_process() -> "subprocess.Popen[bytes]":
+    """Start the process that learns."""
     if not sys.executable:
         raise OSError
     package = str(Path(llamatrain.__file__).resolve().parent.parent)
@@ -62,21 +64,22 @@ def start_process() -> "subprocess.Popen[bytes]":
 
 
 def send(child: "subprocess.Popen[bytes]", data: bytes) -> None:
-    """The stream stays open behind the last: it ends with this process, and the child with it."""
+    """Write data to the process. Its input stays open: it ends with this process, and the child with it."""
     assert child.stdin is not None
     child.stdin.write(data)
     child.stdin.flush()
 
 
 def read_answer(child: "subprocess.Popen[bytes]") -> dict[str, Any]:
+    """Read the answer of the process; raise DataError if it failed."""
     assert child.stdout is not None
     output = child.stdout.read()
     try:
         answer: dict[str, Any] = json.loads(output)
     except ValueError:
         code = child.wait()
-        ending = f"signal {-code}, as where memory is short" if code < 0 else f"code {code}"
-        answer = {"error": f"no vocabulary could be learned: the process that learns ended with {ending}"}
+        ending = f"signal {-code}; memory may be short" if code < 0 else f"exit code {code}"
+        answer = {"error": f"no vocabulary could be learned: its process ended with {ending}"}
     if "error" in answer:
         raise DataError(answer["error"], code=answer.get("code", "vocabulary-not-learned"))
     return answer
@@ -84,30 +87,32 @@ def read_answer(child: "subprocess.Popen[bytes]") -> dict[str, Any]:
 
 @contextmanager
 def ending_process(child: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Kill the process at the end of a block."""
     try:
         yield
     finally:
         child.kill()
         for pipe in (child.stdin, child.stdout):
-            with suppress(OSError):  # what is left to write has no reader any more
+            with suppress(OSError):  # unwritten data has no reader
                 assert pipe is not None
                 pipe.close()
         child.wait()
 
 
-# ---- the process that learns -----------------------------------------------
+# ---- the child process -----------------------------------------------------
 
 
 def receive_texts(stream: BinaryIO) -> Iterator[bytes]:
-    """The texts up to the end that is said; without one the parent is gone."""
+    """Yield the texts up to the end mark; exit if the parent died."""
     while (length := LENGTH.unpack(read_exactly(stream, LENGTH.size))[0]) >= 0:
         yield read_exactly(stream, length)
     start_thread(
         threading.Thread(target=read_exactly, args=[stream, 1], daemon=True)
-    )  # nothing more comes: ends with the parent
+    )  # no more input: exit with the parent
 
 
 def read_exactly(stream: BinaryIO, size: int) -> bytes:
+    """Read `size` bytes; exit if the stream ends."""
     data = stream.read(size)
     if len(data) < size:
         os._exit(1)
@@ -115,6 +120,7 @@ def read_exactly(stream: BinaryIO, size: int) -> bytes:
 
 
 def main() -> None:
+    """Learn a vocabulary from standard input and print its merges."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     source = sys.stdin.buffer
     options: dict[str, Any] = json.loads(source.readline())
@@ -123,10 +129,10 @@ def main() -> None:
             merges = new_vocab.learn_merges(receive_texts(source), options["size"])
             answer: dict[str, Any] = {"merges": merges, "compiled": code_cache.announced}
         except MemoryError:
-            answer = {"error": "no vocabulary could be learned: it takes too much memory"}
+            answer = {"error": "no vocabulary could be learned: not enough memory"}
         except DataError as error:
-            answer = {"error": str(error)}
-        except Exception as error:  # whatever goes wrong here is told by the parent
+            answer = {"error": str(error), "code": error.code}
+        except Exception as error:  # the parent reports every error
             answer = {
                 "error": f"no vocabulary could be learned: {' '.join(str(error).split())[:300] or type(error).__name__}"
             }
@@ -134,7 +140,7 @@ def main() -> None:
         sys.stdout.write(json.dumps(answer))
         sys.stdout.flush()
     finally:
-        os._exit(0)  # the thread that waits for the parent holds the stream
+        os._exit(0)  # the waiting thread holds the stream
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Vocabularies for models from scratch, as a GGUF file keeps them: learned from text, of bytes only, or without text.
+"""Creates vocabularies for new models, as GGUF metadata.
 
-They are byte-level with the pre-tokenizer `llama-bpe`, so that llama.cpp makes the same tokens: first a token that begins
-and one that ends a text, then the 256 bytes, then what was merged, the most frequent first. There is no unknown token:
-any text can be written in bytes.
+A vocabulary is learned from text, of bytes only, or without text. They are byte-level with the pre-tokenizer
+`llama-bpe`, so that llama.cpp gives the same tokens: first a begin and an
+end token, then the 256 bytes, then the merges, the most frequent first. There is no unknown token: any text
+can be
+written in bytes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,65 +28,75 @@ LARGEST = 1 << 20
 PRE = "llama-bpe"
 
 
-def learned(texts: Iterable[str | bytes], size: int) -> dict[str, Value]:
-    """`size` tokens, or fewer where the text has no more pairs that come twice; the same text gives the same tokens."""
+def learn_vocabulary(texts: Iterable[str | bytes], size: int) -> dict[str, Value]:
+    """Learn `size` tokens, or fewer if no more pairs occur twice; the same text gives the same tokens."""
     check_size(size)
-    return byte_level(merges(texts, size))
+    return build_metadata(learn_merges(texts, size))
 
 
 def check_size(size: int) -> None:
+    """Raise UsageError if a vocabulary cannot have this size."""
     if not SMALLEST <= size <= LARGEST:
         raise UsageError(
-            f"a vocabulary of {size} tokens: it must have {SMALLEST} (two for begin and end, 256 bytes) to {LARGEST}"
+            f"a vocabulary must have {SMALLEST} tokens (two for begin and end, 256 bytes) to {LARGEST} (got {size})",
+            code="bad-vocabulary-size",
         )
 
 
-def merges(texts: Iterable[str | bytes], size: int) -> list[tuple[str, str]]:
-    """The pairs that are merged, the most frequent first, until there are so many tokens or no pair comes twice."""
+def learn_merges(texts: Iterable[str | bytes], size: int) -> list[tuple[str, str]]:
+    """Return the pairs to merge, the most frequent first.
+
+    They end when there are `size` tokens or no pair occurs twice.
+    """
     from llamatrain.data.tokenizer.bpe_train import BpeTrainer
-    from llamatrain.data.tokenizer.word_counts import WordCounter  # these are compiled
+    from llamatrain.data.tokenizer.word_counts import WordCounter  # imported late: they load compiled code
 
     counter = WordCounter(PRE_TOKENIZERS[PRE].expressions()[0])
     for text in texts:
         counter.add(text)
     if not counter.pieces:
-        raise DataError("there is no text to learn a vocabulary from")
-    learner = BpeTrainer(counter.known, counter.counts[: counter.pieces], letters(), size - 2)
-    del counter  # its tables
-    found = merged(learner)
+        raise DataError("there is no text to learn a vocabulary from; check the data", code="no-text")
+    learner = BpeTrainer(counter.known, counter.counts[: counter.pieces], ordered_bytes(), size - 2)
+    del counter  # free its tables
+    pairs = collect_merges(learner)
     del learner
     trim_heap()
-    return found
+    return pairs
 
 
-def merged(learner: "BpeTrainer") -> list[tuple[str, str]]:
-    made = dict[tuple[int, int], None]()
-    with progress_bar("learning a vocabulary", total=learner.most - len(ALPHABET), unit=" tokens") as told:
+def collect_merges(learner: "BpeTrainer") -> list[tuple[str, str]]:
+    """Run a trainer with a progress bar; return its merges as texts."""
+    merges = dict[tuple[int, int], None]()
+    with progress_bar(
+        "learning a vocabulary", total=learner.max_tokens - len(ALPHABET), unit=" tokens"
+    ) as bar:
         for pairs in learner:
             for left, right in pairs.tolist():
-                made.pop((left, right), None)  # of one that is merged again the last time counts
-                made[left, right] = None
-            told.update(learner.learned - told.n)
-    names = ["".join(map(ALPHABET.__getitem__, raw)) for raw in learner.texts()]
-    return [(names[left], names[right]) for left, right in made]
+                merges.pop((left, right), None)  # if a pair is merged again, the last time counts
+                merges[left, right] = None
+            bar.update(learner.learned_count - bar.n)
+    names = ["".join(map(ALPHABET.__getitem__, raw)) for raw in learner.token_bytes()]
+    return [(names[left], names[right]) for left, right in merges]
 
 
-def letters() -> bytes:
-    """The bytes in the order of their characters."""
+def ordered_bytes() -> bytes:
+    """Return the bytes in the order of their characters."""
     return bytes(map(ALPHABET.index, sorted(ALPHABET)))
 
 
-def bytes_only() -> dict[str, Value]:
-    return byte_level([])
+def bytes_vocabulary() -> dict[str, Value]:
+    """Return a vocabulary of bytes only."""
+    return build_metadata([])
 
 
-def without_text(size: int) -> dict[str, Value]:
-    """For models whose tokens stand for no text, such as the sine wave's."""
+def textless_vocabulary(size: int) -> dict[str, Value]:
+    """Return the vocabulary of a model whose tokens are no text, such as the sine wave's."""
     return {f"{KEY}model": string(WITHOUT_TEXT[0]), "llama.vocab_size": u32(size)}
 
 
-def byte_level(pairs: Sequence[tuple[str, str]]) -> dict[str, Value]:
-    # Two merges may make the same token; llama.cpp takes no token twice.
+def build_metadata(pairs: Sequence[tuple[str, str]]) -> dict[str, Value]:
+    """Return the metadata of a byte-level vocabulary with these merges."""
+    # Two merges may give the same token, but llama.cpp rejects repeated tokens.
     tokens = list(dict.fromkeys([BEGIN, END, *ALPHABET, *(left + right for left, right in pairs)]))
     kinds = [TokenType.CONTROL] * 2 + [TokenType.NORMAL] * (len(tokens) - 2)
     return {

@@ -1,38 +1,40 @@
-"""Text to code points, and code points to words by the programs of `patterns.py`, compiled."""
+"""Decodes text to code points, and splits them into words with the programs of `regex.py`, compiled."""
 
 from typing import NamedTuple
 
 import numpy as np
 
 from llamatrain.compiler.declare import BoundArrays, Function, I32s, I64Rows, I64s, Int, U8s, U32s, inline
-from llamatrain.data.tokenizer.regex import MANY, Expression
+from llamatrain.data.tokenizer.regex import UNLIMITED, Expression
 
 ITEMS, ALTERNATIVES = 16, 64  # more than any expression has
 FROM, TO, NOW, LOW, HIGH = range(
     5
-)  # of an item that is tried: its run, how far it goes now, where it and those behind failed
-REPLACEMENT = np.int64(0xFFFD)  # for bytes that are not UTF-8, as llama.cpp has it
+)  # columns of `tried`: an item's run, its current end, and the range where it is known to fail
+REPLACEMENT = np.int64(0xFFFD)  # replaces bytes that are not UTF-8, as in llama.cpp
 
 
 class Splitter(NamedTuple):
-    """An expression: the classes that each code point is in, and its program."""
+    """An expression: the classes that each code point belongs to, and its program."""
 
     table: U32s
     program: I64s
 
     @staticmethod
-    def by(expression: Expression) -> BoundArrays:
+    def bind(expression: Expression) -> BoundArrays:
+        """Return an expression as an argument for compiled code."""
         return BoundArrays(Splitter(expression.marks, expression.program), Splitter)
 
 
 class RegexState(NamedTuple):
-    """Of an alternative's items what was tried, and of alternatives up to where they cannot match."""
+    """The attempts at each item of an alternative, and the offsets up to which alternatives cannot match."""
 
     tried: I64Rows
     dead: I64s
 
     @staticmethod
-    def new() -> "RegexState":
+    def allocate() -> "RegexState":
+        """Allocate the state."""
         return RegexState(np.empty((ITEMS + 1, 5), np.int64), np.zeros(ALTERNATIVES, np.int64))
 
 
@@ -48,9 +50,9 @@ def _continues(text, at, count):
 
 @inline
 def _read(text, at):
-    """The code point at a place, and the place behind it.
+    """Return the code point at an offset, and the offset after it.
 
-    As llama.cpp reads: each byte that cannot be read is one replacement, overlong forms and surrogates are read.
+    As in llama.cpp, each unreadable byte is one replacement, and overlong forms and surrogates are read.
     """
     lead = np.int64(text[at])
     more = (
@@ -66,7 +68,7 @@ def _read(text, at):
 
 @Function
 def code_points(text: U8s, codes: I32s, clean: U8s) -> tuple[Int, Int]:
-    """Text to code points, and to their UTF-8 again; how many there are of both."""
+    """Decode text to code points and to clean UTF-8; return the number of each."""
     at, count, out = np.int64(0), np.int64(0), np.int64(0)
     while at < len(text):
         code, at = _read(text, at)
@@ -85,25 +87,25 @@ def code_points(text: U8s, codes: I32s, clean: U8s) -> tuple[Int, Int]:
 
 
 @Function
-def in_bytes(text: U8s, places: I64s) -> None:
-    """Make of places between code points those between a text's bytes."""
+def to_byte_offsets(text: U8s, offsets: I64s) -> None:
+    """Convert offsets in code points to offsets in bytes, in place."""
     at = count = np.int64(0)
-    for i in range(len(places)):
-        while count < places[i]:
+    for i in range(len(offsets)):
+        while count < offsets[i]:
             _, at = _read(text, at)
             count += 1
-        places[i] = at
+        offsets[i] = at
 
 
 @inline
 def _open(tried, item, at):
-    """The place, or the next before it, where it is not known that an item and those behind it do not match."""
+    """Return the offset, or the next one before it, where an item and those after it may still match."""
     return tried[item, LOW] - 1 if tried[item, LOW] <= at <= tried[item, HIGH] else at
 
 
 @inline
 def _close(tried, item, at):
-    """They do not match here, as they do not at the places beside that were found out before."""
+    """Record that an item and those after it do not match at an offset, next to the known ones."""
     if at == tried[item, LOW] - 1:
         tried[item, LOW] = at
     elif at == tried[item, HIGH] + 1:
@@ -114,14 +116,14 @@ def _close(tried, item, at):
 
 @inline
 def _match(marks, at, end, program, start, tried):
-    """Where the alternative that begins at `start` of the program ends its match, or -1; and whether it met the end."""
+    """Return the end of the match of an alternative, or -1, and whether it met the end of the text."""
     items, forbidden = program[start], np.uint32(program[start + 1])
     item, met, back = np.int64(0), False, False
     while True:
         if item < items:
             row = start + 2 + 3 * item
             bit, most = np.uint32(program[row]), program[row + 2]
-            to, known = at, tried[item, FROM] if back and most == MANY else np.int64(-1)
+            to, known = at, tried[item, FROM] if back and most == UNLIMITED else np.int64(-1)
             while to != known and to < end and to - at < most and marks[to] & bit:
                 to += 1
             to = tried[item, TO] if to == known else to
@@ -171,7 +173,9 @@ def _first_match(marks, at, end, program, tried, dead):
         met |= looked
         if to > at:
             return to, met
-        if program[row + 3] == 1 and program[row + 4] == MANY:  # nor will it from another place of this run
+        if (
+            program[row + 3] == 1 and program[row + 4] == UNLIMITED
+        ):  # it cannot match later in this run either
             dead[number] = tried[0, TO]
     return np.int64(-1), met
 
@@ -180,9 +184,9 @@ def _first_match(marks, at, end, program, tried, dead):
 def split(
     codes: I32s, cut: Splitter, pieces: I64s, words: I64s, marks: U32s, trial: RegexState
 ) -> tuple[Int, Int]:
-    """Split pieces, given by their ends, into an expression's matches and what stands between them.
+    """Split pieces, given by their ends, into the matches of an expression and the text between them.
 
-    Returns how many words there are, and how many code points more text behind the last piece could not cut otherwise.
+    Return the number of words, and the number of code points whose split more text could not change.
     """
     last = pieces[-1]
     for i in range(last):

@@ -1,13 +1,14 @@
-"""The pre-tokenizers by their names in `tokenizer.ggml.pre`: how byte-level BPE cuts text into words before it merges.
+"""The pre-tokenizers of `tokenizer.ggml.pre`: how byte-level BPE splits text into words.
 
-Each expression in turn cuts the pieces that the one before left, into its matches and what stands between them. The
-expressions are llama.cpp's, written out where they have groups.
+Each expression splits the pieces of the previous one into its matches and the text between them. The
+expressions
+are llama.cpp's, without groups.
 """
 
 from dataclasses import dataclass
 from functools import cache
 
-from llamatrain.data.tokenizer.regex import Expression, expression
+from llamatrain.data.tokenizer.regex import Expression, compile_pattern
 from llamatrain.errors import FileError
 from llamatrain.gguf.parser import quote
 
@@ -34,7 +35,7 @@ GPT4O = (
     + rf"|\p{{N}}{{1,3}}|{PATHS}"
 )
 PRINTED = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-# Letters that composition would turn into others stand as escapes.
+# Escapes replace letters that Unicode normalization would change.
 SCRIPTS = (
     "[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-"
     "Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼ"
@@ -49,17 +50,18 @@ DIGIT = (r"\p{N}", GPT2)
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How text is cut, and what else llama.cpp takes from the name."""
+    """The expressions that split text, and other facts that llama.cpp derives from the name."""
 
     patterns: tuple[str, ...]
-    whole_words: bool = False  # a word that is a token is taken as it is, without merging
+    whole_words: bool = False  # a word that equals a token is not merged
     add_bos: bool = False
 
     def expressions(self) -> tuple[Expression, ...]:
+        """Compile the expressions."""
         return tuple(map(_expression, self.patterns))
 
 
-_expression = cache(expression)
+_expression = cache(compile_pattern)
 _KNOWN = {
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": PreTokenizer(
@@ -94,11 +96,13 @@ _KNOWN = {
 PRE_TOKENIZERS = {name: pre for names, pre in _KNOWN.items() for name in names.split()}
 
 
-def pre_tokenizer(name: str) -> PreTokenizer:
+def find_pre_tokenizer(name: str) -> PreTokenizer:
+    """Return the pre-tokenizer of this name; raise FileError if it is unknown."""
     try:
         return PRE_TOKENIZERS[name]
     except KeyError:
         known = "llama-bpe, gpt-2, default, smaug-bpe, qwen2, deepseek-llm, tekken, smollm and their kin"
         raise FileError(
-            f"tokenizer.ggml.pre is {quote(name)}, a pre-tokenizer that is not known here; known are {known}"
+            f"unknown pre-tokenizer in tokenizer.ggml.pre (got {quote(name)}); known are {known}",
+            code="unknown-pre-tokenizer",
         ) from None

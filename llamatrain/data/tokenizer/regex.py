@@ -1,9 +1,12 @@
-"""The expressions that cut text into words, read into tables that the compiled splitter runs.
+r"""Parses the expressions that split text into words into tables for the compiled splitter.
 
-An expression is a list of alternatives, the first that matches counts. An alternative is a row of items, each a class of
-characters with how often it may come (greedy, giving back where the rest needs it), and perhaps a last condition: `$`, the
-end, or `(?!...)`, no such character. That is all that the pre-tokenizers of llama.cpp need, with one word of its own:
-`[\\p{L}--a-z]`, a class without some characters. `\\p{Lu}` and its kin mean `\\p{L}`, as llama.cpp takes them.
+An expression is a list of alternatives; the first that matches wins. An alternative is a sequence of items,
+each a
+class of characters with repeat counts (greedy, with backtracking), and perhaps a last condition: `$`, the
+end, or
+`(?!...)`, no such character. That is all that the pre-tokenizers of llama.cpp need, with one extension:
+`[\\p{L}--a-z]`, a class without some characters. `\\p{Lu}` and similar classes mean `\\p{L}`, as in
+llama.cpp.
 """
 
 from dataclasses import dataclass
@@ -12,31 +15,31 @@ import numpy as np
 
 from llamatrain.data.tokenizer.unicode_classes import CODE_POINTS, KINDS, kinds
 
-MANY = 1 << 30
-ESCAPED = {"n": "\n", "r": "\r", "t": "\t"}
-TIMES = {"?": (0, 1), "*": (0, MANY), "+": (1, MANY)}
+UNLIMITED = 1 << 30
+ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+REPEATS = {"?": (0, 1), "*": (0, UNLIMITED), "+": (1, UNLIMITED)}
 SPACE = KINDS.index("Z")
 
 
 @dataclass(frozen=True)
 class Class:
-    """Characters by their kinds and by ranges, all others where it is negated, and never those of `without`."""
+    """A class of characters by kinds and ranges, perhaps negated, and never those in `excluded`."""
 
     kinds: str = ""
     ranges: tuple[tuple[str, str], ...] = ()
     negated: bool = False
-    without: tuple[tuple[str, str], ...] = ()
+    excluded: tuple[tuple[str, str], ...] = ()
 
     def mark(self, marks: np.ndarray, bit: int) -> None:
-        """Set a bit for every code point in the class, in a table that has none of it."""
+        """Set a bit for every code point of the class in a table where it is not set."""
         of_kind = np.array([(kind in self.kinds) != self.negated for kind in KINDS], np.uint32) << np.uint32(
             bit
         )
         marks |= of_kind[kinds()]
-        for ranges, there in ((self.ranges, not self.negated), (self.without, False)):
+        for ranges, is_member in ((self.ranges, not self.negated), (self.excluded, False)):
             for first, last in ranges:
                 part = marks[ord(first) : ord(last) + 1]
-                part[:] = part | (1 << bit) if there else part & ~np.uint32(1 << bit)
+                part[:] = part | (1 << bit) if is_member else part & ~np.uint32(1 << bit)
 
 
 ANY = Class(negated=True)
@@ -44,103 +47,111 @@ ANY = Class(negated=True)
 
 @dataclass(frozen=True)
 class Alternative:
-    items: tuple[tuple[Class, int, int], ...]  # each at least, at most so often
-    forbidden: Class | None = None  # what may not follow
+    """A sequence of classes with repeat counts."""
+
+    items: tuple[tuple[Class, int, int], ...]  # each with its least and greatest count
+    forbidden: Class | None = None  # must not follow
 
 
-class Reader:
-    """Goes through an expression from left to right."""
+class PatternParser:
+    """Parses an expression from left to right."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
 
-    def ahead(self, what: str) -> bool:
-        """Whether this is next; then it is passed."""
-        found = self.text.startswith(what, self.at)
-        self.at += len(what) * found
-        return found
+    def accept(self, text: str) -> bool:
+        """Skip a text if it is next; return whether it was."""
+        matches = self.text.startswith(text, self.at)
+        self.at += len(text) * matches
+        return matches
 
     def take(self) -> str:
+        """Return the next character and skip it."""
         self.at += 1
         return self.text[self.at - 1]
 
-    def until(self, end: str) -> str:
+    def take_until(self, end: str) -> str:
+        """Return the text before an end mark and skip both."""
         start, self.at = self.at, self.text.index(end, self.at) + len(end)
         return self.text[start : self.at - len(end)]
 
-    def alternatives(self) -> list[Alternative]:
-        found: list[Alternative] = []
+    def parse_alternatives(self) -> list[Alternative]:
+        """Parse the whole expression."""
+        alternatives: list[Alternative] = []
         while True:
             items: list[tuple[Class, int, int]] = []
             forbidden = None
-            while self.at < len(self.text) and not self.ahead("|"):
-                if self.ahead("$"):
+            while self.at < len(self.text) and not self.accept("|"):
+                if self.accept("$"):
                     forbidden = ANY
-                elif self.ahead("(?!"):
-                    forbidden = self.one()
+                elif self.accept("(?!"):
+                    forbidden = self.parse_class()
                     self.at += 1
                 else:
-                    items.append((self.one(), *self.times()))
-            found.append(Alternative(tuple(items), forbidden))
+                    items.append((self.parse_class(), *self.parse_repeat()))
+            alternatives.append(Alternative(tuple(items), forbidden))
             if self.at == len(self.text):
-                return found
+                return alternatives
 
-    def times(self) -> tuple[int, int]:
-        if self.at < len(self.text) and self.text[self.at] in TIMES:
-            return TIMES[self.take()]
-        if self.ahead("{"):
-            least, _, most = self.until("}").partition(",")
+    def parse_repeat(self) -> tuple[int, int]:
+        """Parse repeat counts; 1 and 1 if there are none."""
+        if self.at < len(self.text) and self.text[self.at] in REPEATS:
+            return REPEATS[self.take()]
+        if self.accept("{"):
+            least, _, most = self.take_until("}").partition(",")
             return int(least), int(most or least)
         return 1, 1
 
-    def one(self) -> Class:
-        """A character, a class that is named, or one in brackets."""
-        if not self.ahead("["):
-            kinds, character = self.named()
+    def parse_class(self) -> Class:
+        """Parse a character, a named class, or a class in brackets."""
+        if not self.accept("["):
+            kinds, character = self.parse_item()
             return Class(
                 kinds,
                 ((character, character),) if character else (),
                 self.text[self.at - 2 : self.at] == "\\S",
             )
-        negated, kinds = self.ahead("^"), ""
+        negated, kinds = self.accept("^"), ""
         ranges: list[tuple[str, str]] = []
         without: list[tuple[str, str]] = []
         into = ranges
-        while not self.ahead("]"):
-            if self.ahead("--"):
+        while not self.accept("]"):
+            if self.accept("--"):
                 into = without
-            kind, first = self.named()
+            kind, first = self.parse_item()
             kinds += kind
             if first:
                 spans = self.text.startswith("-", self.at) and self.text[self.at + 1] not in "-]"
-                last = self.named()[1] if spans and self.ahead("-") else first
+                last = self.parse_item()[1] if spans and self.accept("-") else first
                 into.append((first, last))
         return Class(kinds, tuple(ranges), negated, tuple(without))
 
-    def named(self) -> tuple[str, str]:
-        """The kinds that stand next, or the character."""
-        if self.ahead("\\p{"):
-            return self.until("}")[0], ""
-        if not self.ahead("\\"):
+    def parse_item(self) -> tuple[str, str]:
+        """Parse the next kinds of characters, or the next character."""
+        if self.accept("\\p{"):
+            return self.take_until("}")[0], ""
+        if not self.accept("\\"):
             return "", self.take()
         letter = self.take()
-        return ("Z", "") if letter in "sS" else ("", ESCAPED.get(letter, letter))
+        return ("Z", "") if letter in "sS" else ("", ESCAPES.get(letter, letter))
 
 
 @dataclass(frozen=True)
 class Expression:
-    """What the splitter runs: `marks` has for each code point the classes that it is in, a bit for each.
+    """A compiled expression: `marks` has for each code point a bit per class.
 
-    `program` has for each alternative the number of its items, the bits that may not follow, and for each item its bit,
-    at least and at most how often.
+    `program` has for each alternative the number of its items and the bits that must not follow, and for each
+    item its
+    bit and its least and greatest repeat count.
     """
 
     program: np.ndarray
     marks: np.ndarray
 
 
-def expression(pattern: str) -> Expression:
-    alternatives = Reader(pattern).alternatives()
+def compile_pattern(pattern: str) -> Expression:
+    """Compile an expression."""
+    alternatives = PatternParser(pattern).parse_alternatives()
     bits: dict[Class, int] = {}
     program: list[int] = []
     for alternative in alternatives:
@@ -149,11 +160,11 @@ def expression(pattern: str) -> Expression:
         for one, least, most in alternative.items:
             program += [1 << bits.setdefault(one, len(bits)), least, most]
     if len(bits) > 32:
-        raise ValueError(f"{pattern}: {len(bits)} classes, where 32 can be")
+        raise ValueError(f"{pattern}: {len(bits)} classes; at most 32 are supported")
     marks = np.zeros(CODE_POINTS, np.uint32)
     for one, bit in bits.items():
         one.mark(marks, bit)
-    # llama.cpp's expressions see a vertical tab in place of white space beyond ASCII, even where a class names that space.
+    # llama.cpp's expressions treat white space beyond ASCII as a vertical tab, even if a class names that space.
     spaces = np.flatnonzero(kinds() == SPACE)
     marks[spaces[spaces > 127]] = marks[ord("\v")]
     return Expression(np.array(program, np.int64), marks)

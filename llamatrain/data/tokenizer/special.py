@@ -1,4 +1,4 @@
-"""Tokens that are found in a text before anything else: user-defined ones, and control tokens where they are to be read."""
+"""Finds special tokens in text: user-defined ones always, control tokens if they are parsed."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -10,11 +10,13 @@ from llamatrain.data.tokenizer.vocabulary import Vocabulary
 from llamatrain.gguf.constants import TokenType
 
 BLANKS = re.compile(rb"[ \t\n\v\f\r]*")
-BEGIN = 4  # bytes: tokens that begin alike are looked at together, or else thousands would be, wherever one may be
-NEAR = 1 << 12  # bytes before a text's end that are looked at first
+PREFIX_BYTES = 4  # bytes; tokens with the same prefix are tried together, not thousands at each offset
+NEAR_END = 1 << 12  # bytes before the end of a text, searched first
 
 
-class Specials:
+class SpecialTokens:
+    """The special tokens of a vocabulary, by their texts."""
+
     def __init__(self, vocabulary: Vocabulary, *, control: bool) -> None:
         kinds = (
             [TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN]
@@ -26,40 +28,41 @@ class Specials:
         self.tokens = dict(sorted(texts.items(), key=lambda item: -len(item[0])))
         self.longest = max(map(len, texts), default=0)
         unstripped = {vocabulary.index.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
-        self.stripping = set(ids) - unstripped if vocabulary.strips else set[int]()
-        self._within = dict[bytes, list[bytes]]()
+        self.stripping = set(ids) - unstripped if vocabulary.strips_spaces else set[int]()
+        self._known_prefixes = dict[bytes, list[bytes]]()
 
     @cached_property
     def _anywhere(self) -> re.Pattern[bytes]:
-        """Finds at each place the longest token."""
-        return re.compile(b"(?=(" + either(self.tokens) + b"))")
+        """Matches the longest token at each offset."""
+        return re.compile(b"(?=(" + build_alternation(self.tokens) + b"))")
 
     @cached_property
     def _order(self) -> dict[bytes, int]:
         return {text: at for at, text in enumerate(self.tokens)}
 
-    def inside(self, raw: bytes) -> list[bytes]:
-        """Those that stand anywhere in a text, be it across others, the longest first."""
+    def find_all(self, raw: bytes) -> list[bytes]:
+        """Return the tokens anywhere in a text, even overlapping ones, the longest first."""
         if not self.tokens:
             return []
-        found = {match[1] for match in self._anywhere.finditer(raw)}
+        longest_matches = {match[1] for match in self._anywhere.finditer(raw)}
         return sorted(
-            {text for longest in found for text in self._beginning(longest)}, key=self._order.__getitem__
+            {text for longest in longest_matches for text in self._prefixes(longest)},
+            key=self._order.__getitem__,
         )
 
-    def _beginning(self, text: bytes) -> list[bytes]:
-        """The tokens that a token begins with, itself among them."""
-        if text not in self._within:
-            self._within[text] = [
-                begun for size in range(1, len(text) + 1) if (begun := text[:size]) in self.tokens
+    def _prefixes(self, text: bytes) -> list[bytes]:
+        """Return the tokens that a token begins with, including itself."""
+        if text not in self._known_prefixes:
+            self._known_prefixes[text] = [
+                prefix for size in range(1, len(text) + 1) if (prefix := text[:size]) in self.tokens
             ]
-        return self._within[text]
+        return self._known_prefixes[text]
 
-    def last_apart(self, raw: bytes) -> int:
-        """The last place where a token begins that will be one whatever follows; 0: none was found."""
-        for near in (NEAR, len(raw)) if self.tokens else ():
+    def find_last(self, raw: bytes) -> int:
+        """Return the last offset where a token begins whatever follows; 0 if there is none."""
+        for near in (NEAR_END, len(raw)) if self.tokens else ():
             begin = max(0, len(raw) - near - 2 * self.longest)
-            known = begin and begin + self.longest  # what begins before may have begun earlier
+            known = begin and begin + self.longest  # a token before this offset may overlap an earlier one
             for start, end in reversed([*self._clusters(raw, begin)]):
                 if start < known:
                     break
@@ -85,15 +88,15 @@ class Specials:
             yield start, end
 
     def partition(self, raw: bytes) -> list[bytes | int]:
-        """Split at each token, the longest first, of one length the first: a shorter one finds only what is left."""
+        """Split text at each token, the longest first; a shorter one is searched only in the rest."""
         parts: list[bytes | int] = [raw]
-        for text in self.inside(raw):
+        for text in self.find_all(raw):
             token, cut = self.tokens[text], list[bytes | int]()
             for part in parts:
                 if isinstance(part, int):
                     cut.append(part)
                 elif token in self.stripping:
-                    cut += stripped(part, text, token)
+                    cut += split_stripped(part, text, token)
                 else:
                     first, *rest = part.split(text)
                     cut.append(first)
@@ -103,8 +106,8 @@ class Specials:
         return [part for part in parts if part != b""]
 
 
-def stripped(part: bytes, text: bytes, token: int) -> Iterator[bytes | int]:
-    """A text split at a token that takes the white space behind it along, before the next is looked for."""
+def split_stripped(part: bytes, text: bytes, token: int) -> Iterator[bytes | int]:
+    """Split text at a token that removes the white space after it, before other tokens are searched."""
     at = 0
     while (found := part.find(text, at)) >= 0:
         yield part[at:found]
@@ -113,11 +116,11 @@ def stripped(part: bytes, text: bytes, token: int) -> Iterator[bytes | int]:
     yield part[at:]
 
 
-def either(texts: Iterable[bytes]) -> bytes:
-    """An expression for the longest of some texts, which come the longest first."""
+def build_alternation(texts: Iterable[bytes]) -> bytes:
+    """Return an expression that matches the longest of some texts, which are sorted by length."""
     groups = dict[bytes, list[bytes]]()
     for text in texts:
-        groups.setdefault(text[:BEGIN], []).append(text[BEGIN:])
+        groups.setdefault(text[:PREFIX_BYTES], []).append(text[PREFIX_BYTES:])
     parts = (
         re.escape(begin) + b"(?:" + b"|".join(map(re.escape, rests)) + b")" for begin, rests in groups.items()
     )

@@ -1,4 +1,4 @@
-"""Text to tokens and back, with the vocabulary that a GGUF file brings along."""
+"""Converts text to tokens and back, with the vocabulary of a GGUF file."""
 
 import codecs
 import hashlib
@@ -18,22 +18,21 @@ from llamatrain.gguf.constants import TokenType
 from llamatrain.platform.memory import HUGE_PAGE, trim_heap
 from llamatrain.platform.terminal import log_line
 
-VERSION = 1  # of what text becomes: a change makes older fingerprints strangers
-MAX_HELD_BYTES = (
-    1 << 17
-)  # bytes of text without a place to cut: no word is so long, and each takes seventeen times its size
-BLOCK_BYTES = 1 << 15  # bytes: each thread takes ninety times as much for two of them
+VERSION = 1  # of the tokenization; part of the fingerprint
+MAX_HELD_BYTES = 1 << 17  # bytes held without a place to cut; each takes seventeen times its size in memory
+BLOCK_BYTES = 1 << 15  # bytes; a thread takes ninety times as much memory for two blocks
 
 
 class Tokenizer:
-    """Makes of a text what llama.cpp makes of it, token for token.
+    """Tokenizes text exactly as llama.cpp does.
 
-    Text may be bytes, which need not be UTF-8. `special` says whether the texts of control tokens in it are read as such;
-    user-defined ones always are. Nothing is put before or behind: `add_bos` and `add_eos` tell what a model expects.
+    Text may be bytes, which need not be UTF-8. `special` parses the texts of control tokens; user-defined
+    ones are
+    always parsed. No token is added before or after; `add_bos` and `add_eos` tell what a model expects.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        from llamatrain.data.tokenizer.bpe import create_engine  # compiles, or loads what was
+        from llamatrain.data.tokenizer.bpe import create_engine  # imported late: it loads compiled code
 
         self.vocabulary = vocabulary
         self.bos, self.eos, self.eot = vocabulary.bos, vocabulary.eos, vocabulary.eot
@@ -48,11 +47,9 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of all that decides what text becomes: two tokenizers with the same one agree."""
+        """A hash of everything that affects tokens: two tokenizers with the same one agree."""
         known = self.vocabulary
-        strips = (
-            known.strips_spaces and "each"
-        )  # before the next special token is looked for, which was not so once
+        strips = known.strips_spaces and "each"  # a marker: older versions stripped differently
         facts = (
             VERSION,
             known.model,
@@ -71,26 +68,30 @@ class Tokenizer:
     # ---- to tokens ---------------------------------------------------------
 
     def encode(self, text: str | bytes, *, special: bool = False, start: bool = True) -> np.ndarray:
-        """Without `start` it is what stands behind a cut."""
+        """Return the tokens of a text; without `start`, it follows a cut."""
         return concatenate([*self.encode_pieces(text, special=special, start=start)])
 
     def encode_pieces(
         self, text: str | bytes, *, special: bool = False, start: bool = True
     ) -> Iterator[np.ndarray]:
-        """The same, some tokens at a time."""
+        """Yield the tokens of a text, some at a time."""
         for first, raw in self._split_pieces([to_bytes(text)], special):
             yield self._encode_piece(raw, special, start and first)
 
     def encode_large(
         self, chunks: Iterable[str | bytes], *, special: bool = False, threads: int | None = None
     ) -> Iterator[tuple[int, np.ndarray]]:
-        """The tokens of one text that comes in chunks, cut anywhere: as if it were encoded whole, by several threads.
+        """Encode one text that comes in chunks, cut anywhere, with several threads.
 
-        Gives, in order, how many bytes went in and the tokens they became. It is cut anew where that makes no difference:
-        in `gpt2` vocabularies where a word ends that was found without a look at the end of what is there (then more text
-        cannot change it); in `llama` vocabularies between two characters that never stand side by side in any token
-        (nothing can be merged across); in both so far from the end of what is there that no special token can reach over.
-        Text without such a place is held until one comes, or HELD bytes are there: then it is cut all the same, which is said.
+        Yield, in order, the number of bytes and their tokens, which are those of the whole text. It is cut
+        where that makes
+        no difference: in `gpt2` vocabularies at the end of a word that more text cannot change; in `llama`
+        vocabularies
+        between two characters that are never adjacent in any token; in both, so far from the end that no
+        special token can
+        cross the cut. Text without such a place is held until one comes, or until MAX_HELD_BYTES: then it is
+        cut anyway,
+        with a note.
         """
         from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -106,7 +107,7 @@ class Tokenizer:
                 yield size, future.result()
 
     def _split_pieces(self, chunks: Iterable[bytes], special: bool) -> Iterator[tuple[bool, bytes]]:
-        """Pieces that can be encoded apart, each with whether it is the text's start."""
+        """Yield pieces that can be encoded separately, and whether each begins the text."""
         parts, size, start, enough = list[bytes](), 0, True, 2 * BLOCK_BYTES
         for chunk in chunks:
             for at in range(0, len(chunk), BLOCK_BYTES):
@@ -125,17 +126,19 @@ class Tokenizer:
                     enough = min(2 * len(rest), MAX_HELD_BYTES)
                 parts, size = [rest], len(rest)
         if size > HUGE_PAGE:
-            trim_heap()  # what was looked at to find a place
+            trim_heap()  # free the text that was searched
         if size:
             yield start, b"".join(parts)
 
     def _cut_anywhere(self, raw: bytes, special: bool) -> int:
-        """Find a place between two characters that no special token reaches over, the same however the text comes in chunks. Say
-        that tokens may differ there."""
+        """Return an offset between two characters that no special token crosses, independent of the chunks.
+
+        Note once that tokens may differ there.
+        """
         if not self._has_warned:
             self._has_warned = True
             log_line(
-                f"note: {len(raw):,} bytes of text without a place between words are cut where they are, as llama.cpp would not"
+                f"note: {len(raw):,} bytes of text have no boundary between words; they are cut anyway, unlike in llama.cpp"
             )
         at = MAX_HELD_BYTES - self._specials[special].longest - 1
         while at > 1 and raw[at] & 0xC0 == 0x80:
@@ -143,7 +146,7 @@ class Tokenizer:
         return at
 
     def find_cut(self, raw: bytes, *, special: bool = False) -> int:
-        """A place, far back, where a text can be cut whatever follows; 0 if none is found."""
+        """Return an offset, near the end, where text can be cut whatever follows; 0 if there is none."""
         specials = self._specials[special]
         at = specials.find_last(raw)
         if at > len(raw) // 2:
@@ -151,7 +154,7 @@ class Tokenizer:
         last = specials.partition(raw)[-1]
         if isinstance(last, int):
             return at
-        # A special token that only more text completes begins behind all that is looked at here.
+        # A special token that only more text completes begins after the searched text.
         seam = self._engine.find_seam(last[: max(0, len(last) - specials.longest)])
         return len(raw) - len(last) + seam if seam else at
 
@@ -169,7 +172,7 @@ class Tokenizer:
 
     @cached_property
     def _token_bytes(self) -> list[bytes]:
-        """The bytes that each token stands for."""
+        """The bytes of each token."""
         return [
             self._spell(text, kind)
             for text, kind in zip(self.vocabulary.tokens, self.vocabulary.kinds.tolist(), strict=True)
@@ -177,7 +180,7 @@ class Tokenizer:
 
     @property
     def byte_lengths(self) -> np.ndarray:
-        """How many bytes of text each token stands for; none where it is a control token."""
+        """The number of bytes of each token; 0 for control tokens."""
         sizes = np.array([len(text) for text in self._token_bytes])
         return np.where(np.isin(self.vocabulary.kinds, (TokenType.CONTROL, TokenType.UNKNOWN)), 0, sizes)
 
@@ -196,7 +199,7 @@ class Tokenizer:
         return token.encode("utf-8", "surrogateescape")
 
     def decode(self, ids: Iterable[int] | np.ndarray, *, special: bool = True) -> bytes:
-        """The text of tokens; `special` shows control tokens."""
+        """Return the text of tokens; `special` includes control tokens."""
         numbers = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(self)):
             raise UsageError(
@@ -211,31 +214,35 @@ class Tokenizer:
 
 
 class StreamDecoder:
-    """Tokens to text, one after the other: a character is given when all of its bytes are there."""
+    """Decodes tokens one by one; a character is returned once all of its bytes are there."""
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool = False, shown: Collection[int] = ()) -> None:
         self.tokenizer, self.special, self.shown = (
             tokenizer,
             special,
             shown,
-        )  # whether control tokens are text; those that are
+        )  # `special`: decode all control tokens; `shown`: only these
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> str:
+        """Return the text that a token completes."""
         return self._utf8.decode(self.tokenizer.decode([token], special=self.special or token in self.shown))
 
     def flush(self) -> str:
-        """What is left: a character that was never finished."""
+        """Return the rest: a character that was never completed."""
         return self._utf8.decode(b"", final=True)
 
 
 def concatenate(parts: list[np.ndarray]) -> np.ndarray:
-    """One array, which is not copied: it may be as large as all that is held."""
+    """Join arrays; a single one is not copied, because it may be large."""
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int32), *parts])
 
 
 def to_bytes(text: str | bytes) -> bytes:
-    """UTF-8; lone surrogates are bytes that were none (`surrogateescape`), or else they are written as they are."""
+    """Encode text as UTF-8.
+
+    Lone surrogates are bytes (`surrogateescape`), or else are written as they are.
+    """
     if isinstance(text, bytes):
         return text
     try:
@@ -245,7 +252,10 @@ def to_bytes(text: str | bytes) -> bytes:
 
 
 def load(metadata: Mapping[str, Any], source: object = "the vocabulary") -> Tokenizer:
-    """The tokenizer that a file's metadata describes; `source` is what errors begin with, such as the file's path."""
+    """Load the tokenizer from a file's metadata.
+
+    `source` is the prefix of error messages, such as the path.
+    """
     if vocabularies.has_no_text(metadata):
         raise UsageError(
             f"{source}: the vocabulary has no text (tokenizer.ggml.model is none); this model cannot read text",

@@ -1,7 +1,8 @@
-"""Which kind of character each code point is, in the Unicode version that llama.cpp has.
+"""The kind of each code point, in the Unicode version of llama.cpp.
 
-The `unicodedata` of Python differs from version to version, and a word of new letters would then be cut elsewhere than
-llama.cpp cuts it. RUNS is written by scripts/unicode_classes.py: kinds and lengths of runs, packed.
+Python's `unicodedata` differs between versions, and words of new letters would be split differently from
+llama.cpp.
+scripts/unicode_classes.py writes RUNS: kinds and lengths of runs, compressed.
 """
 
 import base64
@@ -46,7 +47,7 @@ RUNS = (
 
 @cache
 def kinds() -> np.ndarray:
-    """For each code point the place of its kind in KINDS."""
+    """Return the index in KINDS for each code point."""
     text = zlib.decompress(base64.b85decode(RUNS)).decode()
     runs = re.findall("([A-Z])([0-9a-f]+)", text)
     return np.repeat(

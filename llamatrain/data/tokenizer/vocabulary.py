@@ -1,4 +1,4 @@
-"""What a file says of its vocabulary, checked; defaults and repairs are those that llama.cpp makes when it opens the file."""
+"""Reads and checks the vocabulary in a file's metadata, with the defaults and repairs of llama.cpp."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llamatrain.data.chat.builtin import CHATML
-from llamatrain.data.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer
+from llamatrain.data.tokenizer.pretokenizers import PreTokenizer, find_pre_tokenizer
 from llamatrain.errors import FileError
 from llamatrain.gguf.constants import TokenType
 from llamatrain.gguf.parser import quote
@@ -38,8 +38,8 @@ ENDS = ENDS_OF_TURN | {
     "<turn|>",
 }
 ENDS |= {"<|tool_response>", "[e~[", "<|ifm|im_end|>"}
-# The same where none of the keys names one: what marks the parts of code that is to be filled in.
-FILLING = {
+# Fill-in-the-middle tokens by key, recognized by text if no key names one.
+FILL_IN_TOKENS = {
     (
         "fim_pre",
         "prefix",
@@ -59,9 +59,9 @@ FILLING = {
     ("fim_rep",): "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>",
     ("fim_sep",): "<|file_sep|> <|plamo:file_separator|>",
 }
-STOPS = ("fim_pad", "fim_rep", "fim_sep")  # of these: nothing comes behind them
-SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # always user-defined
-# Of channels, of which a turn has several, only the last ends it.
+STOPPING = ("fim_pad", "fim_rep", "fim_sep")  # of these, the ones that end a text
+ALWAYS_TEXT = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # always user-defined
+# A turn may have several channels; only the last one ends it.
 CHANNELS = (
     {"<|return|>", "<|call|>"},
     {"<|return|>", "<|calls|>"},
@@ -71,30 +71,34 @@ CHANNELS = (
 
 
 class EndTokens(NamedTuple):
-    turn: frozenset[int]  # of an answer
-    all: frozenset[int]  # those, and what stops llama.cpp besides
+    """The tokens that end an answer, and all at which llama.cpp stops."""
+
+    turn: frozenset[int]  # end an answer
+    all: frozenset[int]  # those, and others at which llama.cpp stops
 
 
-def known_by_text(index: Mapping[str, int], named: Mapping[str, int | None], kinds: np.ndarray) -> EndTokens:
-    """The tokens that end something; what they are is put right in `kinds`. `named`: by the keys of the file."""
-    there = index.keys()
+def find_end_tokens(
+    index: Mapping[str, int], named: Mapping[str, int | None], kinds: np.ndarray
+) -> EndTokens:
+    """Find the tokens that end something, by texts and by keys of the file; correct their `kinds`."""
+    texts_known = index.keys()
     turn = {token for name in ("eos", "eot", "eom") if (token := named[name]) is not None}
-    control, stops = {index[text] for text in ENDS & there}, set[int]()
+    control, stops = {index[text] for text in ENDS & texts_known}, set[int]()
     turn |= control
-    for keys, texts in FILLING.items():
-        found = {token for key in keys if (token := named[key]) is not None}
-        if not found:
-            found = {index[text] for text in texts.split() if text in there}
-            control |= found
-        stops |= found if keys[0] in STOPS else set()
+    for keys, texts in FILL_IN_TOKENS.items():
+        tokens = {token for key in keys if (token := named[key]) is not None}
+        if not tokens:
+            tokens = {index[text] for text in texts.split() if text in texts_known}
+            control |= tokens
+        stops |= tokens if keys[0] in STOPPING else set()
     kinds[[*control]] = TokenType.CONTROL
-    kinds[[index[text] for text in SHOWN if text in there]] = TokenType.USER_DEFINED
-    if "<|end|>" in there and any(marks <= there for marks in CHANNELS):
+    kinds[[index[text] for text in ALWAYS_TEXT if text in texts_known]] = TokenType.USER_DEFINED
+    if "<|end|>" in texts_known and any(marks <= texts_known for marks in CHANNELS):
         turn.discard(index["<|end|>"])
         kinds[index["<|end|>"]] = TokenType.USER_DEFINED
-    if "</s>" in there and (
-        "<|tool_response>" in there or index.get("<|plamo:eos|>") in turn
-    ):  # the end of a word struck out
+    if "</s>" in texts_known and (
+        "<|tool_response>" in texts_known or index.get("<|plamo:eos|>") in turn
+    ):  # here it is the end of struck-out text
         turn.discard(index["</s>"])
         kinds[index["</s>"]] = TokenType.NORMAL
     return EndTokens(frozenset(turn), frozenset(turn | stops))
@@ -105,7 +109,7 @@ def known_by_text(index: Mapping[str, int], named: Mapping[str, int | None], kin
 KEY = "tokenizer.ggml."
 MODELS = ("llama", "gpt2")
 WITHOUT_TEXT = ("none", "no_vocab")
-OTHERS = {
+UNSUPPORTED_MODELS = {
     "bert": "WordPiece, as BERT has it",
     "t5": "a unigram model, as T5 has it",
     "rwkv": "the longest match first, as RWKV has it",
@@ -114,27 +118,27 @@ OTHERS = {
     "hybriddna": "words beside groups of bases, as models of DNA have them",
     "whitespace": "whole words between white space",
 }
-NAMED = ("bos", "eos", "eot", "eom", *(key for keys in FILLING for key in keys))
-BOSLESS = ("chatglm-bpe", "glm4", "glm5")
-SPACE = "▁"  # stands for a space in the tokens of a `llama` vocabulary
-UNDEFINED = 0  # a token's type that `gguf` has no name for
-LONGEST = (
-    1024  # characters of a token: all ways to cut one in two are looked at, and the longest known has 256
-)
+ID_KEYS = ("bos", "eos", "eot", "eom", *(key for keys in FILL_IN_TOKENS for key in keys))
+WITHOUT_BOS = ("chatglm-bpe", "glm4", "glm5")
+SPACE = "▁"  # replaces spaces in the tokens of a `llama` vocabulary
+UNDEFINED = 0  # a token type that `gguf` does not name
+MAX_CHARACTERS = 1024  # of a token; all ways to cut it in two are tried, and the longest known has 256
 BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
-NAMES = {str: "a text", bool: "true or false", int: "a whole number"}
+TYPE_NAMES = {str: "a text", bool: "true or false", int: "a whole number"}
 
 
 @dataclass(frozen=True)
 class Vocabulary:
+    """The vocabulary of a model."""
+
     model: str
-    tokens: list[str]  # bytes that are not UTF-8 stand in them as lone surrogates
+    tokens: list[str]  # bytes that are not UTF-8 are lone surrogates
     index: dict[str, int]
     scores: np.ndarray
     kinds: np.ndarray
     merges: Sequence[str]
     pre: str
-    cutting: PreTokenizer
+    pre_tokenizer: PreTokenizer
     bos: int | None
     eos: int | None
     eot: int | None
@@ -142,19 +146,20 @@ class Vocabulary:
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
-    strips: bool  # special tokens take the white space behind them along, as in Phi-3
+    strips_spaces: bool  # special tokens remove the white space after them, as in Phi-3
     chat_template: str | None
     tool_template: str | None
 
 
-def read(metadata: Mapping[str, Any]) -> Vocabulary:
+def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
+    """Read the vocabulary from metadata; raise FileError if it is invalid."""
     model = _model(metadata)
     tokens, index = _tokens(metadata)
     spm = model == "llama"
     pre = _value(metadata, "pre", str, "") or "default"
-    cutting = PreTokenizer(()) if spm else pre_tokenizer(pre)
-    defaults = {"bos": 1, "eos": 2} if spm else {"bos": None if pre in BOSLESS else 11, "eos": 11}
-    special = {name: _id(metadata, name, len(tokens), defaults.get(name)) for name in NAMED}
+    cutting = PreTokenizer(()) if spm else find_pre_tokenizer(pre)
+    defaults = {"bos": 1, "eos": 2} if spm else {"bos": None if pre in WITHOUT_BOS else 11, "eos": 11}
+    special = {name: _id(metadata, name, len(tokens), defaults.get(name)) for name in ID_KEYS}
     added = {
         name: _value(metadata, f"add_{name}_token", bool, name == "bos" and (spm or cutting.add_bos))
         for name in ("bos", "eos")
@@ -162,7 +167,8 @@ def read(metadata: Mapping[str, Any]) -> Vocabulary:
     for name, wanted in added.items():
         if wanted and special[name] is None:
             raise FileError(
-                f"{KEY}add_{name}_token is set, and there is no {KEY}{name}_token_id among {len(tokens)} tokens"
+                f"{KEY}add_{name}_token is set, but {KEY}{name}_token_id is not one of the {len(tokens)} tokens",
+                code="bad-vocabulary",
             )
     kinds = _kinds(metadata, len(tokens))
     name = _name(metadata)
@@ -175,24 +181,24 @@ def read(metadata: Mapping[str, Any]) -> Vocabulary:
         kinds=kinds,
         merges=[] if spm else _texts(metadata, "merges"),
         pre="" if spm else pre,
-        cutting=cutting,
+        pre_tokenizer=cutting,
         bos=special["bos"],
         eos=special["eos"],
         eot=_end_of_turn(special["eot"], index),
-        ends=known_by_text(index, special, kinds),
+        ends=find_end_tokens(index, special, kinds),
         add_bos=added["bos"],
         add_eos=added["eos"],
         add_space_prefix=_value(metadata, "add_space_prefix", bool, spm),
-        strips="phi-3" in name or "phi3" in name,
+        strips_spaces="phi-3" in name or "phi3" in name,
         chat_template=template,
         tool_template=tool_template,
     )
 
 
 def _templates(metadata: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Read the chat template, and the one for chats with tools, as llama-server does."""
-    found = (metadata.get(key) for key in ("tokenizer.chat_template", "tokenizer.chat_template.tool_use"))
-    template, tool_template = (each if isinstance(each, str) and each else None for each in found)
+    """Read the chat template and the one for chats with tools, as llama-server does."""
+    values = (metadata.get(key) for key in ("tokenizer.chat_template", "tokenizer.chat_template.tool_use"))
+    template, tool_template = (value if isinstance(value, str) and value else None for value in values)
     if template in (None, "chatml"):
         template = tool_template or (CHATML if template else None)
     return template, tool_template
@@ -201,88 +207,98 @@ def _templates(metadata: Mapping[str, Any]) -> tuple[str | None, str | None]:
 def _model(metadata: Mapping[str, Any]) -> str:
     model = str(_value(metadata, "model", str))
     if model not in MODELS:
-        kind = f": {OTHERS[model]}" if model in OTHERS else ""
+        kind = f": {UNSUPPORTED_MODELS[model]}" if model in UNSUPPORTED_MODELS else ""
         raise FileError(
-            f"{KEY}model is {quote(model)}{kind}; known here are {', '.join(MODELS)}, and {WITHOUT_TEXT[0]}"
+            f"unsupported {KEY}model (got {quote(model)}{kind}); "
+            f"supported are {', '.join(MODELS)}, and {WITHOUT_TEXT[0]}",
+            code="unsupported-vocabulary",
         )
     if model == "gpt2" and f"{KEY}merges" not in metadata:
-        raise FileError(f"{KEY}merges is missing; a gpt2 vocabulary cannot do without")
+        raise FileError(f"{KEY}merges is missing; a gpt2 vocabulary needs it", code="bad-vocabulary")
     return model
 
 
-def is_without_text(metadata: Mapping[str, Any]) -> bool:
-    """Whether its tokens stand for no text."""
+def has_no_text(metadata: Mapping[str, Any]) -> bool:
+    """Return True if the tokens of a vocabulary stand for no text."""
     model = metadata.get(f"{KEY}model")
     return isinstance(model, str) and model in WITHOUT_TEXT
 
 
-def byte_of(token: str) -> int | None:
-    """What a token such as <0x0A> stands for."""
-    found = BYTE.fullmatch(token)
-    return int(found[1], 16) if found else None
+def parse_byte(token: str) -> int | None:
+    """Return the byte of a token such as <0x0A>, or None."""
+    match = BYTE.fullmatch(token)
+    return int(match[1], 16) if match else None
 
 
 def _value(metadata: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
     value = metadata.get(KEY + name, default)
     if value is None:
-        raise FileError(f"{KEY}{name} is missing: the file has no vocabulary to read text with")
-    return _of_kind(f"{KEY}{name}", value, kind)
+        raise FileError(
+            f"{KEY}{name} is missing; the file has no vocabulary to read text with", code="bad-vocabulary"
+        )
+    return _check_type(f"{KEY}{name}", value, kind)
 
 
-def _of_kind(key: str, value: Any, kind: type) -> Any:
+def _check_type(key: str, value: Any, kind: type) -> Any:
     if type(value) is not kind:
-        found = NAMES.get(type(value)) or ("a number" if isinstance(value, float) else "an array")
-        raise FileError(f"{key} is {found}, where {NAMES[kind]} is needed")
+        type_name = TYPE_NAMES.get(type(value)) or ("a number" if isinstance(value, float) else "an array")
+        raise FileError(f"{key} is {type_name}; expected {TYPE_NAMES[kind]}", code="bad-vocabulary")
     return value
 
 
 def _tokens(metadata: Mapping[str, Any]) -> tuple[list[str], dict[str, int]]:
-    """The tokens, no two alike, and their numbers."""
+    """Read the tokens, which must be distinct, and their indices."""
     tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(_texts(metadata, "tokens"))]
-    if (longest := max(map(len, tokens), default=0)) > LONGEST:
+    if (longest := max(map(len, tokens), default=0)) > MAX_CHARACTERS:
         at = next(i for i, token in enumerate(tokens) if len(token) == longest)
-        raise FileError(f"{KEY}tokens has {longest} characters as token {at}; {LONGEST} are the most of one")
+        raise FileError(
+            f"{KEY}tokens: token {at} has {longest} characters; the limit is {MAX_CHARACTERS}",
+            code="bad-vocabulary",
+        )
     index = {token: i for i, token in enumerate(tokens)}
     if len(index) < len(tokens):
         twice = next(i for i, token in enumerate(tokens) if index[token] != i)
         raise FileError(
-            f"{KEY}tokens has {quote(tokens[twice])} as token {twice} and as token {index[tokens[twice]]}"
+            f"{KEY}tokens: tokens {twice} and {index[tokens[twice]]} are both {quote(tokens[twice])}",
+            code="bad-vocabulary",
         )
     return tokens, index
 
 
 def _texts(metadata: Mapping[str, Any], name: str) -> list[str]:
-    """An array of texts, which may be given as bytes."""
+    """Read an array of strings, which may be bytes."""
     value = metadata.get(KEY + name)
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise FileError(f"{KEY}{name} is {'missing' if value is None else 'no array of texts'}")
+        problem = "missing" if value is None else "not an array of strings"
+        raise FileError(f"{KEY}{name} is {problem}", code="bad-vocabulary")
     texts = [text.decode("utf-8", "surrogateescape") if isinstance(text, bytes) else text for text in value]
     if not all(isinstance(text, str) for text in texts):
-        raise FileError(f"{KEY}{name} is no array of texts")
+        raise FileError(f"{KEY}{name} is not an array of strings", code="bad-vocabulary")
     return texts
 
 
 def _numbers(metadata: Mapping[str, Any], name: str, count: int, dtype: Any, default: float) -> np.ndarray:
-    """A number for each token; more than tokens may be there, as in llama.cpp."""
+    """Read a number for each token; as in llama.cpp, there may be more numbers than tokens."""
     value = metadata.get(KEY + name)
     if value is None:
         return np.full(count, default, dtype)
     try:
         array = np.asarray(value)
-    except ValueError:  # lists of some lengths
+    except ValueError:  # ragged lists
         array = np.zeros(())
     if array.ndim != 1 or array.dtype.kind not in "iuf"[: 3 if dtype is np.float32 else 2]:
-        raise FileError(f"{KEY}{name} is no array of {'' if dtype is np.float32 else 'whole '}numbers")
+        expected = "numbers" if dtype is np.float32 else "whole numbers"
+        raise FileError(f"{KEY}{name} is not an array of {expected}", code="bad-vocabulary")
     if len(array) < count:
-        raise FileError(f"{KEY}{name} has {len(array)} numbers for {count} tokens")
+        raise FileError(f"{KEY}{name} has {len(array)} numbers for {count} tokens", code="bad-vocabulary")
     with np.errstate(all="ignore"):
         return array[:count].astype(dtype)
 
 
 def _id(metadata: Mapping[str, Any], name: str, count: int, default: int | None) -> int | None:
-    """A token's number; one that is not there is as if nothing were said."""
+    """Read the number of a token; an invalid one counts as missing."""
     value = metadata.get(f"{KEY}{name}_token_id")
-    if value is not None and 0 <= _of_kind(f"{KEY}{name}_token_id", value, int) < count:
+    if value is not None and 0 <= _check_type(f"{KEY}{name}_token_id", value, int) < count:
         return int(value)
     return default if default is not None and default < count else None
 

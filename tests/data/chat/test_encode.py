@@ -12,7 +12,7 @@ import pytest
 from llamatrain.data.chat import template as templates
 from llamatrain.data.chat.messages import Message
 from llamatrain.data.chat.template import ChatTemplate, TemplateError
-from llamatrain.data.dataset import open_corpus
+from llamatrain.data.dataset import open_dataset
 from llamatrain.data.encode import Encoder
 from llamatrain.data.json_values import RecordTooLarge
 from llamatrain.data.options import DataOptions
@@ -49,7 +49,7 @@ def trained(messages: list[Message], template: str | None, **options: str) -> li
     tokenizer = ByteTokenizer(chat_template=template)
     encoder = Encoder(tokenizer, DataOptions(**options), ctx=512)
     with encoder.template:
-        samples = encoder._document(ChatRecord(messages))
+        samples = encoder._encode_document(ChatRecord(messages))
     runs = []
     for sample in samples:
         pieces = np.split(np.arange(len(sample.tokens)), np.flatnonzero(np.diff(sample.marks)) + 1)
@@ -102,7 +102,7 @@ def test_without_an_answer_nothing_is_trained() -> None:
 def test_the_begin_token_is_not_doubled() -> None:
     encoder = Encoder(ByteTokenizer(chat_template=LLAMA3), DataOptions(), ctx=512)
     with encoder.template:
-        (sample,) = encoder._document(ChatRecord(talk("hi", "hello")))
+        (sample,) = encoder._encode_document(ChatRecord(talk("hi", "hello")))
     assert encoder.lead == 256 and 256 not in sample.tokens
 
 
@@ -133,7 +133,7 @@ def test_templates_are_rendered_as_hugging_face_does() -> None:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What children take of the processor shows that they are stopped; how long it is until they have it does not."""
-    monkeypatch.setattr(templates, "SECONDS", 1)
+    monkeypatch.setattr(templates, "MAX_SECONDS", 1)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     yield
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -172,7 +172,7 @@ def test_a_stopped_child_is_replaced(short: None) -> None:
     )
     with ChatTemplate(source) as template:
         assert template.render(talk("hi")) == b"hi"
-        first = template._child
+        first = template._process
         with pytest.raises(RecordTooLarge, match=r"more than 0\.5 s"):
             template.render(talk("hang"))
         assert first is not None and first.process.returncode is not None
@@ -182,10 +182,10 @@ def test_a_stopped_child_is_replaced(short: None) -> None:
 def test_a_child_serves_many_renderings() -> None:
     with ChatTemplate(LLAMA3) as template:
         template.render(talk("hi"))
-        child = template._child
+        child = template._process
         for _ in range(200):
             template.render(talk("hi", "é" * 1000), answer_next=True)
-        assert template._child is child
+        assert template._process is child
 
 
 def test_a_refusal_names_file_and_line(tmp_path: Path) -> None:
@@ -195,4 +195,4 @@ def test_a_refusal_names_file_and_line(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"chat\.jsonl, line 2: the chat template refuses it: roles must alternate"
     ):
-        open_corpus([str(file)], ByteTokenizer(chat_template=MISTRAL), DataOptions(), 64, 0)
+        open_dataset([str(file)], ByteTokenizer(chat_template=MISTRAL), DataOptions(), 64, 0)

@@ -22,11 +22,11 @@ from llamatrain.data.chat.encode import encode_chat
 from llamatrain.data.chat.messages import Message
 from llamatrain.data.chat.prompt import IncrementalTokenizer, PromptReader
 from llamatrain.data.chat.template import ChatTemplate, RendererProcess, TemplateError
-from llamatrain.data.dataset import Dataset, open_corpus
+from llamatrain.data.dataset import Dataset, open_dataset
 from llamatrain.data.encode import Encoder
 from llamatrain.data.json_values import RecordTooLarge
 from llamatrain.data.options import DataOptions
-from llamatrain.data.records import ChatRecord, parse_line
+from llamatrain.data.records import ChatRecord, parse_record
 from llamatrain.data.tokenizer import Tokenizer, load, new_vocab
 from llamatrain.errors import DataError
 from llamatrain.gguf.reader import Metadata
@@ -56,7 +56,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 def opened(tmp_path: Path, rows: list[object], template: str | None = LLAMA3) -> Dataset:
     file = tmp_path / "c.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
-    return open_corpus([str(file)], ByteTokenizer(chat_template=template), DataOptions(), 64, 0)[0]
+    return open_dataset([str(file)], ByteTokenizer(chat_template=template), DataOptions(), 64, 0)[0]
 
 
 # ---- the same as by definition ----------------------------------------------
@@ -68,31 +68,33 @@ def by_definition(messages: list[Message], encoder: Encoder) -> list[tuple[list[
     samples, prompt, asked = list[tuple[list[int], list[int]]](), b"", b""
     numbers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     for number, turn in zip(numbers, encoder.template.turns(messages), strict=True):
-        prompt = prompt[: turn.same] + bytes(turn.rest)
+        prompt = prompt[: turn.shared_bytes] + bytes(turn.rest)
         assert prompt == encoder.template.render(messages[:number], answer_next=True)
-        assert turn.goes_on == (bool(asked) and prompt.startswith(asked))
-        whole = encoder.reader.begun(prompt)
-        given = encoder.tokenizer.encode(prompt[len(asked) :], special=True) if turn.goes_on else whole
+        assert turn.is_continuation == (bool(asked) and prompt.startswith(asked))
+        whole = encoder.reader.encode_prompt(prompt)
+        given = (
+            encoder.tokenizer.encode(prompt[len(asked) :], special=True) if turn.is_continuation else whole
+        )
         if (
-            not turn.goes_on or [*samples[-1][0], *given] != whole.tolist()
+            not turn.is_continuation or [*samples[-1][0], *given] != whole.tolist()
         ):  # or it is read otherwise than its parts
             samples.append(([], []))
             given = whole
         said = encoder.tokenizer.encode(bytes(turn.answer), special=True, start=False)
-        said = said if turn.ended else np.concatenate([said, encoder.reader.end])
+        said = said if turn.has_end else np.concatenate([said, encoder.reader.end])
         samples[-1][0].extend([*given.tolist(), *said.tolist()])
         stop = next(
             (at for at, token in enumerate(said.tolist(), 1) if token in encoder.reader.ends), len(said)
         )
         samples[-1][1].extend([0] * len(given) + [1] * stop + [0] * (len(said) - stop))
-        asked = prompt + bytes(turn.answer) if turn.ended else b""
+        asked = prompt + bytes(turn.answer) if turn.has_end else b""
     return samples
 
 
 def tokenizers() -> dict[str, Tokenizer]:
     """One whose marks overlap with each other, one that finds its marks apart, and a byte-level one."""
     marks = ["<|im_start|>", "<|im_end|>", "|><|", "\n\n", "start|>as"]
-    learned = Metadata(new_vocab.learned(["some words, and some more words. " * 40], 400))
+    learned = Metadata(new_vocab.learn_vocabulary(["some words, and some more words. " * 40], 400))
     return {"overlapping": with_marks(marks), "apart": with_marks(marks[:2]), "byte level": load(learned)}
 
 
@@ -126,9 +128,9 @@ WORDS = [
 
 @pytest.mark.parametrize("name", ["overlapping", "apart", "byte level"])
 def test_what_is_kept_of_a_growing_text_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incremental, "LARGE", 32)
+    monkeypatch.setattr(incremental, "LARGE_TEXT", 32)
     monkeypatch.setattr(IncrementalTokenizer.__init__, "__defaults__", (8,))
-    monkeypatch.setattr(PromptReader.growing, "__defaults__", (8,))
+    monkeypatch.setattr(PromptReader.start_text, "__defaults__", (8,))
     random, tokenizer, samples = np.random.default_rng(4), tokenizers()[name], 0
     for template in (CHATML, LLAMA3, THINKING, COUNTED, SWITCHED):
         tokenizer.chat_template = template
@@ -157,7 +159,7 @@ def test_a_text_is_tokenized_once_however_many_turns_it_has(monkeypatch: pytest.
     )
     chat = ChatRecord(talk(*["word " * 400] * 60))
     with encoder.template:
-        (sample,) = encoder._document(chat)
+        (sample,) = encoder._encode_document(chat)
         assert (
             sample.marks.sum() == 30 * (2000 + 1) and sum(read) < 2.5 * 60 * 2000
         )  # by itself and in the next prompt
@@ -168,8 +170,8 @@ def test_a_text_is_tokenized_once_however_many_turns_it_has(monkeypatch: pytest.
 
 def test_many_and_long_messages_are_trained(tmp_path: Path) -> None:
     corpus = opened(tmp_path, [{"messages": talk(*["x" * 4000] * 200)}, {"messages": talk(*["ok"] * 1000)}])
-    sizes = [int(part.documents["size"].sum()) for part in corpus.parts]
-    assert not corpus.excessive and sizes == [200 * 4000 + 1000 * 2 + 600 * (7 + 1) + 600 * (12 + 1)]
+    sizes = [int(part.documents["size"].sum()) for part in corpus.shards]
+    assert not corpus.too_large and sizes == [200 * 4000 + 1000 * 2 + 600 * (7 + 1) + 600 * (12 + 1)]
 
 
 def test_a_chat_of_too_many_turns_is_skipped_by_its_line(
@@ -179,46 +181,41 @@ def test_a_chat_of_too_many_turns_is_skipped_by_its_line(
     with terminal.show_log():
         corpus = opened(tmp_path, [FAIR, {"messages": talk(*["ab"] * 20_000)}, FAIR])
     assert time.process_time() - began < 5
-    assert (len(corpus), corpus.skipped, corpus.excessive) == (2, [], [f"{tmp_path}/c.jsonl:2"])
-    assert (
-        "c.jsonl, line 2: a chat of 20,000 messages, 10,000 of them answers; about 2,000 can be"
-        in capsys.readouterr().err
-    )
+    assert (len(corpus), corpus.skipped, corpus.too_large) == (2, [], [f"{tmp_path}/c.jsonl:2"])
+    assert "c.jsonl, line 2: a chat of 20,000 messages, 10,000 of them answers" in capsys.readouterr().err
     assert opened(
         tmp_path, [FAIR, {"messages": talk(*["ab"] * 20_000)}, FAIR]
-    ).excessive  # told again of what is kept
+    ).too_large  # told again of what is kept
 
 
 def test_the_first_few_are_named_and_the_others_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(chat, "RENDERED", 10)
+    monkeypatch.setattr(chat, "MAX_RENDERED_MESSAGES", 10)
     with terminal.show_log():
         corpus = opened(tmp_path, [FAIR, *[{"messages": talk(*"abcdefgh")}] * 9])
     told = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line]
-    assert (
-        len(corpus.excessive) == 9 and len(told) == 4 and told[-1].endswith("6 more rows were skipped, too")
-    )
+    assert len(corpus.too_large) == 9 and len(told) == 4 and told[-1].endswith("6 more rows were skipped")
 
 
 def test_samples_of_a_chat_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "TOKENS", 300)
+    monkeypatch.setattr(chat, "MAX_LATER_TOKENS", 300)
     encoder = Encoder(ByteTokenizer(chat_template=THINKING), DataOptions(), 64)
     with encoder.template:
-        whole = encoder._document(ChatRecord(talk(*["a</think>b"] * 6)))
+        whole = encoder._encode_document(ChatRecord(talk(*["a</think>b"] * 6)))
         assert len(whole) == 3 and "later" not in encoder.notes
-        some = encoder._document(ChatRecord(talk(*["a</think>b"] * 20)))
+        some = encoder._encode_document(ChatRecord(talk(*["a</think>b"] * 20)))
         assert 3 < len(some) < 10 and "later" in encoder.notes
         assert all(np.array_equal(one.tokens, other.tokens) for one, other in zip(whole, some, strict=False))
 
 
 def test_renderings_that_have_nothing_in_common_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incremental, "ENOUGH", 20_000)
+    monkeypatch.setattr(incremental, "MAX_RETOKENIZED", 20_000)
     encoder = Encoder(ByteTokenizer(chat_template=COUNTED), DataOptions(), 64)
     with encoder.template:
-        assert len(encoder._document(ChatRecord(talk(*["a" * 100] * 10)))) == 5
+        assert len(encoder._encode_document(ChatRecord(talk(*["a" * 100] * 10)))) == 5
         with pytest.raises(RecordTooLarge, match="differ so much"):
-            encoder._document(ChatRecord(talk(*["a" * 100] * 30)))
+            encoder._encode_document(ChatRecord(talk(*["a" * 100] * 30)))
 
 
 def test_small_chats_are_rendered_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +229,7 @@ def test_small_chats_are_rendered_together(tmp_path: Path, monkeypatch: pytest.M
     assert sum(sent) == 300 + 2 and len(sent) < 30
     token_cache.cache_folder.cache_clear()
     monkeypatch.setenv("LLAMATRAIN_CACHE", str(tmp_path / "another"))
-    monkeypatch.setattr(ChatTemplate, "ahead", lambda self, chats: None)
+    monkeypatch.setattr(ChatTemplate, "prefetch", lambda self, chats: None)
     apart = opened(tmp_path, rows)
     assert len(sent) > 300
     assert [sample(together, number) for number in range(300)] == [
@@ -246,7 +243,7 @@ def test_lines_of_one_number_in_two_files_stay_apart(tmp_path: Path) -> None:
             "\n".join(json.dumps({"messages": talk("hi", f"{name}{at}")}) for at in range(3))
         )
     names = [str(tmp_path / f"{name}.jsonl") for name in "ab"]
-    corpus, _ = open_corpus(names, ByteTokenizer(chat_template=LLAMA3), DataOptions(), 64, 0)
+    corpus, _ = open_dataset(names, ByteTokenizer(chat_template=LLAMA3), DataOptions(), 64, 0)
     said = [
         bytes(tokens[weights > 0].astype(np.uint8))[:2].decode()
         for tokens, weights, _ in map(corpus.__getitem__, range(6))
@@ -260,14 +257,17 @@ def sample(corpus: Dataset, number: int) -> tuple[list[int], list[float]]:
 
 @pytest.mark.parametrize(
     ("wrong", "told"),
-    [('{"messages": 1}', "a number where a list"), (json.dumps({"messages": talk("no", "x")}), "refuses it")],
+    [
+        ('{"messages": 1}', "a number; expected a list"),
+        (json.dumps({"messages": talk("no", "x")}), "refuses it"),
+    ],
 )
 def test_the_first_line_that_is_wrong_is_told(wrong: str, told: str, tmp_path: Path) -> None:
     template = "{% if messages[0].content == 'no' %}{{ raise_exception('no') }}{% endif %}" + CHATML
     last = json.dumps({"messages": talk("no", "y")}) if told != "refuses it" else "{"
     (tmp_path / "c.jsonl").write_text("\n".join([json.dumps(FAIR), wrong, last]))
     with pytest.raises(DataError, match=rf"c\.jsonl, line 2: .*{told}"):
-        open_corpus([str(tmp_path / "c.jsonl")], ByteTokenizer(chat_template=template), DataOptions(), 64, 0)
+        open_dataset([str(tmp_path / "c.jsonl")], ByteTokenizer(chat_template=template), DataOptions(), 64, 0)
 
 
 def test_long_renderings_of_small_chats_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,18 +285,18 @@ def test_long_renderings_of_small_chats_are_not_held(tmp_path: Path, monkeypatch
 
 
 def test_a_row_that_hangs_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "SECONDS", 0.3)
+    monkeypatch.setattr(templates, "MAX_SECONDS", 0.3)
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # with it the answer before is there already
     corpus = opened(tmp_path, [FAIR, {"messages": talk("hang", "x")}, FAIR], HANGS)
-    assert (len(corpus), corpus.excessive) == (2, [f"{tmp_path}/c.jsonl:2"])
+    assert (len(corpus), corpus.too_large) == (2, [f"{tmp_path}/c.jsonl:2"])
 
 
 def test_a_template_that_hangs_too_often_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "SECONDS", 0.2)
+    monkeypatch.setattr(templates, "MAX_SECONDS", 0.2)
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     with pytest.raises(
         DataError,
-        match=r"c\.jsonl, line \d+: the chat template was stopped: it takes more than 0.2 s .* other chats",
+        match=r"c\.jsonl, line \d+: the chat template was stopped: it takes more than 0.2 s .* also for other chats",
     ):
         opened(tmp_path, [FAIR, *[{"messages": talk("hang", "x")}] * 1000], HANGS)
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 8
@@ -306,7 +306,7 @@ def test_a_template_that_hangs_too_often_is_given_up(tmp_path: Path, monkeypatch
 def test_a_template_that_never_works_is_told_by_a_small_chat(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(templates, "SECONDS", 0.3)
+    monkeypatch.setattr(templates, "MAX_SECONDS", 0.3)
     with pytest.raises(
         DataError, match=r"c\.jsonl, line 1: the chat template was stopped: .*, even for a small chat"
     ):
@@ -316,7 +316,7 @@ def test_a_template_that_never_works_is_told_by_a_small_chat(
 def test_a_chat_that_takes_too_much_memory_is_skipped(tmp_path: Path) -> None:
     greedy = "{% if messages[0].content == 'much' %}{{ 'x' * 10 ** 9 }}{% endif %}" + LLAMA3
     corpus = opened(tmp_path, [FAIR, {"messages": talk("much", "x")}, FAIR], greedy)
-    assert (len(corpus), corpus.excessive) == (2, [f"{tmp_path}/c.jsonl:2"])
+    assert (len(corpus), corpus.too_large) == (2, [f"{tmp_path}/c.jsonl:2"])
     with ChatTemplate(greedy) as template, pytest.raises(RecordTooLarge, match="too much memory"):
         template.render(talk("much"))
 
@@ -328,7 +328,7 @@ def test_a_conversation_that_is_left_disturbs_no_other() -> None:
         assert len(next(turns).rest) > 10**6
         turns.close()
         assert template.render(talk("hi")).endswith(b"hi</s>")
-    with pytest.raises(TemplateError, match="no template"), ChatTemplate("{% for %}") as template:
+    with pytest.raises(TemplateError, match="not valid Jinja"), ChatTemplate("{% for %}") as template:
         template.render(talk("hi"))
 
 
@@ -338,21 +338,21 @@ def test_a_conversation_that_is_left_disturbs_no_other() -> None:
 @pytest.mark.parametrize("value", ["{}", "[]", "1", '{"a":1}', '["x"]'])
 def test_a_line_of_too_many_values_is_skipped_before_it_is_read(value: str) -> None:
     line = f'{{"text": "a", "x": [{",".join([value] * 300_000)}]}}'.encode()
-    with pytest.raises(RecordTooLarge, match="JSON values in a line, where 262,144 can be"):
-        parse_line(line, "x")
+    with pytest.raises(RecordTooLarge, match=r"JSON values in a row .*262,144"):
+        parse_record(line, "x")
 
 
 def test_what_looks_like_values_in_a_text_is_none() -> None:
     text = '{[,"\\' * 100_000
-    assert parse_line(json.dumps({"text": text}).encode(), "x").text == text  # type: ignore[union-attr]
+    assert parse_record(json.dumps({"text": text}).encode(), "x").text == text  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
     "row", ['{"text": "\\ud800"}', '{"\\udc00": 1, "text": "a"}', '{"text": "a", "b": [{"c": "\\ud800"}]}']
 )
 def test_half_a_pair_is_no_text_wherever_it_stands(row: str) -> None:
-    with pytest.raises(DataError, match="no UTF-8 text"):
-        parse_line(row.encode(), "x")
+    with pytest.raises(DataError, match="not UTF-8"):
+        parse_record(row.encode(), "x")
 
 
 ROWS = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llamatrain.data.records import ChatRecord, PromptRecord, parse_line
+from llamatrain.data.records import ChatRecord, PromptRecord, parse_record
 from llamatrain.errors import DataError
 from llamatrain.gguf.values import string
 from tests.helpers.chat_templates import GEMMA, LAYOUTS, ZEPHYR, Layout
@@ -16,14 +16,14 @@ from tests.helpers.llama_cpp import model_with, served
 
 
 def chat(**row: Any) -> ChatRecord:
-    document = parse_line(json.dumps(row).encode(), "d.jsonl, line 1")
+    document = parse_record(json.dumps(row).encode(), "d.jsonl, line 1")
     assert isinstance(document, ChatRecord)
     return document
 
 
 def refused(**row: Any) -> str:
     with pytest.raises(DataError) as info:
-        parse_line(json.dumps(row).encode(), "d.jsonl, line 1")
+        parse_record(json.dumps(row).encode(), "d.jsonl, line 1")
     assert "\n" not in str(info.value)
     return str(info.value)
 
@@ -50,14 +50,14 @@ def test_parts_of_text_are_joined_and_others_are_refused_by_name() -> None:
 
 def test_images_are_left_out_and_reported(tmp_path: Path) -> None:
     assert (
-        chat(messages=[IMAGE, HELLO]).media
+        chat(messages=[IMAGE, HELLO]).has_media
         and chat(messages=[IMAGE, HELLO]).messages[0]["content"] == IMAGE["content"][:1]
     )
-    assert chat(messages=[HI, HELLO], images=["a.png"]).media and not chat(messages=[HI, HELLO]).media
+    assert chat(messages=[HI, HELLO], images=["a.png"]).has_media and not chat(messages=[HI, HELLO]).has_media
     for row in ({"messages": [IMAGE, HELLO]}, {"prompt": "a", "completion": "b", "image": "x.png"}):
         (line,) = (each for each in shown(tmp_path, LAYOUTS["chatml"], row)[1] if "images" in each)
         assert line.endswith(
-            "rows have images, audio or video, which cannot be trained on; only their text is"
+            "rows have images, audio or video, which cannot be trained on; only their text is used"
         )
 
 
@@ -96,11 +96,11 @@ def test_keys_of_messages_that_begin_with_a_capital() -> None:
 
 
 def test_a_chat_of_unknown_roles_names_them() -> None:
-    assert 'nobody is "assistant" in it (got "narrator")' in refused(
+    assert 'no message has the role "assistant" (got "narrator")' in refused(
         messages=[{"role": "narrator", "content": "x"}]
     )
     claude = {"from": "claude", "value": "b"}
-    assert 'nobody is "assistant" in it (got "claude")' in refused(
+    assert 'no message has the role "assistant" (got "claude")' in refused(
         conversations=[{"from": "human", "value": "a"}, claude]
     )
     assert chat(messages=[HI, {"role": " model ", "content": "hello"}]).messages == [HI, HELLO]
@@ -111,15 +111,15 @@ def test_a_chat_of_unknown_roles_names_them() -> None:
     [("instruction", "response"), ("input", "output"), ("Prompt", "Completion"), ("QUESTION", "Answer")],
 )
 def test_prompts_and_answers_by_other_names(ask: str, answer: str) -> None:
-    made = parse_line(json.dumps({ask: "a", answer: "b", "id": 7}).encode(), "x")
+    made = parse_record(json.dumps({ask: "a", answer: "b", "id": 7}).encode(), "x")
     assert isinstance(made, PromptRecord) and (made.prompt, made.answer) == ("a", "b")
 
 
 def test_turns_before_a_prompt() -> None:
     """As LLaMA-Factory's data has them beside Alpaca's instruction."""
     row = {"instruction": "e", "input": "", "output": "f", "history": [["a", "b"], ["c", "d"]]}
-    document = parse_line(json.dumps(row).encode(), "d.jsonl, line 1")
-    assert isinstance(document, PromptRecord) and document.before == "a\nb\nc\nd\ne\n"
+    document = parse_record(json.dumps(row).encode(), "d.jsonl, line 1")
+    assert isinstance(document, PromptRecord) and document.context == "a\nb\nc\nd\ne\n"
     turns = [(each["role"], each["content"]) for each in document.as_chat().messages]
     assert turns == [*zip(("user", "assistant") * 3, "abcdef", strict=True)]
     for wrong in ("ab", [["a"]], [["a", 1]], {"a": "b"}):
@@ -134,9 +134,9 @@ def test_prompts_and_answers_that_are_messages() -> None:
 
 def test_system_prompts_beside_prompts(tmp_path: Path) -> None:
     row = {"instruction": "i", "output": "o", "system": "Be brief."}
-    assert parse_line(json.dumps(row).encode(), "x").as_chat().messages[0]["content"] == "Be brief."  # type: ignore[union-attr]
+    assert parse_record(json.dumps(row).encode(), "x").as_chat().messages[0]["content"] == "Be brief."  # type: ignore[union-attr]
     (line,) = shown(tmp_path, LAYOUTS["chatml"], row, options=("--no-as-chat",))[1]
-    assert "system prompts beside prompts are left out of plain text" in line
+    assert "system prompts are ignored in plain text" in line
 
 
 def test_no_content_beside_calls_is_empty_content() -> None:
@@ -144,7 +144,7 @@ def test_no_content_beside_calls_is_empty_content() -> None:
         (made,) = chat(messages=[{"role": "assistant", **message}]).messages
         assert made["content"] == "" and made["tool_calls"][0]["function"]["name"] == "weather"
     assert 'message 1 has no "content"' in refused(messages=[{"role": "assistant", "content": None}])
-    assert 'has "tool_calls" that are not' in refused(
+    assert 'bad "tool_calls"' in refused(
         messages=[{"role": "assistant", "content": None, "tool_calls": ["x"]}]
     )
 
@@ -159,7 +159,7 @@ def test_tools_stand_beside_the_messages_as_a_list_or_as_its_json() -> None:
         {"type": "function", "function": {"name": "weather", "description": "", "parameters": {}}}
     ]
     assert chat(messages=[HI], tools="").tools is None and chat(messages=[HI], tools=None).tools is None
-    assert '"tools" is a string, and no JSON' in refused(messages=[HI], tools="{")
+    assert '"tools" is a string that is not JSON' in refused(messages=[HI], tools="{")
     assert '"tools" is a number' in refused(messages=[HI], tools=1)
 
 
@@ -198,7 +198,7 @@ def test_a_written_call_is_one() -> None:
     ],
 )
 def test_preferences_are_refused(row: dict[str, Any]) -> None:
-    assert "preferences (" in refused(**row) and "d.jsonl, line 1" in refused(**row)
+    assert "the row has preferences (" in refused(**row) and "d.jsonl, line 1" in refused(**row)
 
 
 # ---- what is trained, and said -------------------------------------------------
@@ -271,13 +271,13 @@ def test_a_system_prompt_that_a_template_refuses_goes_to_the_user(tmp_path: Path
     assert (
         trained == ["hello<end_of_turn>"]
         and len(said) == 1
-        and said[0].startswith("the chat template takes no system prompt")
+        and said[0].startswith("the chat template has no system prompt")
     )
 
 
 def test_turns_that_are_written_otherwise_later_become_rows(tmp_path: Path) -> None:
     _, said = shown(tmp_path, LAYOUTS["nemo"], {"messages": SYSTEM["messages"] + TURNS["messages"][:2]})
-    assert len(said) == 1 and said[0].startswith("an answer becomes a row of its own")
+    assert len(said) == 1 and said[0].startswith("some answers get a row of their own")
 
 
 def test_turns_that_are_read_otherwise_later_become_rows(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_turns_that_are_read_otherwise_later_become_rows(tmp_path: Path) -> None
     assert (
         trained == [" hello</s>"]
         and len(said) == 1
-        and said[0].startswith("an answer becomes a row of its own")
+        and said[0].startswith("some answers get a row of their own")
     )
     trained, said = shown(tmp_path, LAYOUTS["mistral v0.3"], CHATS["tools"])
     assert trained[0].startswith("[TOOL_CALLS]") and len(trained) == 2 and not said
@@ -294,13 +294,10 @@ def test_turns_that_are_read_otherwise_later_become_rows(tmp_path: Path) -> None
 
 def test_a_model_without_a_template(tmp_path: Path) -> None:
     trained, said = shown(tmp_path, LAYOUTS["none"], PLAIN)
-    assert trained == ["hello</s>"] and said[0].startswith(
-        "the model has no chat template: chats are put into ChatML's"
-    )
-    assert [line.partition(";")[0] for line in said[1:]] == [
-        "warning: the vocabulary knows marks of the chat template (<|im_start|>, <|im_end|>) as plain text only",
-        "warning: the chat template ends answers in no token at which llama.cpp stops: </s> is put behind them",
-    ]
+    assert trained == ["hello</s>"] and said[0].startswith("the model has no chat template; chats use ChatML")
+    marks, endless = said[1:]
+    assert marks.startswith("warning: marks of the chat template ") and "<|im_start|>, <|im_end|>" in marks
+    assert endless.startswith("warning: the chat template ends answers without ") and "</s>" in endless
     template = tmp_path / "t.jinja"
     template.write_text(ZEPHYR.replace("<|", "[").replace("|>", "]"))
     assert shown(tmp_path, LAYOUTS["none"], PLAIN, options=("--chat-template", str(template))) == (
@@ -311,19 +308,19 @@ def test_a_model_without_a_template(tmp_path: Path) -> None:
 
 def test_marks_that_are_text_and_answers_without_an_end(tmp_path: Path) -> None:
     (first, second) = shown(tmp_path, Layout(LAYOUTS["chatml"].template, "<s>", "</s>"), PLAIN)[1]
-    assert "(<|im_start|>, <|im_end|>) as plain text only; --chat-template FILE" in first
+    assert "(got <|im_start|>, <|im_end|>)" in first and "--chat-template FILE" in first
     assert (
-        second.startswith("warning: the chat template ends answers in no token")
+        second.startswith("warning: the chat template ends answers without a token")
         and "--chat-template FILE" in second
     )
 
 
 def test_calls_and_thoughts_that_a_template_has_no_place_for(tmp_path: Path) -> None:
     trained, said = shown(tmp_path, LAYOUTS["chatml"], PLAIN, CALLS)
-    assert len(said) == 1 and said[0].startswith("warning: the chat template has no place for calls of tools")
+    assert len(said) == 1 and said[0].startswith("warning: the chat template does not render tool calls")
     trained, said = shown(tmp_path, LAYOUTS["r1 distill"], PLAIN)
     assert trained == ["\n</think>\n\nhello<｜end▁of▁sentence｜>"] and said[0].startswith(
-        "the chat template opens a thought"
+        "the chat template opens reasoning"
     )
     written = {
         "conversations": [
@@ -341,7 +338,8 @@ def test_rendered_chats_and_instructions(tmp_path: Path) -> None:
     text = {"text": "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>"}
     (line,) = shown(tmp_path, LAYOUTS["chatml"], text)[1]
     assert (
-        line.startswith("warning: texts hold marks of chats (<|im_start|>, <|im_end|>)")
+        line.startswith("warning: texts contain chat marks ")
+        and "(got <|im_start|>, <|im_end|>)" in line
         and "--parse-special" in line
     )
     trained, said = shown(tmp_path, LAYOUTS["chatml"], text, options=("--parse-special",))
@@ -371,7 +369,7 @@ def test_arguments_that_are_no_json_name_the_line(tmp_path: Path) -> None:
     done = run("preview", data, "--model", model)
     assert (
         done.code == 1
-        and "line 1: the chat template refuses it: the arguments of a call are no JSON" in done.err
+        and "line 1: the chat template refuses it: the arguments of a tool call are not JSON" in done.err
     )
 
 
@@ -402,7 +400,7 @@ def test_a_new_model_is_served_as_it_was_trained(tmp_path: Path) -> None:
         2,
         "--no-shuffle",
     )
-    assert [line.partition(": ")[2] for line in said(done)] == ["rows are of several forms: chats and texts"]
+    assert [line.partition(": ")[2] for line in said(done)] == ["rows have several forms: chats and texts"]
     assert done.out.count("[[hello<|end_of_text|>]]") == 1
     with served(tmp_path / "run" / "model.gguf") as server:
         asked = server.post("apply-template", messages=TURNS["messages"][:3])["prompt"]

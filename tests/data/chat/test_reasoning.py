@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamatrain.data.dataset import open_corpus
+from llamatrain.data.dataset import open_dataset
 from llamatrain.data.encode import Encoder
 from llamatrain.data.options import DataOptions
-from llamatrain.data.records import ChatRecord, parse_line
+from llamatrain.data.records import ChatRecord, parse_record
 from llamatrain.errors import DataError
 from tests.data.chat.test_encode import LLAMA3, MISTRAL, talk
 from tests.data.chat.test_messages import shown
@@ -40,11 +40,11 @@ def samples(messages: list[dict[str, Any]], template: str | None = LLAMA3, **opt
     """Each with what is trained between double brackets."""
     tokenizer, document = (
         ByteTokenizer(chat_template=template),
-        parse_line(json.dumps({"messages": messages}).encode(), "line 1"),
+        parse_record(json.dumps({"messages": messages}).encode(), "line 1"),
     )
     encoder = Encoder(tokenizer, DataOptions(**options), ctx=512)
     with encoder.template:
-        found = encoder._document(encoder._taken(document))
+        found = encoder._encode_document(encoder._apply_options(document))
     texts = []
     for sample in found:
         pieces = np.split(np.arange(len(sample.tokens)), np.flatnonzero(np.diff(sample.marks)) + 1)
@@ -67,12 +67,12 @@ def test_thoughts_are_trained_as_the_template_has_them(form: str, tmp_path: Path
     trained, said = shown(tmp_path, LAYOUTS["qwen 3"], row, options=("-n", "2"))
     assert (
         trained == ["<think>\nx\n</think>\n\nA<|im_end|>", "<think>\ny\n</think>\n\nB<|im_end|>"]
-        and "row of its own" in said[0]
+        and "row of their own" in said[0]
     )
     trained, said = shown(tmp_path, LAYOUTS["r1 distill"], row, options=("-n", "2"))
     assert (
         trained == ["x\n</think>\n\nA<｜end▁of▁sentence｜>", "y\n</think>\n\nB<｜end▁of▁sentence｜>"]
-        and "row of its own" in said[0]
+        and "row of their own" in said[0]
     )
 
 
@@ -103,7 +103,7 @@ def test_thoughts_that_are_not_wanted(form: str, tmp_path: Path) -> None:
     trained, said = shown(tmp_path, LAYOUTS["r1 distill"], row, options=(*wanted, "-n", "2"))
     closed = "\n</think>\n\n"  # a server takes what follows for the answer
     assert trained == [f"{closed}A<｜end▁of▁sentence｜>", f"{closed}B<｜end▁of▁sentence｜>"]
-    assert any("opens a thought" in line for line in said)
+    assert any("opens reasoning" in line for line in said)
 
 
 def test_all_of_a_chat_with_its_thoughts() -> None:
@@ -118,14 +118,14 @@ def test_all_of_a_chat_with_its_thoughts() -> None:
 def test_thoughts_without_a_place_are_spoken_of(tmp_path: Path) -> None:
     trained, said = shown(tmp_path, LAYOUTS["chatml"], {"messages": APART})
     assert trained == ["A<|im_end|>", "B<|im_end|>"]
-    assert len(said) == 1 and "no place for thoughts, which are left out; --thinking keep" in said[0]
+    assert len(said) == 1 and "does not render reasoning, which is ignored; use --thinking keep" in said[0]
     assert shown(tmp_path, LAYOUTS["chatml"], {"messages": INSIDE})[1] == []
 
 
 def test_thoughts_of_prompts_with_answers() -> None:
-    document = parse_line(b'{"prompt": "a?", "completion": "<think>x</think>\\n\\nA"}', "line 1")
-    assert Encoder(ByteTokenizer(), DataOptions(thinking="strip"), 64)._taken(document).answer == "A"  # type: ignore[union-attr]
-    assert Encoder(ByteTokenizer(), DataOptions(thinking="keep"), 64)._taken(document) == document
+    document = parse_record(b'{"prompt": "a?", "completion": "<think>x</think>\\n\\nA"}', "line 1")
+    assert Encoder(ByteTokenizer(), DataOptions(thinking="strip"), 64)._apply_options(document).answer == "A"  # type: ignore[union-attr]
+    assert Encoder(ByteTokenizer(), DataOptions(thinking="keep"), 64)._apply_options(document) == document
 
 
 def test_words_that_look_like_what_stands_for_them() -> None:
@@ -173,7 +173,7 @@ def test_shared_chats_have_weights_too() -> None:
             {"from": "gpt", "value": "c"},
         ]
     }
-    document = parse_line(json.dumps(row).encode(), "line 1")
+    document = parse_record(json.dumps(row).encode(), "line 1")
     assert isinstance(document, ChatRecord) and [
         each.get("untrained", False) for each in document.messages
     ] == [
@@ -186,29 +186,27 @@ def test_shared_chats_have_weights_too() -> None:
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ({"weight": 0.5}, '"weight" 0.5; 0 or 1 can be, or true or false'),
-        ({"weight": 2}, '"weight" 2; 0 or 1'),
-        ({"train": "yes"}, '"train" "yes"; 0 or 1'),
-        ({"weight": float("nan")}, '"weight" NaN; 0 or 1'),
-        ({"weight": [1]}, r'"weight" \[1\]; 0 or 1'),
-        ({"weight": 0, "train": True}, '"weight" and "train" that say different things'),
+        ({"weight": 0.5}, '"weight" must be 0 or 1, or true or false .*0.5'),
+        ({"weight": 2}, '"weight" must be 0 or 1.*2'),
+        ({"train": "yes"}, '"train" must be 0 or 1.*"yes"'),
+        ({"weight": float("nan")}, '"weight" must be 0 or 1.*NaN'),
+        ({"weight": [1]}, r'"weight" must be 0 or 1.*\[1\]'),
+        ({"weight": 0, "train": True}, '"weight" and "train" contradict'),
     ],
 )
 def test_weights_that_cannot_be(keys: dict[str, Any], why: str) -> None:
     chat = talk("hi", "hello")
     chat[1] |= keys
-    with pytest.raises(DataError, match=f"a.jsonl, line 7: message 2 has {why}"):
-        parse_line(json.dumps({"messages": chat}).encode(), "a.jsonl, line 7")
+    with pytest.raises(DataError, match=f"a.jsonl, line 7: message 2: {why}"):
+        parse_record(json.dumps({"messages": chat}).encode(), "a.jsonl, line 7")
 
 
 def test_weights_and_all_tokens_do_not_go_together(tmp_path: Path) -> None:
     chat = talk("hi", "hello")
     chat[1]["weight"] = 0
     (path := tmp_path / "a.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
-    with pytest.raises(
-        DataError, match=r"a\.jsonl, line 1: a message has weight 0, and --train-on all trains every token"
-    ):
-        open_corpus([str(path)], ByteTokenizer(), DataOptions(train_on="all"), 64, 0)
+    with pytest.raises(DataError, match=r"a\.jsonl, line 1: a message has weight 0, .*--train-on all"):
+        open_dataset([str(path)], ByteTokenizer(), DataOptions(train_on="all"), 64, 0)
 
 
 def test_a_template_does_not_see_weights() -> None:

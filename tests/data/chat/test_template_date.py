@@ -25,7 +25,7 @@ def text(day: str, template: str = DATED) -> str:
     tokenizer = ByteTokenizer(chat_template=template)
     encoder = Encoder(tokenizer, DataOptions(date=day), 64)
     with encoder.template:
-        (sample,) = encoder._document(ChatRecord(talk("hi", "ho")))
+        (sample,) = encoder._encode_document(ChatRecord(talk("hi", "ho")))
     return tokenizer.decode(sample.tokens).decode()
 
 
@@ -35,7 +35,7 @@ def test_a_template_reads_the_day_that_is_named() -> None:
 
 def identity(day: str, template: str, folder: Path) -> str:
     (path := folder / "c.jsonl").write_text(json.dumps({"messages": talk("hi", "ho")}))
-    return Encoder(ByteTokenizer(chat_template=template), DataOptions(date=day), 64)._identity(
+    return Encoder(ByteTokenizer(chat_template=template), DataOptions(date=day), 64)._compute_identity(
         find_sources([str(path)])
     )
 

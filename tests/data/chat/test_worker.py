@@ -24,7 +24,7 @@ def test_a_request_that_comes_while_another_is_worked_on() -> None:
         child.process.stdin.write(REQUEST + b"\n")
         child.process.stdin.flush()
         time.sleep(wait)
-    answers = [child._answer(time.monotonic() + 60) for _ in range(2)]
+    answers = [child._read_answer(time.monotonic() + 60) for _ in range(2)]
     assert [bytes(texts) for _, texts in answers] == [b"<|im_start|>user\nhi<|im_end|>\n"] * 2
     child.kill()
 
@@ -34,7 +34,7 @@ import sys
 from llamatrain.data.chat.template import RendererProcess
 child = RendererProcess(sys.argv[1], {})
 print(child.process.pid, flush=True)
-child.ask({"messages": [{"role": "user", "content": "hang"}], "want": "whole"}, 60)
+child.request({"messages": [{"role": "user", "content": "hang"}], "want": "whole"}, 60)
 """
 
 

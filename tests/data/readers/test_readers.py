@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamatrain.data.dataset import open_corpus
+from llamatrain.data.dataset import open_dataset
 from llamatrain.data.find_files import find_data, find_sources
 from llamatrain.data.options import DataOptions
-from llamatrain.data.readers.json_array import elements_of, warn_of_others
-from llamatrain.data.readers.text import chunks_of, rows_of, samples_after
-from llamatrain.errors import DataError, UsageError
+from llamatrain.data.readers.json_array import read_elements, warn_about_other_rows
+from llamatrain.data.readers.text import read_chunks, read_samples
+from llamatrain.errors import UsageError
 from llamatrain.platform import terminal
 from tests.helpers.byte_tokenizer import ByteTokenizer
 from tests.helpers.chat_templates import LAYOUTS
 from tests.helpers.cli import TINY, ran, run, text_file
+from tests.helpers.errors import raises
 from tests.helpers.llama_cpp import model_with
 
 ROWS = [
@@ -85,7 +86,7 @@ PACKED = {".gz": gzip.compress, ".zst": as_zst}
 
 def corpus_of(*names: str, **options: Any) -> list[tuple[str, str]]:
     """Of each sample all of its text, and what is trained of it."""
-    corpus, _ = open_corpus(names, tokenizer := ByteTokenizer(), DataOptions(**options), 4096, 0)
+    corpus, _ = open_dataset(names, tokenizer := ByteTokenizer(), DataOptions(**options), 4096, 0)
     return [
         (tokenizer.decode(tokens).decode(), tokenizer.decode(tokens[weights > 0]).decode())
         for tokens, weights, _ in (corpus[at] for at in range(len(corpus)))
@@ -94,7 +95,7 @@ def corpus_of(*names: str, **options: Any) -> list[tuple[str, str]]:
 
 def rows_in(name: str, **columns: str) -> list[tuple[int, dict[str, Any]]]:
     (source,) = find_sources([name], columns)
-    return [(number, json.loads(row)) for number, row in rows_of(source)]
+    return [(number, json.loads(row)) for number, row in source.rows()]
 
 
 # ---- the same rows in every form ----------------------------------------------
@@ -130,8 +131,8 @@ def test_text_is_the_same_however_it_is_written(packed: str, encoding: str) -> N
     data = (b"\xfe\xff" if encoding == "utf-16-be" else b"") + text.encode(encoding)
     Path("a.txt" + packed).write_bytes(PACKED[packed](data) if packed else data)
     (source,) = find_sources(["a.txt" + packed])
-    assert b"".join(chunks_of(source)).decode() == text
-    found = list(samples_after(source, "a né", True, None))
+    assert b"".join(read_chunks(source)).decode() == text
+    found = list(read_samples(source, "a né", True, None))
     assert len(found) == 30_000 and {each.decode() for each in found} == {"a né 你好 😀\n"}
 
 
@@ -159,7 +160,7 @@ def test_elements_are_found_wherever_chunks_end(monkeypatch: pytest.MonkeyPatch)
     text = json.dumps(rows, ensure_ascii=False, indent=dice.choice([None, 1])).encode()
     for size in (1, 2, 3, 7, 64, 1000):
         monkeypatch.setattr("llamatrain.data.readers.json_array.CHUNK", size)
-        assert [json.loads(row) for _, row in elements_of(io.BytesIO(text), "a")] == rows
+        assert [json.loads(row) for _, row in read_elements(io.BytesIO(text), "a")] == rows
 
 
 # ---- names of columns ----------------------------------------------------------
@@ -173,21 +174,18 @@ def test_columns_may_have_other_names(name: str) -> None:
     assert corpus_of(name, columns="prompt=q, or so,completion=said") == [("why?so</s>", "so</s>")]
     assert corpus_of(name, columns="text=said") == [("so</s>", "so</s>")]
     assert corpus_of(name, columns="prompt=text") == [("whole?</s>", "?</s>")]
-    with pytest.raises(
-        DataError,
-        match=r'there is no "asked", which --columns wants for prompt; there are "id", "q, or so", "said"',
-    ):
+    with raises("no-such-column", match='"asked".* prompt .*"id", "q, or so", "said"'):
         corpus_of(name, columns="prompt=asked,completion=said")
 
 
 @pytest.mark.parametrize(
     ("told", "why"),
     [
-        ("prompt", "'prompt' names no key and its column; write prompt=question,completion=answer"),
-        ("prompt=", "names no key"),
-        ("promt=a", "'promt' is no key of a row; did you mean prompt"),
-        ("prompt=a,prompt=b", "'prompt' is named twice"),
-        ("prompt=a,completion=a", "'a' is named twice"),
+        ("prompt", "'prompt'"),
+        ("prompt=", "'prompt='"),
+        ("promt=a", "'promt'; did you mean prompt"),
+        ("prompt=a,prompt=b", "'prompt'"),
+        ("prompt=a,completion=a", "'a'"),
     ],
 )
 def test_columns_that_cannot_be_meant(told: str, why: str) -> None:
@@ -227,16 +225,16 @@ def test_files_named_for_it_are_never_trained_on(capsys: pytest.CaptureFixture[s
     (folder / "README.md").write_text("about it")
     found = find_data(["data"])
     assert [source.path.name[:11] for source in found.sources] == ["train-00001", "train-00000"]
-    assert [source.path.name for source in found.offered] == ["validation.jsonl"]
+    assert [source.path.name for source in found.validation] == ["validation.jsonl"]
     with terminal.show_log():
-        corpus, validation = open_corpus(["data"], ByteTokenizer(), DataOptions(), 64, 0)
+        corpus, validation = open_dataset(["data"], ByteTokenizer(), DataOptions(), 64, 0)
     assert (len(corpus), validation and len(validation)) == (2, 1)
     assert (
-        "never trained on: 1 named test, 1 named validation; validated with: data/validation.jsonl"
+        "never on 1 named test, 1 named validation; validating with data/validation.jsonl"
         in capsys.readouterr().err
     )
     for options in (DataOptions(val=("data/test.csv",)), DataOptions(val_split=0.5)):
-        corpus, validation = open_corpus(["data"], ByteTokenizer(), options, 64, 0)
+        corpus, validation = open_dataset(["data"], ByteTokenizer(), options, 64, 0)
         assert validation and len(corpus) + len(validation) == (2 if options.val_split else 3)
     assert [source.path.name for source in find_sources(["data"], use="judge")] == ["test.csv"]
     assert [source.path.name for source in find_sources(["data"], use="validate")] == ["validation.jsonl"]
@@ -263,17 +261,15 @@ def test_a_folder_s_other_files_stay_what_they_were(tmp_path: Path) -> None:
 
 
 def find_data_names(folder: Path) -> list[str]:
-    from llamatrain.data.find_files import looked_into
+    from llamatrain.data.find_files import scan_folder
 
-    return sorted(path.name for path in looked_into(folder).train)
+    return sorted(path.name for path in scan_folder(folder).train)
 
 
 def test_a_folder_without_training_data_is_refused() -> None:
     Path("data").mkdir()
     (Path("data") / "test.jsonl").write_bytes(as_lines(ROWS))
-    with pytest.raises(
-        DataError, match=r"data: its files are named test, and none for training; name the files meant"
-    ):
+    with raises("no-training-files", match="data: .* test"):
         find_sources(["data"])
     assert len(find_sources(["data/test.jsonl"])) == 1
 
@@ -314,10 +310,10 @@ def test_tokens_are_made_once_and_anew_where_something_changed(monkeypatch: pyte
     monkeypatch.setenv("LLAMATRAIN_CACHE", "cache")
     cache_folder.cache_clear()
     made = list[str]()
-    whole = encode.Encoder._fill_lines
+    whole = encode.Encoder._encode_rows
     monkeypatch.setattr(
         encode.Encoder,
-        "_fill_lines",
+        "_encode_rows",
         lambda self, sources, writer: made.append("") or whole(self, sources, writer),
     )
     for name in ("a.csv", "array.json", "a.csv.gz"):
@@ -350,7 +346,7 @@ def test_a_long_array_is_never_held(tmp_path: Path) -> None:
     for name in ("a.json", "a.json.gz"):
         (source,) = find_sources([name])
         tracemalloc.start()
-        assert sum(1 for _ in rows_of(source)) == 20_001
+        assert sum(1 for _ in source.rows()) == 20_001
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
         tracemalloc.stop()
 
@@ -365,7 +361,7 @@ def test_evaluate_takes_what_judges(tmp_path: Path) -> None:
     done = ran("evaluate", tmp_path / "run" / "model.gguf", folder, "--json")
     alone = ran("evaluate", tmp_path / "run" / "model.gguf", folder / "test.jsonl", "--json")
     assert json.loads(done.out) == json.loads(alone.out)
-    assert "of its files those named test are taken" in done.err
+    assert "named test (1)" in done.err
     shown = ran("preview", folder, "--model", tmp_path / "run" / "model.gguf", "--ctx", 16)
     assert "5 samples" in shown.out and "2 samples to validate with" in shown.out
 
@@ -383,9 +379,8 @@ def test_a_preview_shows_each_form(tmp_path: Path) -> None:
             and "[[no<|im_end|>]]" in shown.out
         )
     failed = run("preview", "array.json", "--model", model, "--columns", "prompt=question,completion=ansver")
-    assert failed.errors == [
-        'error: array.json, element 1: there is no "ansver", which --columns wants for completion; there are "question", "answer"'
-    ]
+    (error,) = failed.errors
+    assert "array.json, element 1: " in error and '"ansver"' in error and "[no-such-column]" in error
 
 
 def test_parquet_without_pyarrow_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,14 +390,9 @@ def test_parquet_without_pyarrow_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     Path("a.csv.zst").write_bytes(b"\x28\xb5\x2f\xfd words")
     for module in (parquet, compressed):
         monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(
-        DataError, match=r"^a\.parquet: Parquet takes pyarrow, which is not installed: pip install pyarrow;"
-    ):
+    with raises("missing-package", match=r"^a\.parquet: .*pip install pyarrow"):
         find_sources(["a.parquet"])
-    with pytest.raises(
-        DataError,
-        match=r"^a\.csv\.zst: zstd takes Python 3\.14, or a package that is not installed: pip install zstandard; or",
-    ):
+    with raises("missing-package", match=r"^a\.csv\.zst: .*pip install zstandard"):
         find_sources(["a.csv.zst"])
     done = run("from-scratch", "a.parquet", *TINY)
     assert (done.code, len(done.errors)) == (1, 1)
@@ -418,7 +408,7 @@ def test_parquet_without_pyarrow_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_rows_in_an_object_around_them(text: str) -> None:
-    assert [json.loads(row) for _, row in elements_of(io.BytesIO(text.encode()), "d.json")] == [
+    assert [json.loads(row) for _, row in read_elements(io.BytesIO(text.encode()), "d.json")] == [
         {"text": "a"},
         {"text": "b"},
     ]
@@ -432,23 +422,21 @@ def test_rows_in_an_object_around_them(text: str) -> None:
     ],
 )
 def test_rows_under_another_key_are_left_out_and_named(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    warn_of_others.cache_clear()
+    warn_about_other_rows.cache_clear()
     with terminal.show_log():
         for _ in range(2):  # it is said once, however often the file is read
-            assert [json.loads(row) for _, row in elements_of(io.BytesIO(text.encode()), "d.json")] == [
+            assert [json.loads(row) for _, row in read_elements(io.BytesIO(text.encode()), "d.json")] == [
                 {"text": "a"}
             ]
-    said = 'warning: d.json: rows under "test" are left out; put them into a file of their own to use them\n'
-    assert capsys.readouterr().err == said
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith('warning: d.json: rows under "test" ')
 
 
 def test_columns_of_images_and_of_labels(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("question,answer,image\na,b,x.png\n")
     (tmp_path / "b.csv").write_text("prompt,completion,kto_tag\na,b,True\n")
     rows = [
-        json.loads(row)
-        for name in "ab"
-        for _, row in rows_of(find_sources([str(tmp_path / f"{name}.csv")])[0])
+        json.loads(row) for name in "ab" for _, row in find_sources([str(tmp_path / f"{name}.csv")])[0].rows()
     ]
     assert rows == [
         {"question": "a", "answer": "b", "media": True},

@@ -82,7 +82,7 @@ def test_a_text_whose_lines_are_tokens_is_cut(
     for raw in (lines.encode(), CODE[:30_000].encode(), mixed):
         whole = encoder.encode(raw, special=special)
         for block in (256, 700):
-            monkeypatch.setattr(tokenizer, "BLOCK", block)
+            monkeypatch.setattr(tokenizer, "BLOCK_BYTES", block)
             pieces = list(encoder.encode_large(chunks(raw, 10_000), special=special, threads=2))
             assert np.array_equal(np.concatenate([tokens for _, tokens in pieces]), whole)
             assert len(pieces) > len(raw) / block / 20 or name == "phi 3"  # which strips: few places are sure
@@ -118,7 +118,7 @@ def test_samples_stop_at_every_end(end: str, monkeypatch: pytest.MonkeyPatch) ->
         raise Generated
 
     monkeypatch.setattr(sampling, "Generation", generation)
-    monkeypatch.setattr(sampling.TextSampler, "_decoder", lambda *_: None)
+    monkeypatch.setattr(sampling.TextSampler, "get_decoder", lambda *_: None)
     shown = sampling.TextSampler(small(), tokenizer, "a", 1, 1, "compiled")
     with pytest.raises(Generated):
         shown.show(1, cast(Any, None), {}, cast(Any, None))

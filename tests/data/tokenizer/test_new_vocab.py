@@ -38,7 +38,7 @@ def drawn(letters: str, count: int) -> str:
 
 
 def merges(texts: list[str], size: int) -> list[str]:
-    found: list[str] = list(Metadata(new_vocab.learned(texts, size))["tokenizer.ggml.merges"])
+    found: list[str] = list(Metadata(new_vocab.learn_vocabulary(texts, size))["tokenizer.ggml.merges"])
     return found
 
 
@@ -85,19 +85,21 @@ def test_a_text_in_blocks_is_as_if_whole(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_bytes_are_read_as_text() -> None:
     raw = ["été 你好 ".encode() * 50 + b"\xff", b""]
-    assert new_vocab.learned(raw, 300) == new_vocab.learned(["été 你好 " * 50 + "\ufffd"], 300)
+    assert new_vocab.learn_vocabulary(raw, 300) == new_vocab.learn_vocabulary(
+        ["été 你好 " * 50 + "\ufffd"], 300
+    )
 
 
 def test_no_text_and_an_error_in_the_text() -> None:
     with pytest.raises(DataError, match="there is no text to learn a vocabulary from"):
-        new_vocab.learned(["", b""], 300)
+        new_vocab.learn_vocabulary(["", b""], 300)
 
     def broken() -> Iterator[str]:
         yield "a text"
-        raise DataError("a.jsonl, line 2: no JSON")
+        raise DataError("a.jsonl, line 2: not JSON")
 
-    with pytest.raises(DataError, match="line 2: no JSON"):
-        new_vocab.learned(broken(), 300)
+    with pytest.raises(DataError, match="line 2: not JSON"):
+        new_vocab.learn_vocabulary(broken(), 300)
 
 
 # ---- any text, in time and memory ------------------------------------------
@@ -126,31 +128,31 @@ def test_long_pieces_are_cut_between_characters() -> None:
         for a, b in zip(counter.known.ends, counter.known.ends[1:], strict=False)
     ]
     assert "".join(pieces) == drawn("你好吗", 1000)
-    assert {len(piece) for piece in pieces[: counter.pieces - 1]} == {word_counts.LONGEST // 3}
+    assert {len(piece) for piece in pieces[: counter.pieces - 1]} == {word_counts.MAX_WORD_BYTES // 3}
 
 
 def test_rare_pieces_are_given_up_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_counts, "PIECES", 500)
-    monkeypatch.setattr(word_counts, "BYTES", 4000)
+    monkeypatch.setattr(word_counts, "MAX_PIECES", 500)
+    monkeypatch.setattr(word_counts, "MAX_PIECE_BYTES", 4000)
     noise = random.Random(3)
     text = " ".join(f"wonder {noise.randrange(10**9):x}q" for _ in range(5000))
     counter = counted([text])
     assert counter.pieces <= 500 and counter.known.ends[counter.pieces] <= 4000
     assert counter.counts.max() == 4999  # " wonder", counted all along
-    assert "Ġwonder" in Metadata(new_vocab.learned([text], 400))["tokenizer.ggml.tokens"]
-    assert new_vocab.learned([text], 400) == new_vocab.learned([text], 400)
+    assert "Ġwonder" in Metadata(new_vocab.learn_vocabulary([text], 400))["tokenizer.ggml.tokens"]
+    assert new_vocab.learn_vocabulary([text], 400) == new_vocab.learn_vocabulary([text], 400)
 
 
 def test_rare_pairs_are_left_out_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [words(20_000) + drawn("abcdefghijklm", 30_000)]
     whole, begun, count = merges(texts, 1500), list[int](), BpeTrainer._count_all
     monkeypatch.setattr(BpeTrainer, "_count_all", lambda self: begun.append(1) or count(self))
-    monkeypatch.setattr(bpe_train, "PAIRS", 1 << 12)
+    monkeypatch.setattr(bpe_train, "MAX_PAIRS", 1 << 12)
     tight = merges(texts, 1500)
     assert len(begun) > 2
     assert len(tight) == len(whole) and tight[:150] == whole[:150]
-    monkeypatch.setattr(bpe_train, "PAIRS", 1 << 20)
-    monkeypatch.setattr(bpe_train, "LISTED_MOST", 100_000)
+    monkeypatch.setattr(bpe_train, "MAX_PAIRS", 1 << 20)
+    monkeypatch.setattr(bpe_train, "MAX_LISTED", 100_000)
     assert len(merges(texts, 1500)) == len(whole)
 
 
@@ -160,9 +162,9 @@ import random
 from llamatrain.data.tokenizer import new_vocab
 from llamatrain.platform.memory import resident_bytes
 from tests.data.tokenizer.test_tokenizer import highest
-new_vocab.learned(["a a a"], 300)
+new_vocab.learn_vocabulary(["a a a"], 300)
 before, top = resident_bytes(), highest()
-new_vocab.learned(["".join(map(chr, random.Random(1).choices(range(0x4E00, 0xA000), k=120_000)))], 8000)
+new_vocab.learn_vocabulary(["".join(map(chr, random.Random(1).choices(range(0x4E00, 0xA000), k=120_000)))], 8000)
 print(highest() - top, resident_bytes() - before)
 """
     if sys.platform != "linux":
@@ -196,7 +198,9 @@ def test_bars_show_how_far_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     bars = list[Bar]()
     for module in (files, new_vocab):
         monkeypatch.setattr(
-            module, "progress_bar", lambda *title, **settings: bars.append(Bar(*title, **settings)) or bars[-1]
+            module,
+            "progress_bar",
+            lambda *title, **settings: bars.append(Bar(*title, **settings)) or bars[-1],
         )
     (tmp_path / "a.txt").write_text(words(250_000))
     lines = [
@@ -205,7 +209,7 @@ def test_bars_show_how_far_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ]
     (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, lines)))
     for name in ("a.txt", "b.jsonl"):
-        new_vocab.learned(files.texts_of(find_sources([str(tmp_path / name)])), 4096)
+        new_vocab.learn_vocabulary(files.read_texts(find_sources([str(tmp_path / name)])), 4096)
     read, learned, lines_read, _ = bars
     assert read.total == read.n == (tmp_path / "a.txt").stat().st_size and len(read.seen) > 2
     assert (

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from llamatrain.data.tokenizer import StreamDecoder, Tokenizer, load, new_vocab, to_bytes, tokenizer
 from llamatrain.data.tokenizer.pretokenizers import _KNOWN, PRE_TOKENIZERS
-from llamatrain.data.tokenizer.regex import expression
+from llamatrain.data.tokenizer.regex import compile_pattern
 from llamatrain.data.tokenizer.unicode_classes import KINDS, kinds
 from llamatrain.errors import DataError, UsageError
 from llamatrain.gguf.reader import Metadata, open_gguf
@@ -41,7 +41,7 @@ def shared(name: str) -> Tokenizer:
 
 @cache
 def learned(pre: str = "llama-bpe") -> Tokenizer:
-    metadata = dict(Metadata(new_vocab.learned([CODE, Mixer(3).text(20_000)], 1000)))
+    metadata = dict(Metadata(new_vocab.learn_vocabulary([CODE, Mixer(3).text(20_000)], 1000)))
     return load({**metadata, "tokenizer.ggml.pre": pre})
 
 
@@ -203,7 +203,7 @@ def test_expressions(pattern: str, text: str, words: list[str]) -> None:
     assert [text[a:b] for a, b in pairwise([0, *words_of(pattern, text)])] == words
 
 
-compiled = cache(expression)
+compiled = cache(compile_pattern)
 
 
 def words_of(pattern: str, text: str) -> list[int]:
@@ -211,7 +211,9 @@ def words_of(pattern: str, text: str) -> list[int]:
 
     made, codes = compiled(pattern), np.array(list(map(ord, text)), np.int32)
     ends, marks = np.empty(len(text), np.int64), np.empty(len(text), np.uint32)
-    count, _ = split(codes, Splitter.by(made), np.array([len(text)], np.int64), ends, marks, RegexState.new())
+    count, _ = split(
+        codes, Splitter.bind(made), np.array([len(text)], np.int64), ends, marks, RegexState.allocate()
+    )
     return ends[:count].tolist()
 
 
@@ -269,7 +271,7 @@ def chunks(raw: bytes, size: int) -> Iterator[bytes]:
 
 
 def test_much_text_is_encoded_in_little_memory() -> None:
-    encoder, text = load(Metadata(new_vocab.bytes_only())), b"some words, and more of them\n" * 100_000
+    encoder, text = load(Metadata(new_vocab.bytes_vocabulary())), b"some words, and more of them\n" * 100_000
     list(encoder.encode_large([b"some"]))
     tracemalloc.start()
     for _ in encoder.encode_large(chunks(text, 1 << 20), threads=2):
@@ -286,7 +288,7 @@ def test_a_text_in_chunks_is_as_if_whole(names: str, special: bool, monkeypatch:
     raw = Mixer(8, ["<user>", "<user>!", "<s>", new_vocab.END]).broken(30_000)
     whole = encoder.encode(raw, special=special)
     for block, chunk in ((64, 50), (700, 10_000)):
-        monkeypatch.setattr(tokenizer, "BLOCK", block)
+        monkeypatch.setattr(tokenizer, "BLOCK_BYTES", block)
         pieces = list(encoder.encode_large(chunks(raw, chunk), special=special, threads=2))
         assert sum(size for size, _ in pieces) == len(raw)
         assert np.array_equal(np.concatenate([tokens for _, tokens in pieces]), whole)
@@ -298,7 +300,7 @@ def test_a_text_in_chunks_is_as_if_whole(names: str, special: bool, monkeypatch:
 def test_a_character_that_is_cut_short_by_spaces_hides_no_seam(
     lead: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer, "BLOCK", 8)
+    monkeypatch.setattr(tokenizer, "BLOCK_BYTES", 8)
     for spaces in range(1, 12):
         raw = (lead + b" " * spaces + b"ab") * 20
         pieces = list(small().encode_large(chunks(raw, 5)))
@@ -308,7 +310,7 @@ def test_a_character_that_is_cut_short_by_spaces_hides_no_seam(
 
 
 def test_a_text_without_a_seam_is_held_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer, "BLOCK", 64)
+    monkeypatch.setattr(tokenizer, "BLOCK_BYTES", 64)
     for encoder, text in ((small(), b"=" * 5000), (learned(), b"a" * 5000)):
         assert [size for size, _ in encoder.encode_large(chunks(text, 100))] == [5000]
     assert list(small().encode_large([])) == []
@@ -319,10 +321,10 @@ def test_a_text_without_a_seam_is_cut_where_it_is_too_long(
     special: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In no character, and in no special token."""
-    monkeypatch.setattr(tokenizer, "BLOCK", 64)
-    monkeypatch.setattr(tokenizer, "HELD", 512)
+    monkeypatch.setattr(tokenizer, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(tokenizer, "MAX_HELD_BYTES", 512)
     for encoder, letters in ((small(), b"="), (learned(), b"a"), (learned(), "é".encode())):
-        monkeypatch.setattr(encoder, "_said", False)
+        monkeypatch.setattr(encoder, "_has_warned", False)
         for more in (0, 1, 7):
             raw = letters * 2000 + b"=" * more + b"<user>!" + letters * 3000
             with show_log():
@@ -331,7 +333,9 @@ def test_a_text_without_a_seam_is_cut_where_it_is_too_long(
             made = np.concatenate([tokens for _, tokens in pieces])
             assert encoder.decode(made).replace(b" ", b"") == raw
             assert np.array_equal(made, encoder.encode(raw, special=special))
-            assert capsys.readouterr().err.count("bytes of text without a place between words") == (more == 0)
+            assert capsys.readouterr().err.count("bytes of text have no boundary between words") == (
+                more == 0
+            )
             if encoder.vocabulary.model == "llama":
                 assert encoder.vocabulary.index["<user>!"] in made
 
@@ -415,7 +419,7 @@ def test_special_tokens_that_share_bytes_are_the_same_in_pieces(
     whole = encoder.encode(text)
     assert whole.tolist() == found_first(encoder, text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizer, "BLOCK", 16)
+        patch.setattr(tokenizer, "BLOCK_BYTES", 16)
         pieces = list(encoder.encode_large(chunks(text.encode(), 7), threads=1))
     assert np.array_equal(np.concatenate([part for _, part in pieces]), whole)
 
@@ -426,7 +430,7 @@ def test_a_token_that_more_text_completes_begins_in_no_piece_before(monkeypatch:
     encoder = load(scored(tokens=tokens, scores=None, token_type=kinds))
     raw = b"ca!!!!!!bcba!!cc" * 20
     for block in range(9, 40):
-        monkeypatch.setattr(tokenizer, "BLOCK", block)
+        monkeypatch.setattr(tokenizer, "BLOCK_BYTES", block)
         pieces = [part for _, part in encoder.encode_large(chunks(raw, 3), threads=1)]
         assert len(pieces) > 1 and np.array_equal(np.concatenate(pieces), encoder.encode(raw))
 
@@ -441,12 +445,12 @@ def found_first(encoder: Tokenizer, text: str) -> list[int]:
             while isinstance(part, str) and known.tokens[token] in part:
                 before, _, part = part.partition(known.tokens[token])
                 cut += [before, token]
-                part = part.lstrip(" \n") if known.strips else part
+                part = part.lstrip(" \n") if known.strips_spaces else part
             cut.append(part)
         parts = [part for part in cut if part != ""]
     first = [isinstance(part, int) for part in [0, *parts]]
     made = [
-        [part] if isinstance(part, int) else encoder._engine.tokens(part.encode(), start)
+        [part] if isinstance(part, int) else encoder._engine.encode(part.encode(), start)
         for part, start in zip(parts, first, strict=False)
     ]
     return [token for tokens in made for token in tokens]
@@ -516,7 +520,7 @@ def test_a_stream_gives_whole_characters() -> None:
     decoder = StreamDecoder(small())
     pieces = [decoder.feed(token) for token in small().encode("a😀<s>", special=True)]
     assert pieces == [" a", "", "", "", "😀", ""]
-    assert decoder.feed(3 + 0xF0) == "" and decoder.end() == "\ufffd"
+    assert decoder.feed(3 + 0xF0) == "" and decoder.flush() == "\ufffd"
     assert StreamDecoder(small(), special=True).feed(1) == "<s>"
 
 
@@ -524,5 +528,5 @@ def test_decoding() -> None:
     ids = small().encode("ab<s>", special=True)
     assert small().decode(ids) == b" ab<s>"
     assert small().decode(ids, special=False) == b" ab"
-    with pytest.raises(UsageError, match="token 9999 is not among the 280"):
+    with pytest.raises(UsageError, match="token 9999 is not in the vocabulary of 280"):
         small().decode([1, 9999])

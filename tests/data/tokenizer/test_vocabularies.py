@@ -28,30 +28,30 @@ def gpt2(**changes: object) -> Plain:
     ("metadata", "says"),
     [
         ({}, "tokenizer.ggml.model is missing"),
-        (scored(model=3), "model is a whole number, where a text is needed"),
-        (scored(model="bart"), "'bart'; known here are llama, gpt2"),
-        (scored(model="bert"), "'bert': WordPiece, as BERT has it; known here are llama, gpt2, and none"),
-        (scored(model="t5"), "'t5': a unigram model, as T5 has it; known"),
-        (scored(model="rwkv"), "'rwkv': the longest match first, as RWKV has it; known"),
-        (scored(model="plamo2"), "'plamo2': a table of suffixes, as PLaMo 2 has it; known"),
-        (scored(model="gemma4"), "'gemma4': merges of letters, as Gemma 4 has them; known"),
+        (scored(model=3), "model is a whole number; expected a text"),
+        (scored(model="bart"), "'bart'); supported are llama, gpt2"),
+        (scored(model="bert"), "'bert': WordPiece, as BERT has it); supported are llama, gpt2, and none"),
+        (scored(model="t5"), "'t5': a unigram model, as T5 has it)"),
+        (scored(model="rwkv"), "'rwkv': the longest match first, as RWKV has it)"),
+        (scored(model="plamo2"), "'plamo2': a table of suffixes, as PLaMo 2 has it)"),
+        (scored(model="gemma4"), "'gemma4': merges of letters, as Gemma 4 has them)"),
         (
             scored(model="hybriddna"),
-            "'hybriddna': words beside groups of bases, as models of DNA have them; known",
+            "'hybriddna': words beside groups of bases, as models of DNA have them)",
         ),
-        (scored(model="whitespace"), "'whitespace': whole words between white space; known"),
+        (scored(model="whitespace"), "'whitespace': whole words between white space)"),
         (scored(tokens=None), "tokens is missing"),
-        (scored(tokens=np.zeros(3)), "tokens is no array of texts"),
-        (scored(tokens=["a", 3]), "tokens is no array of texts"),
-        (scored(tokens=["a", "b", "a"]), "'a' as token 0 and as token 2"),
+        (scored(tokens=np.zeros(3)), "tokens is not an array of strings"),
+        (scored(tokens=["a", 3]), "tokens is not an array of strings"),
+        (scored(tokens=["a", "b", "a"]), "tokens 0 and 2 are both 'a'"),
         (scored(scores=np.zeros(5)), "scores has 5 numbers for 280 tokens"),
         (scored(token_type=np.zeros(5, np.int32)), "token_type has 5 numbers"),
-        (scored(token_type=np.zeros(280, np.float32)), "no array of whole numbers"),
-        (scored(token_type="abc"), "no array of whole numbers"),
-        (scored(add_bos_token="yes"), "add_bos_token is a text, where true or false is needed"),
-        (scored(tokens=["a"], scores=None, token_type=None), "add_bos_token is set, and there is no"),
+        (scored(token_type=np.zeros(280, np.float32)), "not an array of whole numbers"),
+        (scored(token_type="abc"), "not an array of whole numbers"),
+        (scored(add_bos_token="yes"), "add_bos_token is a text; expected true or false"),
+        (scored(tokens=["a"], scores=None, token_type=None), "add_bos_token is set, but"),
         (gpt2(merges=None), "merges is missing"),
-        (gpt2(pre="superbpe"), "'superbpe', a pre-tokenizer that is not known"),
+        (gpt2(pre="superbpe"), "(got 'superbpe')"),
     ],
 )
 def test_broken_vocabularies_are_refused_in_a_line(metadata: Plain, says: str) -> None:
@@ -169,13 +169,13 @@ def test_a_learned_vocabulary() -> None:
 
 
 def test_a_text_with_fewer_words_gives_fewer() -> None:
-    metadata = Metadata(new_vocab.learned(["hello hello", b" hello\xff"], 4096))
+    metadata = Metadata(new_vocab.learn_vocabulary(["hello hello", b" hello\xff"], 4096))
     assert metadata["tokenizer.ggml.tokens"][258:] == ["el", "hel", "lo", "hello", "Ġhello"]
-    assert len(load(Metadata(new_vocab.bytes_only())).encode("é!")) == 3
+    assert len(load(Metadata(new_vocab.bytes_vocabulary())).encode("é!")) == 3
 
 
 def test_two_merges_of_one_token_give_it_once() -> None:
-    metadata = Metadata(new_vocab.byte_level([("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc")]))
+    metadata = Metadata(new_vocab.build_metadata([("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc")]))
     assert metadata["tokenizer.ggml.tokens"][258:] == ["ab", "bc", "abc"]
     assert len(load(metadata).encode("abc")) == 1
 
@@ -188,12 +188,12 @@ def test_learning_gives_the_same_in_another_process() -> None:
 
 
 def test_vocabularies_that_cannot_be() -> None:
-    with pytest.raises(UsageError, match="a vocabulary of 257 tokens"):
-        new_vocab.learned(["a"], 257)
+    with pytest.raises(UsageError, match="got 257"):
+        new_vocab.learn_vocabulary(["a"], 257)
     with pytest.raises(DataError, match="no text"):
-        new_vocab.learned([], 500)
-    with pytest.raises(UsageError, match="it has no text"):
-        load(Metadata(new_vocab.without_text(8)))
+        new_vocab.learn_vocabulary([], 500)
+    with pytest.raises(UsageError, match="the vocabulary has no text"):
+        load(Metadata(new_vocab.textless_vocabulary(8)))
 
 
 def test_every_name_has_an_expression() -> None:
