@@ -21,7 +21,7 @@ from llamatrain.commands.preview import PreviewOptions, taken
 from llamatrain.config.options import Option, Options, build
 from llamatrain.data import token_cache
 from llamatrain.data.batches import Batches
-from llamatrain.data.dataset import open_corpus
+from llamatrain.data.dataset import open_dataset
 from llamatrain.data.options import DataOptions
 from llamatrain.data.tokenizer import load
 from llamatrain.errors import DataError, FileError, LlamatrainError, UsageError
@@ -63,7 +63,7 @@ def test_json_rows_are_those_of_training(run: Run) -> None:
         run("a.jsonl", "--json", "-n", "21", "--seed", "3", "--ctx", "48", "--batch", "2", "--no-pack")
     )
     tokenizer = load(open_gguf("m.gguf").metadata)
-    corpus, _ = open_corpus(["a.jsonl"], tokenizer, DataOptions(), 48, 3)
+    corpus, _ = open_dataset(["a.jsonl"], tokenizer, DataOptions(), 48, 3)
     rows = Batches(corpus, DataOptions(pack=False), 3, tokenizer.eos, tokenizer.bos)
     for number, row in enumerate(shown):
         if number % 2 == 0:

@@ -46,7 +46,7 @@ class ByteTokenizer:
         ]
         return np.array(ids, np.int32)
 
-    def cut(self, raw: bytes, *, special: bool = False) -> int:
+    def find_cut(self, raw: bytes, *, special: bool = False) -> int:
         at = len(raw) - max(map(len, CONTROLS.values()))  # no mark that more text completes begins before
         return max(
             0, next((mark.start() for mark in MARKS.finditer(raw) if mark.start() < at < mark.end()), at)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llamatrain.data.chat.builtin import NAMED
+from llamatrain.data.chat.builtin import TEMPLATES
 from llamatrain.data.tokenizer import Tokenizer, load
 from llamatrain.gguf.constants import TokenType
 from llamatrain.gguf.reader import Metadata
@@ -390,15 +390,17 @@ LAYOUTS: Mapping[str, Layout] = {
     "r1 distill": Layout(
         R1_DISTILL, "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", DEEP, byte_level=True
     ),
-    "gemma 3": Layout(NAMED["gemma"], "<bos>", "<eos>", ("<start_of_turn>", "<end_of_turn>")),
+    "gemma 3": Layout(TEMPLATES["gemma"], "<bos>", "<eos>", ("<start_of_turn>", "<end_of_turn>")),
     "granite": Layout(
-        NAMED["granite"], "<|end_of_text|>", "<|end_of_text|>", ROLES, byte_level=True, add_bos=False
+        TEMPLATES["granite"], "<|end_of_text|>", "<|end_of_text|>", ROLES, byte_level=True, add_bos=False
     ),
-    "olmo 2": Layout(NAMED["olmo2"], "<|endoftext|>", "<|endoftext|>", (), byte_level=True, add_bos=False),
-    "phi 3": Layout(NAMED["phi3"], "<s>", "<|endoftext|>", (*PHI, "</s>"), name="Phi-3"),
-    "phi 4": Layout(NAMED["phi4"], "<|endoftext|>", "<|im_end|>", (*IM, "<|im_sep|>"), byte_level=True),
+    "olmo 2": Layout(
+        TEMPLATES["olmo2"], "<|endoftext|>", "<|endoftext|>", (), byte_level=True, add_bos=False
+    ),
+    "phi 3": Layout(TEMPLATES["phi3"], "<s>", "<|endoftext|>", (*PHI, "</s>"), name="Phi-3"),
+    "phi 4": Layout(TEMPLATES["phi4"], "<|endoftext|>", "<|im_end|>", (*IM, "<|im_sep|>"), byte_level=True),
     "phi 4 mini": Layout(
-        NAMED["phi4-mini"], "<|endoftext|>", "<|endoftext|>", PHI, byte_level=True, add_bos=False
+        TEMPLATES["phi4-mini"], "<|endoftext|>", "<|endoftext|>", PHI, byte_level=True, add_bos=False
     ),
     "none": Layout(None, "<s>", "</s>"),
 }

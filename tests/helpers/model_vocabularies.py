@@ -114,7 +114,7 @@ class Family:
 
 @cache
 def learned() -> list[tuple[str, str]]:
-    return new_vocab.merges([SNIPPET, Fixed(3).text(30_000)], 1200)
+    return new_vocab.learn_merges([SNIPPET, Fixed(3).text(30_000)], 1200)
 
 
 def scored() -> Iterator[str]:

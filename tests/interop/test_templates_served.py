@@ -15,7 +15,7 @@ import pytest
 
 from llamatrain.data.encode import Encoder
 from llamatrain.data.options import DataOptions
-from llamatrain.data.records import parse_line
+from llamatrain.data.records import parse_record
 from llamatrain.errors import DataError
 from tests.helpers.chat_templates import Layout
 from tests.helpers.cli import ran
@@ -37,7 +37,9 @@ Answer = tuple[list[int], list[int]]  # the tokens before it, and its own
 
 def trained(encoder: Encoder, row: dict[str, Any]) -> list[Answer]:
     answers = list[Answer]()
-    for tokens, marks, _ in encoder._document(encoder._taken(parse_line(json.dumps(row).encode(), "x"))):
+    for tokens, marks, _ in encoder._encode_document(
+        encoder._apply_options(parse_record(json.dumps(row).encode(), "x"))
+    ):
         borders = np.flatnonzero(np.diff(marks, prepend=0, append=0)).tolist()
         pairs = zip(borders[::2], borders[1::2], strict=True)
         answers += [(tokens[:begin].tolist(), tokens[begin:end].tolist()) for begin, end in pairs]

@@ -45,7 +45,7 @@ def test_a_million_characters(name: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def new() -> dict[str, Value]:
-    return new_vocab.learned([CODE, Mixer(3).text(20_000)], 1000)
+    return new_vocab.learn_vocabulary([CODE, Mixer(3).text(20_000)], 1000)
 
 
 @pytest.mark.parametrize("names", _KNOWN)
@@ -57,7 +57,7 @@ def test_each_pre_tokenizer(names: str, new: dict[str, Value], tmp_path: Path) -
 
 @pytest.mark.parametrize("made", ["learned", "bytes"])
 def test_new_vocabularies(made: str, new: dict[str, Value], tmp_path: Path) -> None:
-    vocabulary = new if made == "learned" else new_vocab.bytes_only()
+    vocabulary = new if made == "learned" else new_vocab.bytes_vocabulary()
     with Opened(model_with(vocabulary, tmp_path / "model.gguf")) as witness:
         compare(witness, vocabulary, 100_000)
 
@@ -92,6 +92,6 @@ def test_a_vocabulary_without_text_opens(tmp_path: Path) -> None:
     metadata = {key: value for key, value in llama_metadata().items() if not key.startswith("tokenizer.")}
     tensors = llama_tensors()
     tensors["token_embd.weight"] = tensors["output.weight"] = np.zeros((8, WIDTH), np.float32)
-    path = write_arrays(tmp_path / "model.gguf", metadata | new_vocab.without_text(8), tensors)
+    path = write_arrays(tmp_path / "model.gguf", metadata | new_vocab.textless_vocabulary(8), tensors)
     with Opened(path) as witness:
         assert len(witness) == 8

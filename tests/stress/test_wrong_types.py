@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from llamatrain.data.tokenizer import load
-from llamatrain.data.tokenizer.vocabulary import LONGEST, byte_of
+from llamatrain.data.tokenizer.vocabulary import MAX_CHARACTERS, parse_byte
 from llamatrain.errors import FileError
 from llamatrain.gguf.constants import TokenType
 from llamatrain.gguf.reader import Metadata, open_gguf
@@ -196,8 +196,8 @@ BROKEN = [
 
 
 def test_a_byte_token_has_two_digits() -> None:
-    assert [byte_of(text) for text in BROKEN] == [None] * len(BROKEN)
-    assert [byte_of(text) for text in ("<0x0A>", "<0xff>", "<0x00>")] == [10, 255, 0]
+    assert [parse_byte(text) for text in BROKEN] == [None] * len(BROKEN)
+    assert [parse_byte(text) for text in ("<0x0A>", "<0xff>", "<0x00>")] == [10, 255, 0]
 
 
 @pytest.mark.parametrize("text", BROKEN)
@@ -213,7 +213,7 @@ def test_a_broken_byte_token_stands_for_nothing(text: str) -> None:
         Metadata({**bytes_vocabulary(), **{f"tokenizer.ggml.{name}": value for name, value in made.items()}})
     )
     assert tokenizer.vocabulary.kinds[-1] == TokenType.BYTE
-    assert tokenizer.decode([259, 3 + 65]) == b"A" and tokenizer.lengths[259] == 0
+    assert tokenizer.decode([259, 3 + 65]) == b"A" and tokenizer.byte_lengths[259] == 0
 
 
 def open_tokens() -> list[str]:
@@ -221,7 +221,9 @@ def open_tokens() -> list[str]:
     return tokens
 
 
-@pytest.mark.parametrize(("length", "taken"), [(LONGEST, True), (LONGEST + 1, False), (10**6, False)])
+@pytest.mark.parametrize(
+    ("length", "taken"), [(MAX_CHARACTERS, True), (MAX_CHARACTERS + 1, False), (10**6, False)]
+)
 def test_a_token_has_an_end(length: int, taken: bool) -> None:
     """All ways to cut one in two are looked at: of a million characters that takes minutes."""
     tokens = strings([*open_tokens(), "a" * length])
@@ -234,7 +236,7 @@ def test_a_token_has_an_end(length: int, taken: bool) -> None:
             assert len(load(Metadata(vocabulary))) == 260
         else:
             with pytest.raises(
-                FileError, match=f"has {length} characters as token 259; {LONGEST} are the most of one"
+                FileError, match=f"has {length} characters as token 259; {MAX_CHARACTERS} are the most of one"
             ):
                 load(Metadata(vocabulary))
 
