@@ -1,4 +1,4 @@
-"""What the thread team's routines do that Python has no word for: calls by address, words that threads share, waiting."""
+"""Intrinsics for the thread pool: calls by address, atomic words, and spinning."""
 
 import sys
 from typing import Any
@@ -14,6 +14,8 @@ ENTRY = ir.FunctionType(VOID, [WORD, WORD, WORD, WORD.as_pointer()])
 
 @intrinsic
 def call_entry(typing_context: Any, address: Any, lo: Any, hi: Any, thread: Any, args: Any) -> Any:
+    """Call a kernel entry at an address: (address, lo, hi, thread, args)."""
+
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         words = builder.inttoptr(values[4], WORD.as_pointer())
         builder.call(builder.inttoptr(values[0], ENTRY.as_pointer()), [*values[1:4], words])
@@ -24,6 +26,8 @@ def call_entry(typing_context: Any, address: Any, lo: Any, hi: Any, thread: Any,
 
 @intrinsic
 def fetch_add(typing_context: Any, address: Any, value: Any) -> Any:
+    """Add to an atomic word and return its old value."""
+
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.atomic_rmw("add", builder.inttoptr(values[0], WORD.as_pointer()), values[1], "seq_cst")
 
@@ -32,6 +36,8 @@ def fetch_add(typing_context: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def load(typing_context: Any, address: Any) -> Any:
+    """Read an atomic word."""
+
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.load_atomic(builder.inttoptr(values[0], WORD.as_pointer()), "seq_cst", 8)
 
@@ -40,6 +46,8 @@ def load(typing_context: Any, address: Any) -> Any:
 
 @intrinsic
 def store(typing_context: Any, address: Any, value: Any) -> Any:
+    """Write an atomic word."""
+
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         builder.store_atomic(values[1], builder.inttoptr(values[0], WORD.as_pointer()), "seq_cst", 8)
         return context.get_dummy_value()
@@ -49,7 +57,7 @@ def store(typing_context: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def yield_processor(typing_context: Any) -> Any:
-    """Let another thread have the processor: there may be fewer of them than threads."""
+    """Let another thread run: there may be fewer processors than threads."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         if sys.platform != "win32":
@@ -66,6 +74,8 @@ def yield_processor(typing_context: Any) -> Any:
 
 @intrinsic
 def pause_spinning(typing_context: Any) -> Any:
+    """Tell the processor that this is a spin loop."""
+
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         if "x86" in builder.module.triple:
             spin = cgutils.get_or_insert_function(

@@ -1,4 +1,4 @@
-"""Where machine code is found: in the library that came with the package, among what was compiled before, or made now."""
+"""Finds machine code: in the prebuilt library, in the cache on disk, or by compiling it."""
 
 import hashlib
 import sys
@@ -25,7 +25,7 @@ INSTALL_HINT = "pip install 'llamatrain[compile]' brings a compiler"
 
 @cache
 def cache_key() -> str:
-    """Of all that decides machine code: the sources, the class of the processor, the compiler."""
+    """Return a hash of what decides machine code: the sources, the processor class, the compiler."""
     versions = [package_version(name) for name in COMPILERS] if has_compiler() else []
     return hashlib.sha256(
         repr((prebuilt.hash_sources(), processor()[:3], sys.platform, versions)).encode()
@@ -34,11 +34,12 @@ def cache_key() -> str:
 
 @cache
 def has_compiler() -> bool:
-    """Whether there is a compiler, and not just a folder of its name."""
+    """Return True if the compiler packages are installed, not just folders of their names."""
     return all((spec := find_spec(name)) and spec.origin for name in COMPILERS)
 
 
 def package_version(name: str) -> str:
+    """Return the version of an installed package."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -48,7 +49,7 @@ def package_version(name: str) -> str:
 
 
 def describe_code(declared: Compilable) -> str:
-    """All that decides the code of a function, in a line."""
+    """Return everything that decides a function's code, as one line."""
     body, own = declared.body, ""
     if not declared.qualified_name.startswith("llamatrain."):
         closure = [repr(cell.cell_contents) for cell in body.__closure__ or ()]
@@ -62,35 +63,37 @@ def _hash_file(source: str) -> str:
 
 
 class CompilerError(LlamatrainError):
-    """A compiler that does not work here."""
+    """The compiler does not work here."""
 
 
 class CodeCache:
-    """Finds and makes; counts and times what is made, and says so once."""
+    """Finds and compiles functions, and reports the number and time of compilations."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.compiled = 0
         self.announced = self.use_marked = self.relinking_announced = False
-        self.problem = ""  # with the library that should have come with the package
+        self.problem = ""  # what is wrong with the prebuilt library
         self.log: Callable[[str], None] = log_line
         self.addresses: dict[Compilable, int] = {}
         self.lookup_only = False
-        self.skipped: list[Compilable] = []  # that would have been compiled
+        self.skipped: list[Compilable] = []  # functions that would have been compiled
 
     @cached_property
     def store(self) -> ObjectStore:
+        """The object files on disk."""
         return ObjectStore(default_cache_dir(cache_key()), fallback_cache_dir(cache_key()))
 
     @cached_property
     def library(self) -> Callable[[str], int]:
+        """The lookup of symbols in the prebuilt library."""
         find, self.problem = prebuilt.open_library()
         if self.problem and has_compiler():
             self.log(f"{self.problem}; kernels are compiled")
         return find
 
     def is_available(self) -> bool:
-        """Whether there are compiled kernels at all; where there are none, it is said once what would help."""
+        """Return True if kernels can be loaded or compiled; otherwise print a hint once."""
         if self.library is not prebuilt.find_nothing or has_compiler():
             return True
         if not self.announced:
@@ -100,6 +103,7 @@ class CodeCache:
         return False
 
     def get_address(self, declared: Compilable) -> int:
+        """Return the address of a function, compiled if necessary; 0 if that is impossible."""
         if self.lookup_only and not self.find(declared):
             self.skipped.append(declared)
             return 0
@@ -107,19 +111,20 @@ class CodeCache:
 
     @contextmanager
     def without_compiling(self) -> Iterator[None]:
-        """Meanwhile nothing is compiled: what is not there is done in Python."""
+        """Compile nothing during the block; what is missing runs in Python."""
         before, self.lookup_only = self.lookup_only, True
         try:
             yield
         finally:
             self.lookup_only = before
             while self.skipped:
-                self.skipped.pop().__dict__.pop(
-                    "address", None
-                )  # it may be compiled when it is asked for again
+                self.skipped.pop().__dict__.pop("address", None)  # it may be compiled later
 
     def find(self, declared: Compilable) -> int:
-        """The address of what need not be compiled; 0 if it must be. An entry is loaded with the bricks that it may call."""
+        """Return the address of a function that need not be compiled, or 0.
+
+        An entry is loaded together with the shared kernels that it may call.
+        """
         if declared not in self.addresses:
             address = self.library(declared.symbol)
             if (
@@ -139,12 +144,15 @@ class CodeCache:
             self.mark_used()
             try:
                 return _load(declared, self.link(name, facts, stored))
-            except OSError:  # it is what was written, and yet of no use here
+            except OSError:  # the seal is valid, but the system cannot load it
                 self.store.discard(name)
         return 0
 
     def link(self, name: str, facts: str, code: bytes | memoryview) -> bytes | memoryview:
-        """Link an object file that was kept because its linker failed: what loads it otherwise is LLVM, which takes 48 MB."""
+        """Link an object file that could not be linked before.
+
+        LLVM could load it as it is, but takes 48 MB.
+        """
         if is_library(code):
             return code
         from llamatrain.compiler.link import link_if_possible
@@ -160,6 +168,7 @@ class CodeCache:
         return library
 
     def mark_used(self) -> None:
+        """Mark the cache folder as used, once."""
         if not self.use_marked and self.store.folder:
             self.use_marked = True
             mark_used(self.store.folder)
@@ -167,7 +176,7 @@ class CodeCache:
     # ---- compiling --------------------------------------------
 
     def compile(self, declared: Compilable) -> int:
-        """Compiled here and now."""
+        """Compile a function in this process."""
         for kernel in SharedKernel.instances if isinstance(declared, KernelEntry) else ():
             self.get_address(kernel)
         self.announce()
@@ -179,6 +188,7 @@ class CodeCache:
         return self.addresses[declared]
 
     def save(self, name: str, file: bytes) -> None:
+        """Save a sealed object file; print a line if it cannot be written."""
         before = self.store.problem
         self.store.save(name, file)
         if self.store.problem != before:
@@ -187,6 +197,7 @@ class CodeCache:
             )
 
     def announce(self) -> None:
+        """Print once that kernels are compiled, and where they are stored."""
         if self.announced:
             return
         self.announced = True
@@ -206,10 +217,11 @@ class CodeCache:
             self.log(f"compiling kernels for this machine, once (kept in {self.store.folder})")
 
     def add_to_report(self, kernels: int, seconds: float) -> None:
+        """Count compiled kernels and their seconds."""
         self.compiled, self.seconds = self.compiled + kernels, self.seconds + seconds
 
     def report(self) -> None:
-        """Say how long it took, if anything was compiled since the last report."""
+        """Print how long compilation took, if anything was compiled since the last report."""
         if self.compiled:
             self.log(f"compiled {self.compiled} kernel{'s' * (self.compiled > 1)} in {self.seconds:.1f} s")
         self.compiled, self.seconds = 0, 0.0
@@ -220,13 +232,13 @@ def _load(declared: Compilable, code: bytes | memoryview) -> int:
 
 
 def compile_function(declared: Compilable) -> tuple[str, str, bytes]:
-    """The code of a function, made now, with its name and all that decides it."""
+    """Compile a function; return its name, its description and its code."""
     try:
         from llamatrain.compiler.emit import emit_object
         from llamatrain.compiler.link import link_if_possible
-    except Exception as error:  # it is installed, and is not for what else is
+    except Exception as error:  # it is installed, but not compatible with other packages
         raise CompilerError(
-            f"the compiler that is installed does not work ({error}); {INSTALL_HINT} that does"
+            f"the installed compiler does not work ({error}); {INSTALL_HINT}", code="broken-compiler"
         ) from error
 
     facts = describe_code(declared)
@@ -238,7 +250,7 @@ def compile_function(declared: Compilable) -> tuple[str, str, bytes]:
 
 
 def find_missing(needed: Iterable[Compilable]) -> list[Compilable]:
-    """What must be compiled, each once, with the bricks that entries call."""
+    """Return the functions that must be compiled, with the shared kernels that entries call."""
     wanted = dict.fromkeys(needed)
     if any(
         isinstance(function, KernelEntry) and not code_cache.library(function.symbol) for function in wanted

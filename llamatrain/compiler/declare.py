@@ -1,11 +1,12 @@
-"""What is compiled, declared: entries of programs, the bricks they call, functions for Python, and the helpers of all.
+"""Declarations of compiled functions: kernel entries, shared kernels, functions for Python, and helpers.
 
-Nothing here needs the compiler (`compiler/emit.py`): what is declared is found in the library that came with the package, or
-where it was compiled before, or compiled when it is first asked for (`compiler/cache.py`).
+Nothing here needs the compiler (emit.py). A declared function is found in the prebuilt library or in the
+cache, or compiled when it is first used (cache.py).
 
-An entry is compiled to `void (lo, hi, thread, words)`: it does items lo to hi of a job whose arrays and numbers stand in a
-block of 64-bit words. One shape for all of them means that a list of calls is data (see `compiler/thread_pool.py`), that nothing
-is dispatched on types, and that an entry compiles once and in a fraction of a second. Its body names what the words are.
+An entry is compiled to `void (lo, hi, thread, words)`: it processes the items lo to hi of a job whose arrays
+and numbers are in a block of 64-bit words. Because all entries have this one signature, a list of calls is
+data (thread_pool.py), nothing is dispatched on types, and an entry compiles once, in a fraction of a second.
+The parameters of its body name the words.
 """
 
 import ctypes
@@ -19,10 +20,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin
 
 import numpy as np
 
-LOOKUP_MODULE = "llamatrain.compiler.parallel"  # of what is declared
-TYPES_MODULE = "llamatrain.compiler.numba_types"  # what bodies name, as the compiler knows it
+LOOKUP_MODULE = "llamatrain.compiler.parallel"  # finds declared functions
+TYPES_MODULE = "llamatrain.compiler.numba_types"  # the Numba types of names in bodies
 
-# Sums may be regrouped and products contracted, so that loops vectorise; infinities and NaN keep their meaning.
+# Sums may be reordered and products contracted, so that loops vectorize; infinities and NaN keep their meaning.
 FAST = frozenset({"reassoc", "contract", "arcp", "nsz"})
 
 
@@ -30,13 +31,14 @@ FAST = frozenset({"reassoc", "contract", "arcp", "nsz"})
 
 
 class LazyCompiled:
-    """Something that bodies name and the compiler knows, made when it is first asked for."""
+    """A value for compiled code that is built when it is first used."""
 
     def __init__(self, build: Callable[[], Any]) -> None:
         self.build = build
 
     @cached_property
     def value(self) -> Any:
+        """The value for compiled code."""
         return self.build()
 
     def __call__(self, *args: Any) -> Any:
@@ -44,7 +46,7 @@ class LazyCompiled:
 
 
 class LazyModule(ModuleType):
-    """A module that is imported when something of it is first asked for, or anything compiled."""
+    """A module that is imported when one of its names is first used, or anything is compiled."""
 
     instances: ClassVar[list["LazyModule"]] = []
 
@@ -57,13 +59,13 @@ class LazyModule(ModuleType):
 
 
 class Helper:
-    """A helper that entries call: compiled into them. To Python it is a function like others."""
+    """A function that entries call, compiled into them. Python can call it, too."""
 
     def __init__(
         self, body: Callable[..., Any], fast: frozenset[str] = FAST, inline_source: bool = False
     ) -> None:
         self.py_func, self.fast = body, fast
-        self.targetoptions = {"inline": "always"} if inline_source else {}  # as Numba asks for it
+        self.targetoptions = {"inline": "always"} if inline_source else {}  # the attribute that Numba reads
         self.__doc__ = body.__doc__
 
     def __call__(self, *args: Any) -> Any:
@@ -72,10 +74,10 @@ class Helper:
 
 inline = Helper
 
-# A part of one entry, under a name of its own: woven into it before anything is compiled, and so not compiled twice.
+# A part of one entry with its own name, inlined as source before anything is compiled, so that it compiles once.
 inline_source = partial(Helper, inline_source=True)
 
-# A helper whose arithmetic is as written, whatever its caller's is.
+# A helper with exact arithmetic, even if its caller's is relaxed.
 exact = partial(Helper, fast=frozenset())
 
 
@@ -83,7 +85,7 @@ exact = partial(Helper, fast=frozenset())
 
 
 class Pointer(LazyCompiled):
-    """Words that are addresses of such elements; in a body, a function that makes a pointer of a word."""
+    """Words that are addresses. In a body, it converts a word to a pointer to its element type."""
 
     def __init__(self, element: str) -> None:
         super().__init__(lambda: import_module(TYPES_MODULE).make_pointer_cast(element))
@@ -91,14 +93,14 @@ class Pointer(LazyCompiled):
 
 
 class Float64Arg(LazyCompiled):
-    """Words that are the bits of a float64; in a body, a function that makes one of a word."""
+    """Words that are the bits of a float64. In a body, it converts a word to a float64."""
 
     def __init__(self) -> None:
         super().__init__(lambda: import_module(TYPES_MODULE).bits_to_float64)
 
 
 class ArrayArg:
-    """An array of one or two axes, contiguous: a word with its address, and one with the length of each axis."""
+    """A contiguous array of one or two axes: a word for its address and one for the length of each axis."""
 
     def __init__(self, element: str, axes: int = 1) -> None:
         self.element, self.axes, self.dtype = element, axes, np.dtype(element)
@@ -107,7 +109,7 @@ class ArrayArg:
 f32, f64, u8, u16, i32, i64 = map(Pointer, ("float32", "float64", "uint8", "uint16", "int32", "int64"))
 real = Float64Arg()
 
-# How the arguments of entries are annotated, and those of functions.
+# Annotations of arguments of entries and functions.
 F32 = Annotated[Any, f32]
 F64 = Annotated[Any, f64]
 U8 = Annotated[Any, u8]
@@ -120,24 +122,26 @@ U32s = Annotated[Any, ArrayArg("uint32")]
 I32s = Annotated[Any, ArrayArg("int32")]
 I64s = Annotated[Any, ArrayArg("int64")]
 I64Rows = Annotated[Any, ArrayArg("int64", 2)]
-Int = Annotated[Any, None]  # what functions give
+Int = Annotated[Any, None]  # an integer result of a function
 
 
 def argument_kind(annotation: Any) -> Any:
-    """What is said of an argument's words; None where a word stands for itself."""
+    """Return the kind of an annotated argument; None for an integer."""
     return getattr(annotation, "__metadata__", (None,))[0]
 
 
 def is_named_tuple(annotation: Any) -> bool:
+    """Return True if an annotation is a named tuple."""
     return isinstance(annotation, type) and issubclass(annotation, tuple)
 
 
 def tuple_fields(annotation: Any) -> list[Any]:
-    """The arguments that a named tuple is."""
+    """Return the annotations of a named tuple's fields."""
     return list(annotation.__annotations__.values())
 
 
 def argument_kinds(annotation: Any) -> list[Any]:
+    """Return the kinds of an argument's words; a named tuple has several."""
     if is_named_tuple(annotation):
         return [kind for field in tuple_fields(annotation) for kind in argument_kinds(field)]
     return [argument_kind(annotation)]
@@ -147,7 +151,7 @@ def argument_kinds(annotation: Any) -> list[Any]:
 
 
 class Compilable:
-    """A function of the body's module and name, found or compiled when its address is first asked for."""
+    """A function of a module that is found or compiled when its address is first needed."""
 
     def __init__(self, body: Callable[..., Any]) -> None:
         self.body, self.name = body, body.__name__
@@ -155,35 +159,38 @@ class Compilable:
             list(inspect.signature(body).parameters.values())[self.leading_arguments :]
         )
 
-    leading_arguments = 0  # arguments before those that are words
+    leading_arguments = 0  # the number of arguments before the words
 
     @property
     def qualified_name(self) -> str:
+        """The module and name of the function."""
         return f"{self.body.__module__}:{self.name}"
 
     @property
     def symbol(self) -> str:
+        """The symbol in object files."""
         return self.qualified_name.replace(":", ".").replace("__main__", "main").replace(".", "_")
 
     @cached_property
     def address(self) -> int:
-        """Where it is; 0 where there is none, and nothing to compile it with."""
+        """The address of the machine code; 0 if there is none and no compiler."""
         address: int = import_module(LOOKUP_MODULE).find_or_compile(self)
         return address
 
 
 class Routine(Compilable):
-    """A function of integers, giving none."""
+    """A function of integers without a result."""
 
     @cached_property
     def native(self) -> Callable[..., None]:
+        """The compiled function as a Python callable."""
         return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(self.arguments.parameters))(self.address)
 
 
 class SharedKernel(Routine):
-    """A routine that entries call by name: compiled once, not into each of them.
+    """A routine that entries call by symbol: compiled once, not into each of them.
 
-    `brick.call` is that call for compiled code; it takes all the integers as one tuple.
+    In a body, `kernel.call` takes all integers as one tuple.
     """
 
     instances: ClassVar[list["SharedKernel"]] = []
@@ -194,19 +201,21 @@ class SharedKernel(Routine):
 
     @cached_property
     def call(self) -> LazyCompiled:
+        """The call for compiled code."""
         return LazyCompiled(lambda: import_module(TYPES_MODULE).make_call_by_name(self.symbol))
 
 
 class Function(Compilable):
-    """A function that Python calls with arrays and integers; it gives nothing, an integer, or some of them."""
+    """A function that Python calls with arrays and integers; it returns nothing, an integer, or several."""
 
     @cached_property
     def kinds(self) -> list[list[Any]]:
+        """The kinds of the words of each argument."""
         return [argument_kinds(each.annotation) for each in self.arguments.parameters.values()]
 
     @cached_property
     def result_count(self) -> int:
-        """How many integers; -1: none at all."""
+        """The number of integers that the function returns; -1 means None."""
         annotation = inspect.signature(self.body).return_annotation
         return (
             -1 if annotation is None else len(get_args(annotation)) if get_origin(annotation) is tuple else 1
@@ -214,6 +223,7 @@ class Function(Compilable):
 
     @cached_property
     def native(self) -> Callable[..., None]:
+        """The compiled function, which takes a block of words."""
         return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
 
     def __call__(self, *args: Any) -> Any:
@@ -237,27 +247,31 @@ class Function(Compilable):
 
 
 class BoundArrays:
-    """Arrays that are given to functions again and again: one, or a named tuple of them. Their words are made once."""
+    """An array, or a named tuple of arrays, for repeated calls of functions: its words are made once."""
 
     def __init__(self, arrays: Any, annotation: Any) -> None:
         self.arrays, self.words = arrays, _to_words(arrays, argument_kinds(annotation))
 
 
 class KernelEntry(Compilable):
-    """A kernel's body `(lo, hi, thread, ...)`. Each further argument is a word: an integer or an address as it is, or what its
-    annotation makes of it: a pointer (F32 and its like) or a number (Real). A named tuple is some words with names of their
-    own; `*rest` are the words that are left."""
+    """The body `(lo, hi, thread, ...)` of a kernel.
+
+    Each further argument is a word: an integer or address as it is, or what its annotation makes of it: a
+    pointer (such as F32) or a number (Real). A named tuple stands for several words with names; `*rest` takes
+    the remaining words.
+    """
 
     leading_arguments = 3
 
     @cached_property
     def kinds(self) -> list[Any]:
+        """The kinds of all words."""
         return [
             kind for each in self.arguments.parameters.values() for kind in argument_kinds(each.annotation)
         ]
 
     def call(self, *args: Any, items: int, block: int, **named: Any) -> "Call":
-        """One row of a program: this entry over `items`, `block` at a time, with these arrays and numbers."""
+        """Return a call of this entry over `items` items, in blocks of `block`, with these arguments."""
         try:
             bound = self.arguments.bind(*args, **named).args
         except TypeError as error:
@@ -274,7 +288,10 @@ class KernelEntry(Compilable):
 
 
 class Call(NamedTuple):
-    """An entry with its arguments laid out as words, arrays by address (and kept alive here)."""
+    """An entry with its arguments as words.
+
+    `keep_alive` holds the arrays whose addresses are in the words.
+    """
 
     entry: KernelEntry
     words: np.ndarray
@@ -312,5 +329,5 @@ def _to_words(value: Any, kinds: list[Any]) -> list[int]:
 def _address(array: np.ndarray) -> int:
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]  # a fifth of the time
-    except (TypeError, ValueError):  # it cannot be written, or is empty
+    except (TypeError, ValueError):  # the array is read-only or empty
         return int(array.ctypes.data)

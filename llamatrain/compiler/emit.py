@@ -1,4 +1,6 @@
-"""A declared function to an object file: its body by Numba, and around it a function in C's manner that needs nothing else."""
+"""Compiles a declared function to an object file: Numba compiles the body, and a wrapper gives it a C
+signature.
+"""
 
 from importlib import import_module
 from typing import Any
@@ -21,9 +23,8 @@ LONG = ir.IntType(64)
 
 @global_compiler_lock
 def emit_object(declared: Compilable) -> bytes:
-    for (
-        lazy_module
-    ) in LazyModule.instances:  # Numba does not see what an import brings in the midst of its work
+    """Compile a function and return the object file."""
+    for lazy_module in LazyModule.instances:  # Numba does not see what is imported while it works
         import_module(lazy_module.__name__)
     result = compile_extra(
         typing_context(),
@@ -47,6 +48,7 @@ def emit_object(declared: Compilable) -> bytes:
 
 
 def compile_flags(declared: Compilable) -> Flags:
+    """Return Numba's flags for a function."""
     flags = Flags()
     flags.nrt, flags.error_model = False, "numpy"
     flags.no_cpython_wrapper = flags.no_cfunc_wrapper = flags.no_compile = True
@@ -55,7 +57,7 @@ def compile_flags(declared: Compilable) -> Flags:
 
 
 def argument_types(declared: Compilable) -> tuple[Any, ...]:
-    """The body's, in Numba's types; those that are left over come as a pointer to their words."""
+    """Return the Numba types of the body's arguments; `*rest` is a pointer to its words."""
     leading = [types.int64] * declared.leading_arguments
     given = declared.arguments.parameters.values()
     return *leading, *(
@@ -65,7 +67,11 @@ def argument_types(declared: Compilable) -> tuple[Any, ...]:
 
 
 def add_wrapper(module: Any, declared: Compilable, made: Any) -> None:
-    """`void (lo, hi, thread, words)` of an entry, of a brick its integers, `void (words)` of what Python calls, results first."""
+    """Add the exported function that reads the words and calls the body.
+
+    Its signature is `void (lo, hi, thread, words)` for an entry, the integers for a shared kernel, and `void
+    (words)`, with results first, for a function that Python calls.
+    """
     kinds, word_block = made.signature.args, LONG.as_pointer()
     by_words = not isinstance(declared, Routine)
     parameter_types = [LONG] * (declared.leading_arguments if by_words else len(kinds)) + [
@@ -104,7 +110,7 @@ def add_wrapper(module: Any, declared: Compilable, made: Any) -> None:
 
 
 def hide_symbols(module: Any, symbol: str) -> None:
-    """Nothing but this is seen from outside."""
+    """Make all symbols but one internal."""
     for value in (*module.functions, *module.global_variables):
         if not value.is_declaration and value.name != symbol:
             value.linkage = llvm.Linkage.internal

@@ -1,4 +1,4 @@
-"""An object file to a shared library, by the linker of the system; where there is none it stays what it is."""
+"""Links object files to a shared library with the system's linker, if there is one."""
 
 import shutil
 import subprocess
@@ -10,17 +10,17 @@ from pathlib import Path
 
 
 class LinkError(Exception):
-    """What the linker said."""
+    """The linker failed."""
 
 
 @cache
 def find_linker() -> str | None:
-    """Of the system, if it is one whose libraries are loaded from memory."""
+    """Return the path of the linker, if its libraries can be loaded from memory."""
     return shutil.which("ld") or shutil.which("ld.lld") if sys.platform == "linux" else None
 
 
 def link_objects(objects: Sequence[bytes], name: str = "kernels") -> bytes:
-    """One library; the same bytes for the same objects in the same order."""
+    """Link objects to one library; equal objects in equal order give equal bytes."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, f"{index}.o") for index in range(len(objects))]
         for file, code in zip(files, objects, strict=True):
@@ -46,8 +46,8 @@ def link_objects(objects: Sequence[bytes], name: str = "kernels") -> bytes:
 
 
 def link_if_possible(code: bytes) -> bytes:
-    """An object as it is kept: linked, where that can be done."""
+    """Return a library if the object can be linked, else the object."""
     try:
         return link_objects([code]) if find_linker() else code
-    except (OSError, LinkError):  # there is no room for files, or the linker is of another kind
+    except (OSError, LinkError):  # the disk is full, or the linker does not know these options
         return code

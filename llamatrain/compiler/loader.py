@@ -1,4 +1,4 @@
-"""Machine code that is run: shared libraries by the system's loader, object files by LLVM's where nothing could link them."""
+"""Loads machine code: shared libraries by the system's loader, unlinked object files by LLVM."""
 
 import ctypes
 import os
@@ -14,30 +14,30 @@ ELF, SHARED, TYPE_AT = (
     b"\x7fELF",
     3,
     16,
-)  # of an ELF file: how it begins, the type of a shared library, where it stands
+)  # the magic bytes of ELF, the type of a shared library, and its offset
 
 Find = Callable[[str], int]  # the address of a symbol; 0 if there is none
 load_counter = count()
 
 
 def load_code(code: bytes | memoryview, exported: str = "") -> Find:
-    """What finds the symbols of this code; `shown` is one that code which is loaded later names."""
+    """Load code and return a lookup of its symbols. `exported` is a symbol that later code refers to."""
     if is_library(code):
         return _load_library(code, ctypes.RTLD_GLOBAL if exported else ctypes.RTLD_LOCAL)
     return _load_object(bytes(code), exported)
 
 
 def is_library(code: bytes | memoryview) -> bool:
-    """Tell a shared library from an object file that was not linked."""
+    """Return True for a shared library, False for an unlinked object file."""
     return bytes(code[:4]) == ELF and code[TYPE_AT] == SHARED
 
 
 def _load_library(code: bytes | memoryview, mode: int) -> Find:
-    """These very bytes, whatever becomes of the file that they came from."""
+    """Load these bytes as a library, independent of the file they came from."""
     _preload_libm()
     try:
         library = _open_from_memory(code, mode)
-    except OSError:  # there is no /proc, or nothing in memory may be run
+    except OSError:  # no /proc, or memory files must not be executed
         file = create_temp_file()
         file.write_bytes(code)
         try:
@@ -56,8 +56,8 @@ def _load_library(code: bytes | memoryview, mode: int) -> Find:
 
 @cache
 def _preload_libm() -> None:
-    """Libraries name logarithms, and not who has them: a Python that is linked otherwise may not have brought that for all."""
-    with suppress(OSError):  # it is no part of its own here
+    """Load libm for all: our libraries leave `logf` undefined, and a static Python may not export it."""
+    with suppress(OSError):  # libm is not a separate library here
         ctypes.CDLL("libm.so.6", mode=ctypes.RTLD_GLOBAL)
 
 
@@ -66,7 +66,7 @@ def _open_from_memory(code: bytes | memoryview, mode: int) -> ctypes.CDLL:
     try:
         with os.fdopen(file, "wb", closefd=False) as stream:
             stream.write(code)
-        # The loader takes what it opened by the same path for the same library: each has a path of its own.
+        # The loader takes equal paths for the same library, so each needs its own path.
         return ctypes.CDLL(f"/proc/self/fd/{'/' * next(load_counter)}{file}", mode=mode)
     finally:
         os.close(file)

@@ -1,4 +1,4 @@
-"""What bodies name, as Numba knows it: helpers, pointers and numbers made of words, bricks, and what is made later."""
+"""Numba types of what bodies name: helpers, pointers, numbers, shared kernels and lazy values."""
 
 from functools import cache
 from typing import Any
@@ -26,7 +26,7 @@ WORDS = types.CPointer(types.int64)
 
 
 def resolve_type(value: Any) -> Any:
-    """The type of what may have been made just now."""
+    """Return the Numba type of a value that may be new."""
     cpu_target.typing_context.refresh()
     cpu_target.target_context.refresh()
     return cpu_target.typing_context.resolve_value_type(value)
@@ -36,15 +36,17 @@ def resolve_type(value: Any) -> Any:
 
 
 class HelperCode(CPUDispatcher):
-    """A helper is compiled once for the types of its arguments, not once for each number that is written out in a call."""
+    """Compiles a helper once for its argument types, not once for each literal in a call."""
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
+        """Return the template for types without literals."""
         plain = {name: types.unliteral(kind) for name, kind in kws.items()}
         return super().get_call_template(tuple(map(types.unliteral, args)), plain)
 
 
 @cache
 def make_dispatcher(helper: Helper) -> Dispatcher:
+    """Return Numba's dispatcher of a helper."""
     options = {"fastmath": set(helper.fast) or False, "error_model": "numpy", "nopython": True, "_nrt": False}
     options |= {"boundscheck": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return HelperCode(helper.py_func, targetoptions=options)
@@ -64,6 +66,8 @@ def _type_lazy(value: LazyCompiled, context: Any) -> Any:
 
 
 def make_pointer_cast(element: str) -> Any:
+    """Return an intrinsic that converts a word to a pointer."""
+
     @intrinsic
     def pointer(typing_context: Any, word: Any) -> Any:
         kind = types.CPointer(getattr(types, element))
@@ -78,14 +82,14 @@ def make_pointer_cast(element: str) -> Any:
 
 @intrinsic
 def bits_to_float64(typing_context: Any, word: Any) -> Any:
-    """The float64 whose bits are `word`."""
+    """Return the float64 whose bits are `word`."""
     return types.float64(types.int64), lambda context, builder, signature, args: builder.bitcast(
         args[0], ir.DoubleType()
     )
 
 
 def make_call_by_name(symbol: str) -> Any:
-    """A call of a brick, wherever it is; all its integers come as one tuple."""
+    """Return an intrinsic that calls a shared kernel by its symbol; all integers come as one tuple."""
 
     @intrinsic
     def call(typing_context: Any, values: Any) -> Any:
@@ -107,7 +111,7 @@ def make_call_by_name(symbol: str) -> Any:
 
 
 def numba_type(annotation: Any) -> Any:
-    """Of an argument, in Numba's types."""
+    """Return the Numba type of an annotated argument."""
     if is_named_tuple(annotation):
         return types.NamedTuple(tuple(map(numba_type, tuple_fields(annotation))), annotation)
     match argument_kind(annotation):
@@ -121,21 +125,23 @@ def numba_type(annotation: Any) -> Any:
 
 
 class ArgReader:
-    """Takes words one after the other, and makes values of them."""
+    """Emits code that reads arguments from a block of words, in order."""
 
     def __init__(self, context: Any, builder: Any, words: Any) -> None:
         self.context, self.builder, self.words, self.index = context, builder, words, 0
 
     def rest_address(self) -> Any:
-        """The address of those that are left."""
+        """Return the address of the remaining words."""
         return self.builder.gep(self.words, [ir.Constant(ir.IntType(64), self.index)])
 
     def read_word(self) -> Any:
+        """Read the next word."""
         word = self.builder.load(self.rest_address())
         self.index += 1
         return word
 
     def read_value(self, kind: Any) -> Any:
+        """Read a value of a type."""
         if isinstance(kind, types.NamedTuple | types.NamedUniTuple):
             return self.context.make_tuple(self.builder, kind, [self.read_value(field) for field in kind])
         if isinstance(kind, types.Array):
@@ -146,6 +152,7 @@ class ArgReader:
         return self.builder.bitcast(word, ir.DoubleType()) if kind == types.float64 else word
 
     def read_array(self, kind: Any) -> Any:
+        """Read an array: its address and the length of each axis."""
         array = self.context.make_array(kind)(self.context, self.builder)
         size = self.context.get_abi_sizeof(self.context.get_data_type(kind.dtype))
         data = self.builder.inttoptr(self.read_word(), array.data.type)

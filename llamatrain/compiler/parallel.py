@@ -1,7 +1,8 @@
-"""Kernels that were not compiled before are compiled by other processes: side by side, and their memory is given back.
+"""Compiles kernels in worker processes: several at a time, and their memory is returned to the system.
 
-A compiler at work takes some 140 MB, which a process never returns; here it would stand beside the model for the whole run.
-They are told what to compile, one after the other, and send what they made to the one that asked, which keeps it.
+A compiler takes about 140 MB, which a process never returns; in this process it would occupy memory next to
+the model for the whole run. Workers receive names one by one and send the code back to this process, which
+saves it.
 """
 
 import contextlib
@@ -28,14 +29,16 @@ from llamatrain.platform.terminal import progress_bar
 from llamatrain.platform.threads import start_thread
 
 PIPE, NONE = subprocess.PIPE, subprocess.DEVNULL
-SIZES = struct.Struct("<qq")  # of a name and its file, before they come
+SIZES = struct.Struct("<qq")  # the sizes of a name and its file, sent first
 
 results_lock = threading.Lock()
 
 
 def precompile(needed: Iterable[Compilable]) -> None:
-    """Have these compiled if they were not before, and with them all others: who compiles waits once, and no later command does.
-    What cannot be kept is compiled only where it is needed. What fails is left to whoever needs it."""
+    """Compile missing functions, and all others with them, so that later commands do not wait.
+
+    If the result cannot be saved, only what is needed is compiled. What fails is left to its first use.
+    """
     if code_cache.lookup_only or not has_compiler() or not sys.executable:
         return
     needed = list(needed)
@@ -53,7 +56,7 @@ def precompile(needed: Iterable[Compilable]) -> None:
 
 
 def find_or_compile(declared: Compilable) -> int:
-    """Where it is; what must be compiled, and no other process can compile, is compiled here."""
+    """Return the address of a function, compiled by a worker or, if that fails, by this process."""
     precompile([declared])
     return code_cache.get_address(declared)
 
@@ -68,7 +71,7 @@ def _missing_names(needed: Sequence[Compilable]) -> list[str]:
 
 @contextlib.contextmanager
 def _compile_lock() -> Iterator[None]:
-    """Of processes that lack the same, one compiles at a time, and those behind it find what it kept."""
+    """Let one process compile at a time; processes that wait find what it saved."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             if code_cache.store.folder and not code_cache.store.problem:
@@ -77,7 +80,7 @@ def _compile_lock() -> Iterator[None]:
 
 
 def _run_workers(names: Sequence[str], workers: int) -> int:
-    """How many functions came of it."""
+    """Compile functions in worker processes and return their number."""
     pending: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in names:
         pending.put(name)
@@ -86,7 +89,7 @@ def _run_workers(names: Sequence[str], workers: int) -> int:
     with (
         contextlib.suppress(OSError),
         progress_bar("compiling kernels", total=len(names), unit="kernel") as progress,
-    ):  # else it is done here
+    ):  # otherwise this process compiles
         try:
             for _ in range(workers):
                 command = [sys.executable, "-m", "llamatrain.compiler.parallel"]
@@ -115,7 +118,7 @@ def _run_workers(names: Sequence[str], workers: int) -> int:
 def _feed_worker(
     process: "subprocess.Popen[bytes]", pending: "queue.SimpleQueue[str]", compiled: list[str], progress: Any
 ) -> None:
-    """Give a process one name after the other, until none is left or it has ended."""
+    """Send names to a worker one by one, until none is left or it has ended."""
     assert process.stdin and process.stdout
     with contextlib.suppress(OSError, queue.Empty):
         while True:
@@ -143,7 +146,7 @@ def _send(stream: IO[bytes], name: str, file: bytes) -> None:
 
 
 def _read_results(stream: IO[bytes]) -> Iterator[tuple[str, bytes]]:
-    """What was sent whole."""
+    """Yield the results that arrived completely."""
     while len(head := stream.read(SIZES.size)) == SIZES.size:
         name_size, file_size = SIZES.unpack(head)
         name, file = stream.read(name_size).decode(), stream.read(file_size)
@@ -156,7 +159,10 @@ def _read_results(stream: IO[bytes]) -> Iterator[tuple[str, bytes]]:
 
 
 def _read_names() -> "queue.SimpleQueue[str]":
-    """The names that come. The stream ends when whoever started this process does, however that was, and so does this."""
+    """Return a queue of names from standard input.
+
+    When the parent ends, the stream ends and this process exits.
+    """
     names: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def listen() -> None:
@@ -169,8 +175,9 @@ def _read_names() -> "queue.SimpleQueue[str]":
 
 
 def main() -> None:
+    """Compile the functions that standard input names (the worker process)."""
     with os.fdopen(os.dup(1), "wb") as out:
-        os.dup2(2, 1)  # whatever else is said is not for the one that listens
+        os.dup2(2, 1)  # other output must not mix with the results
         names = _read_names()
         while True:
             module, _, name = names.get().rpartition(":")

@@ -1,7 +1,7 @@
-"""The libraries of kernels that came with the package, one for each class of processors, and what tells them from others.
+"""The prebuilt kernel libraries in the package, one for each processor class, and their verification.
 
-`manifest.json` says of which sources they were made, and of each its sha256. It guards against damage and against sources
-that were edited since; against malice stands that nothing is loaded from where others can write.
+`manifest.json` has a hash of the sources they were built from, and the sha256 of each. It detects damage and
+edited sources. Against malice, nothing is loaded from where others can write.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from llamatrain.platform.cpu import processor
 from llamatrain.platform.open_file import read_regular
 
 PACKAGE = Path(__file__).resolve().parent.parent
-LIBRARIES_VARIABLE = "LLAMATRAIN_LIBRARIES"  # names another folder of libraries, or one without
+LIBRARIES_VARIABLE = "LLAMATRAIN_LIBRARIES"  # names another folder of libraries, or an empty one
 FOLDER = Path(os.environ.get(LIBRARIES_VARIABLE) or PACKAGE / "compiler" / "libraries")
 MANIFEST, MAX_BYTES = "manifest.json", 1 << 26
 HASHED_FOLDERS = (
@@ -32,7 +32,7 @@ HASHED_FOLDERS = (
 
 @cache
 def hash_sources() -> str:
-    """A hash of all sources that end up in machine code."""
+    """Return a hash of all sources that end up in machine code."""
     key = hashlib.sha256()
     for source in sorted(path for folder in HASHED_FOLDERS for path in (PACKAGE / folder).rglob("*.py")):
         key.update(source.relative_to(PACKAGE).as_posix().encode() + b"\0" + source.read_bytes() + b"\0")
@@ -40,20 +40,22 @@ def hash_sources() -> str:
 
 
 def library_filename(name: str) -> str:
+    """Return the filename of a class's library."""
     return f"{name}.so"
 
 
 def find_nothing(symbol: str) -> int:
+    """Return 0: the lookup without a library."""
     return 0
 
 
 def open_library() -> tuple[Callable[[str], int], str]:
-    """What finds the kernels of this machine's class, and why there are none if there should be."""
+    """Return the lookup of this machine's kernels, and why there are none although there should be."""
     name, manifest = processor().name, FOLDER / MANIFEST
     try:
         contents = json.loads(read_regular(manifest, MAX_BYTES)[0])
         built_from, expected = contents["sources"], contents["libraries"].get(name)
-    except (FileNotFoundError, NotADirectoryError):  # none came with it
+    except (FileNotFoundError, NotADirectoryError):  # the package has no libraries
         return find_nothing, ""
     except OSError as error:
         return find_nothing, f"{manifest} cannot be read ({error.strerror or error})"
@@ -63,7 +65,7 @@ def open_library() -> tuple[Callable[[str], int], str]:
         LookupError,
         AttributeError,
         RecursionError,
-    ):  # it is anything but a manifest
+    ):  # not a manifest
         return find_nothing, f"{manifest} is damaged"
     if expected is None:
         return find_nothing, ""
@@ -87,13 +89,13 @@ def _load_verified(path: Path, expected: Any) -> tuple[Callable[[str], int], str
 
 
 def _paths_and_parents(*files: Path) -> dict[Path, None]:
-    """The files and two folders above each, wherever links lead."""
+    """Return the files and two folders above each, with links resolved."""
     real = [Path(os.path.realpath(file)) for file in files]
     return dict.fromkeys(place for file in real for place in (file, *file.parents[:2]))
 
 
 def find_untrusted_writer(path: Path) -> str:
-    """Who but the user and root can write there, if anybody can."""
+    """Return who besides the user and root can write to a path, or an empty string."""
     if not hasattr(os, "geteuid"):
         return ""
     try:
@@ -110,7 +112,7 @@ def find_untrusted_writer(path: Path) -> str:
 
 
 def _is_private_group(group: int) -> bool:
-    """A group of the user's own, as many systems give to each, or root's."""
+    """Return True for root's group, and for a group that only this user is in."""
     if group == 0:
         return True
     import grp

@@ -1,11 +1,12 @@
-"""Machine code on disk: a file for each function, sealed, so that what was damaged or exchanged is found out before it is run.
+"""Object files on disk, one for each function, sealed so that damage is detected before they are run.
 
     MAGIC
-    sha256    of all that decides the function's code, as a line, and of the rest
+    sha256    of the function's description (one line) and of the code
     the code
 
-A file is written beside its place and renamed. The seal finds out damage, not malice: against that stands who the file
-belongs to. It must be the user, or root, who may keep such a folder for all users; and nobody else may write to it.
+A file is written under a temporary name and renamed. The seal detects damage, not malice: against that, a
+file must belong to the user, or to root, who may share a folder with all users, and nobody else may be able
+to write to it.
 """
 
 import hashlib
@@ -22,17 +23,18 @@ from llamatrain.platform.temp_files import NEW_PREFIX, delete_at_exit, remove_le
 MAGIC = b"llamatrain's machine code 1\n"
 WRITABLE_BY_OTHERS = (
     stat.S_IWGRP | stat.S_IWOTH if os.name == "posix" else 0
-)  # rights to write, which change the code that is run
+)  # write permissions of others, who could change the code
 MAX_BYTES = 1 << 26  # bytes of a function's file
-ATTEMPTS = 30  # to write a file: others may remove the folder meanwhile, or what is there and not held yet
+ATTEMPTS = 30  # attempts to write a file: others may remove the folder or the unlocked file meanwhile
 
 
 def object_name(function: str, facts: str) -> str:
-    """A file's name: for people to read, and no other function's."""
+    """Return a filename that shows the function and is unique for its description."""
     return f"{function}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
 
 def seal(facts: str, code: bytes) -> bytes:
+    """Return the contents of an object file."""
     return MAGIC + _digest(facts, code) + code
 
 
@@ -43,15 +45,18 @@ def _digest(facts: str, code: bytes | memoryview) -> bytes:
 
 
 class ObjectStore:
-    """The files of a folder, by name. What cannot be written there goes to the spare one, which is read, too; where there is
-    none, it stays in memory, for this run alone."""
+    """The object files of a folder, by name.
+
+    If the folder is read-only, files go to the fallback folder, which is also read; without one, they stay in
+    memory for this run.
+    """
 
     def __init__(self, folder: Path | None, spare: Path | None = None) -> None:
         self.folder, self._spare, self._folders = folder, spare, [folder] if folder else list[Path]()
-        self.fallback_reason = ""  # why files are written to the spare folder
+        self.fallback_reason = ""  # why files are written to the fallback folder
         self.in_memory: dict[str, bytes] = {}
         self.damaged = set[str]()
-        self.problem = ""  # why nothing is written, or no more
+        self.problem = ""  # why nothing is written
         if folder is None:
             self.problem = "there is no home"
         elif _is_foreign(folder):
@@ -61,7 +66,7 @@ class ObjectStore:
             self._folders.append(spare)
 
     def load(self, name: str, facts: str) -> memoryview | None:
-        """The code, if it is there and whole."""
+        """Return the code, if it exists and its seal is valid."""
         candidates = (
             [self.in_memory[name]]
             if name in self.in_memory
@@ -77,12 +82,12 @@ class ObjectStore:
         return None
 
     def discard(self, name: str) -> None:
-        """What is there under a name is no good."""
+        """Mark the file of a name as damaged."""
         self.in_memory.pop(name, None)
         self.damaged.add(name)
 
     def save(self, name: str, file: bytes) -> None:
-        """Keep what was sealed."""
+        """Save a sealed file."""
         if not self.problem:
             try:
                 self._write(name, file)
@@ -95,14 +100,14 @@ class ObjectStore:
         self.in_memory[name] = file
 
     def check_writable(self) -> None:
-        """Find out whether anything can be kept, before much is made."""
+        """Find out whether files can be saved, before much is compiled."""
         if problem := self.problem or (find_write_problem(self.folder) if self.folder else ""):
             self._use_fallback(problem)
         if self.folder and not self.problem:
             remove_leftovers(self.folder, NEW_PREFIX)
 
     def _use_fallback(self, problem: str) -> None:
-        """Write to the spare folder from now on, if that can be done, since there is trouble with the other."""
+        """Write to the fallback folder from now on, if possible."""
         folder, self._spare, self.problem = self._spare, None, problem
         if not folder:
             return
@@ -149,7 +154,7 @@ def _replace(target: Path, file: bytes) -> None:
 def _is_foreign(folder: Path) -> bool:
     try:
         return not _is_trusted(folder.stat())
-    except OSError:  # not there yet, or out of reach
+    except OSError:  # it does not exist, or is not accessible
         return False
 
 

@@ -1,4 +1,4 @@
-"""Numba set up to make object files for a class of processors, which need nothing of Numba's when they run."""
+"""Sets up Numba to emit object files for a class of processors that need nothing of Numba when they run."""
 
 from functools import cache
 from typing import Any
@@ -11,17 +11,19 @@ from llamatrain.platform import cpu
 
 
 class Library(codegen.AOTCodeLibrary):
-    """Code that goes into other code: optimised there, once, and not here as well."""
+    """Code that is linked into other code and optimized only there."""
 
     def _optimize_final_module(self) -> None:
         pass
 
     def get_pointer_to_function(self, name: str) -> int:
-        """Nothing is run where it is compiled."""
+        """Return 0: nothing runs where it is compiled."""
         return 0
 
 
 class Codegen(codegen.AOTCPUCodegen):
+    """Emits code for the processor class of this process."""
+
     _library_class = Library
 
     def _customize_tm_features(self) -> str:
@@ -29,10 +31,10 @@ class Codegen(codegen.AOTCPUCodegen):
         return str(llvm.get_host_cpu_features().flatten()) if here.cpu == cpu.HOST else here.features
 
     def set_env(self, name: str, environment: Any) -> None:
-        """What Numba's own functions would find their globals by."""
+        """Do nothing: our functions have no environment."""
 
     def optimize(self, module: Any) -> None:
-        """The passes of Numba's, over all that has become one module."""
+        """Run Numba's passes over a complete module."""
         for options in (
             {
                 "loop_vectorize": self._loopvect,
@@ -46,20 +48,22 @@ class Codegen(codegen.AOTCPUCodegen):
             passes.run(module, builder)
 
     def emit_object(self, module: Any) -> bytes:
+        """Return the object file of a module."""
         return bytes(self._tm.emit_object(module))
 
 
 @cache
 def numba_context() -> Any:
-    """Numba's context, which from here on makes code for the class of this process."""
+    """Return Numba's target context, which from now on emits code for the class of this process."""
     context = cpu_target.target_context
     # Addresses are integers here. Sinking one into a loop, LLVM may take the wrong summand for its pointer, find that it is 0
     # for the caller (whose code it sees later), and drop the code as undefined: seen in a decoder. So it shall not do that.
     llvm.set_option("", "-addr-sink-using-gep=false")
-    config.LLVM_REFPRUNE_PASS = 0  # nothing is counted
+    config.LLVM_REFPRUNE_PASS = 0  # there is no reference counting
     context._internal_codegen = Codegen("llamatrain", cpu.processor().cpu)
     return context
 
 
 def typing_context() -> Any:
+    """Return Numba's typing context."""
     return cpu_target.typing_context

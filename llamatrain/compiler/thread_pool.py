@@ -1,15 +1,16 @@
-"""A list of compiled calls, run by a team of threads.
+"""Runs a table of compiled calls with a pool of threads.
 
-One thread leads: it goes through the rows in order. A row of several blocks is published; whoever is there takes the next
-block from the row's counter until none is left, and the leader goes on when all are done. Nobody is waited for who has not
-taken a block, so a thread that comes late, or never, costs nothing but its help. A published row costs 0.3 microseconds; a
-row of one block costs a function call.
+One thread leads: it runs the rows in order. A row with several blocks is published; each thread takes the
+next block from the row's counter until none is left, and the leader continues when all are done. It does not
+wait for threads that have taken no block, so a late thread only costs its help. A published row costs
+0.3 microseconds, a row of one block a function call.
 
-The others are threads of Python that sleep on a lock between steps. Within one they are in compiled code, without Python's
-lock, and look for rows, and for the next table of the step. The team's words say which table is open, and how many are inside:
-the leader leaves last.
+The other threads are Python threads that sleep on a lock between steps. During a step, they run compiled code
+without the GIL and look for rows, and for the next table. The words of the pool say which table is open and
+how many threads are inside; the leader leaves last.
 
-Which thread does a block is left to chance; what a block is, is not: a result must not depend on the number of threads.
+Chance decides which thread runs a block, but not what a block is: results must not depend on the number of
+threads.
 """
 
 import ctypes
@@ -31,15 +32,15 @@ from llamatrain.platform.threads import start_thread
 
 LINE = 8  # words in a cache line
 
-# A row: entry, args, items, block | next, done, and padding to a cache line
+# A row: entry, args, items, block | next, done, and padding to a cache line.
 ENTRY, ARGS, ITEMS, BLOCK, NEXT, DONE = range(0, 6 * 8, 8)
 ROW_BYTES = LINE * 8
 
-# The team's words, in lines of their own: whether a table is open, which, which row is published; how many are inside
+# The words of the pool, each in its own cache line: a table is open, its address, the published row, the helpers inside.
 OPEN, TABLE, ROW, INSIDE = (line * ROW_BYTES for line in range(4))
 FINISHED = -1
-SPINS_BEFORE_YIELD = 2000  # turns of waiting before others are let run
-LINGER_SPINS = 10_000  # turns, some 200 microseconds, for which who helped waits for the next table: to be woken costs as much
+SPINS_BEFORE_YIELD = 2000  # checks before the processor is yielded
+LINGER_SPINS = 10_000  # checks (about 200 microseconds) for which a helper waits for the next table: waking up costs as much
 
 
 def _atomic(name: str) -> LazyCompiled:
@@ -56,6 +57,7 @@ call_entry, fetch_add, load, store, yield_processor, pause_spinning = map(
 
 @inline
 def run_blocks(row, thread):
+    """Run blocks of a published row until none is left."""
     items, block = load(row + ITEMS), load(row + BLOCK)
     blocks = (items + block - 1) // block
     while True:
@@ -74,7 +76,7 @@ def run_blocks(row, thread):
 
 @inline
 def spin(spins):
-    """Spin for a few microseconds, then let others run between looks."""
+    """Spin for a few microseconds, then let other threads run between checks."""
     if spins < SPINS_BEFORE_YIELD:
         pause_spinning()
     else:
@@ -84,6 +86,7 @@ def spin(spins):
 
 @Routine
 def open_table(table, pool):
+    """Open a table, so that helpers may enter."""
     store(pool + TABLE, table)
     store(pool + ROW, 0)
     store(pool + OPEN, 1)
@@ -91,6 +94,7 @@ def open_table(table, pool):
 
 @Routine
 def run_table(table, rows, pool, alone):
+    """Run all rows of a table as the leader, then close it and wait until helpers have left."""
     for index in range(rows):
         row = table + index * ROW_BYTES
         items, block = load(row + ITEMS), load(row + BLOCK)
@@ -116,6 +120,7 @@ def run_table(table, rows, pool, alone):
 
 @inline
 def help_with_table(pool, thread):
+    """Help with the published rows of a table until it is finished."""
     seen, spins, table = 0, 0, load(pool + TABLE)
     while seen != FINISHED:
         row = load(pool + ROW)
@@ -129,7 +134,8 @@ def help_with_table(pool, thread):
 
 @Routine
 def help_leader(pool, thread):
-    spins = LINGER_SPINS  # who comes when all is done goes at once
+    """Help with open tables, and wait a moment for the next one before returning."""
+    spins = LINGER_SPINS  # a helper that comes too late leaves at once
     while load(pool + OPEN) or spins < LINGER_SPINS:
         fetch_add(pool + INSIDE, 1)
         if load(pool + OPEN):
@@ -150,7 +156,7 @@ def _getcpu() -> Callable[[], int] | None:
 
 
 def current_cpu() -> int:
-    """The number of the processor that this thread is on; -1 where nobody says."""
+    """Return the processor that this thread runs on; -1 if unknown."""
     function = _getcpu()
     return function() if function else -1
 
@@ -159,7 +165,7 @@ def current_cpu() -> int:
 
 
 class ThreadPool:
-    """Those who help a leader, as many as were ever needed at once."""
+    """The helpers of a leader, as many as were ever needed at once."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -167,20 +173,21 @@ class ThreadPool:
         self.address, _ = align_to_line(self.words)
         self.wake_locks: list[threading.Lock] = []
         self.helpers: list[threading.Thread] = []
-        self.leader_cpu = -1  # the leader's processor, where none of them runs
+        self.leader_cpu = -1  # the leader's processor, which helpers avoid
 
     def run(self, table: int, rows: int, threads: int) -> None:
+        """Run a table with `threads` threads."""
         with self.lock:
             try:
                 self._run_table(table, rows, threads - 1)
             except (
                 BaseException
-            ):  # a signal's: nobody stays in a table that is given up, whose memory will be another's
+            ):  # from a signal: no helper may stay in an abandoned table, whose memory will be reused
                 run_table.native(table, 0, self.address, 0)
                 raise
 
     def _run_table(self, table: int, rows: int, helper_count: int) -> None:
-        with suppress(MemoryError):  # there can be no more threads: those that are there do it
+        with suppress(MemoryError):  # no more threads can start: the existing ones do the work
             while len(self.wake_locks) < helper_count:
                 self._start_helper()
         if (cpu := current_cpu()) != self.leader_cpu:
@@ -205,7 +212,7 @@ class ThreadPool:
                 wake_lock.acquire()
                 help_pool(address, number)
 
-        # The thread holds the team's words: freed while it lingers, they could become another team's, which it would then help.
+        # The thread keeps the pool's words alive: if freed while it waits, they could become another pool's, which it would help.
         helper = threading.Thread(target=serve, args=[self.words], name=f"llamatrain-{number}", daemon=True)
         start_thread(helper)
         self.wake_locks.append(wake_lock)
@@ -213,7 +220,9 @@ class ThreadPool:
         self.leader_cpu = -1
 
     def _move_helpers_off(self, cpu: int) -> None:
-        """A system may wake them where the leader is, to wait for it as it waits for them."""
+        """Keep helpers off the leader's processor: the system may wake them there, where they wait for each
+        other.
+        """
         self.leader_cpu = cpu
         other_cpus = os.sched_getaffinity(0) - {cpu} if cpu >= 0 else set()
         with suppress(OSError):
@@ -222,14 +231,17 @@ class ThreadPool:
 
 
 class CallTable:
-    """A list of calls, to be run again and again. What they need is found, or compiled, when one of them is made ready: with
-    what all others need that are there by then, or foreseen, so that a run waits for the compiler once."""
+    """A list of calls that is run repeatedly.
+
+    When a table is first run, everything it needs is found or compiled, together with what all other tables
+    need that exist by then or are announced, so that a run waits for the compiler once.
+    """
 
     needed_functions: ClassVar[dict[Compilable, None]] = {}
     table_makers: ClassVar[list[Callable[[], object]]] = []
 
     def __init__(self, calls: Sequence[Call], threads: int) -> None:
-        self.calls = list(calls)  # keeps arguments alive
+        self.calls = list(calls)  # keep the arguments alive
         self.threads = threads if any(c.items > c.block for c in calls) else 1
         self.rows = np.zeros((len(self.calls) + 1, LINE), np.int64)
         self.address = 0
@@ -248,6 +260,7 @@ class CallTable:
             pool.run(self.address, len(self.calls), self.threads)
 
     def compile(self) -> None:
+        """Find or compile all entries, and fill the table."""
         if self.address:
             return
         if self.table_makers and find_missing(self.needed_functions):
@@ -260,7 +273,8 @@ class CallTable:
             row[:4] = call.entry.address, call.words.ctypes.data, call.items, call.block
             if not call.entry.address:
                 raise CompilerError(
-                    f"{call.entry.qualified_name} is in no library that is there; {INSTALL_HINT}"
+                    f"no library contains the kernel {call.entry.qualified_name}; {INSTALL_HINT}",
+                    code="no-compiler",
                 )
         self.needed_functions.clear()
         self.address = address
@@ -269,7 +283,7 @@ class CallTable:
 
 @contextmanager
 def compile_together_with(make: Callable[[], object]) -> Iterator[None]:
-    """Meanwhile this is called before anything is compiled, to make the tables that will be run later."""
+    """Call `make` before anything is compiled during the block: it makes tables that will run later."""
     CallTable.table_makers.append(make)
     try:
         yield
@@ -279,7 +293,7 @@ def compile_together_with(make: Callable[[], object]) -> Iterator[None]:
 
 
 def align_to_line(words: np.ndarray) -> tuple[int, int]:
-    """The address of the first word at the beginning of a cache line, and its place."""
+    """Return the address and index of the first word at the start of a cache line."""
     address = -(-words.ctypes.data // ROW_BYTES) * ROW_BYTES
     return address, (address - words.ctypes.data) // 8
 
@@ -288,7 +302,7 @@ pool = ThreadPool()
 
 
 def _reset_after_fork() -> None:
-    """A fork leaves the others behind, and what they held."""
+    """Start with a new pool: a fork has no helpers, and locks may be held."""
     global pool
     pool = ThreadPool()
 

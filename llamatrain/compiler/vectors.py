@@ -1,4 +1,4 @@
-"""Vectors, as bodies of kernels name what they do with them; what that is the compiler knows (`compiler/simd`)."""
+"""Vector operations by the names that kernel bodies use; `compiler/simd` implements them."""
 
 from functools import partial
 from importlib import import_module
@@ -12,7 +12,7 @@ VECTORS = "llamatrain.compiler.simd"
 
 
 def lazy_names(module: str, *names: str) -> list[Any]:
-    """What a module has by these names, when they are asked for."""
+    """Return the names of a module of `simd`, imported on first use."""
     return [LazyCompiled(partial(_import_name, module, name)) for name in names]
 
 
@@ -23,7 +23,9 @@ def _import_name(module: str, name: str) -> Any:
 load, store, load_until, store_until = lazy_names("memory", "load", "store", "load_until", "store_until")
 splat, reduce_sum, reduce_max, maximum = lazy_names("vector", "splat", "reduce_sum", "reduce_max", "maximum")
 exp, tanh, sqrt = lazy_names("vector", "exp", "tanh", "sqrt")
-where_nonzero, mask_range, where_between = lazy_names("vector", "where_nonzero", "mask_range", "where_between")
+where_nonzero, mask_range, where_between = lazy_names(
+    "vector", "where_nonzero", "mask_range", "where_between"
+)
 duplicate_even, duplicate_odd, swap_pairs, negate_even = lazy_names(
     "vector", "duplicate_even", "duplicate_odd", "swap_pairs", "negate_even"
 )

@@ -1,11 +1,12 @@
-"""Places in an arena for memory whose lives are known: none lies over another that lives at the same time.
+"""Assigns arena offsets to memory blocks with known lifetimes, so that no two live blocks overlap.
 
-An arena may have to be made of several, none larger than so many bytes, where nobody can give one that large: they are laid end
-to end in one row of addresses, each as long as may be, and what is placed lies in one of them.
+If a backend limits the size of an allocation, there are several arenas. They lie end to end in one address
+range, each as large as possible, and no block crosses from one to the next.
 
-Asked for is what is taken in some span of time. Lives are kept as segment trees keep them: a span is made of a few nodes, each
-half of the one above. A node knows the addresses that are taken during the whole of its time, and those at any moment of it,
-as bounds of intervals that do not touch; memory is packed tightly, so these are few, however long the graph is.
+The allocator asks which addresses are taken during a span of time. Lifetimes are kept as in a segment tree: a
+span is covered by a few nodes, each half as long as its parent. A node knows the addresses that are taken
+throughout its time, and those taken at any moment of it, as sorted bounds of disjoint intervals. Memory is
+packed tightly, so these are few even in a long graph.
 """
 
 from bisect import bisect_left, bisect_right
@@ -22,12 +23,13 @@ Bounds = list[int]  # of intervals in their order: where each begins and ends
 
 
 def align(size: int) -> int:
+    """Round a size up to the alignment."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass
 class Allocation:
-    """Memory that is one from the making of a value to the last reading of the last value that takes it over; or scratch."""
+    """A block of memory with its first and last use; values that reuse each other's memory share one."""
 
     size: int
     first: int
@@ -35,10 +37,11 @@ class Allocation:
 
 
 def assign_offsets(blocks: Sequence[Allocation], max_arena: int = UNLIMITED) -> tuple[list[int], list[int]]:
-    """An offset for each block, none over another that lives at the same time, and the sizes of the arenas.
+    """Return an offset for each block and the sizes of the arenas.
 
-    Those go first that are there when most is, the largest of them before others: what that moment takes is the least that can
-    be, and nearly always enough. Where it is not, largest first is tried, too.
+    Blocks that are live when most memory is live come first, the largest of them first. The memory live at
+    that moment is a lower bound, and nearly always sufficient. If it is not, placing the largest blocks first
+    is tried as well.
     """
     loads = memory_profile(blocks)
     peak_loads = [int(loads[block.first : block.last + 1].max()) for block in blocks]
@@ -54,7 +57,7 @@ def assign_offsets(blocks: Sequence[Allocation], max_arena: int = UNLIMITED) -> 
 
 
 def memory_profile(blocks: Sequence[Allocation]) -> np.ndarray:
-    """How much is there, at each time."""
+    """Return the bytes that are live at each time."""
     changes = np.zeros(2 + max((block.last for block in blocks), default=0), np.int64)
     for block in blocks:
         changes[block.first] += align(block.size)
@@ -65,8 +68,10 @@ def memory_profile(blocks: Sequence[Allocation]) -> np.ndarray:
 def place_in_order(
     blocks: Sequence[Allocation], order: Sequence[int], max_arena: int
 ) -> tuple[list[int], list[int]]:
-    """Each into the smallest gap that holds it between those that are there in its life. None lies across a multiple of `most`,
-    where one arena ends and the next begins; none is larger."""
+    """Place blocks in the given order, each into the smallest gap among blocks that live at the same time.
+
+    No block crosses a multiple of `max_arena`, where one arena ends and the next begins.
+    """
     offsets, arenas = [0] * len(blocks), [0]
     taken = LiveIntervals(1 + max((block.last for block in blocks), default=0))
     for number in order:
@@ -82,7 +87,7 @@ def place_in_order(
 
 
 def best_fit(intervals: Sequence[tuple[int, int]], size: int, max_arena: int = UNLIMITED) -> int:
-    """A place in the smallest gap that holds so much, the first of such; else behind all."""
+    """Return the offset of the smallest sufficient gap, the first of equal ones, or the end of all intervals."""
     best_gap, best_offset, top = 0, -1, 0
     for start, end in intervals:
         if size <= start - top and (best_offset < 0 or start - top < best_gap):
@@ -95,12 +100,12 @@ def best_fit(intervals: Sequence[tuple[int, int]], size: int, max_arena: int = U
 
 
 def fit_in_arena(offset: int, size: int, max_arena: int) -> int:
-    """The place, or the begin of the next arena, where this one ends too soon."""
+    """Return the offset, or the start of the next arena if the block would cross into it."""
     return offset if offset % max_arena + size <= max_arena else offset - offset % max_arena + max_arena
 
 
 class LiveIntervals:
-    """Addresses, by the times when they are taken."""
+    """The address intervals that are taken, by time."""
 
     def __init__(self, times: int) -> None:
         self.leaves = 1 << (times - 1).bit_length()
@@ -110,7 +115,7 @@ class LiveIntervals:
         self.at_any_time: defaultdict[int, Bounds] = defaultdict(list)
 
     def overlapping(self, block: Allocation) -> list[tuple[int, int]]:
-        """What is taken at some time of a block's life, in order; some of it told twice."""
+        """Return the sorted intervals that are taken at some time of a block's life; some occur twice."""
         bounds_lists = [
             self.at_any_time[node] for node in self._covering_nodes(block) if node in self.at_any_time
         ]
@@ -119,6 +124,7 @@ class LiveIntervals:
         return sorted(pair for bounds in bounds_lists for pair in zip(bounds[::2], bounds[1::2], strict=True))
 
     def insert(self, block: Allocation, start: int, end: int) -> None:
+        """Mark an interval as taken during a block's life."""
         for node in self._covering_nodes(block):
             merge_interval(self.throughout[node], start, end)
             while node and merge_interval(
@@ -130,7 +136,7 @@ class LiveIntervals:
         return self.leaves + block.first, self.leaves + block.last
 
     def _covering_nodes(self, block: Allocation) -> Iterator[int]:
-        """The nodes that a life is made of."""
+        """Yield the tree nodes that cover a block's life."""
         low, high = self._leaf_range(block)
         high += 1
         while low < high:
@@ -144,7 +150,7 @@ class LiveIntervals:
 
 
 def merge_interval(bounds: Bounds, start: int, end: int) -> bool:
-    """Unite an interval with some; whether that changed them."""
+    """Merge an interval into sorted bounds. Return False if it was contained already."""
     low, high = bisect_left(bounds, start), bisect_right(bounds, end)
     new = ([] if low & 1 else [start]) + ([] if high & 1 else [end])
     if bounds[low:high] == new:

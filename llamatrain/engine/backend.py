@@ -1,7 +1,8 @@
-"""The door between the engine and whatever computes: what a program asks of its memory and of its kernels.
+"""The interface between the engine and a backend: memory and kernels.
 
-`kernels/reference/backend.py` and `kernels/cpu/backend.py` are the first two who answer. Nothing here says that memory can be
-seen from Python: only `read` and `write` cross over, and what `grouped` gives may be captured once and launched many times.
+`kernels/reference/backend.py` and `kernels/cpu/backend.py` implement it. It does not assume that Python can
+see the memory: only `read` and `write` copy to and from it, and the result of `batch` may be captured once
+and launched many times.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,60 +23,67 @@ Call = Any
 
 
 class Backend(Protocol):
+    """What a program needs of its memory and its kernels."""
+
     def allocate(self, size: int, within: Memory | None = None, start: int = 0) -> Memory:
-        """So many bytes of zeroed, aligned memory; or a part of what is given, which is refused where it is too small."""
+        """Return `size` zeroed, aligned bytes, or a part of `within`.
+
+        Raise GraphError if that is too small.
+        """
 
     def use_memory(self, tensor: Tensor, memory: Memory | View, changed: bool) -> Memory:
-        """Memory for a tensor, if it fits, and can be written where it is to be `changed`: an array of the caller's, memory that
-        `take` gave, or the place of a tensor of another program."""
+        """Return memory for a tensor: the caller's array, allocated memory, or another program's view.
+
+        Raise GraphError if it does not fit, or if it is to be `changed` and is read-only.
+        """
 
     def view(self, memory: Memory, tensor: Tensor, offset: int, strides: Sequence[int]) -> View:
-        """Where a tensor lies in some memory, in bytes; found once, when a program is bound."""
+        """Return the view of a tensor at an offset, in bytes. It is made once, when a program is bound."""
 
     def resident_bytes(self, sizes: Iterable[int]) -> int:
-        """Of weights of such sizes that are only read, where their file is mapped: how many bytes are in memory at once."""
+        """Return how many bytes of mapped, read-only weights of these sizes are resident at once."""
 
     def read(self, place: View) -> np.ndarray:
-        """What lies there, not to be written to; valid until the next run."""
+        """Return the contents as a read-only array, valid until the next run."""
 
     def write(self, place: View, values: Any, at: Any = ...) -> None:
-        """Put values there, or into a part of it; a number fills it."""
+        """Write values to a view or a part of it; a number fills it."""
 
     def is_finite(self, place: View, masks: bool = False) -> bool:
-        """Whether no element is NaN or an infinity; with `masks`, minus infinity may stand there."""
+        """Return True if no element is NaN or infinite; with `masks`, minus infinity is allowed."""
 
     def has_kernel(self, node: Node) -> bool:
-        """Whether there is a kernel of its own for this node; without, it is done by its definition."""
+        """Return True if the backend has a kernel for this node; otherwise the reference kernel runs."""
 
     def scratch(self, node: Node) -> int:
-        """Bytes that its kernel needs beside the outputs."""
+        """Return the bytes that the node's kernel needs besides its outputs."""
 
     def bind(self, node: Node, outs: Sequence[View], ins: Sequence[View], scratch: Memory) -> list[Call]:
-        """What is to be done to compute the node there."""
+        """Return the calls that compute a node into `outs`."""
 
     def batch(self, calls: Iterable[Call]) -> list[Callable[[], None]]:
-        """Calls of many nodes, in their order, as few things that run."""
+        """Combine the calls of many nodes, in order, into few callables."""
 
     def compile(self, runs: Iterable[Callable[[], None]]) -> None:
-        """Have all there that these need to run, such as compiled code."""
+        """Compile or load everything that these callables need."""
 
 
 def is_compiled(kernels: str) -> bool:
-    """Whether kernels that are asked for by this name are compiled ones."""
+    """Return True if this backend name gives compiled kernels on this machine."""
     if kernels not in BACKENDS:
-        raise GraphError(f"kernels are {' or '.join(BACKENDS)}; received {kernels!r}")
+        raise GraphError(f"kernels must be {' or '.join(BACKENDS)} (got {kernels!r})", code="unknown-kernels")
     return kernels == "cpu" and code_cache.is_available()
 
 
 def kernel_class(kernels: str) -> str:
-    """What tells their results from those of others, to the bit: the class of processors that they were compiled for."""
+    """Return a name for kernels that give the same bits: the processor class they are compiled for."""
     return processor().name if is_compiled(kernels) else "numpy"
 
 
 def create_backend(kernels: str = "cpu", threads: int = 1, drops: bool = False) -> Backend:
-    """The backend of that name. With `drops`, pages of mapped files leave memory after each reading."""
+    """Create a backend. With `drops`, pages of mapped files are released after each read."""
     if threads < 1:
-        raise GraphError(f"threads are 1 or more; received {threads}")
+        raise GraphError(f"threads must be at least 1 (got {threads})", code="invalid-threads")
     if not is_compiled(kernels):
         from llamatrain.kernels.reference.backend import ReferenceBackend
 

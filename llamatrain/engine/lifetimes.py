@@ -1,4 +1,4 @@
-"""What lies in a plan's arena, when and where: for whoever wants to see it."""
+"""Lists what lies in a plan's arena, when and where, for display."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args
@@ -14,7 +14,10 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Lifetime(NamedTuple):
-    """Memory from the call that fills it to the last one that reads it, or before the one that takes it over."""
+    """A value in the arena, from the call that writes it to the last one that reads it.
+
+    It ends earlier if another value reuses its memory.
+    """
 
     kind: Kind
     name: str
@@ -25,6 +28,7 @@ class Lifetime(NamedTuple):
 
 
 def list_lifetimes(plan: Plan) -> Iterator[Lifetime]:
+    """Yield the lifetime of each value and of each scratch buffer."""
     outputs = list(plan.outputs.values())
     roles, last_reads, end = find_roles(outputs), last_uses(plan.nodes, outputs), len(plan.nodes) - 1
     positions = {node: position for position, node in enumerate(plan.nodes)}
@@ -54,7 +58,7 @@ def list_lifetimes(plan: Plan) -> Iterator[Lifetime]:
 
 
 def find_peak(plan: Plan) -> tuple[int, str] | None:
-    """The call at which the arena is fullest, and what it is."""
+    """Return the index and description of the call at which the arena is fullest."""
     return (plan.nodes.index(plan.peak_at), _describe_node(plan.peak_at)) if plan.peak_at else None
 
 

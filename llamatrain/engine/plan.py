@@ -1,8 +1,9 @@
-"""The graph allocator: from an order of nodes to places in one arena, before there is any memory.
+"""The memory planner: from an order of nodes to offsets in an arena, before any memory exists.
 
-First it is settled when each value lives: from its making to its last reader; an op may take over the memory of a source that
-dies with it; views and changes in place follow their owner; leaves, and values that are pinned to memory of the caller's, are
-left alone; scratch memory of a kernel lives as long as its call. Then, with all lives known, places are given.
+First the lifetime of each value is computed: from its node to its last reader. An op may reuse the memory of
+a source that dies with it; views and in-place changes belong to their owner; leaves, and outputs pinned to
+the caller's memory, are not planned; a kernel's scratch memory lives as long as its call. Then the allocator
+assigns offsets.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +27,7 @@ Resident = Callable[
 
 @dataclass
 class Plan:
-    """Where every value lies, and what that costs."""
+    """The offset of every value, and what the plan costs."""
 
     outputs: dict[Tensor, Tensor]  # as asked for: as laid out
     nodes: list[Node]
@@ -39,33 +40,34 @@ class Plan:
     alive_at_peak: list[tuple[str, int]] = field(default_factory=list)
     reused: int = 0  # values that lie where one of their sources lay
     max_arena: int = UNLIMITED  # bytes of an arena; the next one's begin at a multiple of them
-    base_bytes: int = (
-        0  # of quantised weights, which stay in their file: pages that are resident while they are read
-    )
+    base_bytes: int = 0  # bytes of quantized weights that are resident while they are read from their file
 
     @property
     def arena(self) -> int:
+        """The bytes of all arenas."""
         return sum(self.arenas)
 
     def leaves(self, role: str) -> list[Tensor]:
+        """Return the leaves of a role."""
         return [leaf for leaf in collect_leaves(self.outputs.values()) if leaf.role == role]
 
     def role_bytes(self, role: str) -> int:
-        """Of the leaves of a role; without weights that stay in their file."""
+        """Return the bytes of the leaves of a role, without quantized weights, which stay in their file."""
         return sum(leaf.nbytes for leaf in self.leaves(role) if not isinstance(leaf.dtype, QuantizedType))
 
     @property
     def pinned_bytes(self) -> int:
+        """The bytes of pinned outputs."""
         return sum(tensor.nbytes for tensor in self.pinned)
 
     @property
     def total(self) -> int:
-        """All that will be resident, pages of the base's file too."""
+        """All bytes that will be resident, including pages of the base's file."""
         own = self.arena + self.pinned_bytes + self.base_bytes
         return own + sum(self.role_bytes(role) for role in ("input", "parameter", "state"))
 
     def report(self, max_lines: int = 8) -> str:
-        """What a run will take, in words."""
+        """Return a table of the memory that a run needs."""
         kinds = [(role, self.role_bytes(role)) for role in ("parameter", "state", "input")]
         kinds += [("base", self.base_bytes), ("pinned", self.pinned_bytes), ("arena", self.arena)]
         lines = [f"{name:12} {size:>18,} bytes" for name, size in kinds]
@@ -88,14 +90,15 @@ def plan(
     max_arena: int = UNLIMITED,
     order: Sequence[Tensor] = (),
 ) -> Plan:
-    """Lay the graph out. Of the two evaluation orders the one with the lower peak is taken; or values are made in the `order`
-    of the caller, and those that it leaves out before their first reader.
+    """Plan the memory of a graph.
 
-    No arena is larger than `most` bytes, for a backend that cannot give all in one block: then there are several.
+    Of two evaluation orders, the one with the lower peak is used. With `order`, these values are computed in
+    this order, and others before their first reader.
 
-    `pinned` are outputs that the caller holds memory for. A naive plan gives each value memory of its own: where it gives other
-    results than the usual one, the planner is wrong, not a kernel. `scratch` and `resident` are what its backend says of kernels
-    and of quantised weights.
+    No arena exceeds `max_arena` bytes, for a backend that limits allocations; then there may be several.
+    `pinned` outputs lie in the caller's memory. With `naive`, each value has its own memory: if results
+    differ from those of a normal plan, the planner is wrong, not a kernel. `scratch` and `resident` are the
+    backend's rules for kernels and for quantized weights.
     """
     requested, pinned = list(dict.fromkeys(outputs)), set(pinned)
     dense = [
@@ -120,13 +123,13 @@ def plan(
 
 
 def _max_scratch(scratch: Scratch, node: Node) -> int:
-    """In whatever length it is run."""
+    """Return the largest scratch size over all lengths of a node's dynamic axis."""
     return max(map(scratch, node_sizes(node)))
 
 
 @dataclass
 class _Lifetimes:
-    """When there is what, before anything has a place."""
+    """Which values live when, before they have offsets."""
 
     last_reads: dict[Tensor, int]
     blocks: list[Allocation] = field(default_factory=list)
@@ -195,19 +198,23 @@ def _lay_out(
 
 def _check_sizes(lives: _Lifetimes, max_arena: int) -> None:
     if max_arena < ALIGNMENT or max_arena % ALIGNMENT:
-        raise GraphError(f"an arena of {max_arena:,} bytes cannot be: it takes a multiple of {ALIGNMENT}")
+        raise GraphError(
+            f"the size of an arena must be a multiple of {ALIGNMENT} bytes (got {max_arena:,})",
+            code="invalid-arena",
+        )
     for owner, block in (*lives.allocations.items(), *lives.scratch.items()):
         if align(block.size) > max_arena:
             description = (
                 describe(owner) if isinstance(owner, Tensor) else f"what the kernel of {owner!r} needs"
             )
             raise MemoryPlanError(
-                f"{description} takes {block.size:,} bytes, and an arena has {max_arena:,} at most"
+                f"{description} needs {block.size:,} bytes, but an arena has at most {max_arena:,}",
+                code="arena-too-small",
             )
 
 
 def _record_peak(result: Plan, lives: _Lifetimes, offsets: Sequence[int]) -> None:
-    """When the arena is used to its top, and most of it; and by what."""
+    """Record the node at which the arena is full to its top and most is live, and the live values."""
     ends = [offset + align(each.size) for each, offset in zip(lives.blocks, offsets, strict=True)]
     top = max(ends, default=0)
     if not top:
@@ -231,7 +238,7 @@ def _record_peak(result: Plan, lives: _Lifetimes, offsets: Sequence[int]) -> Non
 
 
 def last_uses(nodes: Sequence[Node], outputs: Iterable[Tensor]) -> dict[Tensor, int]:
-    """For each tensor that owns memory, the place of its last reader; outputs are read after the end."""
+    """Return the index of the last reader of each tensor that owns memory; outputs are read at the end."""
     last_reads = {
         find_owner(source): position
         for position, node in enumerate(nodes)
@@ -244,7 +251,11 @@ def last_uses(nodes: Sequence[Node], outputs: Iterable[Tensor]) -> dict[Tensor, 
 def _find_reuse(
     node: Node, position: int, last_reads: dict[Tensor, int], allocations: dict[Tensor, Allocation]
 ) -> dict[int, Tensor]:
-    """Which outputs may lie where a source lies: the source ends here, fills its memory, and is not taken already."""
+    """Return the outputs that may reuse a source's memory.
+
+    The source must end here, own all of its memory, have the same size, and be read by nothing else in this
+    node, since another read could come after the first write.
+    """
     reusable: dict[int, Tensor] = {}
     for index, number in node.op.in_place:
         if index >= len(node.outputs) or index in reusable or index in node.aliases:

@@ -1,7 +1,7 @@
-"""Where the time of a run goes: phases of its start, and the ops of its steps, by a clock that somebody has to ask for.
+"""Profiles a run: phases of its start, and the ops of its steps.
 
-Where nobody does, a program runs as it is bound, and a phase is nothing. Else each op of a program that trains is run by
-itself and timed from outside: the same calls in the same order, so that the same bits come out, a little later.
+Without a recorder, a program runs as bound, and a phase does nothing. With one, each op of a training program
+runs by itself and is timed from outside: the same calls in the same order give the same bits, a little later.
 """
 
 import builtins
@@ -31,7 +31,7 @@ _recorders = list["Recorder"]()
 
 
 class TraceSpan(NamedTuple):
-    """Something that was done, in seconds of the clock."""
+    """Something that took time, in seconds of the clock."""
 
     name: str
     kind: str
@@ -42,7 +42,7 @@ class TraceSpan(NamedTuple):
 
 @dataclass
 class OpenPhase:
-    """One that is open."""
+    """A phase that has not ended."""
 
     name: str
     start: float
@@ -51,7 +51,7 @@ class OpenPhase:
 
 @dataclass(eq=False)
 class OpTimer:
-    """An op of a program, and what it took in whole steps."""
+    """An op of a program, and its time in complete steps."""
 
     node: Node
     role: NodeRole
@@ -62,19 +62,22 @@ class OpTimer:
     _pending_seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
+        """Add a call of the current step."""
         self._pending_calls += 1
         self._pending_seconds += seconds
 
     def commit(self) -> None:
+        """Add the current step's calls to the totals."""
         self.calls, self.seconds = self.calls + self._pending_calls, self.seconds + self._pending_seconds
         self.discard()
 
     def discard(self) -> None:
+        """Discard the current step's calls."""
         self._pending_calls, self._pending_seconds = 0, 0.0
 
 
 class Recorder:
-    """Of one run, by the thread that it is in; `before` are seconds that had gone by."""
+    """Records one run in the thread that created it; `before` are seconds that passed before."""
 
     def __init__(self, before: float = 0.0) -> None:
         now = clock()
@@ -99,17 +102,19 @@ class Recorder:
 
     @property
     def ops_are_full(self) -> bool:
-        """More ops were run in those steps than are kept."""
+        """True if more ops ran in the traced steps than are kept."""
         return len(self.traced) >= MAX_OPS
 
     @property
     def is_own_thread(self) -> bool:
+        """True in the thread that created the recorder."""
         return threading.get_ident() == self._thread
 
     # ---- phases ------------------------------------------------------------
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Record the time of a block as a phase."""
         self._open_phases.append(OpenPhase(name, clock()))
         try:
             yield
@@ -140,7 +145,7 @@ class Recorder:
             self.dropped += 1
 
     def startup_times(self) -> tuple[dict[str, float], float]:
-        """The seconds of each phase until the first step, or until now, those that are open included; and of all."""
+        """Return the seconds of each phase until the first step or now, and the total."""
         now, phases = self.first_op_time or clock(), dict(self.startup)
         if self.first_op_time is None:
             inner = now
@@ -152,7 +157,7 @@ class Recorder:
     # ---- steps -------------------------------------------------------------
 
     def time_ops(self, steps: Iterable[tuple[Node, NodeRole, list[Run]]]) -> list[Run]:
-        """Each op by itself, with the clock around it."""
+        """Return a timed callable for each op."""
         return [
             self._time_op(OpTimer(node, part, estimate_cost(node)), runs)
             for node, part, runs in steps
@@ -181,7 +186,7 @@ class Recorder:
             self.first_op_time = self._step_start = start
 
     def end_step(self, number: int, waited: float) -> None:
-        """A step is done; it waited so long for its rows."""
+        """Record the end of a step that waited `waited` seconds for its rows."""
         now = clock()
         first = now if self._step_first_op is None else self._step_first_op
         self.steps, self.seconds = self.steps + 1, self.seconds + now - self._step_start
@@ -194,7 +199,7 @@ class Recorder:
         self._step_first_op = None
 
     def discard_step(self) -> None:
-        """What was done since then is of no step."""
+        """Discard what ran since the last step: it belongs to no step."""
         for op in self.ops:
             op.discard()
         self._step_start, self._step_first_op = clock(), None
@@ -205,7 +210,7 @@ class Recorder:
 
 @contextmanager
 def record(recorder: Recorder) -> Iterator[None]:
-    """While this is open it is told of phases, of programs that are bound, and of what is imported."""
+    """Record phases, programs that are bound, and imports while the block runs."""
     original_import = builtins.__import__
 
     def timed(name: str, *how: Any, **more: Any) -> ModuleType:
@@ -222,10 +227,11 @@ def record(recorder: Recorder) -> Iterator[None]:
 
 
 def current_recorder() -> Recorder | None:
-    """Who asked in this thread, if anybody."""
+    """Return this thread's recorder, or None."""
     return next((each for each in reversed(_recorders) if each.is_own_thread), None) if _recorders else None
 
 
 def phase(name: str) -> AbstractContextManager[None]:
+    """Record the time of a block as a phase, if there is a recorder."""
     recorder = current_recorder()
     return recorder.phase(name) if recorder else NOTHING

@@ -1,4 +1,4 @@
-"""A plan bound to memory and kernels: a flat list of calls, to be run step after step."""
+"""A program: a plan bound to memory and kernels, as a flat list of calls that each step runs."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ Run = Callable[[], None]
 
 @dataclass(frozen=True)
 class Segment:
-    """Nodes one after the other that vary, in one length, or do not; with their calls, and those as a few things that run."""
+    """Consecutive nodes that all have the dynamic axis, at one length, or all do not."""
 
     length: int
     steps: list[tuple[Node, list[Call]]]
@@ -36,7 +36,7 @@ class Segment:
 
 
 class Program:
-    """Bound once; called for every step."""
+    """A bound plan. It is bound once and called for every step."""
 
     def __init__(
         self,
@@ -47,11 +47,13 @@ class Program:
         arena: Memory | None = None,
         callbacks: Mapping[Tensor, Run] | None = None,
     ) -> None:
-        """`memory` has some for each leaf and pinned output that is not to be made here. Who waits for an output is `told` as
-        soon as it is there, between two calls.
+        """Bind a plan to memory and a backend.
 
-        Programs that never run at once may share an `arena`, taken for the largest of them: outputs that lie in it are valid
-        until the next run of any. It is the first where a plan has several.
+        `memory` has memory for leaves and pinned outputs; other leaves are allocated. `callbacks` run as soon
+        as their output is computed, between two calls.
+
+        Programs that never run at the same time may share an `arena`, allocated for the largest of them;
+        outputs in it are valid until the next run of any. If a plan has several arenas, it is the first.
         """
         self.plan, self.backend = plan, backend
         with phase("binding"):
@@ -96,7 +98,7 @@ class Program:
         arena: Memory | None = None,
         naive: bool = False,
     ) -> "Program":
-        """Plan and bind in one go; outputs that `memory` is given for are pinned to it."""
+        """Plan and bind a graph; outputs with memory in `memory` are pinned to it."""
         outputs, memory, backend = list(outputs), memory or {}, create_backend(kernels, threads, drop_base)
         pinned = [output for output in outputs if output in memory and output.node]
         laid_out = plan(
@@ -109,7 +111,9 @@ class Program:
             run()
 
     def set_dynamic_size(self, count: int) -> None:
-        """Go on with so many rows of what varies, or the next that can be; what lies behind them is left as it is."""
+        """Run with `count` rows of the dynamic axis from now on, rounded up; rows behind them keep their
+        contents.
+        """
         if self.dynamic_dim:
             self._bind_length(round_up(self.dynamic_dim, count))
 
@@ -124,30 +128,32 @@ class Program:
         self.runs = [run for stretch in self.segments for run in stretch.runs]
 
     def read(self, tensor: Tensor) -> np.ndarray:
-        """What a leaf or an output holds; valid until the next run, and not to be written to."""
+        """Return the contents of a leaf or output as a read-only array, valid until the next run."""
         return self.backend.read(self.get_view(tensor))
 
     def write(self, leaf: Tensor, values: Any, at: Any = ...) -> None:
-        """Put values into a leaf, or into a part of it; a number fills it."""
+        """Write values to a leaf or a part of it; a number fills it."""
         if leaf.node:
-            raise GraphError(f"{leaf!r} is computed by this program, and not to be written")
+            raise GraphError(f"cannot write {leaf!r}: this program computes it", code="not-a-leaf")
         self.backend.write(self.get_view(leaf), values, at)
 
     def get_view(self, tensor: Tensor) -> View:
-        """Where a leaf or an output lies, for another program that is to read or change it."""
+        """Return the view of a leaf or output, for another program to read or change."""
         if tensor.node and tensor not in self.plan.outputs:
-            raise GraphError(f"{tensor!r} is no output of this program, so nothing of it is kept")
+            raise GraphError(
+                f"{tensor!r} is not an output of this program, so its memory is reused", code="not-an-output"
+            )
         return self._view(self.plan.outputs.get(tensor, tensor))
 
     def compile(self) -> None:
-        """Have all there that it needs to run."""
+        """Compile or load everything that the program needs to run."""
         with phase("kernels"):
             self.backend.compile(part for stretch in self.segments for part in stretch.batches)
 
     def find_not_finite(self) -> Tensor | None:
-        """The first tensor that holds NaN or an infinity: of the leaves, then of the values in the order they are made.
+        """Run the program, and return the first tensor with NaN or infinity: leaves first, then values in order.
 
-        It runs: what a step changes is changed. `graph.show.described` has words for an unnamed value.
+        Changes that a step makes are made. `graph.printing.describe` describes an unnamed value.
         """
         for leaf in (leaf for role in ("parameter", "state", "input") for leaf in self.plan.leaves(role)):
             if not self.backend.is_finite(self._view(leaf)):
@@ -166,7 +172,7 @@ class Program:
         return None
 
     def _view(self, tensor: Tensor, length: int = 0) -> View:
-        """Of so many rows of it, if it varies; of all without."""
+        """Return the view of a tensor, with `length` rows if it has the dynamic axis."""
         shown = resize_tensor(tensor, length) if length else tensor
         key = tensor, shown.shape
         if key not in self._views:
@@ -178,7 +184,7 @@ class Program:
         return self._views[key]
 
     def _locate(self, owner: Tensor) -> tuple[Memory, int]:
-        """And where in it the tensor begins."""
+        """Return the memory that a tensor owns, and the offset in it."""
         if owner not in self.owned and owner in self.plan.offsets:
             return self._find_arena(self.plan.offsets[owner])
         if owner not in self.owned:
@@ -186,7 +192,7 @@ class Program:
         return self.owned[owner], 0
 
     def _bind_segment(self, nodes: list[Node], length: int) -> Segment:
-        """Where somebody asked for the time of each, and it trains, node by node."""
+        """Bind nodes; with a recorder and a training graph, each node is timed by itself."""
         steps = [(node, self._bind(node, length)) for node in nodes]
         recorder = current_recorder()
         if not recorder or not self._node_roles:
@@ -223,19 +229,19 @@ class Program:
         return self.backend.bind(shown, outs, ins, self.backend.allocate(size, *self._find_arena(offset)))
 
     def _find_arena(self, offset: int) -> tuple[Memory, int]:
-        """The arena that a place lies in, and where in it."""
+        """Return the arena of an offset, and the offset in it."""
         number, start = divmod(offset, self.plan.max_arena)
         return self.arenas[number], start
 
 
 def _training_roles(plan: Plan) -> dict[Node, NodeRole]:
-    """What nodes are for, where it trains."""
+    """Return the role of each node of a training graph; nothing for other graphs."""
     found = find_roles(plan.outputs.values())
     return {} if set(found.values()) <= {"forward"} else found
 
 
 def _written_tensors(plan: Plan) -> set[Tensor]:
-    """The tensors of the caller's whose memory the program writes to."""
+    """Return the caller's tensors whose memory the program writes to."""
     return {
         find_owner(node.sources[index]) for node in plan.nodes for index in node.aliases.values()
     } | plan.pinned

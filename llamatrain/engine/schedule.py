@@ -1,9 +1,10 @@
-"""From a graph to a list of nodes: what runs when.
+"""Orders the nodes of a graph.
 
-Two candidates, as the ancestors had them: depth first with sources from left to right, or from right to left; the planner
-takes the one with the lower peak. Nodes that change memory in place wait for everyone who reads the old value, and then
-run at the first chance, so that a gradient is used up as soon as it is there. Or a caller says which values are made one after
-the other: as nodes run one at a time, that is all that the ancestors' barriers between unconnected nodes were for.
+There are two candidates, as in ggml: depth first with sources from left to right, or from right to left; the
+planner takes the one with the lower peak. Nodes that change memory in place wait for all readers of the old
+value and then run as early as possible, so that a gradient is consumed as soon as it exists. A caller may
+also prescribe the order of some values; since nodes run one at a time, this replaces ggml's barriers between
+unconnected nodes.
 """
 
 from collections import defaultdict
@@ -17,7 +18,7 @@ from llamatrain.graph.tensor import Layout, Node, Tensor, collect_nodes, dense, 
 
 
 def find_layout(tensor: Tensor) -> tuple[Tensor, Layout]:
-    """The tensor that owns this one's memory, and where in it this one lies."""
+    """Return the tensor that owns a tensor's memory, and the layout in it."""
     views: list[Node] = []
     while tensor.node and tensor.node.op.layout:
         views.append(tensor.node)
@@ -26,13 +27,16 @@ def find_layout(tensor: Tensor) -> tuple[Tensor, Layout]:
     for node in reversed(views):
         next_layout = _apply_view(node, layout)
         if next_layout is None:
-            raise GraphError(f"{node!r} is a view of memory that lies otherwise; make it contiguous first")
+            raise GraphError(
+                f"{node!r} cannot be a view of its source's layout; make the source contiguous first",
+                code="invalid-view",
+            )
         layout = next_layout
     return tensor, layout
 
 
 def find_owner(tensor: Tensor) -> Tensor:
-    """The tensor in whose memory this one's elements lie: through views and through changes in place."""
+    """Return the tensor in whose memory a tensor lies, through views and in-place changes."""
     while node := tensor.node:
         if node.op.layout:
             (tensor,) = node.sources
@@ -44,7 +48,7 @@ def find_owner(tensor: Tensor) -> Tensor:
 
 
 def make_contiguous(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs, with copies in C order wherever a kernel would be given a view that is not."""
+    """Insert copies in C order where a kernel would read a view that is not contiguous."""
     copies: dict[Tensor, Tensor] = {}
     layouts: dict[Tensor, Layout] = {}
 
@@ -63,7 +67,7 @@ def make_contiguous(outputs: Sequence[Tensor]) -> list[Tensor]:
         return copies[tensor]
 
     def copy_if_written(source: Tensor, node: Node) -> Tensor:
-        """A copy of what a change in place would read while it writes there."""
+        """Copy a source that an in-place change would read while it writes there."""
         changed = [node.sources[index] for index in node.aliases.values()]
         return (
             cont(source)
@@ -78,7 +82,8 @@ def make_contiguous(outputs: Sequence[Tensor]) -> list[Tensor]:
         for source in (node.sources[index] for index in node.aliases.values()):
             if dense_copy(source) is not source:
                 raise GraphError(
-                    f"{node!r} changes {source!r} in place, which is a view that does not lie in C order"
+                    f"{node!r} changes {source!r} in place, but that is a view that is not in C order",
+                    code="invalid-in-place",
                 )
         return None if sources == node.sources else Node(node.op, sources, node.attrs, node.outputs[0].name)
 
@@ -92,7 +97,10 @@ def _apply_view(node: Node, at: Layout) -> Layout | None:
 def order_nodes(
     outputs: Sequence[Tensor], left_to_right: bool = True, value_order: Sequence[Tensor] = ()
 ) -> list[Node]:
-    """The nodes in an order to run them; values that are `given` are made in this order, each as late as that allows."""
+    """Return the nodes in an order to run them.
+
+    Values of `value_order` are computed in that order, each as late as possible.
+    """
     nodes = collect_nodes(outputs)
     fixed_order = _nodes_in_order(value_order, nodes)
     before = _readers_before_changes(nodes)
@@ -121,7 +129,10 @@ def order_nodes(
                 waiting.pop()
             elif missing := needs(node):
                 if node in open_ and any(each in open_ for each in missing):
-                    raise GraphError(f"{node!r} waits for itself: it changes memory that is read after it")
+                    raise GraphError(
+                        f"{node!r} waits for itself: it changes memory that is read after it",
+                        code="graph-cycle",
+                    )
                 open_.add(node)
                 waiting.extend(missing)
             else:
@@ -132,11 +143,13 @@ def order_nodes(
 
 
 def _nodes_in_order(value_order: Sequence[Tensor], nodes: Sequence[Node]) -> dict[Node, None]:
-    """The nodes of given values."""
+    """Return the nodes of the values of a prescribed order."""
     known = set(nodes)
     for tensor in value_order:
         if tensor.node not in known:
-            raise GraphError(f"{tensor!r} is to be made in an order, and nothing that is asked for needs it")
+            raise GraphError(
+                f"{tensor!r} has a prescribed order, but no output needs it", code="invalid-order"
+            )
     return dict.fromkeys(tensor.node for tensor in value_order if tensor.node)
 
 
@@ -144,11 +157,13 @@ def _check_order(fixed_order: Iterable[Node], done: Sequence[Node]) -> None:
     places = {node: place for place, node in enumerate(done)}
     for before, after in pairwise(fixed_order):
         if places[before] > places[after]:
-            raise GraphError(f"{after!r} cannot be made after {before!r}, which needs it")
+            raise GraphError(f"{after!r} cannot run after {before!r}, which needs it", code="invalid-order")
 
 
 def _readiness(node: Node) -> int:
-    """Roots that change memory come as early as what they take is there, not as late as they were written down."""
+    """Return a sort key: in-place roots come as soon as their sources exist, not where they were written
+    down.
+    """
     if not node.aliases:
         return node.serial
     return max(
@@ -158,7 +173,7 @@ def _readiness(node: Node) -> int:
 
 
 def _readers_before_changes(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
-    """For each node that changes memory: those that read it as it was, by whatever view."""
+    """Return, for each node that changes memory, the nodes that read the old value through any view."""
     changes = [node for node in nodes if node.aliases]
     readers: dict[Tensor, list[Node]] = defaultdict(list)
     if changes:

@@ -1,0 +1,1 @@
+"""GGUF files: reader, writer, metadata values, tensor types and quantization."""

@@ -1,6 +1,7 @@
-"""The numbers and names of GGUF and of ggml's types, as the `gguf` package has them.
+"""Constants of GGUF and ggml's types, from the `gguf` package.
 
-Its file of constants is loaded alone: `import gguf` also brings its reader, its writer and YAML, five times the time and memory.
+Only its module of constants is loaded: `import gguf` also loads its reader, its writer and YAML, which takes
+five times the time and memory.
 """
 
 import importlib.util

@@ -1,9 +1,11 @@
-"""Checkpoints from before GGUF, as llama.cpp's train-text-from-scratch and finetune wrote them in 2023, seen as the GGUF files
-that its conversion scripts made of them.
+"""Reads checkpoints from before GGUF, as llama.cpp's train-text-from-scratch and finetune wrote them in 2023.
 
-u32 magic, version 0, iterations, samples, tokens; the model's numbers, for adapters their ranks; the tensors (records.py); then
-the optimizer: version 0 with its options, or version 1. Of its vectors those that the scripts kept are seen, and of version 0
-the parameters, which tell in what order they lie. What a file does not say is told in `training.unsaid`.
+The result looks like the GGUF file that llama.cpp's conversion scripts made of such a checkpoint.
+
+Layout: u32 magic, version 0, iterations, samples, tokens; the hyperparameters, for adapters their ranks; the
+tensors (legacy_tensors.py); then the optimizer: version 0 with its options, or version 1. Of its vectors,
+those that the scripts kept are read, and for version 0 also the parameters, which show in what order the
+vectors lie. `training.unsaid` lists what such a file does not contain.
 """
 
 from collections.abc import Iterator
@@ -58,23 +60,26 @@ NOT_IN_FILE = f"epsilon of its norms ({EPSILON:g} is taken), context length, voc
 
 
 class LegacyFile(NamedTuple):
+    """Metadata and tensors of one part of a legacy file."""
+
     metadata: dict[str, Value]
     tensors: dict[str, FileTensor]
 
 
 def read_legacy(file: MappedFile) -> Gguf:
+    """Read a legacy checkpoint as the GGUF file that it would be today."""
     with verify_unchanged([file]):
         cursor = MappedCursor(file)
         kind = KINDS[cursor.first_bytes(4)]
         version, *counts = (cursor.read_u32() for _ in range(4))
         if version:
-            raise cursor.error(f"version {version}; 0 can be")
+            raise cursor.error(f"unsupported version {version}; it must be 0", code="unsupported-version")
         hyperparameters = dict(
             zip(HYPERPARAMETERS, (cursor.read_u32() for _ in HYPERPARAMETERS), strict=True)
         )
         if hyperparameters["n_layer"] > cursor.size // 100:  # a block's tensors take more
             raise cursor.error(
-                f"{hyperparameters['n_layer']} layers cannot be in a file of {cursor.size} bytes"
+                f"a file of {cursor.size} bytes is too small for {hyperparameters['n_layer']} layers"
             )
         ranks = read_ranks(cursor) if kind == "finetune_lora" else {}
         tensors = {
@@ -83,12 +88,10 @@ def read_legacy(file: MappedFile) -> Gguf:
         if (rows := tensors["token_embd.weight" + (".lora_b" if ranks else "")].shape[0]) != hyperparameters[
             "n_vocab"
         ]:
-            raise cursor.error(
-                f"{hyperparameters['n_vocab']} tokens cannot be, of which {rows} have embeddings"
-            )
+            raise cursor.error(f"{hyperparameters['n_vocab']} tokens do not match {rows} embeddings")
         optimizer = read_optimizer(cursor)
         if cursor.offset != cursor.size:
-            raise cursor.error(f"{cursor.size - cursor.offset} bytes are left behind its end")
+            raise cursor.error(f"{cursor.size - cursor.offset} unexpected bytes follow the end")
     ff = "blk.0.ffn_up.weight" + (".lora_b" if ranks else "")
     metadata = {
         "training.type": string(kind),
@@ -113,10 +116,12 @@ def read_legacy(file: MappedFile) -> Gguf:
 
 
 def read_ranks(cursor: Cursor) -> dict[str, Value]:
+    """Read the LoRA rank of each weight as metadata."""
     return {f"training.lora.rank.{name}": u32(cursor.read_u32()) for name in (*BLOCK_WEIGHTS, *OTHER_WEIGHTS)}
 
 
 def tensor_names(layers: int, adapter: bool) -> Iterator[str]:
+    """Return today's names of the tensors, in file order."""
     for name in (
         *OTHER_WEIGHTS,
         *(f"blk.{layer}.{weight}" for layer in range(layers) for weight in BLOCK_WEIGHTS),
@@ -125,10 +130,12 @@ def tensor_names(layers: int, adapter: bool) -> Iterator[str]:
 
 
 def read_tensor(cursor: Cursor, name: str) -> FileTensor:
-    """The next tensor, under the name that it has today."""
+    """Read the next tensor and give it today's name."""
     record = read_record(cursor, named=False)
     if record.type.name != "F32":
-        raise cursor.error(f"its type is {record.type.name}; F32 can be")
+        raise cursor.error(
+            f"type {record.type.name} is not supported; it must be F32", code="unsupported-tensor-type"
+        )
     shape = record.shape
     while len(shape) > 1 and shape[0] == 1:
         shape = shape[1:]
@@ -139,6 +146,7 @@ def read_tensor(cursor: Cursor, name: str) -> FileTensor:
 
 
 def read_optimizer(cursor: Cursor) -> LegacyFile:
+    """Read the optimizer's options, counters and vectors."""
     cursor.context = "the optimizer"
     version, option_metadata = cursor.read_u32(), dict[str, Value]()
     if version == 0:
@@ -147,12 +155,12 @@ def read_optimizer(cursor: Cursor) -> LegacyFile:
     elif version == 1:
         kind, past, moves = -1, cursor.read_u32(), cursor.read_u32()
     else:
-        raise cursor.error(f"version {version}; 0 and 1 can be")
+        raise cursor.error(f"unsupported version {version}; it must be 0 or 1", code="unsupported-version")
     size, step, just_initialized = cursor.read_u64(), cursor.read_u32(), cursor.read_u32()
     if kind < 0:  # version 1 forgot to say it
         kind = 0 if looks_like_adam(cursor) else 1
     if kind > 1:
-        raise cursor.error(f"of kind {kind}; 0 and 1 can be, Adam and L-BFGS")
+        raise cursor.error(f"unknown optimizer {kind}; it must be 0 (Adam) or 1 (L-BFGS)")
     name, parts = ("lbfgs", LBFGS) if kind else ("adam", ADAM_0 if version == 0 else ADAM)
     prefix, tensors = f"optimizer.{name}.", dict[str, FileTensor]()
     for part in parts:
@@ -182,7 +190,7 @@ def read_optimizer(cursor: Cursor) -> LegacyFile:
 
 
 def looks_like_adam(cursor: Cursor) -> bool:
-    """Whether two vectors, perhaps past losses, and three numbers are all that follows."""
+    """Return True if two vectors, perhaps past losses, and three numbers are all that follows."""
     start = cursor.offset
     for _ in range(3):
         if not skip_if_empty(cursor):
@@ -192,7 +200,7 @@ def looks_like_adam(cursor: Cursor) -> bool:
 
 
 def skip_if_empty(cursor: Cursor) -> bool:
-    """Whether no tensor is next but the place of one, which then is passed."""
+    """Skip the empty record of a tensor that does not exist. Return False if a tensor follows."""
     start = cursor.offset
     if cursor.read_u32() == 0:
         cursor.advance(8)
@@ -203,17 +211,19 @@ def skip_if_empty(cursor: Cursor) -> bool:
 
 
 def read_f32(cursor: Cursor) -> Value:
+    """Read a float32 as a metadata value."""
     start = cursor.advance(4)
     return Value(Kind.FLOAT32, cursor.bytes_since(start))
 
 
 def read_i32(cursor: Cursor) -> Value:
+    """Read an int32 as a metadata value."""
     start = cursor.advance(4)
     return number(Kind.INT32, int.from_bytes(cursor.bytes_since(start), "little", signed=True))
 
 
 def format_options(options: tuple[float, ...]) -> dict[str, Value]:
-    """Those of version 0 that ours has, which are said anew with each run."""
+    """Format the options of version 0 as options of this program, which each run sets anew."""
     kind, _, past, delta, _, _, decay, alpha, beta1, beta2, eps, *_ = options
     rate = f"--lr {alpha:g} --beta1 {beta1:g} --beta2 {beta2:g} --eps {eps:g} --weight-decay {decay:g}"
     text = f"--optimizer lbfgs --lbfgs-history {options[13]}" if kind else rate

@@ -1,6 +1,7 @@
-"""Tensors as ggml's programs wrote them before GGUF, and llama.cpp's finetune its adapters for long after.
+"""Reads tensors as ggml's programs wrote them before GGUF, and llama.cpp's finetune its adapters long after.
 
-u32 dimensions, length of the name, type, the axes (ggml's order), the name, zeros up to a multiple of 32, and the data.
+Layout: u32 number of axes, length of the name, type, the axes (ggml's order), the name, zeros up to a
+multiple of 32, and the data.
 """
 
 from math import prod
@@ -17,7 +18,9 @@ READABLE_TYPES = ("F32", "F16")
 
 
 class MappedCursor(Cursor):
-    """Over data that is not to be copied with the heads that lie between."""
+    """A cursor that reads from the mapping, because here the data lies between the heads and must not be
+    copied.
+    """
 
     def __init__(self, file: MappedFile) -> None:
         super().__init__(file)
@@ -27,11 +30,12 @@ class MappedCursor(Cursor):
 
 
 def read_record(cursor: Cursor, named: bool = True) -> FileTensor:
+    """Read the head of a tensor and skip its data."""
     cursor.context = "the head of a tensor"
     axes, length, number = cursor.read_u32(), cursor.read_u32(), cursor.read_u32()
     if not 1 <= axes <= 2 or not named <= length <= NAME_LIMIT:
         raise cursor.error(
-            f"{axes} dimensions and a name of {length} bytes; 1 or 2, and 1 to {NAME_LIMIT} can be"
+            f"{axes} dimensions and a name of {length} bytes; there must be 1 or 2 dimensions and 1 to {NAME_LIMIT} bytes"
         )
     shape = tuple(cursor.read_u32() for _ in range(axes))[::-1]
     start = cursor.advance(length)
@@ -40,10 +44,11 @@ def read_record(cursor: Cursor, named: bool = True) -> FileTensor:
     kind = TYPES.get(number)
     if kind is None or kind.name not in READABLE_TYPES:
         raise cursor.error(
-            f"its type is {kind.name if kind else number}; {' and '.join(READABLE_TYPES)} can be"
+            f"type {kind.name if kind else number} is not supported; it must be {' or '.join(READABLE_TYPES)}",
+            code="unsupported-tensor-type",
         )
     if 0 in shape:
-        raise cursor.error(f"a dimension of 0 in {list(shape)}")
+        raise cursor.error(f"a dimension is 0 in {list(shape)}")
     cursor.advance(-cursor.offset % ALIGNMENT)
     start = cursor.advance(prod(shape) * kind.block_bytes)
     return FileTensor(name, kind, shape, start, np.frombuffer(cursor.data, np.uint8))

@@ -1,4 +1,4 @@
-"""What an opened file is: values by their keys, and tensors that lie in it."""
+"""An opened GGUF file: metadata by key, tensors by name."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ T = TypeVar("T", int, float, bool, str, list, np.ndarray)
 
 
 class Metadata(Mapping[str, Any]):
-    """The values by their keys, decoded each time they are asked for; `typed` has them as they lie in the file."""
+    """Metadata by key, decoded at each access. `raw_values` holds the values as they are in the file."""
 
     def __init__(self, raw_values: dict[str, Value]) -> None:
         self.raw_values = raw_values
@@ -25,7 +25,7 @@ class Metadata(Mapping[str, Any]):
         return self.raw_values[key].decode()
 
     def get_text(self, key: str) -> str | None:
-        """A value that is a text; nothing where it is another, such as an array, which is equal to no text."""
+        """Return the value of a key if it is a string, else None."""
         value = self.raw_values.get(key)
         return value.decode() if value and value.kind is Kind.STRING else None
 
@@ -38,44 +38,51 @@ class Metadata(Mapping[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class FileTensor(TensorInfo):
+    """A tensor whose data lies in a mapped file."""
+
     offset: int  # in the file
     file: np.ndarray = field(repr=False, compare=False)
 
     @property
     def raw(self) -> np.ndarray:
-        """The bytes in the file, without a copy: the tensor's shape, with a row's bytes as the last axis."""
+        """The bytes in the file, not copied: the tensor's shape, with the bytes of a row as the last axis."""
         data = self.file[self.offset : self.offset + self.nbytes]
         return data.reshape(*self.shape[:-1], self.type.row_bytes(self.shape[-1]))
 
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """What is in a model's file, or in all the files of a split model."""
+    """The contents of a model file, or of all files of a split model."""
 
     path: Path
     metadata: Metadata
     tensors: dict[str, FileTensor]
 
     def get_value(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """The value of a key, which must be of a kind; without a default it must be there."""
+        """Return the value of a key.
+
+        Raise FileError if its type is not `kind`, or if it is missing and has no default.
+        """
         if key not in self.metadata:
             if default is None:
-                raise FileError(f"{self.path}: the key {key} is missing")
+                raise FileError(f"{self.path}: the key {key} is missing", code="missing-key")
             return default
         value = self.metadata[key]
         if type(value) is not kind:
             raise FileError(
-                f"{self.path}: {key} is {self.metadata.raw_values[key].kind.name}, where {kind.__name__} is needed"
+                f"{self.path}: {key} must be of type {kind.__name__} (got {self.metadata.raw_values[key].kind.name})",
+                code="wrong-value-type",
             )
         return value
 
     @property
     def mapped_files(self) -> list[MappedFile]:
-        """That its tensors lie in."""
+        """The mapped files that the tensors lie in."""
         return mapped_files(tensor.file for tensor in self.tensors.values())
 
     @property
     def kind(self) -> str:
+        """The contents: model, adapter, checkpoint, vocabulary or other."""
         general_type = self.metadata.get_text("general.type") if "general.type" in self.metadata else "model"
         if general_type == "adapter":
             return "adapter"

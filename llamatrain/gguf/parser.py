@@ -1,4 +1,4 @@
-"""Walks through the head of a GGUF file: what the file says is believed only as far as the file's own size bears it out."""
+"""Parses the head of a GGUF file. Each length and count is checked against the size of the file."""
 
 from typing import Any
 
@@ -18,17 +18,20 @@ MIN_LEAP = 512  # strings, at least, for each leap: where leaps are short, plain
 
 
 def shorten(text: str) -> str:
-    """Not more of it than a line of words has room for."""
+    """Shorten a text to 64 characters."""
     return text if len(text) <= 64 else f"{text[:61]}..."
 
 
 def quote(name: str) -> str:
-    """A name from a file, safe to print and not too long."""
+    """Return a name from a file, quoted, escaped and shortened, for use in a message."""
     return ascii(shorten(name))
 
 
 class Cursor:
-    """Reads the file on as far as it goes, each byte once: what was checked is what is used, whatever becomes of the file."""
+    """Reads a file from its beginning, each byte once.
+
+    What was checked is what is used, whatever happens to the file meanwhile.
+    """
 
     def __init__(self, file: MappedFile) -> None:
         self.file, self.path, self.size = file, file.path, len(file)
@@ -36,69 +39,76 @@ class Cursor:
         self.offset = 0
         self.context = "the header"
 
-    def error(self, problem: str) -> FileError:
-        return FileError(f"{self.path}: {self.context}, at byte {self.offset}: {problem}")
+    def error(self, problem: str, *, code: str = "invalid-gguf") -> FileError:
+        """Return a FileError with the path, the part being read, and the offset."""
+        return FileError(f"{self.path}: {self.context}, at byte {self.offset}: {problem}", code=code)
 
     def advance(self, count: int) -> int:
-        """Pass so many bytes, which the file must have; where they begin."""
+        """Skip `count` bytes, which the file must have, and return the offset of the first."""
         start, left = self.offset, self.size - self.offset
         if count > left:
-            raise self.error(f"{count} bytes should follow, but the file has {left} more")
+            raise self.error(
+                f"{count} bytes should follow, but the file has only {left} more", code="truncated-file"
+            )
         self.offset += count
         self.read_to(self.offset)
         return start
 
     def bytes_since(self, start: int) -> bytes:
-        """What was passed from a byte on."""
+        """Return the bytes from `start` to the current offset."""
         return bytes(memoryview(self.data)[start : self.offset])
 
     def first_bytes(self, count: int) -> bytes:
-        """The first bytes, of which there may be fewer."""
+        """Return the first `count` bytes, or fewer if the file is shorter."""
         return self.bytes_since(self.advance(min(count, self.size)))
 
     def read_to(self, end: int) -> None:
-        """Have the bytes up to there."""
+        """Read the file up to the offset `end`."""
         if end > MAX_HEAD_BYTES:
-            raise self.error(
-                f"up to {MAX_HEAD_BYTES} bytes can be before the tensors' data, and here are more"
-            )
+            raise self.error(f"the head is longer than {MAX_HEAD_BYTES} bytes")
         while (size := len(self.data)) < end:
             chunk = self.file.read_bytes(size, min(max(CHUNK_BYTES, end - size), self.size - size))
             if not chunk:
-                raise self.error("the file ends here by now")
+                raise self.error("the file was truncated here", code="truncated-file")
             self.data += chunk
 
     def read_u32(self) -> int:
+        """Read an unsigned 32-bit integer."""
         return U32.unpack_from(self.data, self.advance(U32.size))[0]
 
     def read_u64(self) -> int:
+        """Read an unsigned 64-bit integer."""
         return LENGTH.unpack_from(self.data, self.advance(LENGTH.size))[0]
 
     def read_count(self, min_bytes: int) -> int:
-        """A number of things, of which each takes so many bytes or more."""
+        """Read the number of items that follow, each of at least `min_bytes` bytes."""
         count, left = self.read_u64(), self.size - self.offset
         if count * min_bytes > left:
             raise self.error(
-                f"{count} of them should follow, {min_bytes} bytes or more each, but the file has {left} more"
+                f"{count} items of {min_bytes} bytes or more should follow, but the file has only {left} more",
+                code="truncated-file",
             )
         return count
 
     def read_name(self) -> str:
+        """Read the name of a key or tensor."""
         length = self.read_u64()
         if not 0 < length <= NAME_LIMIT:
-            raise self.error(f"a name of {length} bytes; 1 to {NAME_LIMIT} can be")
+            raise self.error(f"the length of a name must be 1 to {NAME_LIMIT} bytes (got {length})")
         start = self.advance(length)
         return str(self.bytes_since(start), "utf-8", "surrogateescape")
 
     def read_kind(self) -> Kind:
+        """Read the type of a value."""
         number = self.read_u32()
         if number not in KINDS:
-            raise self.error(f"a value of kind {number}; known are 0 to {max(KINDS)}")
+            raise self.error(f"unknown value type {number}; known are 0 to {max(KINDS)}")
         return KINDS[number]
 
     # ---- passing values, without decoding them ----
 
     def skip(self, kind: Kind, depth: int = 0) -> None:
+        """Skip a value of a kind without decoding it."""
         if kind is Kind.STRING:
             self.advance(self.read_u64())
         elif kind is Kind.ARRAY:
@@ -107,8 +117,9 @@ class Cursor:
             self.advance(DTYPES[kind].itemsize)
 
     def skip_array(self, depth: int) -> None:
+        """Skip an array, with the type and count before its items."""
         if depth > NESTING_LIMIT:
-            raise self.error(f"arrays in arrays, more than {NESTING_LIMIT} deep")
+            raise self.error(f"arrays are nested more than {NESTING_LIMIT} deep")
         kind = self.read_kind()
         if kind is Kind.STRING:
             self.skip_strings(self.read_count(LENGTH.size))
@@ -120,7 +131,7 @@ class Cursor:
             self.advance(self.read_count(size) * size)
 
     def skip_strings(self, left: int) -> None:
-        """Pass strings: as a vocabulary may have some 100,000 of them, many at a time."""
+        """Skip `left` strings. A vocabulary may have 100,000 of them, so they are skipped in bulk."""
         while left:
             passed = self.skip_short_strings(left) if left > MIN_LEAP else 0
             steps = min(left - passed, max(1, MIN_LEAP - passed))
@@ -128,7 +139,7 @@ class Cursor:
             left -= passed + steps
 
     def skip_strings_singly(self, count: int) -> None:
-        """Pass so many strings one by one: `take(u64())`, without its calls."""
+        """Skip `count` strings one by one: `advance(read_u64())` without the calls."""
         data, offset, there, length_at = self.data, self.offset, len(self.data), LENGTH.unpack_from
         for _ in range(count):
             end = offset + LENGTH.size
@@ -140,10 +151,10 @@ class Cursor:
         self.offset = offset
 
     def skip_short_strings(self, left: int) -> int:
-        """Pass all strings up to the first whose length looks unlike that of a short one; how many they were.
+        """Skip all strings before the first that may be longer than 255 bytes, and return their number.
 
-        A length under 256 is a byte with seven zeros behind it. Such places are found all at once; as long as each string
-        ends where the next place is, the places are lengths indeed.
+        A length below 256 is a byte followed by seven zeros. All such offsets are found at once. As long as
+        each string ends where the next such offset is, the offsets are lengths indeed.
         """
         self.read_to(min(self.offset + LEAP_BYTES, self.size, MAX_HEAD_BYTES))
         block = np.frombuffer(self.data, np.uint8, min(LEAP_BYTES, len(self.data) - self.offset), self.offset)

@@ -1,4 +1,4 @@
-"""The types that a tensor of a GGUF file may have: a row is a run of blocks, each of so many elements in so many bytes."""
+"""The tensor types of GGUF. A row is a sequence of blocks, each of a fixed number of elements and bytes."""
 
 from dataclasses import dataclass
 from math import prod
@@ -8,13 +8,15 @@ from llamatrain.gguf.constants import BLOCK_LAYOUTS
 
 @dataclass(frozen=True, slots=True)
 class GgmlType:
+    """A tensor type of ggml."""
+
     name: str
     number: int
     block_size: int  # elements in a block
     block_bytes: int  # bytes of a block
 
     def row_bytes(self, elements: int) -> int:
-        """Bytes of a row of so many elements, whole blocks of them."""
+        """Return the bytes of a row of elements, which must be whole blocks."""
         blocks, rest = divmod(elements, self.block_size)
         if rest:
             raise ValueError(
@@ -30,20 +32,24 @@ _NAMES = {kind.name: kind for kind in TYPES.values()}
 
 
 def type_by_name(name: str) -> GgmlType:
-    """The type called so, in capitals as ggml has it: `by_name("Q4_K")`; a KeyError where there is none."""
+    """Return the type of ggml's name, such as `type_by_name("Q4_K")`. Raise KeyError if there is none."""
     return _NAMES[name]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
+    """The name, type and shape of a tensor."""
+
     name: str
     type: GgmlType
     shape: tuple[int, ...]  # numpy's order: the last axis is the one that lies in blocks
 
     @property
     def elements(self) -> int:
+        """The number of elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """The size of the data in bytes."""
         return prod(self.shape[:-1]) * self.type.row_bytes(self.shape[-1])

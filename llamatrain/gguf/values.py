@@ -1,4 +1,4 @@
-"""Values of a GGUF file's metadata: a kind, and the bytes that follow it in the file."""
+"""Metadata values of a GGUF file: a kind and the bytes that follow it in the file."""
 
 import struct
 from collections.abc import Iterable, Sequence
@@ -32,16 +32,16 @@ ARRAY = struct.Struct("<IQ")  # before the items of an array: their kind, and ho
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value as it lies in a file: copied from file to file, it keeps its bytes."""
+    """A value as it is in a file. Copied from file to file, it keeps its bytes."""
 
     kind: Kind
     raw: bytes | memoryview
 
     def decode(self) -> Any:
-        """int, float, bool or str; of an array a view in numpy, or a list where its items are strings or arrays.
+        """Return an int, float, bool or str; for an array a numpy view, or a list of strings or arrays.
 
-        A str holds bytes that are not UTF-8 as lone surrogates (`surrogateescape`). The bytes must be sound: those that
-        come from a file have been walked through by its reader.
+        Bytes that are not UTF-8 become lone surrogates (`surrogateescape`). The bytes must be valid: the
+        reader has checked those that come from a file.
         """
         if self.kind is Kind.STRING:
             return str(self.raw[LENGTH.size :], "utf-8", "surrogateescape")
@@ -55,7 +55,7 @@ class Value:
 
 
 def _decode_array(raw: bytes | memoryview, offset: int) -> tuple[Any, int]:
-    """The items of the array that begins at a byte, and where it ends."""
+    """Return the items of the array at an offset, and the offset behind it."""
     kind, count = ARRAY.unpack_from(raw, offset)
     offset += ARRAY.size
     if kind == Kind.STRING:
@@ -84,26 +84,29 @@ def _decode_strings(raw: bytes | memoryview, offset: int, count: int) -> tuple[l
 
 
 def encode_string(text: str) -> bytes:
-    """A text as GGUF has it everywhere: its length, and its bytes."""
+    """Return a string as GGUF stores it: its length, then its bytes."""
     raw = text.encode("utf-8", "surrogateescape")
     return LENGTH.pack(len(raw)) + raw
 
 
 def number(kind: Kind, value: float) -> Value:
-    """A number, or a bool; an OverflowError where the kind cannot hold it."""
+    """Return a value that is a number or bool. Raise OverflowError if the kind cannot hold it."""
     return Value(kind, np.array(value, DTYPES[kind]).tobytes())
 
 
 def string(text: str) -> Value:
+    """Return a value that is a string."""
     return Value(Kind.STRING, encode_string(text))
 
 
 def numbers(kind: Kind, items: Sequence[float] | np.ndarray) -> Value:
+    """Return a value that is an array of numbers."""
     array = np.asarray(items, DTYPES[kind])
     return Value(Kind.ARRAY, ARRAY.pack(kind, array.size) + array.tobytes())
 
 
 def strings(items: Iterable[str]) -> Value:
+    """Return a value that is an array of strings."""
     encoded = [encode_string(item) for item in items]
     return Value(Kind.ARRAY, ARRAY.pack(Kind.STRING, len(encoded)) + b"".join(encoded))
 

@@ -1,4 +1,4 @@
-"""Writes GGUF files as a stream: what will be in one is said first, then the tensors' data is given, one by one."""
+"""Writes GGUF files as a stream: first the metadata and the list of tensors, then the data of each tensor."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,14 +23,15 @@ def create_gguf(
     tensors: Iterable[TensorInfo],
     check: Callable[[Path], object] | None = None,
 ) -> Iterator["Writer"]:
-    """A file being written, which takes its name when the `with` block is left without an error.
+    """Create a GGUF file, which gets its name when the `with` block ends without an error.
 
-    The metadata of another file is carried over as it is: `{**base.metadata.typed, "general.name": string("mine")}`.
+    To carry over the metadata of another file: `{**base.metadata.raw_values, "general.name":
+    string("mine")}`. `check` is called with the complete file before it gets its name.
     """
     infos = list(tensors)
     alignment = metadata["general.alignment"].decode() if "general.alignment" in metadata else ALIGNMENT
     if problem := find_bad_name(infos):
-        raise FileError(f"{path}: cannot be written: {problem}")
+        raise FileError(f"{path}: cannot be written: {problem}", code="invalid-tensor-name")
     with AtomicFile(path, check) as file:
         writer = Writer(file, infos, alignment)
         writer.pad(file.write(encode_head(metadata, infos, alignment)))
@@ -42,13 +43,15 @@ def create_gguf(
 
 
 class Writer:
+    """Writes the data of the tensors in the order of their infos."""
+
     def __init__(self, file: AtomicFile, infos: list[TensorInfo], alignment: int) -> None:
         self.remaining = infos
         self._file = file
         self._alignment = alignment
 
     def write(self, name: str, data: np.ndarray | Iterable[np.ndarray | bytes]) -> None:
-        """The data of the next tensor, in the order that was said: an array with its bytes, or chunks of them."""
+        """Write the data of the next tensor: an array with its bytes, or chunks of them."""
         info = self.remaining.pop(0)
         if name != info.name:
             raise ValueError(f"{name} is written where {info.name} is next")
@@ -59,15 +62,16 @@ class Writer:
         self.pad(written)
 
     def overwrite(self, at: int, data: bytes) -> None:
-        """In the place of what stands there, of values whose size is known before they are."""
+        """Overwrite bytes of the head, for values that become known later but whose size is fixed."""
         self._file.overwrite(at, data)
 
     def pad(self, written: int) -> None:
+        """Write zeros up to the alignment, after `written` bytes."""
         self._file.write(bytes(-written % self._alignment))
 
 
 def find_bad_name(infos: Sequence[TensorInfo]) -> str | None:
-    """What is wrong with a tensor's name: llama.cpp would not open the file."""
+    """Return what is wrong with a tensor's name, so that llama.cpp could not open the file, or None."""
     seen = set[str]()
     for info in infos:
         if len(encode_string(info.name)) - LENGTH.size > MAX_NAME_BYTES:
@@ -79,6 +83,7 @@ def find_bad_name(infos: Sequence[TensorInfo]) -> str | None:
 
 
 def encode_head(metadata: Mapping[str, Value], infos: Sequence[TensorInfo], alignment: int) -> bytes:
+    """Return the bytes before the tensors' data."""
     head = bytearray(MAGIC + U32.pack(VERSION) + LENGTH.pack(len(infos)) + LENGTH.pack(len(metadata)))
     for key, value in metadata.items():
         head += encode_string(key) + U32.pack(value.kind) + value.raw

@@ -1,4 +1,4 @@
-"""What was named as a model and is none, told by what lies there: a folder, other formats of models, packed files, text."""
+"""Describes a path that is not a GGUF file: a folder, another model format, a compressed file, or text."""
 
 import os
 from contextlib import suppress
@@ -15,7 +15,7 @@ PACKED = {b"\x1f\x8b": "gzip -d", b"\x28\xb5\x2f\xfd": "zstd -d", b"BZh": "bzip2
 
 
 def describe_folder(path: Path) -> str:
-    """Of a folder, and what would do."""
+    """Return an error message for a folder, with a hint by what is in it."""
     names = list[str]()
     with suppress(OSError), os.scandir(path) as entries:
         names = sorted(entry.name for entry in islice(entries, MAX_NAMES))
@@ -34,7 +34,7 @@ def describe_folder(path: Path) -> str:
 
 
 def describe_file(path: Path, head: bytes) -> str:
-    """Of a file by how it begins; nothing where that says nothing."""
+    """Return an error message for a file by its first bytes, or an empty string if they are unknown."""
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 28:
         return (
             f"{path}: weights in safetensors; {NEEDED}: {CONVERTER} makes one of the folder that they lie in"

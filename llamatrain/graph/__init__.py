@@ -1,0 +1,1 @@
+"""The symbolic graph: tensors, ops, gradients and rewrites."""

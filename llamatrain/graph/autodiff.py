@@ -1,4 +1,4 @@
-"""Reverse-mode differentiation: a graph in, the graph of its gradients out."""
+"""Reverse-mode differentiation: from a graph to the graph of its gradients."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,15 @@ from llamatrain.graph.tensor import I32, Node, QuantizedType, ShapeError, Tensor
 
 
 def value_and_gradients(loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """The loss, and its gradient with respect to each tensor of `wrt`.
+    """Return the loss to run, and its gradient with respect to each tensor of `wrt`.
 
-    The loss given back is the one to run: an op that makes its value and its gradient in one pass makes both.
+    The loss may differ from the one passed in: an op that computes its value and its gradient in one pass
+    gives both.
     """
     if loss.shape != ():
-        raise GraphError(f"a loss is one number, but {loss!r} is not")
+        raise GraphError(f"a loss must be one number (got {loss!r})", code="loss-not-scalar")
     if frozen := [tensor for tensor in wrt if isinstance(tensor.dtype, QuantizedType)]:
-        raise GraphError(f"{frozen[0]!r} is quantised and cannot be trained: there is no gradient of it")
+        raise GraphError(f"{frozen[0]!r} is quantized and cannot be trained", code="quantized-not-trainable")
     path = collect_nodes([loss])
     needed = _depends_on(path, wrt)
     grads: dict[Tensor, Tensor] = {loss: fill(shape=(), value=1.0, dtype=loss.dtype)}
@@ -34,16 +35,20 @@ def value_and_gradients(loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, li
                 grad = sum_to(grad, source.shape)
                 grads[source] = add(grads[source], grad) if source in grads else grad
     if missing := [tensor for tensor in wrt if tensor not in grads]:
-        raise GraphError(f"the loss does not depend on {', '.join(repr(tensor) for tensor in missing)}")
+        raise GraphError(
+            f"the loss does not depend on {', '.join(repr(tensor) for tensor in missing)}",
+            code="no-dependency",
+        )
     return _with_values(loss, [grads[tensor] for tensor in wrt], values)
 
 
 def gradients(loss: Tensor, wrt: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradient of a loss with respect to each tensor of `wrt`."""
     return value_and_gradients(loss, wrt)[1]
 
 
 def _depends_on(path: Sequence[Node], wrt: Sequence[Tensor]) -> set[Tensor]:
-    """The tensors that depend on one of `wrt`: only through these do gradients flow."""
+    """Return the tensors that depend on one of `wrt`; gradients flow only through these."""
     needed = set(wrt)
     for node in path:
         if not node.op.stops_gradient and any(source in needed for source in node.sources):
@@ -57,27 +62,29 @@ def _source_gradients(
     op = node.op
     if op.gradient is None:
         raise GraphError(
-            f"no gradient goes through {node!r}: {op.no_gradient or f'{op.name} has no gradient rule'}"
+            f"{node!r} has no gradient: {op.no_gradient or f'{op.name} has no gradient rule'}",
+            code="no-gradient",
         )
     wanted = tuple(source in needed for source in node.sources)
     try:
         found = op.gradient(node, *dys, wanted=wanted) if op.selective else op.gradient(node, *dys)
     except ShapeError as error:
-        raise GraphError(f"no gradient goes through {node!r}: {error}") from None
+        raise GraphError(f"{node!r} has no gradient: {error}", code="no-gradient") from None
     if len(found) != len(node.sources):
         raise GraphError(
-            f"the gradient rule of {op.name} gave {len(found)} gradients for {len(node.sources)} sources"
+            f"the gradient rule of {op.name} returned {len(found)} gradients for {len(node.sources)} sources",
+            code="wrong-gradient-count",
         )
     for source, grad, asked in zip(node.sources, found, wanted, strict=True):
         if asked and grad is None and source.dtype is not I32:
-            raise GraphError(f"no gradient goes through {node!r} to {source!r}")
+            raise GraphError(f"{node!r} has no gradient of {source!r}", code="no-gradient")
     return found
 
 
 def _with_values(
     loss: Tensor, grads: list[Tensor], values: dict[Tensor, Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
-    """Take the values that gradient ops make on their way, unless such an op waits for that very value."""
+    """Use the values that gradient ops compute on their way, except where such an op needs the value itself."""
     taken = {old: new for old, new in values.items() if new.node and old.node not in collect_nodes([new])}
     loss, *grads = rebuild([loss, *grads], taken, lambda node: None) if taken else [loss, *grads]
     return loss, grads

@@ -1,4 +1,4 @@
-"""What each node of a training is for: the loss, its gradients, values made again for these, or the optimizer's step."""
+"""The role of each node in a training graph: forward, recomputed, backward or optimizer."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -11,10 +11,10 @@ STEPS = ("opt_step_adamw", "opt_step_sgd", "opt_momentum", "clip_factor")
 
 
 def find_roles(outputs: Iterable[Tensor]) -> dict[Node, NodeRole]:
-    """By the outputs of a program, the first of which is the loss, or the norm of a step alone.
+    """Return the role of each node. The first output is the loss, or the norm for a graph that only updates.
 
-    An op that gives loss and gradients in one pass is of the backward part. Made again is what is done as it was for the loss,
-    on the same values.
+    An op that computes loss and gradients in one pass is backward. A node that repeats a forward node on the
+    same values is "again" (recomputed).
     """
     outputs = list(outputs)
     nodes, optimizer_nodes = collect_nodes(outputs), _optimizer_nodes(collect_nodes(outputs))
@@ -42,7 +42,7 @@ def find_roles(outputs: Iterable[Tensor]) -> dict[Node, NodeRole]:
 
 
 def _optimizer_nodes(nodes: list[Node]) -> set[Node]:
-    """The optimizer's nodes, what is made of theirs, and what only it reads: norms, and what is made of leaves alone."""
+    """Return the optimizer's nodes, what depends on them, and what only they read, such as norms."""
     readers: dict[Node, list[Node]] = defaultdict(list)
     optimizer_nodes = set[Node]()
     for node in nodes:

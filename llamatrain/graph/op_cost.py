@@ -1,4 +1,4 @@
-"""What a node has to do: operations of its products, and bytes that must move. No other place counts either."""
+"""Estimates the cost of a node: floating-point operations and bytes moved."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,14 +8,17 @@ from llamatrain.graph.tensor import Node, QuantizedType, Tensor
 
 @dataclass(frozen=True)
 class OpCost:
+    """The cost of a node."""
+
     flops: int  # of products and attention; 0: what it takes is moving memory
     bytes_moved: int  # bytes read and written, each once
     bytes_written: int = 0  # of these, the results
     exponentials: int = 0  # exponentials, of logits and of scores
-    dequantized: int = 0  # elements of quantised weights
+    dequantized: int = 0  # elements of quantized weights
 
 
 def estimate_cost(node: Node) -> OpCost:
+    """Return the cost of a node."""
     flops, bytes_moved, exponentials = (
         FLOPS.get(node.op.name),
         MOVED.get(node.op.name, all_bytes),
@@ -38,25 +41,28 @@ def estimate_cost(node: Node) -> OpCost:
 
 
 def matmul_flops(node: Node, shared_axis: int = -1) -> int:
+    """Return the operations of a matrix product."""
     return 2 * node.outputs[0].size * node.sources[0].shape[shared_axis]
 
 
 def head_flops(node: Node) -> int:
-    """The product with each row, and one more for each gradient."""
+    """Return the operations of the fused output head: one product, and one more for each gradient."""
     x, w = head_operands(node)
     return 2 * x.size * w.shape[0] * (1 + node.attrs.get("dx", False) + node.attrs.get("dw", False))
 
 
 def head_operands(node: Node) -> tuple[Tensor, Tensor]:
-    """What a head multiplies."""
+    """Return the input rows and the weight of the fused output head."""
     first = node.op.name.endswith("_back")  # what comes before x there
     x, w = node.sources[first : first + 2]
     return x, w
 
 
 def attention_flops(node: Node) -> int:
-    """Two products forward and five back, of as many keys as a causal mask and a window leave; of all that a window may leave,
-    where others say what is seen."""
+    """Return the operations of attention: two products forward and five backward.
+
+    A causal mask and a window limit the keys. With explicit ranges, the window's limit is assumed.
+    """
     first = node.op.name.endswith("_back")
     (batch, queries, heads, size), keys = node.sources[first].shape, node.sources[first + 1].shape[1]
     causal = len(node.sources) == (7 if first else 4)
@@ -86,12 +92,13 @@ FLOPS: dict[str, Callable[[Node], int]] = {
 
 
 def logit_exponentials(node: Node) -> int:
+    """Return the number of exponentials of the output head."""
     x, w = head_operands(node)
     return x.size // x.shape[-1] * w.shape[0]
 
 
 def score_exponentials(node: Node) -> int:
-    """A product of two heads for each, forward; five back."""
+    """Return the number of exponentials of attention, one for each score."""
     first = node.op.name.endswith("_back")
     return attention_flops(node) // (2 * (5 if first else 2) * node.sources[first].shape[-1])
 
@@ -108,18 +115,18 @@ EXPONENTIALS: dict[str, Callable[[Node], int]] = {
 
 
 def all_bytes(node: Node) -> int:
-    """All sources and all results."""
+    """Return the bytes of all sources and results."""
     return sum(tensor.nbytes for tensor in dict.fromkeys((*node.sources, *node.outputs)))
 
 
 def gathered_bytes(node: Node) -> int:
-    """Of a table only the rows that are asked for."""
+    """Return the bytes of a lookup: only the rows that are asked for."""
     table, ids = node.sources
     return ids.nbytes + ids.size * (table.nbytes // max(1, table.shape[0])) + node.outputs[0].nbytes
 
 
 def update_bytes(part: Tensor, node: Node, times: int) -> int:
-    """Written where something larger lies, of which the rest stays; or beside all of it."""
+    """Return the bytes of an update of a part: in place, or with a copy of the rest."""
     return times * part.nbytes if node.attrs.get("into") else all_bytes(node)
 
 

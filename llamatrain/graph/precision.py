@@ -1,8 +1,8 @@
-"""Mixed precision as a rewrite: matrix products get bfloat16 sources, those that their op `rounds`; everything else stays.
+"""Mixed precision as a rewrite: matrix products get bfloat16 sources, as their op declares in `rounded_sources`.
 
-An activation is rounded once, for all the products that read it, so what is kept for the gradients is half as large; so are
-a gate's sources, and what a gate gives to products. A weight is not rounded: products do that on the way in, and its float32
-master is the only copy.
+An activation is rounded once for all products that read it, so what is kept for the gradients is half as
+large. The same holds for the sources of a gate and for what a gate passes to products. A weight is not
+rounded: products round it while packing, and its float32 master is the only copy.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from llamatrain.graph.tensor import BF16, F32, Node, QuantizedType, Tensor, find
 
 
 def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs with every product in bfloat16, its sums in float32."""
+    """Return the outputs with every product in bfloat16; sums stay in float32."""
     rounded: dict[Tensor, Tensor] = {}
 
     def round_tensor(tensor: Tensor) -> Tensor:
@@ -41,7 +41,8 @@ def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
         )  # which cannot be rounded before
         keep = weights[:1] if len(chosen) == 2 and not node.op.rounds_outputs else []
         sources = [
-            round_tensor(s) if index in chosen and index not in keep else s for index, s in enumerate(node.sources)
+            round_tensor(s) if index in chosen and index not in keep else s
+            for index, s in enumerate(node.sources)
         ]
         made = Node(node.op, tuple(sources), node.attrs, node.outputs[0].name)
         if node.op.rounds_outputs:

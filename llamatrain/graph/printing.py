@@ -1,4 +1,4 @@
-"""A graph for people to look at, as text or as a dot file; and the verifier that each rewrite is checked by."""
+"""Prints a graph as text or as a dot file, and verifies it after each rewrite."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +14,7 @@ def _label(tensor: Tensor) -> str:
 
 
 def as_text(outputs: Sequence[Tensor]) -> str:
-    """One line a leaf and one a node, in an order that could be run."""
+    """Return the graph as text, one line for each leaf and node, in an order that could run."""
     lines = [
         f"{leaf.role:9} {_label(leaf)}: {leaf.dtype}{list(leaf.shape)}" for leaf in collect_leaves(outputs)
     ]
@@ -27,7 +27,7 @@ def as_text(outputs: Sequence[Tensor]) -> str:
 
 
 def as_dot(outputs: Sequence[Tensor]) -> str:
-    """The graph in Graphviz's language."""
+    """Return the graph in Graphviz's language."""
     lines = ["digraph {", "  node [shape=box fontname=monospace]"]
     shape = lambda tensor: f"{tensor.dtype}{list(tensor.shape)}"
     lines += [
@@ -43,7 +43,7 @@ def as_dot(outputs: Sequence[Tensor]) -> str:
 
 
 def describe(tensor: Tensor) -> str:
-    """A tensor's name; of an unnamed value its op, and the nearest names before it."""
+    """Return a tensor's name, or its op and the nearest named sources."""
     if tensor.name or not tensor.node:
         return tensor.name or tensor.role
     level, names = list(tensor.node.sources), list[str]()
@@ -65,22 +65,33 @@ def describe(tensor: Tensor) -> str:
 
 
 def verify(outputs: Iterable[Tensor]) -> None:
-    """Each node's outputs are what its op's shape rule says, made after its sources; no tensor is changed twice."""
+    """Check that shapes follow the shape rules, nodes come after their sources, and no tensor is changed
+    twice.
+    """
     changed: dict[Tensor, Node] = {}
     for node in collect_nodes(outputs):
         if tuple(output.spec for output in node.outputs) != node.op.check_specs(
             node.sources, node.attrs, node.name
         ):
-            raise GraphError(f"{node!r} does not have the shapes that its op gives it")
+            raise GraphError(
+                f"the outputs of {node!r} do not have the shapes of its op", code="invalid-graph"
+            )
         for source in node.sources:
             if source.node and source.node.serial >= node.serial:
-                raise GraphError(f"{node!r} stands before its source {source.node!r}")
+                raise GraphError(f"{node!r} comes before its source {source.node!r}", code="invalid-graph")
             if source.node and source.node.outputs[source.index] is not source:
-                raise GraphError(f"{node!r} takes a source that {source.node!r} does not make")
+                raise GraphError(
+                    f"{node!r} reads a source that {source.node!r} does not compute", code="invalid-graph"
+                )
         for source in (node.sources[index] for index in node.aliases.values()):
             seen = find_base(source)
             if seen.nbytes != source.nbytes:
-                raise GraphError(f"{node!r} changes {source!r} in place, which is only a part of {seen!r}")
+                raise GraphError(
+                    f"{node!r} changes {source!r} in place, which is only a part of {seen!r}",
+                    code="invalid-in-place",
+                )
             if seen in changed:
-                raise GraphError(f"{seen!r} is changed by {changed[seen]!r} and by {node!r}")
+                raise GraphError(
+                    f"{seen!r} is changed by {changed[seen]!r} and by {node!r}", code="invalid-in-place"
+                )
             changed[seen] = node

@@ -1,8 +1,9 @@
-"""Gradient checkpointing: values of the forward part are not kept for the gradients but made again beside their use.
+"""Gradient checkpointing: forward values are not kept for the gradients but recomputed next to their use.
 
-Also known as rematerialisation or activation recomputation (Chen et al. 2016). Here it is a rewrite: the nodes of a segment
-are cloned, from the values that are kept at its border, for the gradient nodes that read them. Nothing else changes: the
-planner sees shorter lives and finds the saving by itself, and the same kernels on the same inputs give the same bits.
+Also known as rematerialization or activation recomputation (Chen et al. 2016). It is a rewrite: the nodes of
+a segment are cloned, from the values that are kept at its border, for the gradient nodes that read them.
+Nothing else changes: the planner sees shorter lifetimes and finds the saving by itself, and the same kernels
+on the same inputs give the same bits.
 """
 
 import math
@@ -20,10 +21,11 @@ def recompute(
     keep: Iterable[Tensor],
     among: Iterable[Tensor] | None = None,
 ) -> list[Tensor]:
-    """The outputs with gradient nodes reading recomputed values.
+    """Return the outputs with gradient nodes reading recomputed values.
 
-    `forward` are results of the forward part (the loss, say): what they need is never cloned for each other. `keep` are the
-    values that stay, at the borders of segments. With `among`, only those values and what they hide are recomputed.
+    `forward` are results of the forward part (such as the loss): what they need is never cloned for each
+    other. `keep` are the values that are kept, at the borders of segments. With `among`, only those values
+    and what they hide are recomputed.
     """
     original = {node.serial for node in collect_nodes(forward)}
     kept, limited = set(keep), None if among is None else set(among)
@@ -69,9 +71,9 @@ def recompute(
 def apply_policy(
     outputs: Sequence[Tensor], forward: Tensor, borders: Sequence[Tensor], policy: Policy
 ) -> list[Tensor]:
-    """The outputs under a policy. `borders` are the values between blocks, beginning with what goes into the first.
+    """Apply a recomputation policy. `borders` are the values between blocks, beginning with the first block's input.
 
-    The last block is left alone: it would be made again at the very moment of the peak.
+    The last block is left alone: it would be recomputed at the very moment of the peak.
     """
     if policy == "none":
         return list(outputs)
@@ -114,7 +116,10 @@ def _is_recomputed(tensor: Tensor, border: Tensor, way: str) -> bool:
 def borders_with_gradient(
     outputs: Sequence[Tensor], forward: Tensor, borders: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """Those from the first on behind which a gradient reads anything: what lies before it is not made again for nothing."""
+    """Return the borders from the first one behind which a gradient reads a value.
+
+    Blocks before it need not be recomputed.
+    """
     original = {node.serial for node in collect_nodes([forward])}
     read = {
         find_base(source)
@@ -127,15 +132,18 @@ def borders_with_gradient(
 
 
 def choose_borders(borders: Sequence[Tensor]) -> list[Tensor]:
-    """Of n borders every a-th, and those behind the last of them, from which gradients begin. The others are made again, a
-    segment of a blocks at a time, before the blocks themselves are: n/a and a borders are fewest at a = sqrt(n)."""
+    """Return every a-th of n borders, and those after the last of them, where gradients begin.
+
+    The others are recomputed before their blocks are, a segment of a blocks at a time: n/a + a borders are
+    fewest at a = sqrt(n).
+    """
     spacing = max(1, round(math.sqrt(len(borders))))
     last = (len(borders) - 1) // spacing * spacing
     return [border for place, border in enumerate(borders) if place % spacing == 0 or place > last]
 
 
 def segments(forward: Tensor, borders: Sequence[Tensor]) -> list[list[Tensor]]:
-    """The values between one border and the next, and after the last."""
+    """Return the values between one border and the next, and after the last."""
     nodes = collect_nodes([forward])
     places = {output: place for place, node in enumerate(nodes) for output in node.outputs}
     cuts = [*(places.get(border, -1) for border in borders), len(nodes)]
@@ -143,7 +151,10 @@ def segments(forward: Tensor, borders: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def _is_light(tensor: Tensor) -> bool:
-    """Rounding something dear again would keep what is larger in place of what is smaller."""
+    """Return True if a value is cheap to recompute.
+
+    A cast to a smaller type is not: recomputing it would keep its larger source.
+    """
     node = tensor.node
     if node is None or not node.op.is_cheap:
         return False

@@ -1,9 +1,8 @@
-"""What of which block is made again, in a word: `block:3,wide:2` is all of the first three, and of the two that follow what is
-wide.
+"""Recomputation policies as text: `block:3,wide:2` recomputes all of three blocks, and what is wide of two more.
 
-The ways to make a block again, each of which makes more again than the one before: none of it; what is light; of that which is
-made by products, what is wider than what goes from block to block; all but attention; all. A segment is so many blocks of which
-the first one's input alone is kept: the others' are made again, from there, before their blocks are.
+The ways to recompute a block, each recomputing more than the one before: nothing; what is light; of products,
+what is wider than a block's input; all but attention; everything. In a segment of several blocks, only the
+first one's input is kept; the others' are recomputed before their blocks are.
 """
 
 from collections.abc import Sequence
@@ -26,15 +25,17 @@ PolicyPart = tuple[str, int]  # so many blocks in one way
 
 
 def is_policy(text: str) -> bool:
+    """Return True if a text is a valid policy."""
     return text in POLICY_NAMES or _is_count(text) or all(_is_part(each) for each in text.split(","))
 
 
 def parse_policy(policy: Policy, blocks: int) -> list[PolicyPart]:
-    """Of all blocks; those behind the last that is told of are light."""
+    """Return a policy as (way, number of blocks) for all blocks; blocks that it does not mention are light."""
     text = str(policy)
     if text == "optimal" or not is_policy(text):
         raise GraphError(
-            f"unknown recomputation policy {policy!r}; known are {', '.join(POLICY_NAMES)}, or a number of blocks"
+            f"unknown recomputation policy {policy!r}; known are {', '.join(POLICY_NAMES)}, or a number of blocks",
+            code="unknown-remat-policy",
         )
     if text in WAYS:
         return [(text, blocks)]
@@ -46,7 +47,7 @@ def parse_policy(policy: Policy, blocks: int) -> list[PolicyPart]:
 
 
 def format_policy(policy_parts: Sequence[PolicyPart]) -> str:
-    """The word for them: what is light at their end goes without saying, and blocks alone are a number."""
+    """Return a policy as text; light blocks at the end are omitted, and only full blocks give a number."""
     parts = list[PolicyPart]()
     for way, count in policy_parts:
         if count and parts and parts[-1][0] == way != SEGMENT:
@@ -65,7 +66,7 @@ def format_policy(policy_parts: Sequence[PolicyPart]) -> str:
 
 
 def scale_policy(policy: Policy, blocks: int, to: int) -> Policy:
-    """For `to` blocks what it is for so many: of each way the same share."""
+    """Convert a policy for `blocks` blocks to one for `to` blocks with the same shares."""
     if str(policy) in POLICY_NAMES:
         return policy
     parts, before, at = list[PolicyPart](), 0, 0

@@ -1,4 +1,4 @@
-"""Graphs made of graphs."""
+"""Rebuilds graphs with replaced tensors and changed nodes."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,10 +10,10 @@ def rebuild(
     replace: dict[Tensor, Tensor],
     change: Callable[[Node], Node | Sequence[Tensor] | None],
 ) -> list[Tensor]:
-    """The outputs again, with tensors replaced and nodes changed; what nothing touches stays the same node.
+    """Return the outputs with tensors replaced and nodes changed; untouched nodes stay the same objects.
 
-    `change` is given each node whose sources are already the new ones, and gives another node, or a tensor for each of its
-    outputs, or None.
+    `change` gets each node with its new sources and returns another node, a tensor for each of its outputs,
+    or None.
     """
     new = dict(replace)
     for node in collect_nodes(outputs):

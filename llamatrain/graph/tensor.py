@@ -1,7 +1,7 @@
-"""The symbolic graph: tensors, the nodes that make them, and the ops that say what a node is.
+"""The symbolic graph: tensors, the nodes that compute them, and the ops that define a node.
 
-A graph is nothing but its output tensors: each knows the node that makes it, each node its sources. Nodes carry a serial
-number and are made after their sources, so sorting by it is a topological order; nothing here recurses.
+A graph is given by its output tensors: each knows its node, and each node its sources. Nodes have a serial
+number and are created after their sources, so sorting by it is a topological order; nothing here recurses.
 """
 
 import itertools
@@ -19,17 +19,18 @@ from llamatrain.gguf.types import GgmlType, type_by_name
 
 @dataclass(frozen=True)
 class DType:
-    """An element type, and how numpy holds it."""
+    """An element type, and the numpy type that holds it."""
 
     name: str
     numpy: np.dtype
 
     @property
     def size(self) -> int:
+        """The bytes of an element."""
         return self.numpy.itemsize
 
     def storage_shape(self, shape: "Shape") -> "Shape":
-        """The shape of the array that holds such a tensor."""
+        """Return the shape of the array that holds a tensor of this type."""
         return shape
 
     def __repr__(self) -> str:
@@ -38,11 +39,12 @@ class DType:
 
 @dataclass(frozen=True, repr=False)
 class QuantizedType(DType):
-    """A weight as a GGUF file holds it, of any of ggml's types: bytes, a row of blocks for each of its rows. It is only read."""
+    """A quantized weight as in a GGUF file: rows of blocks, as bytes. It is read-only."""
 
     kind: GgmlType
 
     def storage_shape(self, shape: "Shape") -> "Shape":
+        """Return the shape in bytes."""
         return (*shape[:-1], self.kind.row_bytes(shape[-1]))
 
 
@@ -55,7 +57,7 @@ Shape = tuple[int, ...]
 
 
 class DynamicDim(int):
-    """The length of a first axis that varies (graph/varying.py): a run has so much of it at most, in multiples of a step."""
+    """The length of a dynamic first axis (dynamic_axis.py): the maximum, in multiples of a step."""
 
     step: int
 
@@ -67,16 +69,16 @@ class DynamicDim(int):
 
 @cache
 def quantized(name: str) -> QuantizedType:
-    """The type that ggml calls so, as in `quantised("Q4_0")`."""
+    """Return the type of ggml's name, such as `quantized("Q4_0")`."""
     try:
         return QuantizedType(name.lower(), np.dtype(np.uint8), type_by_name(name))
     except KeyError:
-        raise GraphError(f"ggml has no type called {name!r}") from None
+        raise GraphError(f"ggml has no type {name!r}", code="unknown-type") from None
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What is known of an array before there is one."""
+    """The shape and type of an array."""
 
     shape: Shape
     dtype: DType
@@ -95,7 +97,7 @@ class Spec:
 
 
 class ShapeError(Exception):
-    """Raised by a shape rule: what does not fit. The op adds its name and what it received."""
+    """Raised by a shape rule. The op adds its name and its sources."""
 
 
 class Tensor:
@@ -117,14 +119,17 @@ class Tensor:
 
     @property
     def spec(self) -> Spec:
+        """The shape and type."""
         return Spec(self.shape, self.dtype)
 
     @property
     def size(self) -> int:
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """The size in bytes."""
         return math.prod(self.dtype.storage_shape(self.shape)) * self.dtype.size
 
     def __repr__(self) -> str:
@@ -132,26 +137,30 @@ class Tensor:
 
 
 def leaf(role: str, name: str, shape: Iterable[int], dtype: DType = F32) -> Tensor:
+    """Create a leaf of a role."""
     if isinstance(dtype, QuantizedType) and role != "state":
-        raise GraphError(f"{role} {name}: a {dtype} weight is only read; make it a state")
+        raise GraphError(
+            f"{role} {name}: a {dtype} weight is read-only; make it a state", code="quantized-not-trainable"
+        )
     try:
         lengths = tuple(size if isinstance(size, DynamicDim) else int(size) for size in shape)
         return Tensor(Spec(lengths, dtype), role, name)
     except ShapeError as misfit:
-        raise GraphError(f"{role} {name}: {misfit}") from None
+        raise GraphError(f"{role} {name}: {misfit}", code="invalid-shape") from None
 
 
 def placeholder(name: str, shape: Iterable[int], dtype: DType = F32) -> Tensor:
-    """An input: written before each run."""
+    """Create an input, which is written before each run."""
     return leaf("input", name, shape, dtype)
 
 
 def parameter(name: str, shape: Iterable[int], dtype: DType = F32) -> Tensor:
+    """Create a trainable weight."""
     return leaf("parameter", name, shape, dtype)
 
 
 def state(name: str, shape: Iterable[int], dtype: DType = F32) -> Tensor:
-    """Memory that runs read and change: moments, caches, kept gradients."""
+    """Create memory that runs read and change: moments, caches, accumulated gradients."""
     return leaf("state", name, shape, dtype)
 
 
@@ -169,11 +178,12 @@ class Node:
 
     @property
     def name(self) -> str:
+        """The name of the first output, or the op and the serial number."""
         return self.outputs[0].name or f"{self.op.name}#{self.serial}"
 
     @property
     def aliases(self) -> Mapping[int, int]:
-        """Which output is which source, changed in its place."""
+        """The source that each in-place output changes."""
         return {0: 0} if self.attrs.get("into") else self.op.aliases
 
     def __repr__(self) -> str:
@@ -185,14 +195,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a tensor's elements lie in the memory of another: offset and strides, in elements."""
+    """The offset and strides, in elements, of a tensor in another one's memory."""
 
     offset: int
     strides: tuple[int, ...]
 
 
 def dense(shape: Shape) -> tuple[int, ...]:
-    """The strides of elements in C order."""
+    """Return the strides of C order, in elements."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
@@ -202,7 +212,10 @@ Gradients = Sequence["Tensor | None"]
 
 @dataclass(eq=False, repr=False)
 class Op:
-    """A shape rule, a gradient rule (or why there is none), and, by its name, a kernel; with what else is known of it."""
+    """An op: a shape rule, a gradient rule (or the reason why there is none), and properties.
+
+    Its kernel has its name.
+    """
 
     rule: ShapeRule
     _: KW_ONLY
@@ -212,7 +225,7 @@ class Op:
     aliases: Mapping[int, int] = field(default_factory=dict)  # output: source, changed where it lies
     layout: Callable[..., Layout | None] | None = None  # a view's rule: it moves no bytes
     takes_views: bool = False  # its kernels take sources of any layout
-    quantized_source: int | None = None  # the source that may be a quantised weight
+    quantized_source: int | None = None  # the source that may be a quantized weight
     rounded_sources: tuple[int, ...] = ()  # the sources that mixed precision rounds to bfloat16
     rounds_outputs: bool = False  # of sources in bfloat16, results in it
     is_cheap: bool = False  # costs little more than reading its sources: made again before anything dear is
@@ -233,9 +246,14 @@ class Op:
     def check_specs(
         self, sources: Sequence[Tensor], attrs: dict[str, Any], name: str = ""
     ) -> tuple[Spec, ...]:
+        """Return the specs of the outputs.
+
+        Raise GraphError with the op's name and sources if they do not fit.
+        """
         if foreign := [source for source in sources if not isinstance(source, Tensor)]:
             raise GraphError(
-                f"{self.name}{f' ({name})' if name else ''}: {foreign[0]!r} is no tensor of a graph"
+                f"{self.name}{f' ({name})' if name else ''}: {foreign[0]!r} is not a tensor of a graph",
+                code="not-a-tensor",
             )
         try:
             return self.infer_specs(*(source.spec for source in sources), **attrs)
@@ -244,10 +262,12 @@ class Op:
                 f"{s.name or f'source {i}'} {s.dtype}{list(s.shape)}" for i, s in enumerate(sources)
             )
             raise GraphError(
-                f"{self.name}{f' ({name})' if name else ''}: {misfit}; received {received or 'no source'}"
+                f"{self.name}{f' ({name})' if name else ''}: {misfit} (got {received or 'no source'})",
+                code="invalid-shape",
             ) from None
 
     def infer_specs(self, *sources: Spec, **attrs: Any) -> tuple[Spec, ...]:
+        """Return the specs of the outputs by the shape rule."""
         for index, source in enumerate(sources):
             if isinstance(source.dtype, QuantizedType) and index != self.quantized_source:
                 raise ShapeError(
@@ -264,11 +284,15 @@ OPS: dict[str, Op] = {}
 
 
 def quantized_ops() -> list[str]:
+    """Return the names of ops that accept a quantized weight."""
     return [name for name, each in OPS.items() if each.quantized_source is not None]
 
 
 def op(**facts: Any) -> Callable[[ShapeRule], Op]:
-    """Declare an op by its shape rule: specs and attributes in, spec or specs out. Its facts are the fields of `Op`."""
+    """Declare an op by its shape rule: specs and attributes in, spec or specs out.
+
+    `facts` are fields of `Op`.
+    """
 
     def declare(rule: ShapeRule) -> Op:
         OPS[rule.__name__] = declared = Op(rule, **facts)
@@ -280,9 +304,9 @@ def op(**facts: Any) -> Callable[[ShapeRule], Op]:
 def gradient(
     of: Op, selective: bool = False
 ) -> Callable[[Callable[..., Gradients]], Callable[..., Gradients]]:
-    """Declare `of`'s gradient: node and the gradients of its outputs in, one gradient (or None) a source out.
+    """Declare the gradient of an op: node and output gradients in, a gradient or None for each source out.
 
-    A selective rule is told for which sources a gradient is `wanted`: its op computes several in one go.
+    The argument `wanted` of a selective rule says which gradients are needed: its op computes several at once.
     """
 
     def declare(rule: Callable[..., Gradients]) -> Callable[..., Gradients]:
@@ -296,7 +320,7 @@ def gradient(
 
 
 def collect_nodes(outputs: Iterable[Tensor]) -> list[Node]:
-    """Every node that the outputs need, each after its sources."""
+    """Return every node that the outputs need, each after its sources."""
     nodes: dict[int, Node] = {}
     waiting = [output.node for output in outputs if output.node]
     while waiting:
@@ -308,14 +332,14 @@ def collect_nodes(outputs: Iterable[Tensor]) -> list[Node]:
 
 
 def collect_leaves(outputs: Iterable[Tensor]) -> list[Tensor]:
-    """The leaves that the outputs need, in the order of their first use."""
+    """Return the leaves that the outputs need, in the order of first use."""
     outputs = list(outputs)
     sources = itertools.chain(*(node.sources for node in collect_nodes(outputs)), outputs)
     return list(dict.fromkeys(source for source in sources if source.node is None))
 
 
 def find_base(tensor: Tensor) -> Tensor:
-    """What this is a view of: a leaf or a node's result, in the state that it had then."""
+    """Return the tensor that a view shows: a leaf or a node's output."""
     while tensor.node and tensor.node.op.layout:
         (tensor,) = tensor.node.sources
     return tensor

@@ -1,0 +1,1 @@
+"""Files on disk: mapped reading, atomic writing, and unfinished files."""

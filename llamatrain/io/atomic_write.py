@@ -1,4 +1,4 @@
-"""A file takes its name when it is whole, and not before: what stood there stays until then."""
+"""Atomic writing: a file gets its name when it is complete. Until then, the file of that name stays."""
 
 import os
 import stat
@@ -21,10 +21,11 @@ ASIDE_SUFFIX = ".passed-over"  # behind the name of what makes way
 
 
 class AtomicFile:
-    """A file being written beside its place; leaving the `with` block without an error moves it there.
+    """A file under a temporary name, moved to its path when the `with` block ends without an error.
 
-    A link in its place is replaced, and what it leads to stays as it is. Nobody may read or write it who could not do so with
-    the file that it replaces. `check` looks at the file before it takes its name.
+    A symbolic link at the path is replaced; its target stays as it is. The new file grants no rights that the
+    file it replaces did not grant. `check` is called with the complete file before the move and may raise
+    FileError.
     """
 
     def __init__(self, path: str | Path, check: Callable[[Path], object] | None = None) -> None:
@@ -35,21 +36,24 @@ class AtomicFile:
                 stat.S_IFLNK,
             )
             if is_special or os.path.realpath(self.path.parent) == DEVICES:  # where links are devices, too
-                raise FileError(f"{path}: this is a folder, a device or a pipe, no place for a file")
+                raise FileError(
+                    f"{path}: this is a folder, a device or a pipe; choose another path for the file",
+                    code="not-a-file",
+                )
             self._temporary, self._file = create_partial(self.path)
             restrict_mode(self._temporary, self.path)
         except OSError as error:
             raise self._write_error(error) from error
 
     def write(self, data: np.ndarray | bytes) -> int:
-        """How many bytes were written: all of them."""
+        """Write all of `data` and return the number of bytes."""
         try:
             return self._file.write(np.ascontiguousarray(data).data if isinstance(data, np.ndarray) else data)
         except OSError as error:
             raise self._write_error(error) from error
 
     def overwrite(self, at: int, data: bytes) -> None:
-        """In the place of what was written there."""
+        """Overwrite the bytes at an earlier offset, then continue at the end."""
         try:
             self._file.seek(at)
             self._file.write(data)
@@ -95,15 +99,15 @@ class AtomicFile:
         except FileError as error:
             message = str(error).removeprefix(f"{self._temporary}: ")
             raise FileError(
-                f"{self.path}: is not kept, since it could not be read again: {message}"
+                f"{self.path}: not written, because it could not be read back: {message}", code=error.code
             ) from error
 
     def _write_error(self, error: OSError) -> FileError:
-        return FileError(f"{self.path}: cannot be written: {error.strerror}")
+        return FileError(f"{self.path}: cannot be written: {error.strerror}", code="write-failed")
 
 
 def restrict_mode(new: Path, old: Path) -> None:
-    """Take the rights from a file that group and others do not have to the one that it replaces."""
+    """Remove permissions from `new` that group and others do not have for `old`."""
     with suppress(FileNotFoundError):
         status = old.lstat()
         if stat.S_ISREG(status.st_mode):
@@ -113,7 +117,7 @@ def restrict_mode(new: Path, old: Path) -> None:
 
 
 def move_aside(file: Path) -> None:
-    """Leave it beside its place, under a name that nothing has."""
+    """Rename a file to the first free name `<name>.passed-over[-N]`."""
     for attempt in count():
         target = file.with_name(f"{file.name}{ASIDE_SUFFIX}{f'-{attempt}' if attempt else ''}")
         if not os.path.lexists(target):
@@ -122,17 +126,17 @@ def move_aside(file: Path) -> None:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """A file as another, which takes its name when it is whole."""
+    """Copy a file; the copy gets its name when it is complete."""
     try:
         with source.open("rb") as file, AtomicFile(target) as copy:
             while chunk := file.read(CHUNK_BYTES):
                 copy.write(chunk)
     except OSError as error:
-        raise FileError(f"{source}: cannot be copied: {error.strerror}") from error
+        raise FileError(f"{source}: cannot be copied: {error.strerror}", code="copy-failed") from error
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """A second name of a file, in the place of what has it; a copy, where a file has but one."""
+    """Make `target` a hard link to `source`, or a copy where the file system has no hard links."""
     hidden = target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
     try:
         restrict_mode(source, target)

@@ -1,4 +1,4 @@
-"""The pages of mapped files that are in this process's memory."""
+"""Pages of mapped files that are resident in this process."""
 
 import mmap
 
@@ -11,7 +11,10 @@ MAX_FOLIO = (
 
 
 def find_mapping(array: np.ndarray) -> mmap.mmap | None:
-    """The mapped file that an array lies in, if any. Memory that can be written is none: it would be lost with its pages."""
+    """Return the mapped file that an array lies in, or None.
+
+    Writable memory gives None: its contents would be lost with its pages.
+    """
     owner: object = array
     while isinstance(owner, np.ndarray):
         owner = owner.base
@@ -20,8 +23,11 @@ def find_mapping(array: np.ndarray) -> mmap.mmap | None:
 
 
 def release_pages(array: np.ndarray) -> None:
-    """Take the part of a mapped file that an array lies in out of this process's memory, with what the system mapped around it:
-    of a thousand small tensors that would be tens of megabytes. Whoever reads it gets it back."""
+    """Drop the pages of a mapped file that hold an array, and those that the kernel mapped around them.
+
+    For a thousand small tensors, the pages around them would be tens of megabytes. A later read maps them
+    again.
+    """
     mapped = find_mapping(array)
     if array.size and mapped is not None and hasattr(mapped, "madvise"):
         start = np.frombuffer(mapped, np.uint8).ctypes.data

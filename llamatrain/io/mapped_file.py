@@ -1,8 +1,9 @@
-"""Files mapped into memory, which others may write to, cut short or replace meanwhile: what was done to one is seen, and said.
+"""Memory-mapped files, with detection of changes that others make meanwhile.
 
-What is mapped of a file that was replaced by another of its name is still the file that was opened. One that was written to in
-place shows the new bytes, and one that was cut short has none behind its new end: whoever reads there gets a SIGBUS, which
-ends a process without a word. So those pages are made zeros, and the reader goes on until it asks whether the file is sound.
+If a file is replaced by another of the same name, the mapping still shows the old file. If it is written in
+place, the mapping shows the new bytes. If it is truncated, reading behind the new end raises SIGBUS, which
+would kill the process without a message. So a signal handler maps zeros there; the reader continues, and
+`check` reports the change.
 """
 
 import ctypes
@@ -27,12 +28,12 @@ from llamatrain.io.madvise import find_mapping
 
 
 class ChangedError(FileError):
-    """A file that was changed while it was being read."""
+    """A file was changed while it was being read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileIdentity:
-    """Which file it is, how long, and when it was written to last."""
+    """The device, inode, size and modification time of a file."""
 
     device: int
     inode: int
@@ -41,18 +42,19 @@ class FileIdentity:
 
     @classmethod
     def read(cls, file: int | Path) -> Self:
-        """Of an open file, or of the one that has a name now."""
+        """Return the identity of an open file (its descriptor) or of the file at a path."""
         status = file.stat() if isinstance(file, Path) else os.fstat(file)
         return cls(
             device=status.st_dev, inode=status.st_ino, size=status.st_size, mtime_ns=status.st_mtime_ns
         )
 
     def is_same_file(self, other: Self) -> bool:
+        """Return True if both are the same file, whatever was written to it."""
         return (self.device, self.inode) == (other.device, other.inode)
 
 
 class MappedFile(mmap.mmap):
-    """It has a descriptor of its own, which knows the file under any name."""
+    """A read-only mapping with its own descriptor, which identifies the file even after a rename."""
 
     path: Path
     identity: FileIdentity
@@ -77,69 +79,76 @@ class MappedFile(mmap.mmap):
 
     @property
     def current_identity(self) -> FileIdentity:
+        """The identity of the file now."""
         return FileIdentity.read(self._descriptor)
 
     def read_bytes(self, offset: int, count: int) -> bytes:
-        """Bytes read from the file, not from the mapping: fewer where it ends before."""
+        """Read bytes from the file, not from the mapping. The result is shorter at the end of the file."""
         if not hasattr(os, "pread"):
             return self[offset : offset + count]
         try:
             return os.pread(self._descriptor, count, offset)
         except OSError as error:
-            raise FileError(f"{self.path}: {error.strerror}") from error
+            raise FileError(f"{self.path}: {error.strerror}", code="read-failed") from error
 
     def describe_change(self) -> str | None:
-        """What was done to the bytes that were mapped since then, if anything."""
+        """Return what happened to the mapped bytes since the file was opened, or None."""
         now = self.current_identity
         if now.size < self.identity.size:
-            return f"was cut short, from {self.identity.size} to {now.size} bytes, while it was being read"
+            return f"was truncated from {self.identity.size} to {now.size} bytes while it was being read"
         if (now.size, now.mtime_ns) != (self.identity.size, self.identity.mtime_ns):
             return "was written to while it was being read"
         return "cannot be read to its end: the disk may be failing" if self.has_lost_pages else None
 
     def check(self) -> None:
+        """Raise ChangedError if the file was changed since it was opened."""
         if change := self.describe_change():
             raise ChangedError(
-                f"{self.path}: {change}; once it is whole and nobody writes to it, the same command will do"
+                f"{self.path}: {change}; repeat the command when the file is complete and nobody writes to it",
+                code="file-changed",
             )
 
 
 def map_file(path: Path, needed: str = "a GGUF file") -> MappedFile:
+    """Map a regular file; `needed` says in the error what the file should be."""
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):  # asked before it is opened: a pipe would wait for a writer
             raise FileError(
-                f"{path}: this is a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}; {needed} is needed"
+                f"{path}: this is a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}; {needed} is needed",
+                code="not-a-file",
             )
         with path.open("rb") as file:
             if not file.seek(0, 2):
-                raise FileError(f"{path}: the file is empty; {needed} is needed")
+                raise FileError(f"{path}: the file is empty; {needed} is needed", code="empty-file")
             return MappedFile(path, file.fileno())
     except ValueError as error:  # it was cut short in this very moment
         raise ChangedError(
-            f"{path}: was cut short while it was being opened; once it is whole, the same command will do"
+            f"{path}: was truncated while it was being opened; repeat the command when it is complete",
+            code="file-changed",
         ) from error
     except FileNotFoundError:
         raise missing_model(path) from None
     except OSError as error:
-        raise FileError(f"{path}: {error.strerror}") from error
+        raise FileError(f"{path}: {error.strerror}", code="read-failed") from error
 
 
 def mapped_files(arrays: Iterable[np.ndarray]) -> list[MappedFile]:
-    """Those that some of the arrays lie in."""
+    """Return the mapped files that the arrays lie in, each once."""
     return list(
         {id(file): file for array in arrays if isinstance(file := find_mapping(array), MappedFile)}.values()
     )
 
 
 def check_files(files: Iterable[MappedFile]) -> None:
+    """Raise ChangedError if one of the files was changed since it was opened."""
     for file in files:
         file.check()
 
 
 @contextmanager
 def verify_unchanged(files: Iterable[MappedFile]) -> Iterator[None]:
-    """What is read of them in the block was theirs from the beginning to the end; else that is told, whatever else failed."""
+    """Raise ChangedError at the end of the block if a file was changed, even if something else failed."""
     try:
         yield
     except Exception:
@@ -157,7 +166,7 @@ SIGNAL_LAYOUTS = {"linux": (128, 0x4 | 0x10000000, 16), "darwin": (4, 0x40 | 0x2
 
 
 class SigbusGuard:
-    """Answers SIGBUS: of a mapped file's pages by zeros; any other goes to whoever had the signal before."""
+    """A handler of SIGBUS that maps zeros into files of ours and passes other faults to the previous handler."""
 
     def __init__(self) -> None:
         self.is_supported = (
@@ -177,10 +186,11 @@ class SigbusGuard:
             self.previous = self.default
 
     def pack_action(self, handler: int, flags: int) -> bytes:
+        """Return a C `struct sigaction` as bytes."""
         return self.action.pack(handler, b"", flags, 0)
 
     def install(self) -> None:
-        """Unless it is in its place already."""
+        """Install the handler, unless it is the current one."""
         if not self.is_supported:
             return
         current = ctypes.create_string_buffer(self.action.size)
@@ -190,9 +200,9 @@ class SigbusGuard:
             self.libc.sigaction(signal.SIGBUS, self.pack_action(self.handler, self.flags), None)
 
     def handle_fault(self, number: int, info: int, context: int) -> None:
-        """Called by the thread that reads, in the midst of it; when this returns, it reads again.
+        """Map zeros at the fault address, so that the interrupted read succeeds when it is repeated.
 
-        It may be one of compiled code: the one that waits for it has let go of Python's lock.
+        The thread that reads calls this, possibly from compiled code, whose caller has released the GIL.
         """
         address = ctypes.c_void_p.from_address(info + self.address_at).value or 0
         for reference in open_mappings.valuerefs():

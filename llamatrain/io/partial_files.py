@@ -1,4 +1,7 @@
-"""Files that are being written beside their places. Who writes one holds it: what nobody holds is of a process that is gone."""
+"""Unfinished files next to their target.
+
+The writer locks its file, so an unlocked one belongs to a dead process.
+"""
 
 import os
 import re
@@ -14,7 +17,7 @@ MAX_STEM = 50  # characters of the place's name; of a longer one a sum stands fo
 
 
 def create_partial(target: Path) -> tuple[Path, BinaryIO]:
-    """A new one, held; those that were left for the same place go."""
+    """Create and lock a new temporary file next to `target`, and remove leftovers for the same target."""
     remove_partials(target)
     while True:
         path = target.with_name(f"{partial_prefix(target)}{os.urandom(4).hex()}.tmp")
@@ -31,6 +34,7 @@ def create_partial(target: Path) -> tuple[Path, BinaryIO]:
 
 
 def partial_prefix(target: Path) -> str:
+    """Return the prefix of temporary names for `target`; a checksum replaces the end of a long name."""
     name = target.name
     return (
         f".{name}."
@@ -40,6 +44,7 @@ def partial_prefix(target: Path) -> str:
 
 
 def remove_partials(target: Path) -> None:
+    """Remove unlocked temporary files for `target`."""
     name = re.compile(re.escape(partial_prefix(target)) + r"[0-9a-f]{8}\.tmp")
     with suppress(OSError):  # of a folder that cannot be looked into, or files of others
         for path in [Path(entry) for entry in os.scandir(target.parent) if name.fullmatch(entry.name)]:

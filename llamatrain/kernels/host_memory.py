@@ -1,4 +1,4 @@
-"""Memory of this machine, as arrays: what the backends that compute here have in common."""
+"""Host memory as numpy arrays, for the backends that compute on this machine."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -12,19 +12,23 @@ from llamatrain.io.madvise import find_mapping, release_pages
 from llamatrain.kernels.quantized import Blocks
 from llamatrain.platform.memory import ALIGNMENT, allocate
 
-CHECKED_ELEMENTS = 1 << 21  # elements of a quantised weight that are looked at together
+CHECKED_ELEMENTS = 1 << 21  # elements of a quantized weight that are checked at a time
 
 
 class HostMemory:
-    """Memory is a row of bytes; a place in it an array, or the blocks of a quantised weight."""
+    """Memory is an array of bytes; a view in it is an array, or the blocks of a quantized weight."""
 
     def __init__(self, threads: int = 1, drop_pages: bool = False) -> None:
-        """With `drops`, pages of mapped files leave memory after each reading: they wait in the system's cache for the next."""
+        """Set the threads; with `drop_pages`, pages of mapped files are released after each read.
+
+        They stay in the system's cache for the next read.
+        """
         self.threads, self.drop_pages = threads, drop_pages
 
     # ---- memory ------------------------------------------------------------
 
     def allocate(self, size: int, within: np.ndarray | None = None, start: int = 0) -> np.ndarray:
+        """Return aligned, zeroed bytes, or a part of an arena."""
         if within is None:
             return allocate(size)
         if (
@@ -34,31 +38,35 @@ class HostMemory:
             or not within.flags.writeable
         ):
             raise GraphError(
-                f"an arena is a row of bytes that can be written; received {within.dtype}{list(within.shape)}"
+                f"an arena must be a writable array of bytes (got {within.dtype}{list(within.shape)})",
+                code="invalid-arena",
             )
         if within.size < start + size or (size and within.ctypes.data % ALIGNMENT):
             raise GraphError(
-                f"the plan needs an arena of {size:,} bytes, aligned to {ALIGNMENT}; received {within.size:,} bytes"
+                f"the plan needs an arena of {size:,} bytes, aligned to {ALIGNMENT} (got {within.size:,} bytes)",
+                code="arena-too-small",
             )
         return within[start : start + size]
 
     def use_memory(self, tensor: Tensor, memory: np.ndarray, changed: bool) -> np.ndarray:
-        """An array like the tensor, or a row of bytes that `take` gave; nothing is copied."""
+        """Return the bytes of an array like the tensor, or of allocated memory, without a copy."""
         taken = memory.dtype == np.uint8 and memory.shape == (tensor.nbytes,)
         like = memory.shape == tensor.dtype.storage_shape(tensor.shape) and memory.dtype == tensor.dtype.numpy
         if not (taken or like) or not memory.flags.c_contiguous:
             raise GraphError(
-                f"{tensor!r} was given an array of {memory.dtype}{list(memory.shape)} with strides {memory.strides}"
+                f"{tensor!r} does not fit an array of {memory.dtype}{list(memory.shape)} with strides {memory.strides}",
+                code="wrong-array",
             )
         if changed and not memory.flags.writeable:
             raise GraphError(
-                f"{tensor!r} is changed by the program, but was given an array that cannot be written"
+                f"the program changes {tensor!r}, but its array is read-only", code="read-only-array"
             )
         return memory.reshape(-1).view(np.uint8)
 
     def view(
         self, memory: np.ndarray, tensor: Tensor, offset: int, strides: Sequence[int]
     ) -> np.ndarray | Blocks:
+        """Return a tensor's view in memory."""
         if isinstance(tensor.dtype, QuantizedType):
             return Blocks(
                 tensor.dtype.kind, tensor.shape, memory.reshape(tensor.dtype.storage_shape(tensor.shape))
@@ -68,23 +76,27 @@ class HostMemory:
         return np.ndarray(tensor.shape, tensor.dtype.numpy, memory, offset, strides)
 
     def resident_bytes(self, sizes: Iterable[int]) -> int:
+        """Return the resident bytes of mapped weights of these sizes."""
         return max(sizes, default=0) if self.drop_pages else sum(sizes)
 
     # ---- what lies there ---------------------------------------------------
 
     def read(self, place: np.ndarray | Blocks) -> np.ndarray:
+        """Return a read-only array of a view."""
         seen: np.ndarray = _array(place)[...]
         seen.flags.writeable = False
         return seen
 
     def write(self, place: np.ndarray | Blocks, values: Any, at: Any = ...) -> None:
+        """Write values to a view or a part of it."""
         _array(place)[at] = values
 
     def is_finite(self, place: np.ndarray | Blocks, masks: bool = False) -> bool:
+        """Return True if no element is NaN or infinite; with `masks`, minus infinity is allowed."""
         return all(_is_finite(piece, masks) for piece in _decoded_chunks(place))
 
     def release_calls(self, places: Sequence[np.ndarray | Blocks]) -> list[Any]:
-        """Calls that drop the pages of what was read of mapped files, but for what is small."""
+        """Return calls that release the pages of mapped sources, except small ones."""
         arrays = (_array(place) for place in places) if self.drop_pages else ()
         return [
             partial(release_pages, array)
@@ -100,13 +112,13 @@ def _array(place: np.ndarray | Blocks) -> np.ndarray:
 def _is_finite(array: np.ndarray, masks: bool) -> bool:
     if array.dtype == np.int32:
         return True
-    if array.dtype == np.uint16:  # bfloat16: all bits of the exponent
+    if array.dtype == np.uint16:  # bfloat16: all exponent bits are set
         return not np.any((array & np.uint16(0x7F80)) == 0x7F80)
     return bool(np.all(array < np.inf if masks else np.isfinite(array)))
 
 
 def _decoded_chunks(place: np.ndarray | Blocks) -> Iterator[np.ndarray]:
-    """The array; of a quantised weight some rows at a time, decoded."""
+    """Yield the array, or a quantized weight some decoded rows at a time."""
     if not isinstance(place, Blocks):
         yield place
         return

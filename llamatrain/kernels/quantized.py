@@ -1,4 +1,4 @@
-"""A quantised weight as kernels are given it: the bytes of its file, and what they mean."""
+"""A quantized weight as kernels get it: the bytes of its file, with their type and shape."""
 
 from dataclasses import dataclass
 from math import prod
@@ -12,7 +12,10 @@ from llamatrain.gguf.types import GgmlType
 
 @dataclass(frozen=True)
 class Blocks:
-    """Looks like an array of the weight's own shape; `raw` has a row of bytes for each of them, and is not there in a plan."""
+    """A quantized weight with the shape of its elements.
+
+    `raw` has a row of bytes for each row; a plan has none.
+    """
 
     kind: GgmlType
     shape: tuple[int, ...]
@@ -21,12 +24,14 @@ class Blocks:
 
     @property
     def size(self) -> int:
+        """The number of elements."""
         return prod(self.shape)
 
     @property
     def row_bytes(self) -> int:
+        """The bytes of a row."""
         return self.kind.row_bytes(self.shape[-1])
 
     def decode_rows(self, selection: np.ndarray | slice = np.s_[:]) -> np.ndarray:
-        """Some of them, or all, as float32."""
+        """Decode some rows, or all, to float32."""
         return quants.decode(self.raw[selection], self.kind)

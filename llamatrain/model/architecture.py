@@ -1,7 +1,7 @@
-"""What an architecture says of itself: a table of its weights, the keys of its numbers, and its blocks as a graph.
+"""The description of an architecture: its weights, its metadata keys, and its blocks as a graph.
 
-In names, `{}` stands where a block has its number. H are a model's numbers (hyperparameters.Hyperparameters), F is a way through
-the model (forward.ForwardPass): both stand on this table.
+In names, `{}` stands for the number of a block. H is the type of the hyperparameters
+(hyperparameters.Hyperparameters), F of a forward pass (forward.ForwardPass); both modules import this one.
 """
 
 import re
@@ -29,7 +29,7 @@ BLOCK_NUMBER = re.compile(r"(?<=\.)(?:0|[1-9][0-9]{0,5})(?=\.)")
 
 @dataclass(frozen=True, kw_only=True)
 class WeightKind(Generic[H]):
-    """A weight that a model has once, or each of its blocks."""
+    """A weight that a model has once, or once in each block."""
 
     role: Role
     shape: Callable[[H], Shape]  # of a matrix (out, in)
@@ -40,17 +40,18 @@ class WeightKind(Generic[H]):
 
     @property
     def adaptable(self) -> bool:
+        """True if the weight may have a LoRA adapter of its own shape."""
         return self.role in ("embedding", "output", "matrix")
 
     @property
     def has_transposed_lora(self) -> bool:
-        """Rows are taken of it, so an adapter's factors change places: a is (vocabulary, r) and b (width, r)."""
+        """True if rows of the weight are looked up, so that LoRA's a is (vocabulary, r) and b is (width, r)."""
         return self.role == "embedding"
 
 
 @dataclass(frozen=True)
 class Key:
-    """A number in a file: its field in the hyperparameters, and what it is where the key is missing; None: it must be there."""
+    """A number in a file: its hyperparameter, type and default. None as default means that it is required."""
 
     field: str
     kind: type = int
@@ -59,21 +60,27 @@ class Key:
 
     @property
     def max_value(self) -> float:
-        """What files hold."""
+        """The largest number that a file can hold."""
         return float(np.finfo(np.float32).max) if self.kind is float else np.iinfo(np.uint32).max
 
     def default_value(self, known: Mapping[str, Any]) -> Any:
+        """Return the value for a missing key, by the values of the keys before it."""
         return known.get(self.field, self.default(known) if callable(self.default) else self.default)
 
     def read(self, gguf: Gguf, key: str, known: Mapping[str, Any]) -> Any:
+        """Read the value of a key, or its default."""
         return gguf.get_value(key, self.kind, self.default_value(known))
 
 
 @dataclass(frozen=True)
 class WindowPattern(Key):
-    """Which blocks have windows: all but the last of so many, again and again; 0: all. A file may list the blocks instead."""
+    """The period of sliding windows: each block has one except the last of each period; 0 means each block.
+
+    A file may list the blocks instead.
+    """
 
     def read(self, gguf: Gguf, key: str, known: Mapping[str, Any]) -> Any:
+        """Read the period, or find it in a list of one bool for each block."""
         marks = gguf.metadata.get(key)
         if not isinstance(marks, list | np.ndarray):
             return super().read(gguf, key, known)
@@ -84,17 +91,19 @@ class WindowPattern(Key):
             if windows == [is_windowed(period, layer) for layer in range(layers)]:
                 return period
         raise FileError(
-            f"{gguf.path}: {key} is no pattern of {layers} blocks that repeats; only such are supported"
+            f"{gguf.path}: {key} is not a repeating pattern of {layers} blocks; only such patterns are supported",
+            code="unsupported-windows",
         )
 
 
 def is_windowed(period: int, layer: int) -> bool:
+    """Return True if a block has a window."""
     return not period or layer % period < period - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionMask:
-    """How the queries of a block see its keys."""
+    """The keys that the queries of a block see, and how scores are scaled."""
 
     scale: float  # of scores
     window: int = 0  # the last so many keys alone, a token's own among them; 0: all
@@ -102,11 +111,14 @@ class AttentionMask:
 
 
 def full_attention(h: Any, layer: int) -> AttentionMask:
+    """Return the mask of a block without window and cap."""
     return AttentionMask(scale=h.head_size**-0.5)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Architecture(Generic[H, F]):
+    """A model architecture. An instance in a module of `architectures/` is all that a new one needs."""
+
     name: str  # general.architecture
     keys: Mapping[str, Key]  # in a file behind the name; two keys of one field must agree
     weights: Mapping[str, WeightKind[H]]  # by GGUF names, in the order of files
@@ -137,7 +149,7 @@ class Architecture(Generic[H, F]):
     def weight_kinds(
         self, layers: int, tied: bool, optional: Collection[str] = ()
     ) -> Iterator[tuple[str, WeightKind[H]]]:
-        """The weights of a model, in the order of files; of those that are optional those whose patterns are among `more`."""
+        """Yield the weights of a model in file order; optional ones only if their pattern is in `optional`."""
         present = {
             pattern: kind
             for pattern, kind in self.weights.items()
@@ -152,12 +164,12 @@ class Architecture(Generic[H, F]):
             )
 
     def weight_kind(self, name: str) -> WeightKind[H] | None:
-        """Of a weight that models of this architecture may have."""
+        """Return the kind of a weight by its name, or None."""
         pattern, number = split_block_number(name)
         return self.weights.get(pattern) if ("{}" in pattern) == (number is not None) else None
 
     def weight_with_role(self, role: Role) -> str:
-        """The name of the one weight with a role."""
+        """Return the name of the one weight with a role."""
         return next(name for name, kind in self.weights.items() if kind.role == role)
 
     # ---- Hugging Face's names ----------------------------------------------
@@ -167,17 +179,18 @@ class Architecture(Generic[H, F]):
         return {kind.module: name for name, kind in self.weights.items() if kind.adaptable}
 
     def weight_for_module(self, module: str) -> str | None:
-        """The weight that may have an adapter, by its module's name."""
+        """Return the adaptable weight of a Hugging Face module, or None."""
         pattern, number = split_block_number(module)
         name = self._modules.get(pattern)
         return None if name is None or ("{}" in pattern) != (number is not None) else name.format(number)
 
     def module_for_weight(self, name: str) -> str | None:
+        """Return the Hugging Face module of an adaptable weight, or None."""
         kind = self.weight_kind(name)
         return kind.module.format(split_block_number(name)[1]) if kind and kind.adaptable else None
 
 
 def split_block_number(name: str) -> tuple[str, str | None]:
-    """A name without its block's number, and that."""
+    """Return a name with `{}` in place of the block number, and the number."""
     match = BLOCK_NUMBER.search(name)
     return (f"{name[: match.start()]}{{}}{name[match.end() :]}", match[0]) if match else (name, None)

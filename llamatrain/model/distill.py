@@ -1,5 +1,7 @@
-"""A frozen model whose distributions are learned beside the data (Hinton et al. 2015). It runs in the same graph, on the same
-tokens: nothing of it is kept on disk, and what it takes is planned with all else.
+"""Distillation: a frozen teacher whose distribution is a second target (Hinton et al. 2015).
+
+The teacher runs in the same graph on the same tokens. Nothing of it is stored, and its memory is part of the
+plan.
 """
 
 from dataclasses import dataclass
@@ -18,28 +20,34 @@ PREFIX = "teacher."  # before the names of its leaves
 
 @dataclass(frozen=True)
 class Teacher:
+    """A frozen model that gives target distributions."""
+
     h: Hyperparameters
     share: float  # of the loss
     half: bool  # its matrices are copied to bf16, not to float32
 
     def leaf(self, name: str, prefix: str = PREFIX) -> Tensor:
+        """Return the graph leaf of a weight."""
         shape = self.h.shapes[name]
         return state(f"{prefix}{name}", shape, BF16 if self.half and len(shape) > 1 else F32)
 
     @property
     def weights(self) -> Weights:
+        """The leaves of all weights."""
         return Weights({name: self.leaf(name) for name in self.h.shapes})
 
     @property
     def nbytes(self) -> int:
+        """The bytes of all weights."""
         return sum(self.leaf(name).nbytes for name in self.h.shapes)
 
     def rope_table(self, positions: int) -> tuple[Tensor, np.ndarray]:
-        """Its own rotations."""
+        """Return the leaf and the array of the teacher's own rotations."""
         array = self.h.rope_table(positions)
         return state(f"{PREFIX}rope", array.shape), array
 
     def load(self, gguf: Gguf, threads: int) -> dict[str, np.ndarray]:
+        """Load the weights from a file, by the names of their leaves."""
         arrays = copy_weights(gguf, (self.leaf(name, "") for name in self.h.shapes), threads)
         return {f"{PREFIX}{name}": array for name, array in arrays.items()}
 
@@ -47,8 +55,11 @@ class Teacher:
 def distillation_loss(
     logits: Tensor, teacher_logits: Tensor, targets: Tensor, weights: Tensor, share: float
 ) -> Tensor:
-    """The data's loss and the cross entropy with the teacher's distribution, by their shares: but for the teacher's own entropy
-    the divergence from it. Of its tokens those count that the model has."""
+    """Return the weighted sum of the data's loss and the cross entropy with the teacher's distribution.
+
+    The latter is the divergence from the teacher plus the teacher's entropy. Teacher tokens that the model
+    does not have are dropped.
+    """
     rows, words = logits.shape
     if teacher_logits.shape[1] > words:
         teacher_logits = cont(view(teacher_logits, slices=((0, rows, 1), (0, words, 1))))

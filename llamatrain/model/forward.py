@@ -1,6 +1,6 @@
-"""What blocks are made of: a model's weights with its adapters, where its tokens stand, and what a query sees.
+"""The parts that blocks are built from: weights with adapters, positions, heads and attention.
 
-Activations are matrices of one row a token; of heads (batch, length, heads, size).
+Activations are matrices with a row for each token; heads are (batch, length, heads, size).
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Attend = Callable[
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardPass:
-    """One way through a model. `attend` is the one difference between training and decoding."""
+    """One forward pass. Training and decoding differ only in `attend`."""
 
     h: Hyperparameters
     weights: Weights
@@ -30,43 +30,46 @@ class ForwardPass:
     scored_tokens: Tensor | None = None  # the numbers of the tokens whose logits are asked for; without: all
 
     def embedding(self, name: str) -> Tensor:
+        """Return the embeddings of the tokens, with those of adapters."""
         rows = O.get_rows(self.weights[f"{name}.weight"], self.tokens, name=name)
         return self.weights.embed_lora(
             O.reshape(rows, shape=(self.tokens.size, self.h.embd)), self.tokens, f"{name}.weight"
         )
 
     def linear(self, x: Tensor, name: str) -> Tensor:
-        """With its bias, if there is one."""
+        """Return x times a weight, plus its bias and its adapters."""
         bias = self.weights.get(f"{name}.bias")
         y = O.matmul(x, self.weights[f"{name}.weight"], *(() if bias is None else (bias,)), name=name)
         return self.weights.add_lora(y, x, f"{name}.weight")
 
     def norm(self, x: Tensor, name: str) -> Tensor:
+        """Return the RMS norm of x with a weight."""
         return rms_norm(x, self.weights.norm_weight(f"{name}.weight"), eps=self.h.rms_eps, name=name)
 
     def split_heads(self, x: Tensor, count: int) -> Tensor:
+        """Reshape rows to (batch, length, heads, size)."""
         return O.reshape(x, shape=(*self.tokens.shape, count, self.h.head_size))
 
     def apply_rope(self, layer: int, x: Tensor) -> Tensor:
-        """Heads of queries or keys, each by its position."""
+        """Rotate heads of queries or keys by their positions."""
         table = rope_table_for(self.h, self.table, layer)
         return x if table is None else rope(x, self.positions, table, halves=self.h.rotates_halves)
 
     def attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """What queries see of the values, a row a token that goes on."""
+        """Return the attention output, with a row for each token that is needed further."""
         attended = O.reshape(
             self.attend(layer, q, k, v), shape=(self.tokens.size, self.h.heads * self.h.head_size)
         )
         return self.keep_scored_rows(layer, attended)
 
     def keep_scored_rows(self, layer: int, x: Tensor) -> Tensor:
-        """Behind the last block's attention no token is there for another: then those alone whose logits are asked for."""
+        """Behind the last block's attention, keep only the tokens whose logits are needed."""
         last = layer == self.h.layers - 1
         return O.get_rows(x, self.scored_tokens, name="weighed") if last and self.scored_tokens else x
 
 
 def rope_table_for(h: Hyperparameters, table: Tensor, layer: int) -> Tensor | None:
-    """The part of a table of all rotations that a block's heads take."""
+    """Return the part of the table of all rotations that a block uses, or None if it rotates nothing."""
     index, count = h.architecture.rope_index(h, layer), len(h.ropes)
     if index is None or count == 1:
         return None if index is None else table

@@ -1,4 +1,4 @@
-"""A model's weights as they lie in its file, or copied: leaves of a graph that nothing trains, and their arrays."""
+"""Frozen weights: graph leaves that are not trained, and their arrays, mapped or copied."""
 
 from collections.abc import Iterable, Mapping
 
@@ -24,8 +24,11 @@ CHUNK_BYTES = 8 << 20  # bytes of a file that are copied at a time
 def load_frozen(
     gguf: Gguf, h: Hyperparameters, threads: int = 1, copied: bool = False, half: bool = False
 ) -> tuple[Weights, Arrays]:
-    """Leaves and their arrays by name. Matrices that are `copied` to bf16 have a leaf only, until `copies` makes its array; so
-    have those of types that products cannot unpack on their way, in float32, or with `half` in bf16, too."""
+    """Return the leaves of all weights, and the arrays of those that are used as they lie in the file.
+
+    Matrices that are `copied` to bf16 have a leaf only, until `copy_weights` makes the array. The same holds
+    for matrices of types that products cannot decode; these become float32, or bf16 with `half`.
+    """
     tensors: dict[str, Tensor] = {}
     arrays: Arrays = {}
     for name, shape in h.shapes.items():
@@ -46,7 +49,7 @@ def load_frozen(
 
 
 def copy_weights(gguf: Gguf, leaves: Iterable[Tensor], threads: int = 1) -> Arrays:
-    """Matrices as leaves have them, and the pages of the file let go."""
+    """Decode matrices to the types of their leaves and release the pages of the file."""
     arrays: Arrays = {}
     with verify_unchanged(gguf.mapped_files):
         for leaf in leaves:
@@ -60,7 +63,7 @@ def copy_weights(gguf: Gguf, leaves: Iterable[Tensor], threads: int = 1) -> Arra
 
 
 def copy_as_bf16(raw: np.ndarray, kind: GgmlType, shape: tuple[int, ...], threads: int = 1) -> np.ndarray:
-    """A weight of a file rounded to bf16, for a state of that type: it serves every product. The file's pages are dropped."""
+    """Decode a matrix to bf16 in steps and release the pages of the file."""
     copy = allocate(2 * int(np.prod(shape))).view(np.uint16).reshape(shape)
     step = max(1, CHUNK_BYTES // raw.shape[1])
     for lo in range(0, len(raw), step):
@@ -72,16 +75,16 @@ def copy_as_bf16(raw: np.ndarray, kind: GgmlType, shape: tuple[int, ...], thread
 
 
 def bf16_copy_bytes(h: Hyperparameters) -> int:
-    """Bytes of the matrices in bf16."""
+    """Return the bytes of all matrices in bf16."""
     return sum(2 * int(np.prod(shape)) for shape in h.shapes.values() if len(shape) > 1)
 
 
 def add_frozen_adapters(
     weights: Weights, arrays: Arrays, adapters: Iterable[Mapping[str, tuple[np.ndarray, np.ndarray, float]]]
 ) -> tuple[Weights, Arrays]:
-    """The weights with adapters that nothing trains either: for each the factors a and b, and a scale, by weight's name.
+    """Add adapters that are not trained: the factors a and b and a scale for each weight.
 
-    What they add to norms is in the norms' arrays, once and for all.
+    What they add to norms is added to the norms' arrays, once.
     """
     arrays = {**arrays}
     for number, pairs in enumerate(adapters):

@@ -1,4 +1,4 @@
-"""What a model is made of, in numbers: from a GGUF file's metadata or from options, and back into metadata."""
+"""Hyperparameters: read from a GGUF file's metadata or from options, and written as metadata."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,10 @@ ALL_F32 = LlamaFileType.ALL_F32  # general.file_type
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters:
-    """Bases are known again in checkpoints by the repr of their numbers: it stays as it is."""
+    """The sizes and numbers that define a model.
+
+    Checkpoints identify their base by the repr of these fields, so it must not change.
+    """
 
     vocab: int
     embd: int
@@ -57,103 +60,104 @@ class Hyperparameters:
         for name in ("vocab", "embd", "layers", "heads", "kv_heads", "ff", "ctx", "head_size"):
             value, most = getattr(self, name), MAX_LAYERS if name == "layers" else MAX_SIZE
             if not 1 <= value <= most:
-                raise BadHyperparameter(name, f"{value}", f"it takes 1 to {most}")
+                raise BadHyperparameter(name, f"{value}", f"must be 1 to {most}")
         if self.heads % self.kv_heads:
-            raise BadHyperparameter(
-                "kv_heads", f"{self.kv_heads}", f"it takes what divides the {self.heads} heads"
-            )
+            raise BadHyperparameter("kv_heads", f"{self.kv_heads}", f"must divide the {self.heads} heads")
         if self.architecture.heads_fill_width and self.width != self.embd:
             raise BadHyperparameter(
                 "head_size",
                 f"{self.head_size}",
-                f"all {self.heads} heads together are as wide as the model, {self.embd}",
+                f"times {self.heads} heads must be the width of the model, {self.embd}",
             )
         if self.rope.size % 2 or not 0 < self.rope.size <= self.head_size:
             raise BadHyperparameter(
-                "size",
-                f"{self.rope.size}",
-                f"the {self.head_size} elements of a head turn in pairs, all or some",
+                "size", f"{self.rope.size}", f"must be even and at most the head size, {self.head_size}"
             )
         if self.rope.size != self.head_size and not self.architecture.partial_rotary:
             raise BadHyperparameter(
                 "size",
                 f"{self.rope.size}",
-                f"the heads of a {self.architecture.name} turn whole, all {self.head_size} elements",
+                f"must be the head size, {self.head_size}, in a {self.architecture.name}",
             )
         if not 0 < self.rms_eps < 1:
-            raise BadHyperparameter("rms_eps", f"{self.rms_eps:g}", "it lies between 0 and 1, such as 1e-5")
+            raise BadHyperparameter("rms_eps", f"{self.rms_eps:g}", "must be between 0 and 1, such as 1e-5")
 
     @property
     def width(self) -> int:
-        """Of all heads."""
+        """The width of all heads together."""
         return self.heads * self.head_size
 
     @property
     def kv_width(self) -> int:
+        """The width of all key/value heads together."""
         return self.kv_heads * self.head_size
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """Every weight by its GGUF name, in the file's order; matrices are (out, in)."""
+        """The shape of each weight by its GGUF name, in file order; matrices are (out, in)."""
         return {name: kind.shape(self) for name, kind in self.weight_kinds()}
 
     def weight_kinds(self) -> Iterator[tuple[str, WeightKind["Hyperparameters"]]]:
-        """Its weights, in the file's order."""
+        """Yield the weights by name, in file order."""
         return self.architecture.weight_kinds(self.layers, self.tied, self.optional_weights)
 
     def weight_kind(self, name: str) -> WeightKind["Hyperparameters"]:
-        """Of one of its weights."""
+        """Return the kind of one of the model's weights."""
         found = self.architecture.weight_kind(name)
         assert found, name
         return found
 
     @property
     def output_weight(self) -> str:
-        """The weight that gives logits."""
+        """The name of the weight that gives the logits."""
         return self.architecture.weight_with_role("embedding" if self.tied else "output")
 
     @property
     def parameter_count(self) -> int:
+        """The number of parameters."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
     def attention_mask(self, layer: int) -> AttentionMask:
+        """Return what the queries of a block see."""
         return self.architecture.attention_mask(self, layer)
 
     @property
     def logit_cap(self) -> float:
-        """What logits come near, and do not reach; 0: none."""
+        """The soft cap of logits; 0 means none."""
         return self.architecture.logit_cap(self)
 
     @property
     def rotates_halves(self) -> bool:
-        """Whether heads turn in halves."""
+        """True if element i of a head rotates with i + size/2, False if 2i rotates with 2i + 1."""
         return self.architecture.rotation == "halves"
 
     @cached_property
     def ropes(self) -> Sequence[Rope]:
+        """The rotations that the blocks use."""
         return self.architecture.ropes(self)
 
     def rope_table(self, positions: int) -> np.ndarray:
-        """Of all rotations, one after the other, for rows that may be so long."""
+        """Return the tables of all rotations, one behind the other, for rows of up to `positions` tokens."""
         return self._join_tables([each.table(positions) for each in self.ropes])
 
     def rope_shift(self, distance: int, positions: int) -> np.ndarray:
-        """Of all rotations that by which something turns that comes so much later, in rows that may be so long."""
+        """Return, for each rotation, the cosines and sines of moving a vector by `distance` positions."""
         return self._join_tables([each.shift(distance, positions) for each in self.ropes])
 
     def _join_tables(self, tables: Sequence[np.ndarray]) -> np.ndarray:
-        """As `rope` takes them."""
+        """Concatenate tables in the layout that the op `rope` expects."""
         joined = np.concatenate(tables)
         return np.ascontiguousarray(joined.swapaxes(1, 2)) if self.rotates_halves else joined
 
     def describe(self) -> str:
+        """Return the architecture and the sizes in one line."""
         heads = f"{self.heads} heads" + (f" ({self.kv_heads} kv)" if self.kv_heads != self.heads else "")
         tied = ", tied embeddings" if self.tied else ""
         sizes = f"{self.layers} layers, {self.embd} wide, {heads}, ff {self.ff}, vocabulary {self.vocab}"
         return f"{self.architecture.name}, {sizes}{tied}"
 
     def metadata(self, name: str) -> dict[str, Value]:
-        """The keys of a model file, less those of its tokenizer."""
+        """Return the metadata of a model file, without the tokenizer's."""
         kinds = {int: u32, float: f32}
         numbers = {**vars(self), **self.extra}
         values = {
@@ -181,7 +185,7 @@ COMMON_FIELDS = frozenset(each.name for each in fields(Hyperparameters))
 
 
 def default_extra(architecture: Architecture[Hyperparameters, Any]) -> dict[str, float]:
-    """The numbers that few have, of a new model."""
+    """Return a new model's values of the hyperparameters that few architectures have."""
     extra_keys = {key.field: key for key in architecture.keys.values() if key.field not in COMMON_FIELDS}
     return {
         name: architecture.new_model_values[name]
@@ -195,24 +199,25 @@ def default_extra(architecture: Architecture[Hyperparameters, Any]) -> dict[str,
 
 
 def read_hyperparameters(gguf: Gguf) -> Hyperparameters:
-    """The model in a file, whose tensors must be those that it says."""
+    """Read the model in a file, and check that its tensors match."""
     if gguf.kind not in ("model", "checkpoint"):
         kinds = {"other": "neither a model nor an adapter", "adapter": "no model but an adapter"}
         raise FileError(
-            f"{gguf.path}: {kinds.get(gguf.kind, f'no model but a {gguf.kind}')}; a model is needed"
+            f"{gguf.path}: {kinds.get(gguf.kind, f'a {gguf.kind}, not a model')}; a model is needed",
+            code="not-a-model",
         )
     try:
         architecture = find_architecture(gguf.get_value("general.architecture", str))
     except UsageError as error:
-        raise FileError(f"{gguf.path}: {error}") from None
+        raise FileError(f"{gguf.path}: {error}", code=error.code) from None
     if gguf.metadata.get_text("training.type") == "finetune_lora":
         hint = f"llamatrain finetune --resume {gguf.path} --only-write-lora writes the adapter, which --lora takes"
-        raise FileError(f"{gguf.path}: a checkpoint of an adapter, no model; {hint}")
+        raise FileError(f"{gguf.path}: a checkpoint of an adapter, not a model; {hint}", code="not-a-model")
     try:
         h = _read_unchecked(gguf, architecture)
     except BadHyperparameter as error:
         raise FileError(
-            f"{gguf.path}: {error.describe(_describe_source(architecture, error.field))}"
+            f"{gguf.path}: {error.describe(_describe_source(architecture, error.field))}", code=error.code
         ) from None
     check_tensors(gguf, h)
     return h
@@ -222,23 +227,25 @@ def _read_unchecked(gguf: Gguf, architecture: Architecture[Hyperparameters, Any]
     name, embeddings = architecture.name, architecture.weight_with_role("embedding")
     embedding = gguf.tensors.get(embeddings)
     if embedding is None or len(embedding.shape) != 2:
-        raise FileError(f"{gguf.path}: {embeddings}, a matrix, is not among its tensors")
+        raise FileError(f"{gguf.path}: the matrix {embeddings} is missing", code="missing-tensor")
     known: dict[str, Any] = {"vocab": embedding.shape[0]}
     for key, each in architecture.keys.items():
         value = each.read(gguf, f"{name}.{key}", known)
         if each.field not in COMMON_FIELDS and not each.min_value <= value <= each.max_value:
             raise FileError(
-                f"{gguf.path}: {name}.{key} is {value}, where {each.min_value:g} to {each.max_value:g} is needed"
+                f"{gguf.path}: {name}.{key} must be {each.min_value:g} to {each.max_value:g} (got {value})",
+                code="invalid-hyperparameter",
             )
         if each.field in known and known[each.field] != value:
             other = f"{_describe_source(architecture, each.field)} {known[each.field]}"
             raise FileError(
-                f"{gguf.path}: {name}.{key} is {value} and {other}: only alike they are supported"
+                f"{gguf.path}: {name}.{key} is {value} and {other}; only equal values are supported",
+                code="unsupported-model",
             )
         known[each.field] = value
     for key, (supported, what) in architecture.supported_values.items():
         if gguf.get_value(f"{name}.{key}", type(supported), supported) != supported:
-            raise FileError(f"{gguf.path}: {name}.{key}: {what} is not supported")
+            raise FileError(f"{gguf.path}: {name}.{key}: {what} is not supported", code="unsupported-model")
     patterns = {split_block_number(each)[0] for each in gguf.tensors}
     return Hyperparameters(
         architecture=architecture,
@@ -253,7 +260,7 @@ def _read_unchecked(gguf: Gguf, architecture: Architecture[Hyperparameters, Any]
 
 
 def _describe_source(architecture: Architecture[Hyperparameters, Any], field: str) -> str:
-    """Where a file says a number."""
+    """Return the key or tensor of a file that a hyperparameter comes from."""
     if field == "vocab":
         return f"the first axis of {architecture.weight_with_role('embedding')}"
     if field in rope.TENSORS:
@@ -263,20 +270,26 @@ def _describe_source(architecture: Architecture[Hyperparameters, Any], field: st
 
 
 def check_tensors(gguf: Gguf, h: Hyperparameters) -> None:
-    """No weight is missing, has another shape, or is there that would be part of the model and is not known."""
+    """Raise FileError if a weight is missing, has another shape, or is unknown but belongs to the model."""
     for name, shape in h.shapes.items():
         tensor = gguf.tensors.get(name)
         if tensor is None:
-            raise FileError(f"{gguf.path}: {name} is missing")
+            raise FileError(f"{gguf.path}: {name} is missing", code="missing-tensor")
         if tensor.shape != shape:
-            raise FileError(f"{gguf.path}: {name} is {list(tensor.shape)}, where {list(shape)} is needed")
+            raise FileError(
+                f"{gguf.path}: the shape of {name} must be {list(shape)} (got {list(tensor.shape)})",
+                code="wrong-tensor-shape",
+            )
     for name in unused_tensors(gguf, h):
         if is_model_tensor(name):
-            raise FileError(f"{gguf.path}: has {quote(name)}, which is no weight of a {h.architecture.name}")
+            raise FileError(
+                f"{gguf.path}: {quote(name)} is not a weight of a {h.architecture.name}",
+                code="unknown-tensor",
+            )
 
 
 def unused_tensors(gguf: Gguf, h: Hyperparameters) -> list[str]:
-    """The tensors that have no part in the model."""
+    """Return the names of tensors that the model does not use."""
     known = {*h.shapes, *rope.TENSORS.values()}
     if gguf.kind == "checkpoint":
         known |= {f"{name}.lora_{half}" for name in h.shapes for half in "ab"}
@@ -288,20 +301,20 @@ def unused_tensors(gguf: Gguf, h: Hyperparameters) -> list[str]:
 
 
 def describe_unused(names: Sequence[str], consequence: str) -> str:
-    """What is said of tensors that have no part in a model."""
+    """Return a warning about tensors that the model does not use."""
     first = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     return f"{first}: no part of the model as it is known here; {consequence}"
 
 
 def is_model_tensor(name: str) -> bool:
-    """Whether a model could not do without a tensor that has no part in this one: it is in its blocks, or around them."""
+    """Return True if a tensor's name shows that the model would need it."""
     return name.startswith(("blk.", "token_", "position_", "output")) and not split_block_number(name)[
         0
     ].startswith(IGNORED_TENSORS)
 
 
 def unused_keys(gguf: Gguf, h: Hyperparameters) -> list[str]:
-    """The keys of its architecture that say nothing here."""
+    """Return the metadata keys of the architecture that are not used."""
     architecture = h.architecture
     known = {
         *architecture.keys,
@@ -318,5 +331,5 @@ def unused_keys(gguf: Gguf, h: Hyperparameters) -> list[str]:
 
 
 def tokenizer_metadata(metadata: Mapping[str, Value]) -> dict[str, Value]:
-    """The keys that tell of the tokenizer."""
+    """Return the metadata of the tokenizer."""
     return {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}

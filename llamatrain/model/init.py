@@ -1,13 +1,14 @@
-"""Weights of a new model, from a seed.
+"""Initial weights of a new model, from a seed.
 
     norms, biases             1, 0
-    matrices, embeddings      normal, of deviation 1/sqrt(in): a product keeps the size of what goes in
-    residual matrices         1/sqrt(2 · layers) of that, so that the sum of all blocks keeps it, too (Radford et al. 2019)
+    matrices, embeddings      normal, deviation 1/sqrt(in): a product keeps the size of its input
+    residual matrices         1/sqrt(2 · layers) of that: the sum over all blocks keeps it, too (Radford et al. 2019)
 
-The first loss is about ln(vocabulary) + 1/2. Flatter first logits (0.25 of the deviation) and smaller embeddings (0.02) began
-lower and learned slower: 2.16 against 2.09 after 300 steps of a byte model.
+The first loss is about ln(vocabulary) + 1/2. Flatter first logits (0.25 of the deviation) and smaller
+embeddings (0.02) began lower and learned slower: 2.16 against 2.09 after 300 steps of a byte model.
 
-Each tensor draws from a generator of its own, made from the seed and the tensor's name: one tensor more or less changes no other.
+Each tensor has its own generator, seeded by the seed and the tensor's name, so that adding or removing a
+tensor changes no other.
 """
 
 import math
@@ -19,12 +20,13 @@ from llamatrain.model.hyperparameters import Hyperparameters
 
 
 def standard_deviation(h: Hyperparameters, name: str) -> float:
+    """Return the standard deviation of a weight's initial values."""
     kind = h.weight_kind(name)
     return (1.0 / math.sqrt(2 * h.layers) if kind.residual else 1.0) / math.sqrt(kind.shape(h)[-1])
 
 
 def init_weights(h: Hyperparameters, seed: int, weights: dict[str, np.ndarray]) -> None:
-    """The first values of each weight, written where it lies."""
+    """Fill the arrays with the initial values."""
     for name, array in weights.items():
         if h.weight_kind(name).role in ("norm", "bias"):
             array[...] = h.weight_kind(name).role == "norm"

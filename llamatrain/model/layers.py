@@ -1,6 +1,6 @@
-"""What most architectures have alike: the keys of their numbers, their weights, and the two halves of a block.
+"""Parts that most architectures share: metadata keys, weights, and the two halves of a block.
 
-A kind of weight that only some have stands in their own file; what is said here of one has the name that GGUF gives it.
+Weights that only some architectures have are in their own files. Weights here have their GGUF names.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ SUPPORTED_VALUES: dict[str, SupportedValue] = {
 def block_matrix(
     out: Size, into: Size, module: str, rotated: Size | None = None, residual: bool = False
 ) -> Weight:
-    """Of a block."""
+    """Return a matrix of a block."""
     return WeightKind(
         role="matrix",
         shape=lambda h: (out(h), into(h)),
@@ -49,13 +49,14 @@ def block_matrix(
 
 
 def block_vector(role: Role, size: Size, module: str, optional: bool = False) -> Weight:
-    """A norm's or a bias, of a block."""
+    """Return a norm or bias of a block."""
     return WeightKind(
         role=role, shape=lambda h: (size(h),), module=f"model.layers.{{}}.{module}", optional=optional
     )
 
 
 def block_norm(module: str) -> Weight:
+    """Return a norm of a block, as wide as the model."""
     return block_vector("norm", lambda h: h.embd, module)
 
 
@@ -109,11 +110,15 @@ WEIGHTS = EMBEDDINGS | BEFORE_ATTENTION | ATTENTION | BIASES | BEFORE_FEED_FORWA
 
 
 def embed(model: ForwardPass) -> Tensor:
+    """Return the token embeddings."""
     return model.embedding("token_embd")
 
 
 def attention(model: ForwardPass, layer: int, y: Tensor, norm_heads: bool = False) -> Tensor:
-    """Of queries, keys and values that are made of y; each head of queries and keys `normed`, or as it is."""
+    """Return the attention of queries, keys and values projected from y.
+
+    With `norm_heads`, each head of queries and keys is normed first.
+    """
     h, prefix = model.h, f"blk.{layer}"
 
     def project_and_rotate(name: str, count: int) -> Tensor:
@@ -128,6 +133,7 @@ def attention(model: ForwardPass, layer: int, y: Tensor, norm_heads: bool = Fals
 def feed_forward(
     model: ForwardPass, layer: int, y: Tensor, gate: Callable[[Tensor, Tensor], Tensor] = swiglu
 ) -> Tensor:
+    """Return down(gate(gate(y), up(y)))."""
     prefix = f"blk.{layer}"
     return model.linear(
         gate(model.linear(y, f"{prefix}.ffn_gate"), model.linear(y, f"{prefix}.ffn_up")), f"{prefix}.ffn_down"
@@ -135,7 +141,7 @@ def feed_forward(
 
 
 def block(model: ForwardPass, layer: int, x: Tensor, norm_heads: bool = False) -> Tensor:
-    """Each half reads what is normed, and adds to what is not."""
+    """Return the output of a pre-norm block: attention and feed-forward, each added to its input."""
     prefix = f"blk.{layer}"
     output = attention(model, layer, model.norm(x, f"{prefix}.attn_norm"), norm_heads)
     x = O.add(model.keep_scored_rows(layer, x), output)
@@ -143,4 +149,5 @@ def block(model: ForwardPass, layer: int, x: Tensor, norm_heads: bool = False) -
 
 
 def final_norm(model: ForwardPass, x: Tensor) -> Tensor:
+    """Return the norm before the output weight."""
     return model.norm(x, "output_norm")

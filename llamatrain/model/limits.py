@@ -1,4 +1,4 @@
-"""Numbers that no model can have."""
+"""Limits of hyperparameters."""
 
 from llamatrain.errors import UsageError
 
@@ -8,14 +8,15 @@ MANY_LAYERS = 1 << 7  # layers, from which on what is done for each of them take
 
 
 class BadHyperparameter(UsageError):
-    """`field` is the number's name here; whoever knows what it is called where it came from says so (`named`)."""
+    """A hyperparameter is out of range. `field` is its name here; callers know its key or option."""
 
     def __init__(self, field: str, value: str, why: str) -> None:
         super().__init__(code="invalid-hyperparameter")
         self.field, self.value, self.reason = field, value, why
 
     def describe(self, name: str) -> str:
-        return f"{name} {self.value} cannot be; {self.reason}"
+        """Return the message with `name` as the name of the hyperparameter."""
+        return f"{name} {self.reason} (got {self.value})"
 
     def __str__(self) -> str:
         return self.describe(self.field)

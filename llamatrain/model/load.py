@@ -1,4 +1,4 @@
-"""A model file's weights in float32, and whether there is memory for what is done with them."""
+"""Loads a model file's weights as float32, and checks the memory for it."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ from llamatrain.platform.memory import available_bytes
 
 
 def load_weights(gguf: Gguf, arrays: Mapping[str, np.ndarray], threads: int = 1) -> None:
-    """The weights of a file whose model was read, written to where they are wanted: float32 arrays of the same shapes."""
+    """Decode the weights of a file into arrays of the same shapes."""
     with verify_unchanged(gguf.mapped_files):
         for name, array in arrays.items():
             decode_tensor(gguf, gguf.tensors[name], threads, array)
@@ -21,22 +21,25 @@ def load_weights(gguf: Gguf, arrays: Mapping[str, np.ndarray], threads: int = 1)
 
 
 def is_mapped_f32(tensor: FileTensor) -> bool:
+    """Return True if a tensor can be used where it is mapped."""
     return tensor.type.name == "F32" and tensor.raw.ctypes.data % 4 == 0
 
 
 def decode_tensor(
     gguf: Gguf, tensor: FileTensor, threads: int = 1, out: np.ndarray | None = None
 ) -> np.ndarray:
+    """Decode a tensor to float32; errors name the file and the tensor."""
     try:
         return quants.decode(tensor.raw, tensor.type, out=out, threads=threads)
     except quants.QuantError as error:
-        raise LlamatrainError(f"{gguf.path}: {tensor.name}: {error}") from None
+        raise LlamatrainError(f"{gguf.path}: {tensor.name}: {error}", code=error.code) from None
 
 
 def check_memory(gguf: Gguf, needed: int, remedy: str = "a smaller model") -> None:
-    """`less` is what would take less."""
+    """Raise an error if less than `needed` bytes are available; `remedy` names what would need less."""
     available = available_bytes()
     if available is not None and needed > available:
         raise LlamatrainError(
-            f"{gguf.path}: takes {needed:,} bytes of memory, and {available:,} are free; {remedy} takes less"
+            f"{gguf.path}: needs {needed:,} bytes of memory, but {available:,} are available; {remedy} needs less",
+            code="out-of-memory",
         )

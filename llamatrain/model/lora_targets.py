@@ -1,4 +1,4 @@
-"""The weights that a text names, such as attn_q, blk.0-3.ffn_down, blk.8-, output or norms: those that are to get an adapter."""
+"""Parses LoRA targets such as attn_q, blk.0-3.ffn_down, blk.8-, output or norms."""
 
 import re
 from collections.abc import Sequence
@@ -14,16 +14,17 @@ TARGET = re.compile(rf"(?:{BLOCKS}\.)?(?P<name>[a-z_]+)(?:\.weight)?")
 
 
 def block_matrices(h: Hyperparameters) -> list[str]:
-    """The matrices of all blocks, in the file's order."""
+    """Return the matrices of all blocks, in file order."""
     return [name for name, kind in h.weight_kinds() if kind.role == "matrix"]
 
 
 def norm_weights(h: Hyperparameters) -> set[str]:
+    """Return all norms."""
     return {name for name, kind in h.weight_kinds() if kind.role == "norm"}
 
 
 def match_target(target: str, h: Hyperparameters) -> set[str]:
-    """The weights that a text names: of all blocks, or of some."""
+    """Return the weights that a target names."""
     if target == NORMS:
         return norm_weights(h)
     if blocks := re.fullmatch(BLOCKS, target):
@@ -50,34 +51,43 @@ def match_target(target: str, h: Hyperparameters) -> set[str]:
         if own_name := next(
             (name for name, each in kinds.items() if module_name in each.module.split(".")), ""
         ):
-            raise UsageError(f"{shorten(target)}: no such weight; it is called {own_name} here")
+            raise UsageError(
+                f"{shorten(target)}: no such weight; its name is {own_name}", code="unknown-target"
+            )
         if target == "all-linear":
             raise UsageError(
-                f"{target}: no such weight; leave --target out, and all linear ones get an adapter"
+                f"{target}: no such weight; without --target, all linear weights get an adapter",
+                code="unknown-target",
             )
         close: Sequence[str] = get_close_matches(target.rpartition(".")[2], adaptable, 2, 0.5)
-        raise UsageError(f"{shorten(target)}: no such weight; there are {', '.join(close or adaptable)}")
+        raise UsageError(
+            f"{shorten(target)}: no such weight; choose one of {', '.join(close or adaptable)}",
+            code="unknown-target",
+        )
     if h.tied and kind.role in ("embedding", "output"):
         raise UsageError(
-            f"{shorten(target)}: the model's embeddings are tied, one matrix is input and output; leave it out"
+            f"{shorten(target)}: the model's embeddings are tied, so one matrix is input and output; leave it out",
+            code="tied-target",
         )
     weights = [name for name, each in h.weight_kinds() if each is kind]
     if match["first"] is None:
         return set(weights)
     if "{}" not in patterns[match["name"]]:
-        raise UsageError(f"{shorten(target)}: the model has no such weight")
+        raise UsageError(f"{shorten(target)}: the model has no such weight", code="unknown-target")
     return {weights[layer] for layer in block_range(match, target, h)}
 
 
 def block_range(match: re.Match[str], target: str, h: Hyperparameters) -> range:
-    """One, some, or all from one on."""
+    """Return the blocks of a target: one, a range, or all from one on."""
     first = int(match["first"])
     last = int(match["last"]) if match["last"] else h.layers - 1 if match["on"] else first
     if not first <= last < h.layers:
-        raise UsageError(f"{shorten(target)}: the model has the blocks 0 to {h.layers - 1}")
+        raise UsageError(
+            f"{shorten(target)}: the model has the blocks 0 to {h.layers - 1}", code="no-such-block"
+        )
     return range(first, last + 1)
 
 
 def short_name(name: str) -> str:
-    """attn_q of blk.{}.attn_q.weight."""
+    """Return the short name of a weight: attn_q for blk.{}.attn_q.weight."""
     return name.removesuffix(".weight").rpartition(".")[2]

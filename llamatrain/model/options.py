@@ -1,4 +1,4 @@
-"""The options that say what a new model is made of."""
+"""Options that define a new model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 class SizePreset(NamedTuple):
+    """The sizes that --size sets."""
+
     embd: int
     head: int
     layer: int
@@ -35,12 +37,14 @@ BYTES = "bytes"
 
 
 def is_vocab_size(text: str) -> bool:
-    """Of a vocabulary."""
+    """Return True if a text is a vocabulary size."""
     return text == BYTES or (text.isdecimal() and len(text) < 10)
 
 
 @dataclass(frozen=True)
 class ModelOptions(Options, panel="A new model"):
+    """Options of a new model's architecture and sizes."""
+
     arch: Annotated[
         str, Option(f"What it is built like: {', '.join(supported_names())}.", unit="NAME", new_model=True)
     ] = DEFAULT
@@ -136,6 +140,7 @@ class ModelOptions(Options, panel="A new model"):
     ] = None
 
     def validate(self) -> None:
+        """Raise OptionError if the sizes do not fit together."""
         if self.arch != DEFAULT:
             self.architecture()
         embd, head = self.embd or SIZES[self.size].embd, self.head or SIZES[self.size].head
@@ -144,36 +149,49 @@ class ModelOptions(Options, panel="A new model"):
             problem = f"{head} heads do not divide a width of {embd}"
         elif size % 2 and self.head_size:
             raise OptionError(
-                lambda spelt: f"{spelt('head_size')} {size} is odd; a head's elements turn in pairs"
+                lambda spelt: (
+                    f"{spelt('head_size')} must be even, because elements rotate in pairs (got {size})"
+                ),
+                code="invalid-head-size",
             )
         elif size % 2:
-            problem = f"a head of {embd} / {head} = {size} elements is odd; they turn in pairs"
+            problem = (
+                f"a head of {embd} / {head} = {size} elements must be even, because elements rotate in pairs"
+            )
         elif self.head_kv and head % self.head_kv:
-            kv = f"{self.head_kv} cannot be; it takes what divides the {head} heads"
-            raise OptionError(lambda spelt: f"{spelt('head_kv')} {kv}")
+            raise OptionError(
+                lambda spelt: f"{spelt('head_kv')} must divide the {head} heads (got {self.head_kv})",
+                code="invalid-hyperparameter",
+            )
         else:
             return
-        raise OptionError(lambda spelt: f"{problem} ({spelt('head')}, {spelt('embd')})")
+        raise OptionError(
+            lambda spelt: f"{problem} ({spelt('head')}, {spelt('embd')})", code="invalid-head-size"
+        )
 
     @property
     def row_length(self) -> int:
+        """The tokens in a row."""
         return self.ctx or CTX
 
     def architecture(self) -> "Architecture[Hyperparameters, Any]":
+        """Return the architecture of --arch."""
         try:
             architecture = find_architecture(self.arch)
         except UsageError as error:
-            message = str(error)
-            raise OptionError(lambda spelt: f"{spelt('arch')}: {message}") from None
+            message, code = str(error), error.code
+            raise OptionError(lambda spelt: f"{spelt('arch')}: {message}", code=code) from None
         if architecture.tied is False and self.tie_embeddings:
             raise OptionError(
                 lambda spelt: (
-                    f"{spelt('tie_embeddings')}: those of {architecture.name} are not tied; leave it out"
-                )
+                    f"{spelt('tie_embeddings')} is not possible: the embeddings of {architecture.name} are not tied; leave it out"
+                ),
+                code="embeddings-not-tied",
             )
         return architecture
 
     def hyperparameters(self, vocab: int) -> "Hyperparameters":
+        """Return the hyperparameters of a new model with a vocabulary of `vocab` tokens."""
         from llamatrain.model.hyperparameters import Hyperparameters, default_extra
         from llamatrain.model.rope import Rope
 
@@ -215,11 +233,11 @@ OPTION_NAMES = {  # by what a model calls their numbers
 
 @contextmanager
 def name_by_option() -> Iterator[None]:
-    """What a model cannot have is told by the option that says it."""
+    """Convert a BadHyperparameter into an error that names the option."""
     try:
         yield
     except BadHyperparameter as error:
         unfit = error
         raise OptionError(
-            lambda spelt: unfit.describe(spelt(OPTION_NAMES.get(unfit.field, unfit.field)))
+            lambda spelt: unfit.describe(spelt(OPTION_NAMES.get(unfit.field, unfit.field))), code=unfit.code
         ) from None

@@ -1,8 +1,9 @@
-"""Rotary positions as a table of cosines and sines: frequency base, factors, linear and YaRN scaling (Peng et al. 2023).
+"""Rotary positions as a table of cosines and sines: base, factors, linear and YaRN scaling (Peng et al. 2023).
 
-Pair i of r/2 turns by position · base^(-2i/r), divided by its factor where the file has such (Llama 3), or has some for rows that
-are longer than the original context, and some for others (LongRoPE, Ding et al. 2024). Scaling as llama.cpp does it: linear slows
-every pair; YaRN leaves the fast ones, slows the slow ones, and makes queries and keys a little longer.
+Pair i of r/2 rotates by position · base^(-2i/r), divided by its factor if the file has factors (Llama 3).
+LongRoPE (Ding et al. 2024) has one set of factors for rows longer than the original context, and one for
+others. Scaling follows llama.cpp: linear slows every pair; YaRN keeps the fast pairs, slows the slow ones,
+and lengthens queries and keys a little.
 """
 
 import math
@@ -37,13 +38,18 @@ FAST_TURNS, SLOW_TURNS = 32.0, 1.0
 
 
 def to_float32(number: float) -> float:
-    """A number as files have it, in float32: a model made of options is to the bit the one that its file gives."""
+    """Round a number to float32, as files store it.
+
+    A model made from options is then equal to the bit to the one read from its file.
+    """
     with np.errstate(over="ignore"):
         return float(np.float32(number))
 
 
 @dataclass(frozen=True)
 class Rope:
+    """The rotation of heads, with its scaling."""
+
     size: int  # elements of a head that are rotated
     _: KW_ONLY
     base: float = 10000.0
@@ -61,47 +67,48 @@ class Rope:
         for name in ("base", "factor", "length"):
             object.__setattr__(self, name, to_float32(getattr(self, name)))
         if not 1 <= self.base < math.inf:
-            raise BadHyperparameter("base", f"{self.base:g}", "it takes 1 or more, such as 10000")
+            raise BadHyperparameter("base", f"{self.base:g}", "must be at least 1, such as 10000")
         if self.kind not in KINDS:
-            raise BadHyperparameter("kind", quote(self.kind), f"{', '.join(KINDS)} are supported")
+            raise BadHyperparameter("kind", quote(self.kind), f"must be one of {', '.join(KINDS)}")
         for name in ("factor", "length"):
             if not 0 < getattr(self, name) < math.inf:
-                raise BadHyperparameter(name, f"{getattr(self, name):g}", "it takes more than 0, such as 4")
+                raise BadHyperparameter(name, f"{getattr(self, name):g}", "must be more than 0, such as 4")
         if self.depends_on_length and not self.original_ctx > 0:
             raise BadHyperparameter(
                 "original_ctx",
                 f"{self.original_ctx}",
-                "YaRN and LongRoPE take the context that a model was first trained for",
+                "must be the context that the model was first trained for, as YaRN and LongRoPE need it",
             )
         if self.kind == "yarn" and not self.base > 1:
-            raise BadHyperparameter("base", f"{self.base:g}", "YaRN takes more than 1")
+            raise BadHyperparameter("base", f"{self.base:g}", "must be more than 1 for YaRN")
         for name, found in self.tensors.items():
             if not (found.shape == (self.size // 2,) and np.all(found > 0)):
                 raise BadHyperparameter(
-                    name, f"{list(found.shape)}", f"it takes {self.size // 2} numbers above 0"
+                    name, f"{list(found.shape)}", f"must be {self.size // 2} numbers above 0"
                 )
 
     @property
     def depends_on_length(self) -> bool:
-        """By how long rows are, against the original context."""
+        """True if the rotation depends on the length of rows, relative to the original context."""
         return self.kind == "yarn" or self.long is not None or self.short is not None
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
-        """Its factors, by what they are called here."""
+        """The factors by field name."""
         return {name: found for name in TENSORS if (found := getattr(self, name)) is not None}
 
     def factors_for(self, positions: int) -> np.ndarray | float:
+        """Return the factors for rows of a length."""
         chosen = self.long if positions > self.original_ctx else self.short
         factors = chosen if self.factors is None else self.factors
         return 1.0 if factors is None else factors.astype(np.float64)
 
     def table(self, positions: int) -> np.ndarray:
-        """Cosine and sine for each position and pair, of rows that may be so long: (positions, r/2, 2)."""
+        """Return cosine and sine of each position and pair, for rows of that length: (positions, r/2, 2)."""
         return self.first_rows(positions, positions)
 
     def first_rows(self, count: int, positions: int) -> np.ndarray:
-        """Of the first so many of these."""
+        """Return the first `count` rows of the table for rows of `positions` tokens."""
         pair = np.arange(self.size // 2)
         frequency = self.base ** (-2.0 * pair / self.size) / self.factors_for(positions)
         length = self.length
@@ -115,15 +122,15 @@ class Rope:
         return (length * np.stack([np.cos(angles), np.sin(angles)], -1)).astype(np.float32)
 
     def shift(self, distance: int, positions: int) -> np.ndarray:
-        """Cosine and sine that a vector is further `by` so many of these positions, its length left alone: (1, r/2, 2)."""
+        """Return cosine and sine of moving a vector by `distance` positions, without scaling it: (1, r/2, 2)."""
         rotation = self.first_rows(distance + 1, positions)[-1:].astype(np.float64)
         return (rotation / np.hypot(rotation[..., :1], rotation[..., 1:])).astype(np.float32)
 
     def _slow_share(self, pair: np.ndarray) -> np.ndarray:
-        """How much of the scaling each pair takes: 0 for the fast ones, 1 for the slow, a ramp between."""
+        """Return the share of scaling for each pair: 0 for the fast ones, 1 for the slow, a ramp between."""
 
         def pair_with_turns(turns: float) -> float:
-            """The pair that turns so often in the original context."""
+            """Return the pair that makes this many turns within the original context."""
             return self.size * math.log(self.original_ctx / (turns * 2 * math.pi)) / (2 * math.log(self.base))
 
         first = max(0, math.floor(pair_with_turns(FAST_TURNS)))
@@ -133,6 +140,7 @@ class Rope:
     # ---- in files ----------------------------------------------------------
 
     def metadata(self) -> dict[str, Value]:
+        """Return the metadata keys, behind the architecture's name."""
         values = {"size": u32(self.size), "base": f32(self.base)}
         if self.kind != "none":
             values |= {"kind": string(self.kind), "factor": f32(self.factor)}
@@ -144,6 +152,8 @@ class Rope:
 
     @classmethod
     def read(cls, gguf: Gguf, architecture: str, head_size: int, ctx: int) -> "Rope":
+        """Read the rotation from a file's metadata and tensors."""
+
         def number(key: str, default: float) -> float:
             return gguf.get_value(f"{architecture}.{key}", float, default)
 
@@ -156,7 +166,8 @@ class Rope:
         size = gguf.get_value(f"{architecture}.{KEYS['size']}", int, head_size)
         if (window_size := gguf.get_value(f"{architecture}.{WINDOW_ROPE_SIZE}", int, size)) != size:
             raise FileError(
-                f"{gguf.path}: {architecture}.{WINDOW_ROPE_SIZE} is {window_size}, where heads turn {size}: only alike they can be"
+                f"{gguf.path}: {architecture}.{WINDOW_ROPE_SIZE} is {window_size}, but heads rotate {size}; they must be equal",
+                code="unsupported-model",
             )
         return cls(
             size,
@@ -173,6 +184,7 @@ def _read_factors(gguf: Gguf, name: str) -> np.ndarray:
     tensor = gguf.tensors[name]
     if tensor.type.name != "F32" or len(tensor.shape) != 1:
         raise FileError(
-            f"{gguf.path}: {name} is {tensor.type.name} {list(tensor.shape)}, where a row of F32 is needed"
+            f"{gguf.path}: {name} must be a vector of F32 (got {tensor.type.name} {list(tensor.shape)})",
+            code="wrong-tensor-shape",
         )
     return np.array(tensor.raw.view(np.float32))  # files are written from it as long as a run lasts

@@ -1,6 +1,6 @@
-"""A model as a graph: from tokens to a loss, and from a token and a cache to the next one's logits.
+"""The model as a graph: from tokens to a loss, and from tokens and a cache to logits.
 
-Its blocks are the architecture's own (architectures/).
+The blocks are those of the architecture (architectures/).
 """
 
 from collections.abc import Iterator
@@ -39,12 +39,12 @@ MASK_ELEMENTS = 1 << 16  # elements of a mask that are made at a time
 
 
 def trainable_weights(h: Hyperparameters, dtype: DType = F32) -> Weights:
-    """Every weight, to be trained."""
+    """Return every weight as a trainable parameter."""
     return Weights({name: parameter(name, shape, dtype) for name, shape in h.shapes.items()})
 
 
 def last_hidden(model: ForwardPass) -> tuple[Tensor, list[Tensor]]:
-    """What the output weight reads, a row for each of the (batch, length) tokens; and each block's input."""
+    """Return the input of the output weight, a row for each token, and the input of each block."""
     architecture, block_inputs = model.h.architecture, []
     x = architecture.embed(model)
     for layer in range(model.h.layers):
@@ -54,6 +54,7 @@ def last_hidden(model: ForwardPass) -> tuple[Tensor, list[Tensor]]:
 
 
 def compute_logits(h: Hyperparameters, x: Tensor, weights: Weights) -> Tensor:
+    """Return the logits of rows, with the output weight's adapters and soft cap."""
     y = O.matmul(x, weights[h.output_weight], name="output")
     y = y if h.tied else weights.add_lora(y, x, h.output_weight)
     return softcap(y, cap=h.logit_cap) if h.logit_cap else y
@@ -62,12 +63,17 @@ def compute_logits(h: Hyperparameters, x: Tensor, weights: Weights) -> Tensor:
 # ---- training --------------------------------------------------------------
 
 
-Evaluation = tuple[Tensor, ...]  # the loss, how many targets were likeliest, and each token's part of the loss
+Evaluation = tuple[
+    Tensor, ...
+]  # the loss, how many targets were likeliest, and each token's part of the loss
 
 
 @dataclass(frozen=True)
 class TrainingGraph:
-    """Inputs by the names that batches have (data.rows.Batch), and the loss: a sum over tokens, each by its weight."""
+    """The inputs of a training graph, by their names in a batch (data.batches.Batch), and the loss.
+
+    The loss is a sum over tokens, each times its weight.
+    """
 
     inputs: dict[str, Tensor]
     table: Tensor
@@ -94,7 +100,10 @@ def build_training(
     squared: bool = False,
     teacher: Teacher | None = None,
 ) -> TrainingGraph:
-    """Where weights are `sparse`, a token without goes no further than others may need it."""
+    """Build the graph of the loss.
+
+    With `sparse`, tokens without a weight are dropped as soon as no other token needs them.
+    """
     all_rows = (
         squared or not flash or (teacher is not None and teacher.h.vocab > h.vocab)
     )  # of what is cut, no rows are left out
@@ -120,7 +129,7 @@ def build_training(
 
 
 class OutputTargets(NamedTuple):
-    """What the output weight reads, with the targets and weights of its rows."""
+    """The input rows of the output weight, with their targets and weights."""
 
     x: Tensor
     targets: Tensor
@@ -130,7 +139,7 @@ class OutputTargets(NamedTuple):
 def cross_entropy(
     h: Hyperparameters, weights: Weights, scored: OutputTargets, fused: bool
 ) -> tuple[Tensor, Evaluation]:
-    """Return the loss, and what programs that judge have of it."""
+    """Return the loss, and the outputs for evaluation."""
     x, *targets = scored
     if fused and h.output_weight not in weights.deltas:
         loss = linear_cross_entropy(x, weights[h.output_weight], *targets, cap=h.logit_cap, name="loss")
@@ -146,7 +155,7 @@ def cross_entropy(
 def make_inputs(
     batch: int, length: int, dtype: DType, flash: bool, sparse: bool, prefix: str = ""
 ) -> dict[str, Tensor]:
-    """What a way through a model is told of its rows; names begin with this one."""
+    """Return the inputs of a forward pass by name; their names in the graph begin with `prefix`."""
     count = batch * length
     if sparse and count > TILE_ROWS:
         count = DynamicDim(count, step=ceil(count / (SCORED_STEPS * TILE_ROWS)) * TILE_ROWS)
@@ -170,7 +179,7 @@ def make_inputs(
 def forward(
     h: Hyperparameters, weights: Weights, inputs: dict[str, Tensor], table: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """From rows to what the output weight reads, and each block's input."""
+    """Run all blocks on the inputs; return the output weight's input and the input of each block."""
 
     def attend_flash(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return flash_attn(
@@ -195,7 +204,9 @@ def forward(
 def plain_attention(
     h: Hyperparameters, attention_mask: AttentionMask, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
 ) -> Tensor:
-    """Attention as a product, a softmax and a product; `mask` (batch, length, length) is added to the scores."""
+    """Compute attention as product, softmax and product; `mask` (batch, length, length) is added to the
+    scores.
+    """
     batch, length, group = q.shape[0], q.shape[1], h.heads // h.kv_heads
 
     def by_head(x: Tensor, heads: tuple[int, int]) -> Tensor:
@@ -216,13 +227,16 @@ def plain_attention(
 
 
 def window_mask(window: int, length: int, dtype: DType) -> Tensor:
-    """What is added besides: nothing to the scores of keys within a window, to others what no number is less than."""
+    """Return what is added to scores for a window: 0 within it, minus infinity before it."""
     rows = diag_mask_inf(O.fill(shape=(length, length), value=0.0, dtype=dtype), past=window - 1)
     return O.cont(O.transpose(rows))
 
 
 def dense_mask(starts: np.ndarray, queries: slice = slice(None)) -> np.ndarray:
-    """What plain attention adds to scores where flash attention is told of `starts` (batch, length); for some of the queries."""
+    """Return the mask of plain attention that is equal to `starts` (batch, length) of flash attention.
+
+    With `queries`, only the rows of these queries are returned.
+    """
     positions = np.arange(starts.shape[1])
     visible = (positions <= positions[queries, None]) & (
         positions >= starts[:, queries, None]
@@ -231,7 +245,7 @@ def dense_mask(starts: np.ndarray, queries: slice = slice(None)) -> np.ndarray:
 
 
 def dense_mask_chunks(starts: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """The same, some queries at a time: whole, it would be there twice."""
+    """Yield the dense mask for some queries at a time, to save memory."""
     batch, length = starts.shape
     step = max(1, MASK_ELEMENTS // (batch * length))
     for first in range(0, length, step):
@@ -240,7 +254,10 @@ def dense_mask_chunks(starts: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
 
 
 def squared_error(h: Hyperparameters, weights: Weights, scored: OutputTargets, targets: Tensor) -> Tensor:
-    """Of each logit against +1 for the target and -1 for every other token, as the ancestor's sine demo had it."""
+    """Return the squared error of each logit against +1 for the target and -1 for other tokens.
+
+    llama.cpp's sine demo of 2023 used this loss.
+    """
     target_rows = O.get_rows(targets, scored.targets)
     errors = O.sum_rows(O.sqr(O.sub(compute_logits(h, scored.x, weights), target_rows)))
     return O.sum(O.mul(O.reshape(errors, shape=scored.weights.shape), scored.weights), name="loss")
@@ -251,7 +268,10 @@ def squared_error(h: Hyperparameters, weights: Weights, scored: OutputTargets, t
 
 @dataclass(frozen=True)
 class DecodingGraph:
-    """Some tokens in, at their positions; the logits of one of them out. The cache holds the keys and values of all before."""
+    """The graph of a decoding step: tokens at positions in, the logits of one of them out.
+
+    The caches hold the keys and values of all earlier tokens.
+    """
 
     tokens: Tensor  # (1, count)
     positions: Tensor  # (1, count); each also the row of the cache that a token takes
@@ -264,6 +284,7 @@ class DecodingGraph:
 def build_decoding(
     h: Hyperparameters, weights: Weights, count: int, table: Tensor, caches: list[Tensor]
 ) -> DecodingGraph:
+    """Build the graph that decodes `count` tokens at a time."""
     tokens, positions, starts = (
         placeholder(name, (1, count), I32) for name in ("tokens", "positions", "starts")
     )
@@ -291,7 +312,7 @@ def build_decoding(
 
 @dataclass(frozen=True)
 class CacheShift:
-    """Some rows leave the caches, and those behind them follow: keys are turned back by as many positions."""
+    """The graph that removes rows from the caches: later rows move up, and their keys rotate back."""
 
     positions: Tensor  # (1, count): zeros, where `turn` has its one rotation
     rotation: Tensor
@@ -299,7 +320,7 @@ class CacheShift:
 
 
 def shift_cache(h: Hyperparameters, caches: list[Tensor], first: int, last: int, end: int) -> CacheShift:
-    """The rows from `first` to `last` leave, of `end` in all."""
+    """Build the graph that removes the rows `first` to `last` of `end` rows."""
     count, width = end - last, h.kv_width
     positions, shift_rotation = (
         placeholder("places", (1, count), I32),
@@ -324,7 +345,7 @@ def shift_cache(h: Hyperparameters, caches: list[Tensor], first: int, last: int,
 
 
 def make_caches(h: Hyperparameters, ctx: int, dtype: DType = F32) -> list[Tensor]:
-    """Memory for the keys and values of so many positions, two states a layer."""
+    """Return the states for keys and values of `ctx` positions, two for each layer."""
     return [
         state(f"cache.{layer}.{kind}", (ctx, h.kv_width), dtype)
         for layer in range(h.layers)
@@ -333,10 +354,11 @@ def make_caches(h: Hyperparameters, ctx: int, dtype: DType = F32) -> list[Tensor
 
 
 def rope_state(h: Hyperparameters, positions: int, dtype: DType = F32) -> Tensor:
-    """Where the table of all rotations goes (hyperparameters.Hyperparameters.table)."""
+    """Return the leaf of the table of all rotations (Hyperparameters.rope_table)."""
     return state("rope", rope_table_shape(h, positions), dtype)
 
 
 def rope_table_shape(h: Hyperparameters, positions: int) -> Shape:
+    """Return the shape of the table of all rotations."""
     pairs, rows = h.rope.size // 2, len(h.ropes) * positions
     return (rows, 2, pairs) if h.rotates_halves else (rows, pairs, 2)

@@ -1,0 +1,1 @@
+"""The machine: processor, memory, terminal, temporary files, caches, threads and signals."""

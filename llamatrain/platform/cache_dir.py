@@ -1,4 +1,4 @@
-"""Where things are kept that could be made again, such as compiled kernels and tokens."""
+"""The folders for compiled kernels and encoded tokens, which can be recreated."""
 
 import os
 import stat
@@ -12,27 +12,30 @@ from llamatrain.platform.temp_files import create_temp_folder
 
 CACHE_VARIABLE = "LLAMATRAIN_CACHE"
 NAME = "llamatrain"
-PROBE_BYTES = 1 << 16  # bytes that a folder must have room for
+PROBE_BYTES = 1 << 16  # bytes that must be writable to a folder
 
 
 def default_cache_dir(name: str) -> Path | None:
-    """The folder of this name in `~/.cache/llamatrain` (or its like), or where LLAMATRAIN_CACHE says; None without a home."""
+    """Return the folder `name` in `~/.cache/llamatrain`, or under LLAMATRAIN_CACHE; None without a home."""
     if named := os.environ.get(CACHE_VARIABLE):
         return Path(named).absolute() / NAME / name
     try:
         home = user_cache_path(NAME, appauthor=False)
     except RuntimeError:
         return None
-    return home / name if home.is_absolute() else None  # `~` is left as it stands where nobody knows the home
+    return home / name if home.is_absolute() else None  # without a home, `~` is not expanded
 
 
 def fallback_cache_dir(name: str) -> Path | None:
-    """Return the folder of this name for a user whose cache cannot be written: among temporary files, and private."""
+    """Return a private folder among temporary files, for users whose cache is read-only."""
     return Path(tempfile.gettempdir()) / f"{NAME}-{os.geteuid()}" / name if hasattr(os, "geteuid") else None
 
 
 def is_private(folder: Path) -> bool:
-    """Tell whether a folder is this user's and open to nobody else: among temporary files anybody may make one."""
+    """Return True if a folder belongs to this user and nobody else can enter it.
+
+    Anybody may create a folder among temporary files.
+    """
     try:
         status = folder.lstat()
     except OSError:
@@ -45,7 +48,7 @@ def is_private(folder: Path) -> bool:
 
 
 def writable_cache_dir(name: str) -> Path | None:
-    """The wanted folder; where that cannot be written, one that goes with the program; None where nothing can be written."""
+    """Return the default folder; if it is read-only, one that is deleted at exit; None if there is neither."""
     folder = default_cache_dir(name)
     if folder and not find_write_problem(folder):
         return folder
@@ -54,7 +57,10 @@ def writable_cache_dir(name: str) -> Path | None:
 
 
 def find_write_problem(folder: Path) -> str:
-    """Why nothing can be kept in a folder; where something can, it is there now, and there is nothing to say."""
+    """Return why nothing can be written to a folder, or an empty string.
+
+    The folder is created if possible.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder, buffering=0) as probe:
@@ -66,7 +72,7 @@ def find_write_problem(folder: Path) -> str:
 
 @cache
 def get_temp_folder() -> Path | None:
-    """A folder that goes with the program."""
+    """Return a folder that is deleted at exit, or None if none can be created."""
     try:
         return create_temp_folder()
     except OSError:

@@ -1,8 +1,9 @@
-"""The cache stays small by itself: what was not used for long goes, and of tokens the oldest where all take too much.
+"""Prunes the cache: removes what was not used for long, and the oldest tokens if all take too much space.
 
-Kernels are in a folder for each version of sources, processor and compiler, tokens in one for each entry; when a folder was
-last used, its date says. It is moved aside before it is removed, so that it is whole or not there. What others hold stays:
-whoever reads tokens holds them, whoever compiles holds the kernels' folder, and kernels that are run are copies in memory.
+Kernels have a folder for each version of sources, processor and compiler; tokens have one for each entry. A
+folder's modification time is the time of its last use. A folder is renamed before it is removed, so that it
+is complete or absent. Locked folders stay: a process that reads tokens or compiles kernels holds a lock. Kernels
+that are running are copies in memory.
 """
 
 import os
@@ -16,19 +17,19 @@ from typing import NamedTuple
 
 from llamatrain.platform.temp_files import DAY, NEW_PREFIX, remove_leftovers, remove_path, try_lock
 
-MAX_AGE = 30 * DAY  # after which kernels of other versions go, and tokens
+MAX_AGE = 30 * DAY  # seconds after which kernels of other versions and tokens are removed
 MAX_TOKEN_BYTES = 8 * 10**9  # bytes of all tokens
-MIN_INTERVAL = DAY  # no two prunings are closer than that, and no two marks of use
-STAMP = ".pruned"  # the file whose date is that of the last pruning
+MIN_INTERVAL = DAY  # seconds between prunings, and between marks of use
+STAMP = ".pruned"  # the file with the time of the last pruning
 KERNEL_FOLDER, TOKEN_FOLDER, TOKEN_FILE = (
     re.compile("[0-9a-f]{16}"),
     "tokens",
     "tokens",
-)  # names: of a version, of all entries, of an entry's file
+)  # the name of a version's folder, of the folder of all entries, of an entry's file
 
 
 class CacheFolder(NamedTuple):
-    """Of kernels or tokens: what is removed as a whole, what of it others hold, what it takes, and when it was last used."""
+    """A folder of kernels or tokens: its path, the path that users lock, its size, and its last use."""
 
     path: Path
     lock_path: Path
@@ -37,12 +38,14 @@ class CacheFolder(NamedTuple):
 
 
 def list_kernels(root: Path) -> list[CacheFolder]:
+    """Return the kernel folders of a cache."""
     return [
         _describe_folder(path, path) for path in _list_folders(root) if KERNEL_FOLDER.fullmatch(path.name)
     ]
 
 
 def list_tokens(root: Path) -> list[CacheFolder]:
+    """Return the token folders of a cache."""
     return [
         _describe_folder(path, path / TOKEN_FILE)
         for path in _list_folders(root / TOKEN_FOLDER)
@@ -57,13 +60,13 @@ def _list_folders(parent: Path) -> Iterator[Path]:
 
 def _describe_folder(path: Path, lock_path: Path) -> CacheFolder:
     last_used = 0.0
-    with suppress(OSError):  # it is removed now
+    with suppress(OSError):  # another process removes it now
         last_used = path.stat().st_mtime
     return CacheFolder(path, lock_path, disk_usage(path), last_used)
 
 
 def disk_usage(path: Path) -> int:
-    """Bytes of a file, or of all that are in a folder."""
+    """Return the bytes of a file, or of all files in a folder."""
     total = 0
     for entry in (path, *path.rglob("*")):
         with suppress(OSError):
@@ -73,7 +76,7 @@ def disk_usage(path: Path) -> int:
 
 
 def find_leftovers(folder: Path, prefix: str) -> list[Path]:
-    """What processes have left that were killed."""
+    """Return unlocked paths with a prefix: processes that were killed left them."""
     leftovers = list[Path]()
     with suppress(OSError):
         for path in sorted(folder.glob(f"{prefix}*")):
@@ -83,7 +86,7 @@ def find_leftovers(folder: Path, prefix: str) -> list[Path]:
 
 
 def find_all_leftovers(root: Path) -> list[Path]:
-    """Under the root of a cache."""
+    """Return the leftovers in all folders of a cache."""
     return [path for folder in (root, *_list_folders(root)) for path in find_leftovers(folder, NEW_PREFIX)]
 
 
@@ -91,18 +94,18 @@ def find_all_leftovers(root: Path) -> list[Path]:
 
 
 def mark_used(folder: Path) -> None:
-    """Note that it is; of a folder of somebody else it cannot be noted."""
+    """Set the time of last use, if the folder is ours."""
     with suppress(OSError):
         if time.time() - folder.stat().st_mtime > MIN_INTERVAL:
             os.utime(folder)
 
 
 def remove(folders: Iterable[CacheFolder]) -> list[CacheFolder]:
-    """Those that nobody holds, and which are gone then."""
+    """Remove the folders that nobody has locked, and return them."""
     deleted = []
     for folder in folders:
         hidden = folder.path.with_name(f"{NEW_PREFIX}{folder.path.name}-{secrets.token_hex(4)}")
-        with suppress(OSError):  # another process was faster, or it is somebody else's
+        with suppress(OSError):  # another process removed it, or it belongs to another user
             with try_lock(folder.lock_path) as is_free:
                 if not is_free:
                     continue
@@ -116,7 +119,7 @@ def remove(folders: Iterable[CacheFolder]) -> list[CacheFolder]:
 
 
 def prune(root: Path, version: str) -> None:
-    """Where something has been written, and not more than once a day; kernels of this version stay."""
+    """Prune a cache at most once a day. Kernels of `version` stay."""
     with suppress(OSError):
         stamp = root / STAMP
         if stamp.exists() and abs(time.time() - stamp.stat().st_mtime) < MIN_INTERVAL:
@@ -129,7 +132,7 @@ def prune(root: Path, version: str) -> None:
 
 
 def over_limit(entries: list[CacheFolder]) -> list[CacheFolder]:
-    """The entries that are old, and those used longest ago of the rest where these take more than they may."""
+    """Return entries that are too old, and the least recently used of the rest if they exceed the size limit."""
     total, outdated = 0, []
     for entry in sorted(entries, key=lambda each: -each.last_used):
         total += entry.nbytes

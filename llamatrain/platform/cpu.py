@@ -1,7 +1,8 @@
-"""What the processor can do: its vector and tile units, with a switch for each, and the class that kernels are compiled for.
+"""The processor's vector and tile units, a switch for each, and the class that kernels are compiled for.
 
-`LLAMATRAIN_WITHOUT=amx,avx512bf16,avx512` turns units off, one by one, as if the machine had none: the kernels that need
-them step aside, and the compiler is told of a smaller processor, so that every fallback can be tried on a good machine.
+`LLAMATRAIN_WITHOUT=amx,avx512bf16,avx512` disables units one by one, as if the machine had none: kernels that
+need them are not used, and the compiler sees a smaller processor. So every fallback can be tested on a good
+machine.
 """
 
 import ctypes
@@ -14,15 +15,15 @@ from typing import NamedTuple
 
 from llamatrain.errors import UsageError
 
-# unit: (the features it needs, what it stands on)
+# unit: (the features it needs, the unit it builds on)
 UNITS = {
     "avx512": (("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"), None),
     "avx512bf16": (("avx512bf16",), "avx512"),
     "amx": (("amxtile", "amxbf16"), "avx512"),
 }
 DISABLE_VARIABLE = "LLAMATRAIN_WITHOUT"
-CLASS_VARIABLE = "LLAMATRAIN_CLASS"  # for those who compile for other machines
-HOST = "host"  # in the place of a name: the compiler's own processor
+CLASS_VARIABLE = "LLAMATRAIN_CLASS"  # to compile for other machines
+HOST = "host"  # instead of a CPU name: the machine of the compiler
 CPU_FIELDS = (
     "flags",
     "Features",
@@ -38,7 +39,7 @@ V3_FEATURES = ("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe")
 
 
 class Processor(NamedTuple):
-    """Processors for which the same code is compiled, by LLVM's name of the least of them and what is added to it."""
+    """A class of processors that run the same code: LLVM's name of the smallest of them, plus features."""
 
     name: str
     cpu: str
@@ -46,7 +47,7 @@ class Processor(NamedTuple):
     units: frozenset[str]
 
 
-WIDE_VECTORS = "-prefer-256-bit"  # a processor that has wide registers uses them
+WIDE_VECTORS = "-prefer-256-bit"  # use 512-bit registers if there are any
 CLASSES = {
     each.name: each
     for each in (
@@ -63,26 +64,31 @@ CLASSES = {
 
 
 def disabled_units() -> frozenset[str]:
+    """Return the units that LLAMATRAIN_WITHOUT disables."""
     names = frozenset(
         name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",") if name.strip()
     )
     if unknown := names - UNITS.keys():
         raise UsageError(
-            f"{DISABLE_VARIABLE}: unknown unit {', '.join(sorted(unknown))}; known are {', '.join(UNITS)}"
+            f"{DISABLE_VARIABLE}: unknown unit {', '.join(sorted(unknown))}; known are {', '.join(UNITS)}",
+            code="unknown-unit",
         )
     return names
 
 
 def requested_class() -> Processor | None:
+    """Return the class that LLAMATRAIN_CLASS requests, or None."""
     name = os.environ.get(CLASS_VARIABLE)
     if name and name not in CLASSES:
-        raise UsageError(f"{CLASS_VARIABLE}: unknown class {name}; known are {', '.join(CLASSES)}")
+        raise UsageError(
+            f"{CLASS_VARIABLE}: unknown class {name}; known are {', '.join(CLASSES)}", code="unknown-class"
+        )
     return CLASSES[name] if name else None
 
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """What the processor has, in names without marks: avx512bf16, amxtile."""
+    """Return the processor's features, without punctuation: avx512bf16, amxtile."""
     fields = _read_cpuinfo()
     return (
         frozenset(fields.get("flags", fields.get("Features", "")).replace("_", "").split())
@@ -93,7 +99,7 @@ def cpu_features() -> frozenset[str]:
 
 @cache
 def _read_cpuinfo() -> dict[str, str]:
-    """Of its first processor: of many, the whole file takes a while."""
+    """Read the first processor's entry of /proc/cpuinfo; with many processors, the whole file takes a while."""
     fields: dict[str, str] = {}
     try:
         with Path("/proc/cpuinfo").open(errors="replace") as lines:
@@ -118,12 +124,12 @@ def _read_llvm_features() -> frozenset[str]:
 
 
 def enabled_units() -> frozenset[str]:
-    """Those that this process uses: its class's, and no other that may be there."""
+    """Return the units that this process uses: those of its class."""
     return processor().units
 
 
 def usable_units() -> frozenset[str]:
-    """Those that are present, allowed by the kernel, and not switched off."""
+    """Return the units that are present, allowed by the kernel, and not disabled."""
     disabled, present = disabled_units(), set[str]()
     for name, (needs, base) in UNITS.items():
         if name in disabled or (base and base not in present):
@@ -134,7 +140,7 @@ def usable_units() -> frozenset[str]:
 
 
 def request_amx() -> bool:
-    """Ask Linux for the tile registers: a process that touches them unasked is killed."""
+    """Ask Linux for the tile registers: a process that touches them without permission is killed."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
     arch_prctl, req_xcomp_perm, xtiledata = 158, 0x1023, 18
@@ -143,7 +149,7 @@ def request_amx() -> bool:
 
 @cache
 def processor() -> Processor:
-    """The first class whose code this process may run; of a machine that belongs to none, its own."""
+    """Return the first class whose code this process can run, or a class of its own if it belongs to none."""
     if requested := requested_class():
         if "amx" in requested.units:
             request_amx()
@@ -155,14 +161,14 @@ def processor() -> Processor:
 
 
 def _unnamed_class(present: frozenset[str]) -> Processor:
-    """Called by what Linux says of it, as the compiler need not be there; what it is to the compiler it finds out itself."""
+    """Return a class named by what Linux reports, because the compiler may be missing."""
     fields = {name: value for name, value in _read_cpuinfo().items() if name in CPU_FIELDS}
     digest = hashlib.sha256(repr((fields, sorted(cpu_features() | present))).encode()).hexdigest()[:8]
     return Processor(f"{platform.machine() or 'unknown'}-{digest}", HOST, "", present)
 
 
 def count_cpus() -> int:
-    """By its affinity, and by the quota of its control group."""
+    """Return the number of processors that affinity and the control group's quota allow."""
     count = len(os.sched_getaffinity(0)) if platform.system() == "Linux" else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -172,7 +178,7 @@ def count_cpus() -> int:
 
 
 def vector_width() -> int:
-    """How many float32 a vector register holds."""
+    """Return the number of float32 in a vector register."""
     if "avx512" in enabled_units():
         return 16
     return 8 if platform.machine() in ("x86_64", "AMD64") else 4

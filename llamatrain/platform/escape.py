@@ -1,8 +1,8 @@
-"""Texts of others on the terminal."""
+"""Escaping of untrusted text for the terminal."""
 
 
 def make_printable(text: str, encoding: str, keep: str = "") -> str:
-    """A text from a file, without what would move the cursor or colour the terminal, in signs that the output has."""
+    """Escape characters of a text that would move the cursor, set colors, or cannot be encoded."""
     visible = "".join(
         character if character.isprintable() or character in keep else ascii(character)[1:-1]
         for character in text

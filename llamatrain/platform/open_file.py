@@ -1,4 +1,4 @@
-"""Files that are opened only if they are plain ones: no pipe is waited for, and no device read without end."""
+"""Opens regular files only, so that no pipe blocks and no device is read without end."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def open_regular(path: Path) -> tuple[int, os.stat_result]:
-    """The number of an open file, and what it is."""
+    """Open a regular file and return its descriptor and status."""
     descriptor = os.open(path, FLAGS)
     status = os.fstat(descriptor)
     if stat.S_ISREG(status.st_mode):
@@ -19,7 +19,7 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
 
 
 def read_regular(path: Path, max_bytes: int) -> tuple[bytes, os.stat_result]:
-    """All of a file of so many bytes at most, and what it is."""
+    """Read a regular file of at most `max_bytes` bytes and return its contents and status."""
     descriptor, status = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
         if status.st_size > max_bytes:

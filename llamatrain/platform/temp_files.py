@@ -1,4 +1,4 @@
-"""Files that go with the program, however it ends; what a SIGKILL leaves, the next run removes."""
+"""Temporary files that are deleted when the program ends. What a SIGKILL leaves, the next run removes."""
 
 import atexit
 import os
@@ -14,30 +14,28 @@ try:
 except ImportError:  # not a Unix
     fcntl = None  # type: ignore[assignment]
 
-NEW_PREFIX = ".new-"  # begins the name of what is not there yet, or not any more
-TEMP_PREFIX = ".llamatrain-passing-"  # begins the names among the system's temporary files
-DAY = (
-    24 * 60 * 60
-)  # seconds without a write, after which a run that was making something is gone, where nothing can be held
+NEW_PREFIX = ".new-"  # prefix of unfinished files, and of folders being removed
+TEMP_PREFIX = ".llamatrain-passing-"  # prefix of our names among the system's temporary files
+DAY = 24 * 60 * 60  # seconds without a write after which, without locks, a file is a leftover
 
 _paths_to_delete: dict[
     Path, tuple[int, int | None]
-] = {}  # the process that they belong to (a fork leaves them to it), and their lock
+] = {}  # the owning process (a fork does not own them) and the lock's descriptor
 
 
 def delete_at_exit(path: Path) -> Path:
-    """It is held for as long as it is there, so that no other run takes it for what was left behind."""
-    if path not in _paths_to_delete:  # a second lock of the same would wait for the first
+    """Delete a path at exit, and lock it so that no other run takes it for a leftover."""
+    if path not in _paths_to_delete:  # a second lock would wait for the first
         _paths_to_delete[path] = os.getpid(), _lock(path)
     return path
 
 
 def remove_path(path: Path) -> None:
-    """A file, or a folder with all that is in it, if it is there."""
+    """Remove a file or a folder with its contents, if it exists."""
     _, lock = _paths_to_delete.pop(path, (0, None))
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)  # which would open a pipe, and wait
+            shutil.rmtree(path, ignore_errors=True)  # rmtree would open a pipe and block
         else:
             path.unlink()
     if lock is not None:
@@ -46,18 +44,19 @@ def remove_path(path: Path) -> None:
 
 @atexit.register
 def remove_all() -> None:
-    """Also for a process that is ended at once, where nothing else is done any more."""
+    """Remove all temporary paths of this process, also when it exits at once."""
     for path, (owner, _) in list(_paths_to_delete.items()):
         if owner == os.getpid():
             remove_path(path)
 
 
 def create_temp_folder() -> Path:
-    """One among the system's temporary files."""
+    """Create a folder among the system's temporary files, deleted at exit."""
     return _create(lambda: tempfile.mkdtemp(prefix=TEMP_PREFIX))
 
 
 def create_temp_file() -> Path:
+    """Create a file among the system's temporary files, deleted at exit."""
     return _create(lambda: _close(*tempfile.mkstemp(prefix=TEMP_PREFIX)))
 
 
@@ -65,7 +64,7 @@ def _create(make: Callable[[], str]) -> Path:
     remove_leftovers(Path(tempfile.gettempdir()), TEMP_PREFIX)
     while True:
         path = Path(make())
-        with suppress(FileNotFoundError):  # another run that sweeps saw it before it was held
+        with suppress(FileNotFoundError):  # another run removed it before it was locked
             if delete_at_exit(path).exists():
                 return path
         remove_path(path)
@@ -80,10 +79,10 @@ def _close(descriptor: int, name: str) -> str:
 
 
 def remove_leftovers(folder: Path, prefix: str) -> None:
-    """Remove what runs that were killed have left under names that begin so."""
+    """Remove paths with a prefix that killed processes left."""
     with suppress(OSError):
         for leftover in folder.glob(f"{prefix}*"):
-            with suppress(OSError):  # its own run, or another that sweeps, removes it now
+            with suppress(OSError):  # another process removes it now
                 age = time.time() - max(path.lstat().st_mtime for path in (leftover, *leftover.glob("*")))
                 if age > DAY:
                     remove_path(leftover)
@@ -92,7 +91,7 @@ def remove_leftovers(folder: Path, prefix: str) -> None:
 
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """An open file or folder is a lock that ends with its process, however that ends; where there are none, its age tells."""
+    """Lock a file or folder until the block or the process ends. Systems without locks use ages instead."""
     lock = _lock(path)
     try:
         yield
@@ -111,7 +110,7 @@ def _lock(path: Path) -> int | None:
 
 
 def remove_if_unlocked(path: Path) -> None:
-    """If nobody holds it; who has just made it, and is about to, sees that it is gone."""
+    """Remove a path that nobody has locked. A creator that loses its path before locking it tries again."""
     if not fcntl:
         return
     with try_lock(path) as is_free:
@@ -121,7 +120,7 @@ def remove_if_unlocked(path: Path) -> None:
 
 @contextmanager
 def try_lock(path: Path) -> Iterator[bool]:
-    """Whether nobody holds it; then nobody else does while this is open."""
+    """Yield True if nobody had locked the path; then it is locked during the block."""
     if not fcntl:
         yield True
         return
@@ -135,13 +134,13 @@ def try_lock(path: Path) -> Iterator[bool]:
 def _acquire(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # it is held, or the file system has no locks
+    except OSError:  # it is locked, or the file system has no locks
         return False
     return True
 
 
 def lock_shared(file: int) -> None:
-    """An open file is held beside others that read it, until it is closed: it is not removed as long."""
+    """Lock an open file together with other readers until it is closed, so that it is not removed."""
     if fcntl:
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

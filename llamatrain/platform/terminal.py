@@ -1,4 +1,4 @@
-"""What is said on standard error of work that takes a while: lines and bars, and nothing at all until they are asked for."""
+"""Lines and progress bars on standard error, silent until they are enabled."""
 
 import os
 import sys
@@ -13,17 +13,17 @@ from llamatrain.platform.threads import start_thread
 
 SLOW_AFTER = 1.5  # seconds
 BAR_DELAY = 0.5  # seconds before a bar is drawn
-LINE_INTERVAL = 15.0  # seconds between two lines of work that goes on
-SHOW_CURSOR = "\x1b[?25h"  # a display that is left at once may have hidden it
+LINE_INTERVAL = 15.0  # seconds between two lines
+SHOW_CURSOR = "\x1b[?25h"  # an interrupted display may have hidden it
 CLEAR_LINE = "\r\x1b[K"
-_listeners = list[None]()  # by how many that are at work
-_text_sinks = list[Callable[[str], None]]()  # that stand on the terminal
-_bars = list["Bar"]()  # that are open
+_listeners = list[None]()  # one entry for each open show_log
+_text_sinks = list[Callable[[str], None]]()  # the displays on the terminal that can show a text
+_bars = list["Bar"]()  # the open bars
 
 
 @contextmanager
 def show_log() -> Iterator[None]:
-    """While this is open there is somebody to be told."""
+    """Show lines and bars during the block."""
     _listeners.append(None)
     try:
         yield
@@ -33,7 +33,7 @@ def show_log() -> Iterator[None]:
 
 @contextmanager
 def quiet(enabled: bool = True) -> Iterator[None]:
-    """While this is open nobody is told anything, but of what fails."""
+    """Show only errors during the block."""
     before = _listeners[:]
     if enabled:
         _listeners.clear()
@@ -44,19 +44,20 @@ def quiet(enabled: bool = True) -> Iterator[None]:
 
 
 def is_verbose() -> bool:
+    """Return True if lines and bars are shown."""
     return bool(_listeners)
 
 
 def log_line(line: str) -> None:
-    """A line on its own; where nobody can read it any more, what is at work goes on."""
+    """Print a line above all bars. If nobody can read it, work continues."""
     if _listeners and (stream := sys.stderr):
         with suppress(OSError), _hide_bars(stream):
             print(wrap_line(make_printable(line, _get_encoding(stream)), stream), file=stream, flush=True)
 
 
 def wrap_line(line: str, stream: Any) -> str:
-    """Break a line between words where it is wider than the terminal, which would break it anywhere."""
-    with suppress(OSError, ValueError, AttributeError):  # no terminal, or one that is no more
+    """Wrap a line at words if it is wider than the terminal."""
+    with suppress(OSError, ValueError, AttributeError):  # not a terminal, or it is closed
         width = int(os.environ.get("COLUMNS") or 0) or os.get_terminal_size(stream.fileno()).columns
         if stream.isatty() and len(line) > width > 0:
             from textwrap import wrap
@@ -69,7 +70,7 @@ def wrap_line(line: str, stream: Any) -> str:
 
 @contextmanager
 def call_if_slow(seconds: float, callback: Callable[[], None]) -> Iterator[None]:
-    """It is done once, beside what takes longer than that here."""
+    """Call `callback` once if the block takes longer than `seconds`."""
     timer = threading.Timer(seconds, callback)
     timer.daemon = True
     start_thread(timer)
@@ -80,13 +81,13 @@ def call_if_slow(seconds: float, callback: Callable[[], None]) -> Iterator[None]
 
 
 def log_if_slow(line: str) -> AbstractContextManager[None]:
-    """Says so where what is done takes longer than anybody would wait without a word."""
+    """Print a line if the block takes longer than a user would wait without one."""
     return call_if_slow(SLOW_AFTER, lambda: log_line(line))
 
 
 @contextmanager
 def progress_area(set_text: Callable[[str], None]) -> Iterator[None]:
-    """While this is open a display stands on the terminal, which has a place for what is at work."""
+    """Show progress in another display during the block, through `set_text`."""
     _text_sinks.append(set_text)
     try:
         yield
@@ -95,7 +96,9 @@ def progress_area(set_text: Callable[[str], None]) -> Iterator[None]:
 
 
 class CountedProgress:
-    """Counts in the display or bar that is on the terminal already: two of them would overdraw each other."""
+    """Counts in the display or bar that is already on the terminal, since two bars would overwrite each
+    other.
+    """
 
     def __init__(self, title: str, total: int | None, set_text: Callable[[str], None]) -> None:
         self.title, self.total, self.set_text, self.n = title, total, set_text, 0
@@ -105,6 +108,7 @@ class CountedProgress:
         return self
 
     def update(self, count: int = 1) -> None:
+        """Count and show the total."""
         self.n += count
         self.set_text(f"{self.title}: {self.n}" + (f" of {self.total}" if self.total is not None else ""))
 
@@ -113,7 +117,7 @@ class CountedProgress:
 
 
 class LoggedBar:
-    """In the place of a bar, where the output goes to a file: a line every so often."""
+    """Prints a line now and then, where output goes to a file."""
 
     def __init__(
         self, title: str, total: int | None = None, unit: str = "", unit_scale: bool = False
@@ -126,6 +130,7 @@ class LoggedBar:
         return self
 
     def update(self, count: int = 1) -> None:
+        """Count, and print a line if it is time."""
         self.n += count
         if (now := time.monotonic()) < self._next_line:
             return
@@ -140,7 +145,7 @@ class LoggedBar:
 
 
 class Bar:
-    """Draws a bar of tqdm's on a terminal once it takes a while."""
+    """Draws a tqdm bar on a terminal once work takes a while."""
 
     def __init__(self, title: str, **settings: Any) -> None:
         self.title, self.settings = make_printable(title, _get_encoding(sys.stderr)), settings
@@ -158,18 +163,20 @@ class Bar:
         return self
 
     def update(self, count: int = 1) -> None:
+        """Count and redraw."""
         self.n += count
         self._bar.update(count)
 
     def _set_text(self, text: str) -> None:
-        """Show what is counted meanwhile in the place of the title."""
+        """Show another counter's text in place of the title."""
         self._bar.set_description_str(text or self.title, refresh=False)
         self.draw()
 
     def draw(self) -> None:
+        """Redraw the bar."""
         if time.monotonic() - self._start > BAR_DELAY:
             self._bar.refresh()
-            self._bar.last_print_t = time.time()  # else what was drawn so early would stay when it is closed
+            self._bar.last_print_t = time.time()  # otherwise a bar drawn this early would not be cleared
 
     def __exit__(self, *how: object) -> None:
         if self.is_enabled:
@@ -179,15 +186,17 @@ class Bar:
 
     @property
     def is_enabled(self) -> bool:
+        """True if the bar may be drawn."""
         return not self._bar.disable
 
     @property
     def is_drawn(self) -> bool:
+        """True if the bar is on the terminal."""
         return bool(self._bar.last_print_t >= self._bar.start_t + BAR_DELAY)
 
 
 def progress_bar(title: str, **settings: Any) -> CountedProgress | LoggedBar | Bar:
-    """Show a bar on a terminal, or its count in the display that stands there; elsewhere a line every so often."""
+    """Return a bar for a terminal, a counter in the current display, or lines for a file."""
     if _text_sinks:
         return CountedProgress(title, settings["total"], _text_sinks[-1])
     if _listeners and sys.stderr and not sys.stderr.isatty():
@@ -197,7 +206,7 @@ def progress_bar(title: str, **settings: Any) -> CountedProgress | LoggedBar | B
 
 @contextmanager
 def _hide_bars(stream: Any) -> Iterator[None]:
-    """While this is open no bar is on the terminal: a line written now stands above it."""
+    """Clear drawn bars during the block, so that a line written now stands above them."""
     drawn = [bar for bar in _bars if bar.is_drawn]
     if drawn:
         stream.write(CLEAR_LINE)
@@ -207,12 +216,12 @@ def _hide_bars(stream: Any) -> Iterator[None]:
 
 
 def _get_encoding(stream: Any) -> str:
-    """What others put in the place of standard error may have none."""
+    """Return a stream's encoding; a replaced standard error may have none."""
     return getattr(stream, "encoding", None) or "utf-8"
 
 
 def restore_terminal() -> None:
-    """A terminal that is left at once: no bar stays on it, and its cursor shows."""
+    """Clear bars and show the cursor before an immediate exit."""
     if sys.stderr.isatty():
         bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
         os.write(
@@ -221,5 +230,5 @@ def restore_terminal() -> None:
 
 
 def drop_stdout() -> None:
-    """Nobody reads standard output any more: what is still to be flushed goes nowhere."""
+    """Send standard output to nowhere, because its reader has gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

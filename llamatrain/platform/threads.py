@@ -1,12 +1,13 @@
-"""Threads that begin, or are said not to: where there is no memory for one, Python's own start waits for it for ever."""
+"""Starts threads without hanging: without memory for a thread, Python's own start waits forever."""
 
 import mmap
 import threading
 
-START_BYTES = 1 << 20  # bytes, more than Python asks the system for before a thread runs code of its own
+START_BYTES = 1 << 20  # bytes; Python allocates less before a thread runs its own code
 
 
 def start_thread(thread: threading.Thread) -> None:
+    """Start a thread, or raise MemoryError."""
     try:
         mmap.mmap(-1, START_BYTES).close()
         thread.start()

@@ -138,21 +138,21 @@ class Elsewhere:
 
     def __init__(self) -> None:
         self.plain, self.launches = ReferenceBackend(), 0
-        self.takes, self.scratch, self.resident = (
+        self.has_kernel, self.scratch, self.resident_bytes = (
             self.plain.has_kernel,
             self.plain.scratch,
             self.plain.resident_bytes,
         )
 
-    def take(self, size: int, within: Box | None = None, start: int = 0) -> Box:
+    def allocate(self, size: int, within: Box | None = None, start: int = 0) -> Box:
         return Box(self.plain.allocate(size, within.held if within else None, start))
 
-    def adopt(self, tensor: Tensor, memory: np.ndarray | Box, changed: bool) -> Box:
+    def use_memory(self, tensor: Tensor, memory: np.ndarray | Box, changed: bool) -> Box:
         return Box(
             self.plain.use_memory(tensor, memory.held if isinstance(memory, Box) else memory.copy(), changed)
         )
 
-    def place(self, memory: Box, tensor: Tensor, offset: int, strides: Sequence[int]) -> Box:
+    def view(self, memory: Box, tensor: Tensor, offset: int, strides: Sequence[int]) -> Box:
         return Box(self.plain.view(memory.held, tensor, offset, strides))
 
     def read(self, place: Box) -> np.ndarray:
@@ -161,14 +161,14 @@ class Elsewhere:
     def write(self, place: Box, values: Any, at: Any = ...) -> None:
         self.plain.write(place.held, values, at)
 
-    def finite(self, place: Box, masks: bool = False) -> bool:
+    def is_finite(self, place: Box, masks: bool = False) -> bool:
         return self.plain.is_finite(place.held, masks)
 
     def bind(self, node: Node, outs: Sequence[Box], ins: Sequence[Box], scratch: Box) -> list[Box]:
         calls = self.plain.bind(node, [each.held for each in outs], [each.held for each in ins], scratch.held)
         return [Box(call) for call in calls]
 
-    def grouped(self, calls: Iterable[Box]) -> list[Callable[[], None]]:
+    def batch(self, calls: Iterable[Box]) -> list[Callable[[], None]]:
         captured = [call.held for call in calls]
 
         def launch() -> None:

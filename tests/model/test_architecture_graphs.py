@@ -40,7 +40,7 @@ def of(name: str) -> Hyperparameters:
     factors = {"long": FACTORS, "short": FACTORS[::-1], "original_ctx": 4} if name == "phi3" else {}
     turned = 12 if factors else 16
     return small(
-        architecture=found, layers=4, own=own, tied=found.ties_by_default, rope=Rope(turned, **factors)
+        architecture=found, layers=4, extra=own, tied=found.ties_by_default, rope=Rope(turned, **factors)
     )
 
 

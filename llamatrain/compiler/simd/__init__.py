@@ -1,6 +1,7 @@
-"""Vectors as compiled code computes with them.
+"""Vectors in compiled code.
 
-lowering  what all of them say to LLVM's builder            typed  Numba's side: types of lanes, operators, functions
-vector    registers of the machine's width, for kernels     memory  reading and writing those
-sixteen   sixteen numbers, each operation rounded by itself, for blocks of quantised weights; halves  their half floats
+llvm_ops     constants, calls, splats, masks and bfloat16 with LLVM's builder
+vector_type  Numba's side: vector types, operators, functions
+vector       registers of the machine's width, for kernels; memory reads and writes them
+vec16        16 numbers, each operation rounded by itself, for quantized blocks; float16 for their scales
 """

@@ -1,4 +1,4 @@
-"""Half floats, of one number or of lanes, by integer arithmetic: every processor has that."""
+"""Half-precision floats by integer arithmetic, which every processor has, for numbers and vectors."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from llamatrain.compiler.simd.llvm_ops import FLOAT, INT, SHORT, constant, with_
 
 
 def from_half(builder: Any, word: Any) -> Any:
-    """The float32 that 16 bits of an i32 stand for."""
+    """Return the float32 of the 16 bits in an i32."""
     kind, real = word.type, with_element(word.type, FLOAT)
     magnitude = builder.shl(builder.and_(word, constant(kind, 0x7FFF)), constant(kind, 13))
-    # as a float32 this lacks 112 in its exponent; the product gives it, to denormals as well
+    # as float32 the exponent lacks 112; the product adds it, also for denormals
     value = builder.bitcast(builder.fmul(builder.bitcast(magnitude, real), constant(real, 2.0**112)), kind)
     beyond = builder.icmp_unsigned(">=", magnitude, constant(kind, 0x1F << 23))
     value = builder.select(beyond, builder.or_(magnitude, constant(kind, 0xFF << 23)), value)
@@ -18,14 +18,14 @@ def from_half(builder: Any, word: Any) -> Any:
 
 
 def to_half(builder: Any, x: Any) -> Any:
-    """The nearest half float's bits, even when halfway, infinite from 65520 on; x is finite."""
+    """Return the bits of the nearest half float, ties to even, infinity from 65520 on; x is finite."""
     kind, real = with_element(x.type, INT), x.type
     word = builder.bitcast(x, kind)
     magnitude = builder.and_(word, constant(kind, 0x7FFFFFFF))
     odd = builder.and_(builder.lshr(magnitude, constant(kind, 13)), constant(kind, 1))
     normal = builder.add(builder.sub(magnitude, constant(kind, (112 << 23) - 0xFFF)), odd)
     normal = builder.lshr(normal, constant(kind, 13))
-    # the sum with 1/2 has its last bit where a half float's denormals have theirs
+    # the last bit of the sum with 1/2 is where a half float's denormals have theirs
     shifted = builder.fadd(builder.bitcast(magnitude, real), constant(real, 0.5))
     denormal = builder.sub(builder.bitcast(shifted, kind), constant(kind, 126 << 23))
     value = builder.select(builder.icmp_unsigned("<", magnitude, constant(kind, 113 << 23)), denormal, normal)

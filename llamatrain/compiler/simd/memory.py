@@ -1,4 +1,4 @@
-"""Vectors in memory: arrays of float32, or of bfloat16 (uint16), widened and rounded on the way."""
+"""Loads and stores vectors: arrays of float32, or of bfloat16 (uint16), converted on the way."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from llamatrain.compiler.vectors import LANES
 
 
 def _kind(pointer: Any) -> tuple[Any, int, bool]:
-    """The lanes in memory, the size of one, whether they are bfloat16."""
+    """Return the vector type in memory, the element size, and whether it is bfloat16."""
     half = pointer.dtype == types.uint16
     return ir.VectorType(W.SHORT if half else W.FLOAT, LANES), 2 if half else 4, half
 
@@ -23,6 +23,7 @@ def _address(builder: Any, lanes: Any, pointer: Any, index: Any) -> Any:
 
 @intrinsic
 def load(typing_context: Any, pointer: Any, index: Any) -> Any:
+    """Load a vector from an index on."""
     lanes, size, half = _kind(pointer)
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -34,6 +35,7 @@ def load(typing_context: Any, pointer: Any, index: Any) -> Any:
 
 @intrinsic
 def store(typing_context: Any, pointer: Any, index: Any, value: Any) -> Any:
+    """Store a vector from an index on."""
     lanes, size, half = _kind(pointer)
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -46,7 +48,7 @@ def store(typing_context: Any, pointer: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def load_until(typing_context: Any, pointer: Any, index: Any, end: Any) -> Any:
-    """The elements from `index` on, 0 in the lanes from `end` on, whose memory is not touched."""
+    """Load the elements from `index` on; lanes from `end` on are 0, and their memory is not read."""
     lanes, size, half = _kind(pointer)
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -68,7 +70,10 @@ def load_until(typing_context: Any, pointer: Any, index: Any, end: Any) -> Any:
 
 @intrinsic
 def store_until(typing_context: Any, pointer: Any, index: Any, end: Any, value: Any, past: Any) -> Any:
-    """Write the lanes before `end`; if `past` is not 0, past the caches: then the address must be that of a whole register."""
+    """Store the lanes before `end`.
+
+    If `past` is not 0, bypass the caches; then the address must be aligned to a register.
+    """
     lanes, size, half = _kind(pointer)
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:

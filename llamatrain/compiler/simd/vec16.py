@@ -1,12 +1,12 @@
-"""Sixteen float32, or sixteen 32-bit integers, as types that compiled code computes with, and pointers to bytes.
+"""Vectors of 16 float32 or 16 integers, and pointers to bytes, for blocks of quantized weights.
 
-Written out as vectors the loops over a block's bits surely become vector code, and each operation is rounded by itself, as
-numpy rounds: that makes the results the same to the last bit. Half floats are taken apart by integer arithmetic, which
-every processor has.
+Written as vectors, loops over a block's bits are certain to become vector code, and each operation is rounded
+by itself, as in numpy, so that results are equal to the last bit. Half floats are converted by integer
+arithmetic, which every processor has.
 
-Memory is reached by `pointer + offset`, not by integers made pointers: LLVM's last pass may take either part of an integer
-sum for the pointer, Numba links a helper into its callers after that pass, and where that part is 0 the caller's code, which
-then reads from nowhere, is thrown away.
+Memory is addressed by `pointer + offset`, not by integers converted to pointers: LLVM's last pass may take
+either part of an integer sum for the pointer. Numba links a helper into its callers after that pass, and
+where that part is 0, the caller's code would be removed as undefined.
 """
 
 import operator
@@ -55,12 +55,13 @@ absolute = define_function(FLOATS, FLOATS, lambda builder, x: W.call_intrinsic(b
 
 @intrinsic
 def splat(typing_context: Any, x: Any) -> Any:
+    """Return a vector with x in every lane."""
     return FLOATS(types.float32), lambda context, builder, sig, args: W.splat(builder, args[0], REALS)
 
 
 @intrinsic
 def copy_sign(typing_context: Any, size: Any, of: Any) -> Any:
-    """The sizes with the signs of others."""
+    """Return the sizes with the signs of other numbers."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return W.call_intrinsic(builder, "copysign", *args)
@@ -70,7 +71,7 @@ def copy_sign(typing_context: Any, size: Any, of: Any) -> Any:
 
 @intrinsic
 def unpack_bits(typing_context: Any, word: Any) -> Any:
-    """The lowest sixteen bits of a number, one in each lane."""
+    """Return the lowest 16 bits of a number, one in each lane."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         moved = builder.lshr(W.splat(builder, args[0], INTS), ir.Constant(INTS, list(range(LANES))))
@@ -80,7 +81,10 @@ def unpack_bits(typing_context: Any, word: Any) -> Any:
 
 
 def make_lookup(table: Sequence[int]) -> Any:
-    """A function from words 0 to 15 to the table's floats: a choice for each bit, which needs no instruction of its own kind."""
+    """Return a function from words 0 to 15 to the floats of a table.
+
+    It selects by each bit, which needs no special instruction.
+    """
 
     def choose(builder: Any, words: Any) -> Any:
         level = [W.constant(REALS, float(value)) for value in table]
@@ -95,7 +99,10 @@ def make_lookup(table: Sequence[int]) -> Any:
 def make_step_function(
     table: Sequence[int], result: Any, kind: Any, increment: Callable[[int], float]
 ) -> Any:
-    """A function of floats: a sum over all places of a rising table whose middle to the place before is not above x."""
+    """Return a step function of floats over a rising table.
+
+    It sums the increments of all indices whose midpoint with the index before is not above x.
+    """
 
     def climb(builder: Any, x: Any) -> Any:
         parts = []
@@ -113,20 +120,20 @@ def make_step_function(
 
 
 def make_nearest_value(table: Sequence[int]) -> Any:
-    """The table's number that is nearest."""
+    """Return a function to the nearest number of a table."""
     return make_step_function(
         table, FLOATS, REALS, lambda place: float(table[place] - (table[place - 1] if place else 0))
     )
 
 
 def make_nearest_index(table: Sequence[int]) -> Any:
-    """The place of that."""
+    """Return a function to the index of the nearest number of a table."""
     return make_step_function(table, WORDS, INTS, lambda place: int(place > 0))
 
 
 round_to_half = define_function(
     types.float32, types.float32, lambda b, x: from_half(b, b.zext(to_half(b, x), W.INT))
-)  # rounded to one
+)  # round to a half float
 
 
 # ---- memory: `name(pointer)`, `name(pointer, value)`; nothing need be aligned --------------------
@@ -134,6 +141,8 @@ round_to_half = define_function(
 
 @infer_global(operator.add)
 class Offset(ConcreteTemplate):
+    """Types pointer + integer."""
+
     cases: ClassVar = [signature(BYTES, BYTES, types.int64)]
 
 
@@ -199,13 +208,13 @@ put_short = _make_store(types.int64, lambda builder, value: builder.trunc(value,
 
 @intrinsic
 def to_float(typing_context: Any, number: Any) -> Any:
-    """An integer as a float32."""
+    """Convert an integer to float32."""
     return types.float32(types.int64), lambda context, builder, sig, args: builder.sitofp(args[0], W.FLOAT)
 
 
 @intrinsic
 def pack_bits(typing_context: Any, words: Any) -> Any:
-    """The lowest bit of each lane, as the lowest sixteen of a number."""
+    """Return the lowest bit of each lane as the lowest 16 bits of a number."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         lowest = builder.trunc(args[0], W.with_element(INTS, W.BIT))
@@ -218,7 +227,7 @@ def pack_bits(typing_context: Any, words: Any) -> Any:
 
 
 def make_zeros(element: str, *shape: int) -> Any:
-    """`name()`: zeros on the stack, as an array of this shape."""
+    """Return an intrinsic that allocates a zeroed array of this shape on the stack."""
     kind = types.Array(getattr(types, element), len(shape), "C")
 
     @intrinsic

@@ -1,8 +1,8 @@
-"""Registers of `LANES` float32 as a type that kernels compute with, and the exponential with its kin.
+"""Vectors of `LANES` float32 as a type for kernels, with exp and tanh.
 
-Loops over these are vectorised as written: a compiler that has to prove that arrays do not overlap gives up exactly where
-the plan lets a result lie on its source. A vector is read whole before anything is written, so elementwise kernels may
-work in place (`compiler/simd/memory.py`).
+Loops over these are vectorized as written. A compiler that must prove that arrays do not overlap gives up
+exactly where the planner lets a result reuse its source. A vector is read before anything is written, so
+elementwise kernels may work in place (memory.py).
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from llamatrain.compiler.vectors import LANES
 
 VECTOR = Lanes(f"vector{LANES}", W.FLOAT, LANES, (types.float32,))
 FLOATS = VECTOR.llvm
-EXACT = ("contract",)  # keeps the pass that relaxes arithmetic away from ours
+EXACT = ("contract",)  # a flag that keeps the pass away that relaxes arithmetic
 
 define_operators(VECTOR, EXACT, add="fadd", sub="fsub", mul="fmul", truediv="fdiv")
 sqrt = define_overloaded(VECTOR, types.float32, lambda builder, x: W.call_intrinsic(builder, "sqrt", x))
@@ -42,7 +42,7 @@ reduce_sum, reduce_max = (
 
 @intrinsic
 def where_nonzero(typing_context: Any, x: Any, at_zero: Any, value: Any) -> Any:
-    """`value`, but `at_zero` in the lanes where x is 0."""
+    """Return `value`, or `at_zero` in the lanes where x is 0."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.select(builder.fcmp_ordered("==", args[0], W.constant(FLOATS, 0.0)), args[1], args[2])
@@ -52,7 +52,9 @@ def where_nonzero(typing_context: Any, x: Any, at_zero: Any, value: Any) -> Any:
 
 @intrinsic
 def mask_range(typing_context: Any, value: Any, index: Any, first: Any, end: Any, other: Any) -> Any:
-    """The lanes of `value`, whose first stands for `index`, that lie in first .. end; `other` in the rest."""
+    """Keep the lanes of `value` (the first stands for `index`) that are in first .. end; others become
+    `other`.
+    """
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         value, index, first, end, other = args
@@ -66,7 +68,7 @@ def mask_range(typing_context: Any, value: Any, index: Any, first: Any, end: Any
 
 @intrinsic
 def where_between(typing_context: Any, value: Any, at: Any, first: Any, end: Any, other: Any) -> Any:
-    """`value` in the lanes where first <= at < end, `other` in the rest."""
+    """Return `value` in the lanes where first <= at < end, `other` in the rest."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         value, at, first, end, other = args
@@ -110,8 +112,8 @@ SERIES = (
     0.008369063027203083,
     0.0013813883997499943,
 )
-SMALLEST, LARGEST = -104.0, 89.0  # beyond these it is 0 and infinity
-ROUND = 1.5 * 2.0**23  # adding it leaves the nearest integer in the low bits
+SMALLEST, LARGEST = -104.0, 89.0  # outside, the result is 0 or infinity
+ROUND = 1.5 * 2.0**23  # added to x, it leaves the nearest integer in the low bits
 
 
 def _constant(kind: Any, value: float) -> Any:
@@ -130,7 +132,7 @@ def _clamp(builder: Any, x: Any, smallest: float, largest: float) -> Any:
 
 
 def _reduce_argument(builder: Any, x: Any) -> tuple[Any, Any, Any, Any]:
-    """x = n ln(2) + r: n, with its integer in the low bits and as a number; r; and (e^r - 1) / r."""
+    """Split x = n ln(2) + r: return n (integer in the low bits), n as a number, r, and (e^r - 1) / r."""
     kind = x.type
     rounded = _muladd(builder, x, _constant(kind, LOG2_E), _constant(kind, ROUND))
     n = builder.fsub(rounded, _constant(kind, ROUND), flags=EXACT)
@@ -150,19 +152,19 @@ def _to_integer(builder: Any, rounded: Any) -> Any:
 
 
 def _power_of_two(builder: Any, n: Any, kind: Any) -> Any:
-    """2^n of an integer."""
+    """Return 2^n of an integer."""
     return builder.bitcast(builder.shl(builder.add(n, W.constant(n.type, 127)), W.constant(n.type, 23)), kind)
 
 
 def _exp(builder: Any, x: Any) -> Any:
-    """e^x = 2^n e^r, within 2 units of the last place; NaN stays NaN."""
+    """Return e^x = 2^n e^r, within 2 units of the last place; NaN stays NaN."""
     kind = x.type
     rounded, n, r, series = _reduce_argument(builder, _clamp(builder, x, SMALLEST, LARGEST))
     series = _muladd(builder, series, r, _constant(kind, 1.0))
     if kind == FLOATS and LANES == 16:
         words = (series, n, series, W.SHORT(0xFFFF), W.INT(4))
         return W.call(builder, "llvm.x86.avx512.mask.scalef.ps.512", kind, *words)
-    # 2^n in two halves: n may be 128, or so low that the result loses bits
+    # 2^n as two factors: n may be 128, or so low that the result is denormal
     whole = _to_integer(builder, rounded)
     half = builder.ashr(whole, W.constant(whole.type, 1))
     for part in (half, builder.sub(whole, half)):
@@ -170,11 +172,11 @@ def _exp(builder: Any, x: Any) -> Any:
     return series
 
 
-FLAT = 10.0  # from here on the hyperbolic tangent is 1
+FLAT = 10.0  # from here on tanh is 1
 
 
 def _tanh(builder: Any, x: Any) -> Any:
-    """(e^2x - 1) / (e^2x + 1), within 4 units of the last place, by a difference that loses none of them; NaN stays NaN."""
+    """Return (e^2x - 1) / (e^2x + 1), within 4 units of the last place, without cancellation; NaN stays NaN."""
     kind = x.type
     x = _clamp(builder, x, -FLAT, FLAT)
     rounded, _, r, series = _reduce_argument(builder, builder.fadd(x, x, flags=EXACT))

@@ -1,4 +1,4 @@
-"""Numba's side of vectors: a type with lanes, the operators it has, and functions of it."""
+"""Vectors as Numba types, with operators and functions."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from llamatrain.compiler.simd import llvm_ops as W
 
 
 class Lanes(types.Type):
-    """So many of LLVM's elements; numbers of the types `scalars` may stand beside them."""
+    """A vector type of LLVM; numbers of the types `scalars` may be operands."""
 
     def __init__(self, name: str, element: Any, count: int, scalars: Sequence[types.Type]) -> None:
         self.llvm, self.scalars = ir.VectorType(element, count), scalars
@@ -23,12 +23,16 @@ class Lanes(types.Type):
 
 @register_model(Lanes)
 class LanesModel(models.PrimitiveModel):
+    """Stores a vector as LLVM's vector."""
+
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, kind.llvm)
 
 
 def define_operators(kind: Lanes, flags: Sequence[str] = (), **instructions: str) -> None:
-    """Python's operators, by their names in `operator`, as LLVM's instructions; with each the one that assigns."""
+    """Define Python's operators, by their names in `operator`, and their in-place forms, by LLVM's
+    instructions.
+    """
     for name, instruction in instructions.items():
         for operator_name in (name, "i" + name.rstrip("_")):
             _define_operator(
@@ -57,7 +61,7 @@ def _define_operator(
 
 
 def define_function(result: Any, argument: Any, generate: Callable[[Any, Any], Any]) -> Any:
-    """`generate(builder, value)` as a function of one value."""
+    """Return `generate(builder, value)` as a function of one value."""
 
     @intrinsic
     def call(typing_context: Any, x: Any) -> Any:
@@ -67,7 +71,7 @@ def define_function(result: Any, argument: Any, generate: Callable[[Any, Any], A
 
 
 def define_overloaded(kind: Lanes, number: types.Type, generate: Callable[[Any, Any], Any]) -> Any:
-    """`generate(builder, value)` as a function of a vector, or of a number."""
+    """Return `generate(builder, value)` as a function of a vector or of a number."""
 
     @intrinsic
     def call(typing_context: Any, x: Any) -> Any:
@@ -78,7 +82,7 @@ def define_overloaded(kind: Lanes, number: types.Type, generate: Callable[[Any, 
 
 
 def define_extreme(kind: Lanes, relation: str, flags: Sequence[str] = ()) -> Any:
-    """In each lane x where it stands in this relation to y, otherwise y: also where one of them is no number."""
+    """Return a function that gives x in lanes where it is in this relation to y, else y (also for NaN)."""
     options = {"flags": flags} if flags else {}
 
     @intrinsic
@@ -93,7 +97,7 @@ def define_extreme(kind: Lanes, relation: str, flags: Sequence[str] = ()) -> Any
 
 
 def define_reduction(kind: Lanes, name: str, *start: float, flags: set[str]) -> Any:
-    """The order of a sum over lanes is the compiler's, and always the same."""
+    """Return a reduction of all lanes. The compiler chooses the order of a sum, always the same."""
     return define_function(
         types.float32, kind, lambda builder, x: W.reduce_lanes(builder, name, x, start, flags)
     )

@@ -1,8 +1,8 @@
-"""Weights as GGUF files hold them: to float32 or bf16, and back.
+"""Decodes weights of GGUF files to float32 or bf16, and encodes them.
 
-Every type decodes. Those that people train on do so by compiled code; compiled kernels call `decoding.segment` themselves.
-What the `gguf` package decodes, and it decodes all the rest but four types, has the same bits here. F32, F16, BF16, Q8_0,
-Q4_0, Q4_1, Q5_0, Q5_1, Q2_K to Q6_K, IQ4_NL and IQ4_XS can be written.
+Every type can be decoded. Compiled code decodes those that are used for training; kernels call
+`decoding.decode_blocks` themselves. The `gguf` package decodes all but four types, with the same bits. F32,
+F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K to Q6_K, IQ4_NL and IQ4_XS can be encoded.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,16 +14,16 @@ from llamatrain.errors import LlamatrainError
 from llamatrain.gguf.quants.kinds import BF16, COMPILED, F32, FROM_EXTREMES, NON_LINEAR, SEARCHED_SCALES
 from llamatrain.gguf.types import TYPES, GgmlType
 
-CHUNK_ELEMENTS = 1 << 20  # weights that are in the work at once where numpy does it
-BLOCK_ELEMENTS = 1 << 15  # weights that are worth a thread's while
-MAX_HALF = 65504.0  # of a half float: block scales are half floats
+CHUNK_ELEMENTS = 1 << 20  # weights that numpy converts at once
+BLOCK_ELEMENTS = 1 << 15  # weights in a block of a thread
+MAX_HALF = 65504.0  # the largest half float: block scales are half floats
 WRITABLE_TYPES = tuple(
     kind.name for number, kind in TYPES.items() if number in FROM_EXTREMES | SEARCHED_SCALES | {F32}
 )
 
 
 class QuantError(LlamatrainError):
-    """Weights that a type cannot hold, or that no one can decode."""
+    """Weights cannot be encoded as a type, or a type cannot be decoded."""
 
 
 # ---- decoding -----------------------------------------------------------------------------------
@@ -37,15 +37,16 @@ def decode(
     out: np.ndarray | None = None,
     threads: int = 1,
 ) -> np.ndarray:
-    """The weights whose bytes are `raw`, an array of bytes with a row of blocks as its last axis.
+    """Decode weights from bytes, whose last axis is a row of blocks.
 
-    The result, new or `out`, is float32, or with `bf16` bfloat16 (held as uint16), rounded to nearest, even when halfway.
+    The result, new or `out`, is float32, or with `bf16` bfloat16 (as uint16), rounded to nearest even.
     """
     columns, rest = divmod(raw.shape[-1], kind.block_bytes)
     columns *= kind.block_size
     if rest:
         raise QuantError(
-            f"rows of {raw.shape[-1]} bytes cannot be {kind.name}, whose blocks are {kind.block_bytes} bytes"
+            f"rows of {raw.shape[-1]} bytes cannot be {kind.name}, whose blocks have {kind.block_bytes} bytes",
+            code="wrong-row-size",
         )
     out = _check_or_allocate(out, (*raw.shape[:-1], columns), np.uint16 if bf16 else np.float32)
     if out.size:
@@ -101,7 +102,7 @@ def _decode_by_numpy(rows: np.ndarray, kind: GgmlType, out: np.ndarray) -> None:
     step = max(1, CHUNK_ELEMENTS // out.shape[1])
     for lo in range(0, len(rows), step):
         chunk = np.ascontiguousarray(rows[lo : lo + step])
-        with np.errstate(all="ignore"):  # a block may hold anything
+        with np.errstate(all="ignore"):  # a block may contain any bits
             values = np.ascontiguousarray(_find_decoder(kind)(chunk).reshape(len(chunk), -1), np.float32)
         if out.dtype == np.uint16:
             out[lo : lo + step] = _round_to_bf16(values)
@@ -110,14 +111,14 @@ def _decode_by_numpy(rows: np.ndarray, kind: GgmlType, out: np.ndarray) -> None:
 
 
 def _round_to_bf16(values: np.ndarray) -> np.ndarray:
-    """To bfloat16, even when halfway; NaN stays NaN."""
+    """Round to bfloat16, ties to even; NaN stays NaN."""
     bits = values.view(np.uint32)
     nearest = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
     return np.where(np.isnan(values), bits >> 16 | 0x40, nearest).astype(np.uint16)
 
 
 def _find_decoder(kind: GgmlType) -> Callable[[np.ndarray], np.ndarray]:
-    """What makes numbers of rows of bytes, by numpy."""
+    """Return a function that decodes rows of bytes with numpy."""
     if kind.name in NUMPY_TYPES:
         return lambda rows: rows.view(NUMPY_TYPES[kind.name])
     if kind.name in OWN_DECODERS:
@@ -129,24 +130,24 @@ def _find_decoder(kind: GgmlType) -> Callable[[np.ndarray], np.ndarray]:
         gguf.dequantize(np.zeros((1, kind.block_bytes), np.uint8), number)
     except (ValueError, NotImplementedError) as error:
         raise QuantError(
-            f"no way is known to decode {kind.name}; a newer `gguf` package may have one"
+            f"cannot decode {kind.name}; a newer `gguf` package may support it", code="undecodable-type"
         ) from error
     return lambda rows: gguf.dequantize(rows, number)
 
 
 def _q8_k(blocks: np.ndarray) -> np.ndarray:
-    """d (float32), 256 codes, and sums of them that only products need"""
+    """Decode Q8_K: d (float32), 256 codes, and sums of them that only products need."""
     return blocks[:, :4].copy().view(np.float32) * blocks[:, 4:260].view(np.int8).astype(np.float32)
 
 
 def _q1_0(blocks: np.ndarray) -> np.ndarray:
-    """d (half), 128 bits: d or -d"""
+    """Decode Q1_0: d (half), 128 bits that mean d or -d."""
     d = blocks[:, :2].copy().view(np.float16).astype(np.float32)
     return np.where(np.unpackbits(blocks[:, 2:], axis=1, bitorder="little") == 1, d, -d)
 
 
 NUMPY_TYPES = {"F64": np.float64, "I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64}
-OWN_DECODERS = {"Q8_K": _q8_k, "Q1_0": _q1_0}  # the `gguf` package has these types, but not their meaning
+OWN_DECODERS = {"Q8_K": _q8_k, "Q1_0": _q1_0}  # the `gguf` package has these types, but no decoder
 
 
 # ---- encoding -----------------------------------------------------------------------------------
@@ -155,15 +156,19 @@ OWN_DECODERS = {"Q8_K": _q8_k, "Q1_0": _q1_0}  # the `gguf` package has these ty
 def encode(
     values: np.ndarray, kind: GgmlType, *, out: np.ndarray | None = None, threads: int = 1, name: str = ""
 ) -> np.ndarray:
-    """The bytes of weights, floats of any size, with a row's bytes as the last axis; `name` is what an error calls them."""
+    """Encode float weights as bytes, whose last axis is a row. `name` stands for the weights in an error."""
     if kind.name not in WRITABLE_TYPES:
-        raise QuantError(f"{kind.name} cannot be written; {', '.join(WRITABLE_TYPES)} can")
-    if values.dtype.kind != "f":  # bfloat16 comes as integers
+        raise QuantError(
+            f"{kind.name} cannot be written; choose one of {', '.join(WRITABLE_TYPES)}",
+            code="unwritable-type",
+        )
+    if values.dtype.kind != "f":  # bfloat16 arrays are integers
         raise ValueError(f"weights to encode are floats; these are {values.dtype}")
     columns = values.shape[-1]
     if columns % kind.block_size:
         raise QuantError(
-            f"{name or 'weights'}: rows of {columns} cannot be {kind.name}, whose blocks are of {kind.block_size}"
+            f"{name or 'weights'}: rows of {columns} cannot be {kind.name}, whose blocks have {kind.block_size} weights",
+            code="wrong-row-size",
         )
     out = _check_or_allocate(
         out, (*values.shape[:-1], columns // kind.block_size * kind.block_bytes), np.uint8
@@ -182,34 +187,35 @@ def encode(
 def encode_chunks(
     values: np.ndarray, kind: GgmlType, *, threads: int = 1, name: str = ""
 ) -> Iterator[np.ndarray]:
-    """The same bytes in pieces of some rows, so that a large tensor needs no second home."""
+    """Encode weights and yield the bytes in chunks of rows, so that a large tensor is not held twice."""
     for lo, hi in _row_chunks(values):
         yield encode(values.reshape(-1, values.shape[-1])[lo:hi], kind, threads=threads, name=name)
 
 
 def _row_chunks(values: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Runs of rows that are worked on at once."""
+    """Yield ranges of rows that are processed at once."""
     if values.size:
         rows, step = values.size // values.shape[-1], max(1, CHUNK_ELEMENTS // values.shape[-1])
         yield from ((lo, min(rows, lo + step)) for lo in range(0, rows, step))
 
 
 def _check_values(values: np.ndarray, kind: GgmlType, name: str, first_row: int) -> None:
-    """Every value must be finite, and none so large that its block's scale is not."""
+    """Raise QuantError unless every value is finite and small enough for its block's scale."""
     limit = np.finfo(np.float32).max if kind.number in (F32, BF16) else MAX_HALF
-    if -limit <= values.min() and values.max() <= limit:  # neither holds of NaN
+    if -limit <= values.min() and values.max() <= limit:  # both comparisons are false for NaN
         return
     row, column = np.argwhere(~(np.abs(values) <= limit))[0]
     value = values[row, column]
     reason = "not finite" if not np.isfinite(value) else f"beyond {limit:g}, the largest half float"
     raise QuantError(
-        f"{name or 'weights'}: {value:g} at row {first_row + row}, column {column}, cannot be {kind.name}: it is {reason}"
+        f"{name or 'weights'}: {value:g} at row {first_row + row}, column {column}, cannot be stored as {kind.name}: it is {reason}",
+        code="unencodable-weight",
     )
 
 
 def _encode_by_numpy(values: np.ndarray, kind: GgmlType) -> np.ndarray:
     if kind.number in SEARCHED_SCALES:
-        raise QuantError(f"{kind.name} is written by compiled kernels alone; {INSTALL_HINT}")
+        raise QuantError(f"only compiled kernels can write {kind.name}; {INSTALL_HINT}", code="no-compiler")
     import gguf
 
     encoded: np.ndarray = gguf.quantize(values, gguf.GGMLQuantizationType(kind.number))

@@ -1,8 +1,8 @@
-"""Blocks of quantised weights to float32 or bf16: functions for compiled code, and the entry that decodes rows of them.
+"""Decoding of quantized blocks to float32 or bf16: helpers for compiled code, and an entry for rows.
 
-`segment(kind, to, bf16, source, elements)` decodes a run of whole blocks that lie behind each other, such as a part of a row;
-`kind` is the type's number. A block's function has the layout of ggml's block of that name: d is a scale, m what is
-subtracted, q the codes.
+`decode_blocks(kind, to, bf16, source, elements)` decodes consecutive whole blocks, such as a part of a row;
+`kind` is the number of the type. Each function of a block follows ggml's layout of that name: d is a scale, m
+is an offset, q are the codes.
 """
 
 from llamatrain.compiler.declare import U8, KernelEntry, LazyCompiled, exact
@@ -14,6 +14,7 @@ NON_LINEAR = LazyCompiled(lambda: L.make_lookup(K.IQ4_VALUES))
 
 @exact
 def store16(to, bf16, at, value):
+    """Store 16 numbers at an index, as float32 or bf16."""
     if bf16:
         L.put_bf16s(to + 2 * at, value)
     else:
@@ -25,6 +26,7 @@ def store16(to, bf16, at, value):
 
 @exact
 def q4_0(block, to, bf16):
+    """Decode a block of Q4_0."""
     d, q = L.get_half(block), L.get_bytes(block + 2)
     store16(to, bf16, 0, d * L.to_floats((q & 15) - 8))
     store16(to, bf16, 16, d * L.to_floats((q >> 4) - 8))
@@ -32,6 +34,7 @@ def q4_0(block, to, bf16):
 
 @exact
 def q4_1(block, to, bf16):
+    """Decode a block of Q4_1."""
     d, m, q = L.get_half(block), L.get_half(block + 2), L.get_bytes(block + 4)
     store16(to, bf16, 0, d * L.to_floats(q & 15) + m)
     store16(to, bf16, 16, d * L.to_floats(q >> 4) + m)
@@ -39,6 +42,7 @@ def q4_1(block, to, bf16):
 
 @exact
 def q5_0(block, to, bf16):
+    """Decode a block of Q5_0."""
     d, q = L.get_half(block), L.get_bytes(block + 6)
     low, high = L.unpack_bits(L.get_short(block + 2)), L.unpack_bits(L.get_short(block + 4))
     store16(to, bf16, 0, d * L.to_floats((q & 15 | low << 4) - 16))
@@ -47,6 +51,7 @@ def q5_0(block, to, bf16):
 
 @exact
 def q5_1(block, to, bf16):
+    """Decode a block of Q5_1."""
     d, m, q = L.get_half(block), L.get_half(block + 2), L.get_bytes(block + 8)
     low, high = L.unpack_bits(L.get_short(block + 4)), L.unpack_bits(L.get_short(block + 6))
     store16(to, bf16, 0, d * L.to_floats(q & 15 | low << 4) + m)
@@ -55,6 +60,7 @@ def q5_1(block, to, bf16):
 
 @exact
 def q8_0(block, to, bf16):
+    """Decode a block of Q8_0."""
     d = L.get_half(block)
     store16(to, bf16, 0, L.to_floats(L.get_signed(block + 2)) * d)
     store16(to, bf16, 16, L.to_floats(L.get_signed(block + 18)) * d)
@@ -62,6 +68,7 @@ def q8_0(block, to, bf16):
 
 @exact
 def iq4_nl(block, to, bf16):
+    """Decode a block of IQ4_NL."""
     d, q = L.get_half(block), L.get_bytes(block + 2)
     store16(to, bf16, 0, d * NON_LINEAR(q & 15))
     store16(to, bf16, 16, d * NON_LINEAR(q >> 4))
@@ -72,6 +79,7 @@ def iq4_nl(block, to, bf16):
 
 @exact
 def q2_k(block, to, bf16):
+    """Decode a block of Q2_K."""
     d, dmin = L.get_half(block + 80), L.get_half(block + 82)
     for i in range(16):
         half, shift, part = i // 8, i % 8 // 2, i % 2
@@ -82,7 +90,7 @@ def q2_k(block, to, bf16):
 
 @exact
 def q3_k_scale(scales, i):
-    """The i-th of sixteen numbers of 6 bits: the low four in eight bytes, the high two in four more."""
+    """Return the i-th of sixteen 6-bit scales: the low four bits in eight bytes, the high two in four more."""
     return (
         L.get_byte(scales + i % 8) >> 4 * (i // 8) & 15
         | (L.get_byte(scales + 8 + i % 4) >> 2 * (i // 4) & 3) << 4
@@ -91,6 +99,7 @@ def q3_k_scale(scales, i):
 
 @exact
 def q3_k(block, to, bf16):
+    """Decode a block of Q3_K."""
     d = L.get_half(block + 108)
     for i in range(16):
         half, shift, part = i // 8, i % 8 // 2, i % 2
@@ -102,7 +111,7 @@ def q3_k(block, to, bf16):
 
 @exact
 def q4_k_scale(scales, i):
-    """The i-th scale of eight, of 6 bits; the mins stand four bytes further."""
+    """Return the i-th of eight 6-bit scales; the mins are four bytes further."""
     if i < 4:
         return L.get_byte(scales + i) & 63
     return L.get_byte(scales + 4 + i) & 15 | L.get_byte(scales + (i - 4)) >> 6 << 4
@@ -110,6 +119,7 @@ def q4_k_scale(scales, i):
 
 @exact
 def q4_k_min(scales, i):
+    """Return the i-th of eight 6-bit mins."""
     if i < 4:
         return L.get_byte(scales + 4 + i) & 63
     return L.get_byte(scales + 4 + i) >> 4 | L.get_byte(scales + i) >> 6 << 4
@@ -117,6 +127,7 @@ def q4_k_min(scales, i):
 
 @exact
 def q4_k(block, to, bf16):
+    """Decode a block of Q4_K."""
     d, dmin = L.get_half(block), L.get_half(block + 2)
     for i in range(8):
         scale, m = d * L.to_float(q4_k_scale(block + 4, i)), dmin * L.to_float(q4_k_min(block + 4, i))
@@ -127,6 +138,7 @@ def q4_k(block, to, bf16):
 
 @exact
 def q5_k(block, to, bf16):
+    """Decode a block of Q5_K."""
     d, dmin = L.get_half(block), L.get_half(block + 2)
     for i in range(8):
         scale, m = d * L.to_float(q4_k_scale(block + 4, i)), dmin * L.to_float(q4_k_min(block + 4, i))
@@ -138,6 +150,7 @@ def q5_k(block, to, bf16):
 
 @exact
 def q6_k(block, to, bf16):
+    """Decode a block of Q6_K."""
     d = L.get_half(block + 208)
     for i in range(16):
         half, quarter, part = i // 8, i % 8 // 2, i % 2
@@ -153,6 +166,7 @@ def q6_k(block, to, bf16):
 
 @exact
 def iq4_xs(block, to, bf16):
+    """Decode a block of IQ4_XS."""
     d, high = L.get_half(block), L.get_short(block + 2)
     for i in range(8):
         scale = L.get_byte(block + 4 + i // 2) >> 4 * (i % 2) & 15 | (high >> 2 * i & 3) << 4
@@ -166,6 +180,7 @@ def iq4_xs(block, to, bf16):
 
 @exact
 def decode_block32(kind, block, to, bf16):
+    """Decode a block of 32 weights."""
     if kind == K.Q4_0:
         q4_0(block, to, bf16)
     elif kind == K.Q4_1:
@@ -182,6 +197,7 @@ def decode_block32(kind, block, to, bf16):
 
 @exact
 def decode_block256(kind, block, to, bf16):
+    """Decode a block of 256 weights."""
     if kind == K.Q2_K:
         q2_k(block, to, bf16)
     elif kind == K.Q3_K:
@@ -198,6 +214,7 @@ def decode_block256(kind, block, to, bf16):
 
 @exact
 def load16(kind, source):
+    """Load 16 floats of F32, F16 or BF16."""
     if kind == K.F16:
         return L.get_halves(source)
     return L.get_bf16s(source) if kind == K.BF16 else L.get_floats(source)
@@ -205,6 +222,7 @@ def load16(kind, source):
 
 @exact
 def load1(kind, source):
+    """Load one float of F32, F16 or BF16."""
     if kind == K.F16:
         return L.get_half(source)
     return L.get_bf16(source) if kind == K.BF16 else L.get_float(source)
@@ -212,7 +230,7 @@ def load1(kind, source):
 
 @exact
 def convert_floats(kind, to, bf16, source, elements):
-    """F32, K.F16 and K.BF16, of any length."""
+    """Convert F32, F16 or BF16 of any length."""
     size, done = 4 if kind == K.F32 else 2, elements // 16 * 16
     for i in range(0, done, 16):
         store16(to, bf16, i, load16(kind, source + i * size))
@@ -225,7 +243,7 @@ def convert_floats(kind, to, bf16, source, elements):
 
 @exact
 def decode_blocks(kind, to, bf16, source, elements):
-    """Decode so many elements at `source`, whole blocks of them, to float32 or (bf16 = 1) bf16 at `to`."""
+    """Decode `elements` weights, whole blocks, from `source` to float32 or (bf16 = 1) bf16 at `to`."""
     block, size, width = K.BLOCK[kind], K.SIZE[kind], 2 if bf16 else 4
     if block == 1:
         convert_floats(kind, to, bf16, source, elements)
@@ -239,6 +257,6 @@ def decode_blocks(kind, to, bf16, source, elements):
 
 @KernelEntry
 def decode_rows(lo, hi, thread, kind, bf16, source: U8, source_pitch, to: U8, to_pitch, elements):
-    """A pitch is what lies from row to row, in bytes."""
+    """Decode rows. A pitch is the distance between rows in bytes."""
     for row in range(lo, hi):
         decode_blocks(kind, to + row * to_pitch, bf16, source + row * source_pitch, elements)

@@ -1,6 +1,6 @@
-"""Finite float32 to the types whose scale follows from a block's extremes: the same bytes as the `gguf` package writes.
+"""Encoding of finite float32 to types whose scale follows from a block's extremes, with the bytes of the `gguf` package.
 
-A function encodes the block of floats at `x` to the bytes at `to`.
+Each function encodes the block of floats at `x` to the bytes at `to`.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from llamatrain.gguf.quants import kinds as K
 
 @exact
 def peak(x):
-    """The first of 32 values that none exceeds in size."""
+    """Return the first of 32 values with the largest absolute value."""
     largest = L.get_float(x)
     for i in range(1, 32):
         value = L.get_float(x + 4 * i)
@@ -24,12 +24,16 @@ def peak(x):
 
 @exact
 def inverse(d):
+    """Return 1 / d, or 0 for 0."""
     return float32(1.0) / d if d != 0 else float32(0.0)
 
 
 @exact
 def codes(x, shift, d, half, top):
-    """16 values less `shift` in units of d, rounded after adding `half`; where d has no inverse, a float16 has no d either."""
+    """Return (x - shift) / d + half as 16 integers of at most `top`.
+
+    If 1 / d overflows, d is 0 as a half float, and so are the codes.
+    """
     per_d = inverse(d)
     if abs(per_d) == float32(np.inf):
         return L.to_ints(L.get_floats(x) * 0.0)
@@ -38,13 +42,14 @@ def codes(x, shift, d, half, top):
 
 @exact
 def store_fifth_bits(to, low, high):
-    """The fifth bits of 32 codes."""
+    """Store the fifth bits of 32 codes."""
     L.put_short(to, L.pack_bits(low >> 4))
     L.put_short(to + 2, L.pack_bits(high >> 4))
 
 
 @exact
 def q4_0(x, to):
+    """Encode a block as Q4_0."""
     d = peak(x) / float32(-8.0)
     L.put_half(to, d)
     L.put_bytes(to + 2, codes(x, float32(0.0), d, 8.5, 15.0) | codes(x + 64, float32(0.0), d, 8.5, 15.0) << 4)
@@ -52,6 +57,7 @@ def q4_0(x, to):
 
 @exact
 def q5_0(x, to):
+    """Encode a block as Q5_0."""
     d = peak(x) / float32(-16.0)
     low, high = codes(x, float32(0.0), d, 16.5, 31.0), codes(x + 64, float32(0.0), d, 16.5, 31.0)
     L.put_half(to, d)
@@ -61,12 +67,14 @@ def q5_0(x, to):
 
 @exact
 def min_and_max(x):
+    """Return the smallest and the largest of 32 values."""
     low, high = L.get_floats(x), L.get_floats(x + 64)
     return L.reduce_min(L.minimum(low, high)), L.reduce_max(L.maximum(low, high))
 
 
 @exact
 def q4_1(x, to):
+    """Encode a block as Q4_1."""
     least, largest = min_and_max(x)
     d = (largest - least) / float32(15.0)
     L.put_half(to, d)
@@ -76,6 +84,7 @@ def q4_1(x, to):
 
 @exact
 def q5_1(x, to):
+    """Encode a block as Q5_1."""
     least, largest = min_and_max(x)
     d = (largest - least) / float32(31.0)
     low, high = codes(x, least, d, 0.5, 31.0), codes(x + 64, least, d, 0.5, 31.0)
@@ -87,7 +96,7 @@ def q5_1(x, to):
 
 @exact
 def round_codes(x, d):
-    """16 values in units of d, halves away from zero."""
+    """Return 16 values in units of d, halves rounded away from zero."""
     per_d = inverse(d)
     if per_d == float32(np.inf):
         return L.to_ints(L.get_floats(x) * 0.0)
@@ -99,6 +108,7 @@ def round_codes(x, d):
 
 @exact
 def q8_0(x, to):
+    """Encode a block as Q8_0."""
     d = abs(peak(x)) / float32(127.0)
     L.put_half(to, d)
     L.put_bytes(to + 2, round_codes(x, d))
@@ -107,7 +117,7 @@ def q8_0(x, to):
 
 @exact
 def encode_halves(x, to, elements, bf16):
-    """F16, or BF16, of any length."""
+    """Encode F16 or BF16 of any length."""
     done = elements // 16 * 16
     for i in range(0, done, 16):
         value = L.get_floats(x + 4 * i)
@@ -125,7 +135,7 @@ def encode_halves(x, to, elements, bf16):
 
 @KernelEntry
 def encode_rows(lo, hi, thread, kind, source: U8, source_pitch, target: U8, target_pitch, elements):
-    """A pitch is what lies from row to row, in bytes."""
+    """Encode rows. A pitch is the distance between rows in bytes."""
     for row in range(lo, hi):
         first, out = source + row * source_pitch, target + row * target_pitch
         if kind in (K.F16, K.BF16):

@@ -1,8 +1,9 @@
-"""Finite float32 to IQ4_NL and IQ4_XS: codes stand for 16 numbers that lie closer about zero, times a scale for 32 weights.
+"""Encoding of finite float32 to IQ4_NL and IQ4_XS: codes stand for 16 numbers, denser around zero, times a scale for 32 weights.
 
-A scale is found as for K-quants (kquants.py): guesses from the weight of largest size, each improved by turns: the nearest
-numbers, then the scale that fits those best (least squares). IQ4_XS counts the scales of 8 groups in steps d: from the largest
-scale, some guesses; for each every group takes the count near its real one that serves it best, and d is fitted to the counts.
+A scale is found as for K-quants (kquants.py): guesses from the weight with the largest absolute value, each
+improved in turns: the nearest numbers, then the scale that fits those best (least squares). IQ4_XS stores the
+scales of 8 groups as multiples of a step d. From the largest scale come some guesses of d; for each, every
+group takes the best multiple near its real scale, and d is fitted to the multiples.
 """
 
 import numpy as np
@@ -14,7 +15,7 @@ from llamatrain.gguf.quants import kinds as K
 from llamatrain.gguf.quants.kquants import round_step
 
 GUESSES, SPACING, REFITS, ROUNDS = 12, 3.0, 2, 2
-LARGEST_COUNTS = (-32, -31, 31)  # what the largest scale of 8 may count as
+LARGEST_COUNTS = (-32, -31, 31)  # possible multiples for the largest of 8 scales
 MIN_COUNT, MAX_COUNT = -32, 31
 
 new_floats, new_ints = (
@@ -29,7 +30,7 @@ nearest_value, nearest_index = (
 
 @exact
 def fit_sums(x, per):
-    """Of 32 weights x and the numbers q nearest to x times `per`: sum q x, sum q q."""
+    """Return sum q x and sum q q of 32 weights x and the table values q nearest to x times `per`."""
     first, second = L.get_floats(x), L.get_floats(x + 64)
     p, q = nearest_value(first * per), nearest_value(second * per)
     return L.reduce_sum(p * first + q * second), L.reduce_sum(p * p + q * q)
@@ -37,12 +38,13 @@ def fit_sums(x, per):
 
 @exact
 def inverse(scale):
+    """Return 1 / scale, or 0 for 0."""
     return float32(1.0) / scale if scale != 0 else float32(0.0)
 
 
 @exact
 def fit_scale(x):
-    """The best real scale of 32 weights."""
+    """Return the best real scale of 32 weights."""
     low, high = L.get_floats(x), L.get_floats(x + 64)
     least, largest = L.reduce_min(L.minimum(low, high)), L.reduce_max(L.maximum(low, high))
     per_peak = inverse(largest if largest > -least else least)
@@ -52,7 +54,7 @@ def fit_scale(x):
         per = (end + float32(SPACING) * (guess % GUESSES - GUESSES // 2)) * per_peak
         for _ in range(REFITS):
             qx, qq = fit_sums(x, per)
-            if qx * qx > best * qq:  # by which the squared error is less than that of zeros
+            if qx * qx > best * qq:  # the decrease of the squared error against zeros
                 best, best_scale = float32(qx * qx / qq), float32(qx / qq)
             per = float32(qq / qx) if qx != 0 else per
     return best_scale
@@ -60,12 +62,14 @@ def fit_scale(x):
 
 @exact
 def store_codes(x, to, scale):
+    """Store the codes of 32 weights."""
     per = inverse(scale)
     L.put_bytes(to, nearest_index(L.get_floats(x) * per) | nearest_index(L.get_floats(x + 64) * per) << 4)
 
 
 @exact
 def iq4_nl(x, to):
+    """Encode a block as IQ4_NL."""
     d = round_step(fit_scale(x), True)
     L.put_half(to, d)
     store_codes(x, to + 2, d)
@@ -73,7 +77,7 @@ def iq4_nl(x, to):
 
 @exact
 def choose_count(x, d, scale):
-    """The count of steps d that serves 32 weights best: by how much the squared error is less, it, sum q x, sum q q."""
+    """Return the best multiple of d for 32 weights: the decrease of the squared error, it, sum q x, sum q q."""
     best, best_count, best_qx, best_qq = float32(-np.inf), 0, float32(0.0), float32(0.0)
     wanted = scale * inverse(d)
     near = int(np.rint(max(min(wanted, float32(MAX_COUNT)), float32(MIN_COUNT))))
@@ -88,7 +92,9 @@ def choose_count(x, d, scale):
 
 @exact
 def choose_counts(x, d, scales, counts):
-    """Counts for all groups: by how much the squared error is less, and the step that would suit them best."""
+    """Choose the multiples of all groups; return the decrease of the squared error and the step that fits
+    them best.
+    """
     less = top = bottom = float32(0.0)
     for group in range(8):
         group_less, count, qx, qq = choose_count(x + 128 * group, d, scales[group])
@@ -103,7 +109,7 @@ def choose_counts(x, d, scales, counts):
 
 @exact
 def search_step(x, scales, counts, best_counts):
-    """The best step for 256 weights, and into `best_taken` each group's count."""
+    """Return the best step for 256 weights; `best_counts` gets the multiple of each group."""
     widest = float32(0.0)
     for group in range(8):
         scales[group] = fit_scale(x + 128 * group)
@@ -123,6 +129,7 @@ def search_step(x, scales, counts, best_counts):
 
 @exact
 def iq4_xs(x, to, scales, counts, best):
+    """Encode a block as IQ4_XS."""
     d, high = search_step(x, scales, counts, best), 0
     L.put_half(to, d)
     for group in range(8):
@@ -135,6 +142,7 @@ def iq4_xs(x, to, scales, counts, best):
 
 @KernelEntry
 def encode_iq4_rows(lo, hi, thread, kind, source: U8, source_pitch, target: U8, target_pitch, elements):
+    """Encode rows. A pitch is the distance between rows in bytes."""
     scales, counts, best = new_floats(), new_ints(), new_ints()
     for row in range(lo, hi):
         first, out = source + row * source_pitch, target + row * target_pitch

@@ -1,4 +1,4 @@
-"""Blocks of K-quants, written: `taken` and `best` have each group's scale and offset (`gguf/quants/kquants.py`)."""
+"""Writes blocks of K-quants. `counts` and `best` hold the scale and offset of each group (kquants.py)."""
 
 from numpy import float32
 
@@ -9,21 +9,21 @@ from llamatrain.gguf.quants import kinds as K
 
 @exact
 def round_codes(x, scale, offset, low, top):
-    """16 codes, as floats."""
+    """Return 16 codes, as floats."""
     per_scale = float32(1.0) / scale if scale != 0 else float32(0.0)
     return L.maximum(L.minimum(L.round_to_nearest((L.get_floats(x) + offset) * per_scale), top), low)
 
 
 @exact
 def codes16(x, i, vectors, d, dmin, counts, low, top):
-    """The codes of the i-th 16 weights, from 0 up."""
+    """Return the codes of the i-th 16 weights, from 0 up."""
     scale, offset = d * L.to_float(counts[0, i // vectors]), dmin * L.to_float(counts[1, i // vectors])
     return L.to_ints(round_codes(x + 64 * i, scale, offset, low, top) - low)
 
 
 @exact
 def store_4_bits(x, to, high, d, dmin, counts, top):
-    """Four bits of the codes of neighbouring groups of 32 in a byte; a fifth, if there is one, in 32 bytes at `high`."""
+    """Store four bits of two groups' codes in each byte; a fifth bit, if any, in 32 bytes at `high`."""
     for part in range(2):
         fifth = L.get_bytes(to) & 0
         for i in range(0, 8, 2):
@@ -37,7 +37,7 @@ def store_4_bits(x, to, high, d, dmin, counts, top):
 
 @exact
 def store_2_bits(x, to, d, dmin, counts, low, top):
-    """The lowest two bits of the codes of four groups in a byte."""
+    """Store the lowest two bits of four groups' codes in each byte."""
     for i in range(4):
         half, part = i // 2, i % 2
         packed = L.get_bytes(to) & 0
@@ -50,7 +50,7 @@ def store_2_bits(x, to, d, dmin, counts, low, top):
 
 @exact
 def store_q4_k_scales(to, counts):
-    """Eight scales and eight offsets of 6 bits in 12 bytes."""
+    """Store eight scales and eight offsets of 6 bits in 12 bytes."""
     for i in range(4):
         scale, offset = counts[0, i + 4], counts[1, i + 4]
         L.put_byte(to + i, counts[0, i] | scale >> 4 << 6)
@@ -60,6 +60,7 @@ def store_q4_k_scales(to, counts):
 
 @exact
 def q4_k(x, to, d, dmin, best):
+    """Write a block of Q4_K."""
     L.put_half(to, d)
     L.put_half(to + 2, dmin)
     store_q4_k_scales(to + 4, best)
@@ -68,6 +69,7 @@ def q4_k(x, to, d, dmin, best):
 
 @exact
 def q5_k(x, to, d, dmin, best):
+    """Write a block of Q5_K."""
     L.put_half(to, d)
     L.put_half(to + 2, dmin)
     store_q4_k_scales(to + 4, best)
@@ -76,6 +78,7 @@ def q5_k(x, to, d, dmin, best):
 
 @exact
 def q2_k(x, to, d, dmin, best):
+    """Write a block of Q2_K."""
     for i in range(16):
         L.put_byte(to + i, best[0, i] | best[1, i] << 4)
     store_2_bits(x, to + 16, d, dmin, best, 0, 3)
@@ -85,6 +88,7 @@ def q2_k(x, to, d, dmin, best):
 
 @exact
 def q3_k(x, to, d, dmin, best):
+    """Write a block of Q3_K."""
     for part in range(2):
         third = L.get_bytes(to) & 0
         for i in range(8):
@@ -103,6 +107,7 @@ def q3_k(x, to, d, dmin, best):
 
 @exact
 def q6_k(x, to, d, dmin, best):
+    """Write a block of Q6_K."""
     for i in range(4):
         half, part = i // 2, i % 2
         high = L.get_bytes(to) & 0
@@ -119,6 +124,7 @@ def q6_k(x, to, d, dmin, best):
 
 @exact
 def write_block(kind, x, to, d, dmin, best):
+    """Write a block of a K-quant type."""
     if kind == K.Q2_K:
         q2_k(x, to, d, dmin, best)
     elif kind == K.Q3_K:

@@ -1,4 +1,4 @@
-"""The numbers of the types that compiled code knows, as it compares them, and what all types' blocks measure."""
+"""Type numbers for compiled code, and the block sizes of all types."""
 
 from llamatrain.gguf.types import TYPES, type_by_name
 
@@ -37,4 +37,4 @@ IQ4_VALUES = (
     69,
     89,
     113,
-)  # what codes of NON_LINEAR types stand for
+)  # the values of the codes of NON_LINEAR types

@@ -1,9 +1,10 @@
-"""Finite float32 to K-quants: 256 weights whose scales (and mins) are themselves quantised, chosen for the least squared error.
+"""Encoding of finite float32 to K-quants: 256 weights with quantized scales and mins, chosen for the least squared error.
 
-Real scales come first: for each group of 16 or 32 weights a few guesses from its range, each improved by turns: codes for
-a scale and offset, then the scale and offset that fit those codes best (least squares). Then the two steps d and dmin that
-count the scales and offsets: from the largest ones, several guesses; for each, every group takes the whole numbers near its
-real ones that in truth err least, and d and dmin are fitted to what was taken. The best of all is written.
+First, real scales: for each group of 16 or 32 weights, a few guesses from its range, each improved in turns:
+codes for a scale and offset, then the scale and offset that fit those codes best (least squares). Then the
+two steps d and dmin that the scales and offsets are multiples of: several guesses from the largest ones; for
+each, every group takes the whole numbers near its real ones with the least true error, and d and dmin are
+fitted to these. The best of all is written.
 
 A code q of a group stands for d * scale * q - dmin * offset.
 """
@@ -19,7 +20,7 @@ from llamatrain.gguf.quants.kblocks import round_codes, write_block
 LARGEST_HALF = 65504.0
 GUESSES, SPACING, REFITS, STEPS, ROUNDS = 12, 0.2, 2, 2, 2
 
-# of each type: how many sixteens are a group, the lowest and highest code, the highest scale
+# by type: vectors of 16 in a group, lowest and highest code, highest scale
 SHAPES = {
     K.Q2_K: (1, 0, 3, 15),
     K.Q3_K: (1, -4, 3, 31),
@@ -36,7 +37,7 @@ new_floats, new_ints = (
 
 @exact
 def squared_error(x, vectors, scale, offset, low, top):
-    """Sum of squared errors of a group."""
+    """Return the sum of squared errors of a group."""
     squares = L.splat(float32(0.0))
     for v in range(vectors):
         error = round_codes(x + 64 * v, scale, offset, low, top) * scale - offset - L.get_floats(x + 64 * v)
@@ -46,7 +47,7 @@ def squared_error(x, vectors, scale, offset, low, top):
 
 @exact
 def code_sums(x, vectors, scale, offset, low, top):
-    """Of a group's codes q and weights x: sum q, sum q q, sum q x, sum x."""
+    """Return sum q, sum q q, sum q x and sum x of a group's codes q and weights x."""
     q1 = q2 = qx = x1 = L.splat(float32(0.0))
     for v in range(vectors):
         q, value = round_codes(x + 64 * v, scale, offset, low, top), L.get_floats(x + 64 * v)
@@ -56,7 +57,9 @@ def code_sums(x, vectors, scale, offset, low, top):
 
 @exact
 def refit(x, vectors, scale, offset, low, top):
-    """Scale and offset that suit the codes of this scale and offset best; an offset is never negative, or always 0."""
+    """Return the scale and offset that fit the codes of the given ones best; offsets are never negative, or
+    always 0.
+    """
     q1, q2, qx, x1 = code_sums(x, vectors, scale, offset, low, top)
     if low == 0:
         count = float32(16.0) * vectors
@@ -71,6 +74,7 @@ def refit(x, vectors, scale, offset, low, top):
 
 @exact
 def min_and_max(x, vectors):
+    """Return the smallest and the largest weight of a group."""
     least = largest = L.get_floats(x)
     for v in range(1, vectors):
         least, largest = (
@@ -82,7 +86,7 @@ def min_and_max(x, vectors):
 
 @exact
 def fit_group(x, vectors, low, top):
-    """A group's best real scale and offset."""
+    """Return a group's best real scale and offset."""
     least, largest = min_and_max(x, vectors)
     if low == 0:
         offset, reach, signs, levels = (
@@ -91,7 +95,7 @@ def fit_group(x, vectors, low, top):
             1,
             top,
         )
-    else:  # the value of largest size may have the lowest code, of which there is one more
+    else:  # the value with the largest absolute value may get the lowest code, since there is one more below 0
         offset, reach, signs, levels = float32(0.0), largest if largest > -least else least, 2, -low
     best, best_scale, best_offset = float32(np.inf), float32(0.0), offset
     for guess in range(GUESSES):
@@ -110,7 +114,7 @@ def fit_group(x, vectors, low, top):
 
 @exact
 def choose_counts(x, vectors, d, dmin, scale, offset, low, top, max_count):
-    """The whole numbers of steps d and dmin that serve a group best: squared error, scale, offset."""
+    """Return a group's best multiples of d and dmin: squared error, scale, offset."""
     best, best_count, best_shift = float32(np.inf), 0, 0
     near = int(min(np.rint(abs(scale / d)), float32(max_count))) if d != 0 else 0
     least = -max_count - 1 if low < 0 else 0
@@ -132,7 +136,7 @@ def choose_counts(x, vectors, d, dmin, scale, offset, low, top, max_count):
 
 @exact
 def round_step(value, signed):
-    """A step as it can be written; 0 where there is none."""
+    """Round a step to half precision; 0 if there is none."""
     if value != value or (value < 0 and not signed):
         return float32(0.0)
     return L.round_to_half(max(min(float32(value), float32(LARGEST_HALF)), float32(-LARGEST_HALF)))
@@ -140,7 +144,7 @@ def round_step(value, signed):
 
 @exact
 def choose_all_counts(x, vectors, d, dmin, real, low, top, max_count, counts):
-    """Whole numbers for every group: the squared error, and the steps that would suit them best."""
+    """Choose the multiples of all groups; return the squared error and the steps that fit them best."""
     error = aa = ab = bb = ax = bx = float32(0.0)
     for group in range(16 // vectors):
         at = x + 64 * vectors * group
@@ -165,13 +169,14 @@ def choose_all_counts(x, vectors, d, dmin, real, low, top, max_count, counts):
 
 @exact
 def copy_counts(counts, to, groups):
+    """Copy the multiples of all groups."""
     for group in range(groups):
         to[0, group], to[1, group] = counts[0, group], counts[1, group]
 
 
 @exact
 def search_steps(x, vectors, low, top, max_count, real, counts, best_counts):
-    """The best d and dmin for 256 weights, and into `best_taken` each group's scale and offset."""
+    """Return the best d and dmin for 256 weights; `best_counts` gets each group's scale and offset."""
     widest = deepest = float32(0.0)
     for group in range(16 // vectors):
         real[0, group], real[1, group] = fit_group(x + 64 * vectors * group, vectors, low, top)
@@ -183,7 +188,7 @@ def search_steps(x, vectors, low, top, max_count, real, counts, best_counts):
     for guess in range(STEPS):
         scales = (
             max_count - guess if low == 0 else guess - max_count - 1
-        )  # a scale with a sign reaches one further down
+        )  # a signed scale reaches one further down
         d, dmin = round_step(widest / scales, low < 0), round_step(deepest / abs(scales), False)
         for _ in range(ROUNDS):
             error, next_d, next_dmin = choose_all_counts(
@@ -212,6 +217,7 @@ def encode_k_rows(
     top,
     max_count,
 ):
+    """Encode rows. A pitch is the distance between rows in bytes."""
     real, counts, best = new_floats(), new_ints(), new_ints()
     for row in range(lo, hi):
         for i in range(elements // 256):

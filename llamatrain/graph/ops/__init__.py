@@ -1,7 +1,7 @@
-"""The ops, a family a file: each with its shape rule, its gradient rule and what else is known of it.
+"""The ops, a file for each family: shape rule, gradient rule and properties of each op.
 
-Kernels of the same names stand in files of the same names in `kernels/reference`. Gradients are graphs, made of these ops; a
-`_back` op is a gradient in one piece, fused where that pays.
+Kernels of the same names are in files of the same names in `kernels/reference`. Gradients are graphs of these
+ops; a `_back` op is a gradient in one piece, fused where that pays.
 """
 
 # ruff: noqa: F403  an op is named in its own file alone

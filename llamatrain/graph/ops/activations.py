@@ -1,4 +1,4 @@
-"""Functions of one number that layers have between their products; most are for graphs of one's own."""
+"""Elementwise functions between products; most are for graphs that users build themselves."""
 
 import math
 
@@ -14,7 +14,7 @@ B = A * 0.044715
 
 @op(in_place=((0, 0),))
 def step(x: Spec) -> Spec:
-    """1 where x is above 0, else 0."""
+    """Return 1 where x is above 0, else 0."""
     return Spec(x.shape, floats(x))
 
 
@@ -25,6 +25,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0),), is_cheap=True)
 def relu(x: Spec) -> Spec:
+    """Return max(x, 0)."""
     return Spec(x.shape, floats(x))
 
 
@@ -35,6 +36,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0),))
 def sigmoid(x: Spec) -> Spec:
+    """Return 1 / (1 + exp(-x))."""
     return Spec(x.shape, floats(x))
 
 
@@ -45,6 +47,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0),), is_cheap=True)
 def gelu(x: Spec) -> Spec:
+    """Return x · sigmoid(A x + B x³)."""
     return Spec(x.shape, floats(x))
 
 
@@ -55,6 +58,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0), (0, 1)))
 def gelu_back(dy: Spec, x: Spec) -> Spec:
+    """Return dy times the derivative of gelu at x."""
     require(dy.shape == x.shape, "needs dy like x")
     return Spec(x.shape, floats(dy, x))
 
@@ -66,7 +70,7 @@ def _(node: Node, d: Tensor):
 
 
 def gelu_second_derivative(x: Tensor) -> Tensor:
-    """The second derivative of gelu: with s = sigmoid(v) it is s(1 - s) · (2v' + x (v'' + (1 - 2s) v'²))."""
+    """Return the second derivative of gelu: with s = sigmoid(v), s(1 - s) · (2v' + x (v'' + (1 - 2s) v'²))."""
     inner = add_number(scale(sqr(x), by=3 * B), A)
     s = sigmoid(mul(x, add_number(scale(sqr(x), by=B), A)))
     bent = add(scale(x, by=6 * B), mul(add_number(scale(s, by=-2.0), 1.0), sqr(inner)))
@@ -75,7 +79,7 @@ def gelu_second_derivative(x: Tensor) -> Tensor:
 
 @op(in_place=((0, 0),))
 def softcap(x: Spec, *, cap: float) -> Spec:
-    """cap tanh(x / cap): small numbers as they are, none larger than cap."""
+    """Return cap tanh(x / cap): small numbers hardly change, and none exceeds cap."""
     capped(cap)
     require(cap > 0, "needs a cap")
     return Spec(x.shape, floats(x))
@@ -88,7 +92,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0), (0, 1)))
 def softcap_back(dy: Spec, y: Spec, *, cap: float) -> Spec:
-    """By what it gave: dy (1 - (y / cap)²)."""
+    """Return dy (1 - (y / cap)²), where y is the output of softcap."""
     require(dy.shape == y.shape, "needs dy like y")
     return softcap.infer_specs(Spec(y.shape, floats(dy, y)), cap=cap)[0]
 
@@ -100,9 +104,10 @@ def _(node: Node, d: Tensor):
 
 
 def sigmoid_slope(s: Tensor) -> Tensor:
-    """Of the sigmoid, by its value: s (1 - s)."""
+    """Return the derivative of the sigmoid by its value: s (1 - s)."""
     return mul(s, add_number(scale(s, by=-1.0), 1.0))
 
 
 def add_number(x: Tensor, number: float) -> Tensor:
+    """Return x plus a constant."""
     return add(x, fill(shape=(), value=number, dtype=x.dtype))

@@ -1,6 +1,6 @@
-"""Arithmetic, element by element.
+"""Elementwise arithmetic.
 
-A rule gives one gradient a source; where arithmetic broadcast a source, the walk in `autodiff` sums the gradient back.
+A rule gives one gradient for each source; if a source was broadcast, autodiff sums its gradient back.
 """
 
 from llamatrain.graph.ops.shape_rules import broadcast, floats, require
@@ -9,6 +9,7 @@ from llamatrain.graph.tensor import Node, Spec, Tensor, gradient, op
 
 @op(in_place=((0, 0), (0, 1)))
 def add(a: Spec, b: Spec) -> Spec:
+    """Return a + b with broadcasting."""
     return Spec(broadcast(a.shape, b.shape), floats(a, b))
 
 
@@ -19,6 +20,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0), (0, 1)))
 def sub(a: Spec, b: Spec) -> Spec:
+    """Return a - b with broadcasting."""
     return Spec(broadcast(a.shape, b.shape), floats(a, b))
 
 
@@ -29,6 +31,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0), (0, 1)))
 def mul(a: Spec, b: Spec) -> Spec:
+    """Return a · b with broadcasting."""
     return Spec(broadcast(a.shape, b.shape), floats(a, b))
 
 
@@ -40,6 +43,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0),), is_cheap=True)
 def scale(x: Spec, *, by: float) -> Spec:
+    """Return x times a constant."""
     require(isinstance(by, int | float), f"needs a number, not {by!r}")
     return Spec(x.shape, floats(x))
 
@@ -51,6 +55,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0),))
 def sqr(x: Spec) -> Spec:
+    """Return x²."""
     return Spec(x.shape, floats(x))
 
 

@@ -1,8 +1,9 @@
-"""Attention of queries to keys.
+"""Attention.
 
-Query i of a row sees the keys starts[i] to lasts[i]; without lasts, to its own place, counted from the end of the keys.
-With a window w > 0 it sees the last w of these alone. With a cap c > 0 a score s, once scaled, becomes c tanh(s / c).
-The head h of H reads the key and value head h // (H / Hk). O(T) memory: lse, the log of the softmax's sum, is kept.
+Query i of a row sees the keys starts[i] to lasts[i]; without lasts, up to its own position, counted from the
+end of the keys. A window w > 0 limits this to the last w keys. With a cap c > 0, a scaled score s becomes c
+tanh(s / c). Head h of H reads the key/value head h // (H / Hk). Memory is O(T): lse, the log of the softmax's
+sum, is kept.
 """
 
 from llamatrain.graph.ops.shape_rules import SECOND, capped, floats, require
@@ -41,6 +42,7 @@ def _attention(q: Spec, k: Spec, v: Spec, *ranges: Spec, window: int, cap: float
 def flash_attn(
     q: Spec, k: Spec, v: Spec, *ranges: Spec, scale: float, window: int = 0, cap: float = 0.0
 ) -> tuple[Spec, Spec]:
+    """Return softmax(scale · q kᵀ) v and the log of the softmax's sums."""
     _attention(q, k, v, *ranges, window=window, cap=cap)
     (batch, length, heads, _), dtype = q.shape, F32 if q.dtype is BF16 else q.dtype
     return Spec(q.shape, dtype), Spec((batch, heads, length), dtype)
@@ -68,6 +70,7 @@ def flash_attn_back(
     window: int = 0,
     cap: float = 0.0,
 ):
+    """Return the gradients of q, k and v."""
     _attention(q, k, v, *ranges, window=window, cap=cap)
     dtype = floats(dout, lse) if out.dtype is BF16 is q.dtype else floats(dout, out, lse)
     require(dout.shape == out.shape == q.shape, "needs dout and out like q")

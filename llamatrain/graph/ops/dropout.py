@@ -1,7 +1,7 @@
-"""Dropout: which elements are left out follows from a key, a salt and their places, so that it can be made again.
+"""Dropout: the dropped elements follow from a key, a salt and their positions, so that they can be recomputed.
 
-An element's place is the row of the whole step that its token is in, the token's place in that row, and its own in the token: so
-masks are the same however a step's rows are divided among batches, groups and ranks.
+The position of an element is the row in the whole step, the token in that row, and the index in the token. So
+masks do not depend on how a step's rows are divided into micro-batches, groups and ranks.
 """
 
 import math
@@ -12,9 +12,10 @@ from llamatrain.graph.tensor import I32, Node, Spec, Tensor, gradient, op
 
 @op(in_place=((0, 0),))
 def dropout(x: Spec, key: Spec, *tokens: Spec, rate: float, salt: int, length: int) -> Spec:
-    """x, an entry for each token of rows of a length, with a share of its elements zero, and the others as much larger.
+    """Return x with a share of its elements set to zero and the others scaled up.
 
-    The key is a seed and the number of the first row; `tokens` are the numbers of those that x has, where it has not all.
+    x has an entry for each token of rows of `length` tokens. The key is a seed and the number of the first
+    row; `tokens` are the numbers of x's tokens if x does not have all.
     """
     require(key.dtype is I32 and key.shape == (2,), "needs a key of two i32")
     require(0 <= rate < 1 and x.shape != () and math.prod(x.shape) < 1 << 32, f"cannot leave out {rate} of x")

@@ -1,6 +1,6 @@
 """Gates: swiglu(gate, up) = silu(gate) · up, geglu(gate, up) = gelu(gate) · up.
 
-silu(x) = x · sigmoid(x) alone is for graphs of one's own, as ancestors had it.
+silu(x) = x · sigmoid(x) alone is for graphs that users build themselves.
 """
 
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ from llamatrain.graph.tensor import BF16, F32, Node, Op, Spec, Tensor, gradient,
 
 @op(in_place=((0, 0),), is_cheap=True)
 def silu(x: Spec) -> Spec:
+    """Return x · sigmoid(x)."""
     return Spec(x.shape, floats(x))
 
 
@@ -31,6 +32,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0), (0, 1)))
 def silu_back(dy: Spec, x: Spec) -> Spec:
+    """Return dy times the derivative of silu at x."""
     require(dy.shape == x.shape, "needs dy like x")
     return Spec(x.shape, floats(dy, x))
 
@@ -42,7 +44,7 @@ def _(node: Node, d: Tensor):
 
 
 def silu_second_derivative(x: Tensor) -> Tensor:
-    """The second derivative of silu: s (1 - s) · (2 + x (1 - 2s)) with s = sigmoid(x)."""
+    """Return the second derivative of silu: s (1 - s) · (2 + x (1 - 2s)) with s = sigmoid(x)."""
     s = sigmoid(x)
     return mul(sigmoid_slope(s), add_number(mul(x, add_number(scale(s, by=-2.0), 1.0)), 2.0))
 
@@ -53,7 +55,7 @@ def _gate(gate: Spec, up: Spec) -> Spec:
 
 
 def _gate_back(dy: Spec, gate: Spec, up: Spec) -> tuple[Spec, Spec]:
-    """Both gradients; bf16 where gate and up are, of a dy in full precision."""
+    """Return the specs of both gradients: bf16 if gate and up are, with dy in float32."""
     require(dy.shape == gate.shape == up.shape, "needs three sources of one shape")
     if gate.dtype is up.dtype is BF16:
         require(dy.dtype is F32, "needs dy in f32")
@@ -64,7 +66,7 @@ def _gate_back(dy: Spec, gate: Spec, up: Spec) -> tuple[Spec, Spec]:
 def _gate_back_gradients(
     sources: Sequence[Tensor], a: Tensor, b: Tensor, *, by: Op, back: Op, bent: Tensor
 ) -> tuple[Tensor, ...]:
-    """What is given back of both gradients' own, a and b."""
+    """Return the gradients of a gate's gradient, given those of dgate and dup, a and b."""
     dy, gate, up = sources
     to_dy = add(back(mul(a, up), gate), mul(b, by(gate)))
     to_gate = add(mul(mul(mul(a, dy), up), bent), back(mul(b, dy), gate))
@@ -73,6 +75,7 @@ def _gate_back_gradients(
 
 @op(in_place=((0, 0), (0, 1)), rounded_sources=(0, 1), rounds_outputs=True, is_cheap=True)
 def swiglu(gate: Spec, up: Spec) -> Spec:
+    """Return silu(gate) · up."""
     return _gate(gate, up)
 
 
@@ -83,6 +86,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 1), (1, 2), (0, 0), (1, 0)), rounded_sources=(1, 2), rounds_outputs=True)
 def swiglu_back(dy: Spec, gate: Spec, up: Spec) -> tuple[Spec, Spec]:
+    """Return the gradients of gate and up."""
     return _gate_back(dy, gate, up)
 
 
@@ -97,6 +101,7 @@ def _(node: Node, dgate: Tensor | None, dup: Tensor | None):
 
 @op(in_place=((0, 0), (0, 1)), rounded_sources=(0, 1), rounds_outputs=True, is_cheap=True)
 def geglu(gate: Spec, up: Spec) -> Spec:
+    """Return gelu(gate) · up."""
     return _gate(gate, up)
 
 
@@ -107,6 +112,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 1), (1, 2), (0, 0), (1, 0)), rounded_sources=(1, 2), rounds_outputs=True)
 def geglu_back(dy: Spec, gate: Spec, up: Spec) -> tuple[Spec, Spec]:
+    """Return the gradients of gate and up."""
     return _gate_back(dy, gate, up)
 
 
@@ -121,7 +127,7 @@ def _(node: Node, dgate: Tensor | None, dup: Tensor | None):
 
 @op(rounded_sources=(0,), rounds_outputs=True, is_cheap=True)
 def swiglu_halves(x: Spec) -> Spec:
-    """swiglu of each row's first half, the gate, and its second."""
+    """Return swiglu of the first half of each row, the gate, and the second half."""
     require(len(x.shape) > 0 and x.shape[-1] % 2 == 0, "needs rows of two halves")
     half = Spec((*x.shape[:-1], x.shape[-1] // 2), x.dtype)
     return _gate(half, half)
@@ -134,7 +140,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 1),), rounded_sources=(1,), rounds_outputs=True)
 def swiglu_halves_back(dy: Spec, x: Spec) -> Spec:
-    """Both halves' gradients, where the halves are."""
+    """Return both gradients as the halves of each row."""
     (half,) = swiglu_halves.infer_specs(x)
     _gate_back(dy, half, half)
     return x

@@ -1,4 +1,7 @@
-"""Ops of the ancestors' graphs that no llama here is made of: for graphs of one's own. (`set` turns a part of a head.)"""
+"""Ops of ggml's graphs that no llama here uses, for graphs that users build themselves.
+
+(Decoding uses `set`.)
+"""
 
 import math
 
@@ -11,7 +14,7 @@ from llamatrain.graph.tensor import I32, DType, Node, Spec, Tensor, gradient, op
 
 @op(in_place=((0, 0),))
 def add1(a: Spec, b: Spec) -> Spec:
-    """a plus the one number in b."""
+    """Return a plus the one number in b."""
     require(math.prod(b.shape) == 1, "the second source must hold one number")
     return Spec(a.shape, floats(a, b))
 
@@ -23,6 +26,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0),))
 def neg(x: Spec) -> Spec:
+    """Return -x."""
     return Spec(x.shape, floats(x))
 
 
@@ -33,6 +37,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0),))
 def abs(x: Spec) -> Spec:
+    """Return the absolute value of x."""
     return Spec(x.shape, floats(x))
 
 
@@ -43,7 +48,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0),))
 def sgn(x: Spec) -> Spec:
-    """-1, 0 or 1, as x is."""
+    """Return the sign of x: -1, 0 or 1."""
     return Spec(x.shape, floats(x))
 
 
@@ -54,6 +59,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0), (0, 1)))
 def div(a: Spec, b: Spec) -> Spec:
+    """Return a / b with broadcasting."""
     return Spec(broadcast(a.shape, b.shape), floats(a, b))
 
 
@@ -66,6 +72,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0),))
 def sqrt(x: Spec) -> Spec:
+    """Return the square root of x."""
     return Spec(x.shape, floats(x))
 
 
@@ -76,6 +83,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0),))
 def log(x: Spec) -> Spec:
+    """Return the natural logarithm of x."""
     return Spec(x.shape, floats(x))
 
 
@@ -86,7 +94,7 @@ def _(node: Node, dy: Tensor):
 
 @op()
 def add_cast(a: Spec, b: Spec, *, dtype: DType) -> Spec:
-    """a + b, in a type of its own; a may be of less precision than b."""
+    """Return a + b in another type; a may be of lower precision than b."""
     require(b.dtype is not I32 and a.dtype is not I32, "needs float sources")
     return Spec(broadcast(a.shape, b.shape), dtype)
 
@@ -98,7 +106,7 @@ def _(node: Node, dy: Tensor):
 
 @op()
 def mean(x: Spec) -> Spec:
-    """The mean of all elements."""
+    """Return the mean of all elements."""
     require(math.prod(x.shape) > 0, "there is no mean of nothing")
     return Spec((), floats(x))
 
@@ -111,7 +119,7 @@ def _(node: Node, dy: Tensor):
 
 @op()
 def diag(x: Spec) -> Spec:
-    """(..., 1, n) -> (..., n, n) with x on the diagonal."""
+    """Return a matrix with x on its diagonal: (..., 1, n) -> (..., n, n)."""
     require(len(x.shape) >= 2 and x.shape[-2] == 1, "needs an axis of size 1 before the last")
     return Spec((*x.shape[:-2], x.shape[-1], x.shape[-1]), floats(x))
 
@@ -126,7 +134,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0),), masked_outputs=(0,))
 def diag_mask_inf(x: Spec, *, past: int = 0) -> Spec:
-    """-inf where the column is beyond the row by more than past."""
+    """Set elements to -inf where column > row + past."""
     require(len(x.shape) >= 2, "needs matrices")
     return Spec(x.shape, floats(x))
 
@@ -138,7 +146,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0),))
 def diag_mask_zero(x: Spec, *, past: int = 0) -> Spec:
-    """0 where the column is beyond the row by more than past."""
+    """Set elements to 0 where column > row + past."""
     require(len(x.shape) >= 2, "needs matrices")
     return Spec(x.shape, floats(x))
 
@@ -150,7 +158,7 @@ def _(node: Node, dy: Tensor):
 
 @op()
 def cpy(x: Spec, y: Spec, *, into: bool = False) -> Spec:
-    """y, laid out and typed like x: (x's memory, if into)."""
+    """Return y in the shape and type of x; with `into`, in x's memory."""
     require(x.shape == y.shape, "needs sources of one shape")
     return x
 
@@ -163,7 +171,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0),))
 def set(x: Spec, y: Spec, *, slices: Slices, into: bool = False) -> Spec:
-    """x with a part of it replaced by y."""
+    """Return x with a part replaced by y."""
     require(region(x, slices) == y.shape, f"the part {slices} has the shape {list(region(x, slices))}")
     return alike(x, y)
 

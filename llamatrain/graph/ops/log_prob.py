@@ -1,4 +1,4 @@
-"""Functions of log-probabilities, for losses that compare: of a handful of numbers in a batch."""
+"""Functions of log-probabilities, for preference losses: a few numbers in a batch."""
 
 from llamatrain.graph.ops.activations import sigmoid
 from llamatrain.graph.ops.arithmetic import mul
@@ -10,7 +10,7 @@ MAX_LOG_PROB = -1e-6  # the largest logarithm of a probability that has odds: th
 
 @op(in_place=((0, 0),))
 def softplus(x: Spec) -> Spec:
-    """log(1 + exp(x)); of -x it is what the logarithm of a sigmoid lacks."""
+    """Return log(1 + exp(x)); softplus(-x) is -log(sigmoid(x))."""
     return Spec(x.shape, floats(x))
 
 
@@ -21,7 +21,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0),))
 def log_odds(x: Spec) -> Spec:
-    """log(p / (1 - p)) where x is log(p)."""
+    """Return log(p / (1 - p)) for x = log(p)."""
     return Spec(x.shape, floats(x))
 
 
@@ -32,11 +32,12 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0), (0, 1)), no_gradient=SECOND)
 def log_odds_back(dy: Spec, x: Spec) -> Spec:
+    """Return dy times the derivative of log_odds at x."""
     require(dy.shape == x.shape, "needs dy like x")
     return Spec(x.shape, floats(dy, x))
 
 
 @op(in_place=((0, 0),), stops_gradient=True, no_gradient="it is taken as a number that nothing changes")
 def detached(x: Spec) -> Spec:
-    """x, past which no gradient goes."""
+    """Return x without a gradient."""
     return Spec(x.shape, floats(x))

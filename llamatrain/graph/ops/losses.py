@@ -1,7 +1,7 @@
-"""Losses: sums over rows, each by its weight; or each row's own, for what is made of them before they are summed.
+"""Losses: weighted sums over rows, or the loss of each row for further computation.
 
-Targets are ids, one a row (negative: none), or rows of a distribution. With a cap c > 0 a logit x of the fused ones is
-c tanh(x / c).
+Targets are ids, one for each row (negative: none), or rows of a distribution. With a cap c > 0, a logit x of
+the fused ops becomes c tanh(x / c).
 """
 
 from llamatrain.graph.ops.matmul import product
@@ -25,6 +25,7 @@ NOT_TRAINED = "it judges, and nothing is trained by it"
 
 @op()
 def cross_entropy_loss(logits: Spec, targets: Spec, weights: Spec) -> Spec:
+    """Return the sum of the rows' losses, each times its weight."""
     _targets(logits.shape, targets, weights)
     return Spec((), floats(logits, weights))
 
@@ -36,6 +37,7 @@ def _(node: Node, dloss: Tensor):
 
 @op(in_place=((0, 1),), no_gradient=SECOND)
 def cross_entropy_loss_back(dloss: Spec, logits: Spec, targets: Spec, weights: Spec) -> Spec:
+    """Return the gradient of the logits."""
     require(dloss.shape == (), "needs one number as dloss")
     _targets(logits.shape, targets, weights)
     return Spec(logits.shape, floats(dloss, logits, weights))
@@ -43,7 +45,7 @@ def cross_entropy_loss_back(dloss: Spec, logits: Spec, targets: Spec, weights: S
 
 @op()
 def cross_entropy_rows(logits: Spec, targets: Spec) -> Spec:
-    """The loss of each row; nothing where it has no target."""
+    """Return the loss of each row; 0 for a row without a target."""
     require(len(logits.shape) == 2, "needs rows of logits")
     require(
         targets.dtype is I32 and targets.shape == logits.shape[:1],
@@ -59,7 +61,7 @@ def _(node: Node, d: Tensor):
 
 @op(no_gradient=NOT_TRAINED)
 def cross_entropy_judged(logits: Spec, targets: Spec, weights: Spec) -> tuple[Spec, ...]:
-    """The loss; how many rows of any weight have no larger logit than their target's; and each row's part of the loss."""
+    """Return the loss, the number of weighted rows whose target has the largest logit, and each row's loss."""
     require(targets.dtype is I32, "needs ids as targets")
     return (
         *cross_entropy_loss.infer_specs(logits, targets, weights),
@@ -70,7 +72,7 @@ def cross_entropy_judged(logits: Spec, targets: Spec, weights: Spec) -> tuple[Sp
 
 @op(quantized_source=1, rounded_sources=(0,))
 def linear_cross_entropy(x: Spec, w: Spec, targets: Spec, weights: Spec, *, cap: float = 0.0) -> Spec:
-    """cross_entropy_loss(x wᵀ, targets, weights), chunk by chunk: all the logits are never there."""
+    """Return cross_entropy_loss(x wᵀ, targets, weights) in chunks; the logits never exist all at once."""
     capped(cap)
     require(len(x.shape) == len(w.shape) == 2 and 0 not in w.shape, "needs rows and a matrix")
     logits = product(x, w, x.shape[0], w.shape[0], (x.shape[1], w.shape[1]))
@@ -90,9 +92,9 @@ def _(node: Node, dloss: Tensor, *, wanted: tuple[bool, ...]):
 def linear_cross_entropy_back(
     dloss: Spec, x: Spec, w: Spec, targets: Spec, weights: Spec, *, dx: bool, dw: bool, cap: float = 0.0
 ) -> tuple[Spec, ...]:
-    """The loss and its gradients in one pass."""
+    """Return the loss and its gradients in one pass."""
     require(dx or dw, "no gradient is wanted")
-    require(not dw or not isinstance(w.dtype, QuantizedType), "there is no gradient of a quantised weight")
+    require(not dw or not isinstance(w.dtype, QuantizedType), "a quantized weight has no gradient")
     require(dloss.shape == (), "needs one number as dloss")
     (loss,) = linear_cross_entropy.infer_specs(x, w, targets, weights, cap=cap)
     return (loss, *(Spec(source.shape, loss.dtype) for source, asked in ((x, dx), (w, dw)) if asked))
@@ -102,14 +104,14 @@ def linear_cross_entropy_back(
 def linear_cross_entropy_judged(
     x: Spec, w: Spec, targets: Spec, weights: Spec, *, cap: float = 0.0
 ) -> tuple[Spec, ...]:
-    """cross_entropy_judged(x wᵀ, targets, weights), chunk by chunk."""
+    """Return cross_entropy_judged(x wᵀ, targets, weights) in chunks."""
     loss = linear_cross_entropy.infer_specs(x, w, targets, weights, cap=cap)
     return (*loss, Spec((), weights.dtype), Spec(weights.shape, weights.dtype))
 
 
 @op(quantized_source=1, rounded_sources=(0,))
 def linear_cross_entropy_rows(x: Spec, w: Spec, targets: Spec, *, cap: float = 0.0) -> Spec:
-    """cross_entropy_rows(x wᵀ, targets), chunk by chunk."""
+    """Return cross_entropy_rows(x wᵀ, targets) in chunks."""
     made = Spec(targets.shape, F64 if x.dtype is F64 else F32)
     linear_cross_entropy.infer_specs(x, w, targets, made, cap=cap)
     return made
@@ -126,6 +128,7 @@ def _(node: Node, d: Tensor, *, wanted: tuple[bool, ...]):
 def linear_cross_entropy_rows_back(
     d: Spec, x: Spec, w: Spec, targets: Spec, *, dx: bool, dw: bool, cap: float = 0.0
 ) -> tuple[Spec, ...]:
+    """Return the gradients of x and w, given the gradient of each row's loss."""
     _, *made = linear_cross_entropy_back.infer_specs(
         Spec((), d.dtype), x, w, targets, d, dx=dx, dw=dw, cap=cap
     )

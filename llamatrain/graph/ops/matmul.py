@@ -1,9 +1,9 @@
-"""Products of matrices.
+"""Matrix products.
 
-y = x wᵀ, dx = dy w and dw = dyᵀ x: the three products of a linear layer, each the gradient of the others. y may have a bias: a
-number for each column, in y's own precision. Axes before the last two broadcast. Where a source is bf16 the other is rounded
-to it; the result is in full precision. w may be quantised: then it counts as the numbers that it stands for, in float32, and is
-frozen.
+y = x wᵀ, dx = dy w and dw = dyᵀ x are the three products of a linear layer; each is the gradient of the
+others. y may have a bias, a number for each column, in y's precision. Axes before the last two broadcast. If
+one source is bf16, the other is rounded to it; the result is in full precision. w may be quantized: then it
+is decoded to float32, and frozen.
 """
 
 from llamatrain.graph.ops.reduce import sum_to
@@ -12,6 +12,7 @@ from llamatrain.graph.tensor import BF16, F32, Node, QuantizedType, Spec, Tensor
 
 
 def product(a: Spec, b: Spec, rows: int, columns: int, shared: tuple[int, int]) -> Spec:
+    """Return the spec of a product of matrices."""
     require(len(a.shape) >= 2 and len(b.shape) >= 2, "needs matrices")
     require(shared[0] == shared[1], f"{shared[0]} does not match {shared[1]}")
     if isinstance(b.dtype, QuantizedType):
@@ -23,7 +24,7 @@ def product(a: Spec, b: Spec, rows: int, columns: int, shared: tuple[int, int]) 
 
 @op(quantized_source=1, rounded_sources=(0, 1))
 def matmul(x: Spec, w: Spec, bias: Spec | None = None) -> Spec:
-    """x wᵀ, plus the bias in each row: (m, k), (n, k), (n,) -> (m, n)"""
+    """Return x wᵀ plus the bias in each row: (m, k), (n, k), (n,) -> (m, n)."""
     require(min(len(x.shape), len(w.shape)) >= 2, "needs matrices")
     made = product(x, w, x.shape[-2], w.shape[-2], (x.shape[-1], w.shape[-1]))
     if bias is not None:
@@ -42,7 +43,7 @@ def _(node: Node, dy: Tensor):
 
 @op(quantized_source=1, rounded_sources=(0, 1))
 def matmul_nn(y: Spec, w: Spec) -> Spec:
-    """y w: (m, n), (n, k) -> (m, k)"""
+    """Return y w: (m, n), (n, k) -> (m, k)."""
     require(min(len(y.shape), len(w.shape)) >= 2, "needs matrices")
     return product(y, w, y.shape[-2], w.shape[-1], (y.shape[-1], w.shape[-2]))
 
@@ -55,7 +56,7 @@ def _(node: Node, dx: Tensor):
 
 @op(rounded_sources=(0, 1))
 def out_prod(a: Spec, b: Spec) -> Spec:
-    """aᵀ b: (t, n), (t, k) -> (n, k)"""
+    """Return aᵀ b: (t, n), (t, k) -> (n, k)."""
     require(min(len(a.shape), len(b.shape)) >= 2, "needs matrices")
     return product(a, b, a.shape[-1], b.shape[-1], (a.shape[-2], b.shape[-2]))
 

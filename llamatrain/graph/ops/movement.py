@@ -1,4 +1,4 @@
-"""Movement of elements: views, copies, parts written into a whole."""
+"""Movement of elements: views, copies, and updates of parts."""
 
 import math
 
@@ -26,6 +26,7 @@ def _reshape_layout(at: Layout, x: Spec, out: Spec, **attrs: object) -> Layout |
 
 
 def contiguous(at: Layout, shape: Shape) -> bool:
+    """Return True if a layout is in C order."""
     wanted = dense(shape)
     return math.prod(shape) == 0 or all(
         n == 1 or have == want for n, have, want in zip(shape, at.strides, wanted, strict=True)
@@ -34,6 +35,7 @@ def contiguous(at: Layout, shape: Shape) -> bool:
 
 @op(layout=_reshape_layout, is_cheap=True)
 def reshape(x: Spec, *, shape: Shape) -> Spec:
+    """Return x in another shape."""
     require(math.prod(shape) == math.prod(x.shape), f"{list(shape)} holds another number of elements")
     return Spec(tuple(shape), x.dtype)
 
@@ -49,6 +51,7 @@ def _permute_layout(at: Layout, x: Spec, out: Spec, *, axes: tuple[int, ...]) ->
 
 @op(layout=_permute_layout)
 def permute(x: Spec, *, axes: tuple[int, ...]) -> Spec:
+    """Return x with its axes permuted."""
     require(sorted(axes) == list(range(len(x.shape))), f"{list(axes)} are not its axes in some order")
     return Spec(tuple(x.shape[axis] for axis in axes), x.dtype)
 
@@ -60,7 +63,7 @@ def _(node: Node, dy: Tensor):
 
 
 def transpose(x: Tensor) -> Tensor:
-    """The last two axes exchanged."""
+    """Swap the last two axes."""
     axes = tuple(range(len(x.shape)))
     return permute(x, axes=(*axes[:-2], axes[-1], axes[-2]))
 
@@ -73,7 +76,7 @@ def _view_layout(at: Layout, x: Spec, out: Spec, *, slices: Slices) -> Layout:
 
 @op(layout=_view_layout)
 def view(x: Spec, *, slices: Slices) -> Spec:
-    """A part of x, by slices."""
+    """Return a part of x, given by slices."""
     return Spec(region(x, slices), x.dtype)
 
 
@@ -89,16 +92,18 @@ def _(node: Node, dy: Tensor):
 
 @op(no_gradient="it has no sources")
 def fill(*, shape: Shape, value: float, dtype: DType = F32) -> Spec:
+    """Return an array filled with one number."""
     return Spec(tuple(shape), dtype)
 
 
 def gradient_or_zeros(gradient_: Tensor | None, like: Tensor) -> Tensor:
-    """A gradient, also where none came."""
+    """Return a gradient, or zeros if there is none."""
     return gradient_ or fill(shape=like.shape, value=0.0, dtype=like.dtype)
 
 
 @op(is_cheap=True)
 def cast(x: Spec, *, dtype: DType) -> Spec:
+    """Convert x to another type."""
     require(x.dtype is not I32 and dtype is not I32, "casts are between float types")
     return Spec(x.shape, dtype)
 
@@ -110,7 +115,7 @@ def _(node: Node, dy: Tensor):
 
 @op(takes_views=True)
 def cont(x: Spec) -> Spec:
-    """A copy in C order."""
+    """Copy x to C order."""
     return x
 
 
@@ -121,7 +126,7 @@ def _(node: Node, dy: Tensor):
 
 @op()
 def split_columns(x: Spec, *, sizes: tuple[int, ...]) -> tuple[Spec, ...]:
-    """x cut into parts of so many columns each."""
+    """Split x into parts of these numbers of columns."""
     require(len(x.shape) > 0 and x.dtype is not I32, "needs rows of floats")
     require(
         len(sizes) > 0 and min(sizes) > 0 and sum(sizes) == x.shape[-1],
@@ -137,7 +142,7 @@ def _(node: Node, *dys: Tensor | None):
 
 @op()
 def join_columns(*parts: Spec, dtype: DType | None = None) -> Spec:
-    """The parts' rows, one behind the other; in a type of their own, if that is said."""
+    """Concatenate the columns of the parts, optionally in another type."""
     require(len(parts) > 0 and len(parts[0].shape) > 0, "needs rows")
     first = parts[0]
     require(
@@ -162,7 +167,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0),))
 def acc(x: Spec, y: Spec, *, slices: Slices, into: bool = False) -> Spec:
-    """x with y added to a part of it."""
+    """Return x with y added to a part of it."""
     require(region(x, slices) == y.shape, f"the part {slices} has the shape {list(region(x, slices))}")
     return Spec(x.shape, floats(x, y))
 

@@ -1,7 +1,7 @@
-"""Norms of the last axis.
+"""Norms over the last axis.
 
-rms_norm(x, w) = x / rms(x) · w with rms(x) = sqrt(mean(x²) + eps). norm(x) = (x - mean(x)) / rms(x - mean(x)), of which no
-llama is made, is for graphs of one's own.
+rms_norm(x, w) = x / rms(x) · w with rms(x) = sqrt(mean(x²) + eps). norm(x) = (x - mean(x)) / rms(x -
+mean(x)), which no llama uses, is for graphs that users build themselves.
 """
 
 from llamatrain.graph.ops.activations import add_number
@@ -15,6 +15,7 @@ from llamatrain.graph.tensor import Node, Spec, Tensor, gradient, op
 
 @op(in_place=((0, 0),), is_cheap=True)
 def rms_norm(x: Spec, w: Spec, *, eps: float) -> Spec:
+    """Return x / rms(x) · w."""
     require(len(w.shape) == 1 and x.shape[-1:] == w.shape, "needs one weight for each element of a row")
     return Spec(x.shape, floats(x, w))
 
@@ -27,6 +28,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0), (0, 1)))
 def rms_norm_back(dy: Spec, x: Spec, w: Spec, *, eps: float) -> tuple[Spec, Spec]:
+    """Return the gradients of x and w."""
     require(
         dy.shape == x.shape and x.shape[-1:] == w.shape,
         "needs dy like x, and one weight for each element of a row",
@@ -36,7 +38,7 @@ def rms_norm_back(dy: Spec, x: Spec, w: Spec, *, eps: float) -> tuple[Spec, Spec
 
 @gradient(rms_norm_back)
 def _(node: Node, dx: Tensor | None, dw: Tensor | None):
-    """`through` is the gradient of an x that is normed and not weighed, which is its own counterpart."""
+    """`through` is the gradient of a normed, unweighted x, which is its own transpose."""
     (dy, x, w), eps = node.sources, node.attrs["eps"]
     a, b = gradient_or_zeros(dx, x), gradient_or_zeros(dw, w)
     ones = fill(shape=w.shape, value=1.0, dtype=w.dtype)
@@ -52,6 +54,7 @@ def _(node: Node, dx: Tensor | None, dw: Tensor | None):
 
 @op(in_place=((0, 0),), is_cheap=True)
 def norm(x: Spec, *, eps: float) -> Spec:
+    """Return the normed x, with mean 0 and deviation 1."""
     require(len(x.shape) > 0 and x.shape[-1] > 0, "needs rows")
     return Spec(x.shape, floats(x))
 
@@ -63,6 +66,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0), (0, 1)))
 def norm_back(dy: Spec, x: Spec, *, eps: float) -> Spec:
+    """Return the gradient of x."""
     require(dy.shape == x.shape and len(x.shape) > 0 and x.shape[-1] > 0, "needs dy like x, in rows")
     return Spec(x.shape, floats(dy, x))
 
@@ -80,19 +84,21 @@ def _(node: Node, d: Tensor):
 
 
 def mean_rows(x: Tensor) -> Tensor:
+    """Return the mean over the last axis."""
     return scale(sum_rows(x), by=1 / x.shape[-1])
 
 
 def rms(x: Tensor, eps: float) -> Tensor:
+    """Return the root mean square over the last axis."""
     return sqrt(add_number(mean_rows(sqr(x)), eps))
 
 
 def normal_gradient(d: Tensor, u: Tensor, normal: Tensor, size: Tensor) -> Tensor:
-    """What d, the gradient of dx, is for the normal."""
+    """Return the gradient of the normed x, given d, the gradient of dx."""
     both = add(mul(d, mean_rows(mul(u, normal))), mul(u, mean_rows(mul(d, normal))))
     return scale(div(both, size), by=-1.0)
 
 
 def size_gradient(d: Tensor, dx: Tensor, normal: Tensor, size: Tensor) -> Tensor:
-    """What it is for x, by the size alone, by which all was divided."""
+    """Return the gradient of x through its size alone, by which everything was divided."""
     return scale(mul(normal, div(mean_rows(mul(d, dx)), size)), by=-1.0)

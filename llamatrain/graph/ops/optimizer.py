@@ -1,8 +1,8 @@
-"""The optimizer's step, in place.
+"""The optimizer step, in place.
 
-schedule: rate, 1 - beta1^t, 1 - beta2^t; factor multiplies the gradient (1, or what clipping leaves). A gradient is given whole,
-like its weight; or as its rows that are not 0, with the `places` of the weight's rows among them (`opt_rows`). Both give the
-same bits.
+schedule: rate, 1 - beta1^t, 1 - beta2^t; factor multiplies the gradient (1, or what clipping gives). A
+gradient has the shape of its weight, or consists of its nonzero rows with the `places` of the weight's rows
+among them (`opt_rows`). Both give the same bits.
 """
 
 from llamatrain.graph.ops.shape_rules import floats, require
@@ -13,8 +13,10 @@ OPTIMIZER = "it belongs to the optimizer"
 
 @op(in_place=((0, 0),), no_gradient=OPTIMIZER)
 def opt_rows(dy: Spec, ids: Spec, *, rows: int) -> tuple[Spec, Spec]:
-    """get_rows_back, without its rows of zeros: where a number comes first in ids stands what its rows of dy add up to, where it
-    comes again are zeros. For each row of the whole: where that is, or -1."""
+    """Return get_rows_back without its zero rows, and for each row of the weight its index or -1.
+
+    Where an id occurs first in ids, the sum of its rows of dy is stored; later occurrences are zeros.
+    """
     require(
         ids.dtype is I32 and len(dy.shape) > 0 and dy.shape[:-1] == ids.shape,
         "needs a row number for each row",
@@ -36,7 +38,7 @@ def _fits(w: Spec, g: Spec, places: Spec | None) -> None:
 
 @op(no_gradient=OPTIMIZER)
 def opt_sum_sqr(g: Spec, places: Spec) -> Spec:
-    """sum_sqr of the whole gradient that these are the rows of."""
+    """Return sum_sqr of the full gradient whose rows these are."""
     require(len(g.shape) > 1, "needs rows")
     _fits(Spec((*places.shape, g.shape[-1]), g.dtype), g, places)
     return Spec((), floats(g))
@@ -57,6 +59,7 @@ def opt_step_adamw(
     eps: float,
     decay: float,
 ):
+    """Update a weight and its moments as torch.optim.AdamW does."""
     require(w.shape == m.shape == v.shape, "needs moments like the weight")
     _fits(w, g, places)
     require(schedule.shape == (3,) and factor.shape == (), "needs a schedule (3,) and a factor ()")
@@ -76,6 +79,7 @@ def opt_step_sgd(
     momentum: float,
     decay: float,
 ):
+    """Update a weight and its momentum as torch.optim.SGD does, with decoupled weight decay."""
     require(w.shape == m.shape, "needs momentum like the weight")
     _fits(w, g, places)
     require(schedule.shape == (3,) and factor.shape == (), "needs a schedule (3,) and a factor ()")
@@ -90,33 +94,33 @@ def _carried(m: Spec, g: Spec, factor: Spec) -> Spec:
 
 @op(aliases={0: 0}, no_gradient=OPTIMIZER)
 def opt_momentum(m: Spec, g: Spec, factor: Spec, *, momentum: float) -> Spec:
-    """What is left of the momentum, and the gradient."""
+    """Return the decayed momentum plus the gradient."""
     return _carried(m, g, factor)
 
 
 @op(no_gradient=OPTIMIZER)
 def opt_ahead(m: Spec, g: Spec, factor: Spec, *, momentum: float) -> Spec:
-    """The same beside it, once more: where momentum leads next (Nesterov)."""
+    """Return the decayed momentum plus the gradient once more: the lookahead of Nesterov."""
     return _carried(m, g, factor)
 
 
 @op(in_place=((0, 0),), no_gradient=OPTIMIZER)
 def opt_unit(x: Spec, squares: Spec, *, eps: float) -> Spec:
-    """x divided by its norm, by the sum of its squares."""
+    """Return x divided by its norm, given the sum of its squares."""
     require(squares.shape == (), "needs a sum of squares")
     return Spec(x.shape, floats(x, squares))
 
 
 @op(in_place=((0, 0), (0, 1)), no_gradient=OPTIMIZER)
 def opt_blend(x: Spec, y: Spec, *, a: float, b: float) -> Spec:
-    """a x + b y"""
+    """Return a x + b y."""
     require(x.shape == y.shape, "needs two of one shape")
     return Spec(x.shape, floats(x, y))
 
 
 @op(aliases={0: 0}, no_gradient=OPTIMIZER)
 def opt_step(w: Spec, change: Spec, schedule: Spec, *, by: float, decay: float) -> Spec:
-    """The weight, decayed, less the change times the rate and `by`."""
+    """Return the decayed weight minus the change times the rate and `by`."""
     require(
         w.shape == change.shape and len(schedule.shape) == 1, "needs a change like the weight, and a schedule"
     )
@@ -126,6 +130,6 @@ def opt_step(w: Spec, change: Spec, schedule: Spec, *, by: float, decay: float) 
 
 @op(no_gradient=OPTIMIZER)
 def clip_factor(*squares: Spec, limit: float) -> tuple[Spec, Spec]:
-    """From sums of squares: min(1, limit / norm), and the norm itself. No limit: 0."""
+    """Return min(1, limit / norm) and the norm, from sums of squares. A limit of 0 means none."""
     require(len(squares) > 0 and all(each.shape == () for each in squares), "needs sums of squares")
     return Spec((), floats(*squares)), Spec((), floats(*squares))

@@ -1,4 +1,4 @@
-"""Sums, and their counterpart: the same numbers again and again."""
+"""Sums, and their transpose, repetition."""
 
 from llamatrain.graph.ops.arithmetic import mul, scale
 from llamatrain.graph.ops.movement import reshape
@@ -8,7 +8,7 @@ from llamatrain.graph.tensor import Node, Shape, Spec, Tensor, gradient, op
 
 @op()
 def sum(x: Spec) -> Spec:
-    """The one number that all elements add up to."""
+    """Return the sum of all elements."""
     return Spec((), floats(x))
 
 
@@ -19,7 +19,7 @@ def _(node: Node, dy: Tensor):
 
 @op()
 def sum_rows(x: Spec) -> Spec:
-    """Sums over the last axis, which stays with size 1."""
+    """Return sums over the last axis, which stays with size 1."""
     require(len(x.shape) > 0, "needs an axis")
     return Spec((*x.shape[:-1], 1), floats(x))
 
@@ -31,7 +31,7 @@ def _(node: Node, dy: Tensor):
 
 @op()
 def sum_sqr(x: Spec) -> Spec:
-    """The sum of all squares, without an array of them."""
+    """Return the sum of all squares, without storing them."""
     return Spec((), floats(x))
 
 
@@ -42,7 +42,7 @@ def _(node: Node, dy: Tensor):
 
 @op()
 def repeat(x: Spec, *, shape: Shape) -> Spec:
-    """x laid out again and again until it fills shape."""
+    """Tile x to fill a shape."""
     fits = len(shape) == len(x.shape) and all(
         n > 0 and size % n == 0 for size, n in zip(shape, x.shape, strict=True)
     )
@@ -57,7 +57,7 @@ def _(node: Node, dy: Tensor):
 
 @op()
 def repeat_back(y: Spec, *, shape: Shape) -> Spec:
-    """The sum of all the copies of shape that make up y."""
+    """Return the sum of all copies of `shape` in y."""
     fits = len(shape) == len(y.shape) and all(
         n > 0 and size % n == 0 for size, n in zip(y.shape, shape, strict=True)
     )
@@ -71,14 +71,14 @@ def _(node: Node, dy: Tensor):
 
 
 def spread(x: Tensor, shape: Shape) -> Tensor:
-    """x broadcast to shape."""
+    """Broadcast x to a shape."""
     ones = (1,) * (len(shape) - len(x.shape)) + x.shape
     x = x if ones == x.shape else reshape(x, shape=ones)
     return x if ones == shape else repeat(x, shape=shape)
 
 
 def sum_to(y: Tensor, shape: Shape) -> Tensor:
-    """y summed over the axes along which shape was broadcast to it."""
+    """Sum y over the axes along which `shape` was broadcast to it."""
     ones = (1,) * (len(y.shape) - len(shape)) + shape
     y = y if ones == y.shape else repeat_back(y, shape=ones)
     return y if shape == y.shape else reshape(y, shape=shape)

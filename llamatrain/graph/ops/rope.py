@@ -1,7 +1,7 @@
-"""Rotation of pairs (x[2i], x[2i+1]) by the angle that the table has for the position.
+"""Rotation of pairs (x[2i], x[2i+1]) by the angle in the table for the position.
 
-With `halves`, of pairs (x[i], x[i + pairs]), and the table has all cosines of a position before its sines. What lies behind the
-pairs stays as it is.
+With `halves`, pairs are (x[i], x[i + pairs]), and the table has all cosines of a position before its sines.
+Elements behind the pairs do not change.
 """
 
 from llamatrain.graph.ops.shape_rules import floats, require
@@ -22,6 +22,7 @@ def _rope(x: Spec, positions: Spec, table: Spec, halves: bool) -> Spec:
 
 @op(in_place=((0, 0),))
 def rope(x: Spec, positions: Spec, table: Spec, *, halves: bool = False) -> Spec:
+    """Rotate heads by their positions."""
     return _rope(x, positions, table, halves)
 
 
@@ -32,7 +33,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0),))
 def rope_back(dy: Spec, positions: Spec, table: Spec, *, halves: bool = False) -> Spec:
-    """The rotation back."""
+    """Rotate back."""
     return _rope(dy, positions, table, halves)
 
 

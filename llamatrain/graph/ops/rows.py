@@ -13,7 +13,7 @@ def _ids(spec: Spec) -> None:
 
 @op(quantized_source=0)
 def get_rows(w: Spec, ids: Spec) -> Spec:
-    """w's rows of these numbers: (V, D), any shape -> that shape + (D,)"""
+    """Return rows of w by number: (V, D), any shape -> that shape + (D,)."""
     _ids(ids)
     require(len(w.shape) == 2 and w.dtype is not I32, "needs a matrix of floats")
     return Spec(
@@ -29,7 +29,7 @@ def _(node: Node, dy: Tensor):
 
 @op()
 def get_rows_back(dy: Spec, ids: Spec, *, rows: int) -> Spec:
-    """Each row of dy added to the row of that number."""
+    """Add each row of dy to the row of its number."""
     _ids(ids)
     require(len(dy.shape) > 0 and dy.shape[:-1] == ids.shape, "needs a row number for each row")
     return Spec((rows, dy.shape[-1]), floats(dy))
@@ -42,7 +42,7 @@ def _(node: Node, d: Tensor):
 
 @op(in_place=((0, 0),))
 def set_rows(x: Spec, rows: Spec, ids: Spec, *, into: bool = False) -> Spec:
-    """x with the rows of these numbers replaced; of rows with the same number the last stays."""
+    """Return x with rows replaced by number; of duplicate numbers, the last row wins."""
     _ids(ids)
     require(
         len(ids.shape) == 1 and rows.shape == (*ids.shape, *x.shape[1:]),

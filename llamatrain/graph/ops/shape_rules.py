@@ -1,4 +1,4 @@
-"""What shape rules ask of their sources."""
+"""Checks that shape rules share."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ Slices = tuple[tuple[int, int, int], ...]  # (start, stop, step) for each axis, 
 
 
 def floats(*specs: Spec) -> DType:
-    """The float type that all these share."""
+    """Return the float type that all specs share."""
     kinds = {spec.dtype for spec in specs}
     if len(kinds) > 1 or kinds & {BF16, I32}:
         raise ShapeError(
@@ -18,6 +18,7 @@ def floats(*specs: Spec) -> DType:
 
 
 def broadcast(*shapes: Shape) -> Shape:
+    """Return the common shape; a dynamic axis stays dynamic."""
     try:
         found = np.broadcast_shapes(*shapes)
     except ValueError:
@@ -31,22 +32,24 @@ def broadcast(*shapes: Shape) -> Shape:
 
 
 def alike(x: Spec, y: Spec) -> Spec:
-    """x, where y of any one type is to be put into it."""
+    """Return x if y has its type."""
     require(x.dtype is y.dtype, f"needs sources of one type, not {x.dtype} and {y.dtype}")
     return x
 
 
 def require(holds: bool, what: str) -> None:
+    """Raise ShapeError if a condition does not hold."""
     if not holds:
         raise ShapeError(what)
 
 
 def capped(cap: float) -> None:
+    """Check that a soft cap is 0 or more."""
     require(0 <= cap < np.inf, f"cannot cap numbers at {cap}; 0 leaves them as they are")
 
 
 def region(x: Spec, slices: Slices) -> Shape:
-    """The shape of a part of x."""
+    """Return the shape of a part of x."""
     require(len(slices) == len(x.shape), f"needs a (start, stop, step) for each axis, not {slices}")
     for (start, stop, step), size in zip(slices, x.shape, strict=True):
         require(0 <= start <= stop <= size and step > 0, f"slice {start}:{stop}:{step} is not within {size}")

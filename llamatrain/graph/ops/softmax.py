@@ -8,6 +8,7 @@ from llamatrain.graph.tensor import Node, Spec, Tensor, gradient, op
 
 @op(in_place=((0, 0),))
 def soft_max(x: Spec) -> Spec:
+    """Return the softmax of x."""
     require(len(x.shape) > 0, "needs an axis")
     return Spec(x.shape, floats(x))
 
@@ -19,6 +20,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0), (0, 1)))
 def soft_max_back(dy: Spec, y: Spec) -> Spec:
+    """Return the gradient of x, given the output y."""
     require(dy.shape == y.shape, "needs dy like y")
     return Spec(y.shape, floats(dy, y))
 

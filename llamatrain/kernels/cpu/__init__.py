@@ -1,6 +1,6 @@
-"""The compiled kernels, by the names of the ops they override. What is not here is done by its plain definition.
+"""The compiled kernels by op name. Ops without one use the reference kernel.
 
-Each file of the folder is imported, for what it registers.
+Importing the modules of this folder registers their kernels.
 """
 
 from importlib import import_module

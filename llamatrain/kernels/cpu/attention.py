@@ -1,11 +1,12 @@
-"""Attention in blocks of queries and keys, forward and back, without ever holding all scores.
+"""Attention in blocks of queries and keys, forward and backward, without storing all scores.
 
-After Dao et al., FlashAttention (2022): a softmax that is corrected as further keys come, and a backward pass that makes the
-scores again from the log of their sums. A job belongs to one head of keys and values; nothing is added across jobs, so
-there are no atomics, and the sums' order is fixed. All memory beside the results is a few blocks for each thread.
+After Dao et al., FlashAttention (2022): a softmax that is rescaled as more keys come, and a backward pass
+that recomputes the scores from the log of their sums. A job belongs to one key/value head; nothing is added
+across jobs, so there are no atomics, and the order of sums is fixed. Memory besides the results is a few
+blocks for each thread.
 
-A window is part of what a query sees, so that blocks before it are passed over as those behind it are. A cap is one more pass
-over a block of scores, where there is one.
+Blocks of keys before a window are skipped, like those behind the last key. A cap is one more pass over a
+block of scores.
 """
 
 from math import ceil
@@ -22,24 +23,27 @@ from llamatrain.kernels.cpu.registry import kernel
 from llamatrain.kernels.cpu.small_attention import is_small
 from llamatrain.kernels.cpu.tiles import packed_bytes
 
-NO_WINDOW = 1 << 40  # keys: a window that nothing lies before
+NO_WINDOW = 1 << 40  # keys; a window larger than any row
 
 
 def product_mode(q) -> int:
+    """Return the mode of matrix products for queries."""
     return tiles.choose_mode("bf16" if q.dtype == np.uint16 else "f32")
 
 
 def panel_sizes(q) -> tuple[int, ...]:
-    """Bytes of a packed block: of rows of a head, of a head across, of scores."""
+    """Return the bytes of packed blocks: rows of a head, a head transposed, scores."""
     mode, size, side = product_mode(q), q.shape[3], int(SIDE)
     return tuple(packed_bytes(mode, *shape) for shape in ((side, size), (size, side), (side, side)))
 
 
 def uses_small(q, k, attrs) -> bool:
+    """Return True if the kernel of small heads is used."""
     return is_small(q, k) and not attrs.get("cap")
 
 
 def thread_bytes(q, k, attrs) -> int:
+    """Return the bytes that a thread needs, forward."""
     if uses_small(q, k, attrs):
         return small.thread_bytes(q, k)
     along, across, square = panel_sizes(q)
@@ -47,6 +51,7 @@ def thread_bytes(q, k, attrs) -> int:
 
 
 def thread_bytes_back(q, k, attrs) -> int:
+    """Return the bytes that a thread needs, backward."""
     if uses_small(q, k, attrs):
         return small.thread_bytes(q, k)
     along, across, square = panel_sizes(q)
@@ -60,10 +65,12 @@ def thread_bytes_back(q, k, attrs) -> int:
 
 
 def takes_floats(outs, ins, attrs) -> bool:
+    """Return True if all arrays are float32, bf16 or int32."""
     return all(each.dtype in (np.float32, np.uint16, np.int32) for each in (*outs, *ins))
 
 
 def make_heads(q, k, attrs) -> Heads:
+    """Return the sizes of an attention."""
     (_, length, heads, size), (_, keys, groups, _) = q.shape, k.shape
     return Heads(
         length=length,
@@ -85,6 +92,7 @@ def make_heads(q, k, attrs) -> Heads:
     takes=takes_floats,
 )
 def flash_attn(outs, ins, attrs, scratch, threads):
+    """Return the calls of `flash_attn`."""
     (q, k, v, starts, *lasts), (out, lse) = ins, outs
     (batch, length, heads, _), groups = q.shape, k.shape[2]
     arrays = {
@@ -111,6 +119,7 @@ def flash_attn(outs, ins, attrs, scratch, threads):
     takes=takes_floats,
 )
 def flash_attn_back(outs, ins, attrs, scratch, threads):
+    """Return the calls of `flash_attn_back`."""
     (dout, q, k, v, out, lse, starts, *lasts) = ins
     forward, gradients = Forward(dout, q, k, v, out, lse), Gradients(*outs)
     ranges = {"starts": starts, "lasts": lasts[0] if lasts else 0}

@@ -1,4 +1,4 @@
-"""What attention's compiled calls are given."""
+"""Argument tuples of attention kernels."""
 
 from typing import Any, NamedTuple
 
@@ -6,8 +6,12 @@ from llamatrain.compiler.declare import F32, Real
 
 
 class Heads(NamedTuple):
-    """Queries and keys in a batch's row, heads of both, the size of a head; how products are made, and of what. How many keys a
-    query sees at most, and what scores are capped at; 0: they are not."""
+    """The sizes of an attention.
+
+    Queries and keys in a row of the batch, heads of both, the size of a head; the mode of products and
+    whether sources are bf16; the scale and cap of scores (0: no cap), and the largest number of keys a query
+    sees.
+    """
 
     length: int
     keys: int
@@ -22,7 +26,7 @@ class Heads(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """What the forward pass took and gave, and the gradient of what it gave."""
+    """Sources and results of the forward pass, and the gradient of its output."""
 
     dout: Any
     q: Any
@@ -33,6 +37,8 @@ class Forward(NamedTuple):
 
 
 class Gradients(NamedTuple):
+    """The gradients of q, k and v."""
+
     dq: Any
     dk: Any
     dv: Any

@@ -1,4 +1,4 @@
-"""Attention, back: the scores are made again from the log of their sums.
+"""Attention, backward: scores are recomputed from the log of their sums.
 
 p = exp(scores - lse), dp = dout vᵀ, ds = p (dp - sum of dout out) scale; dq = ds k, dk = dsᵀ q, dv = pᵀ dout
 """
@@ -37,8 +37,7 @@ from llamatrain.kernels.cpu.tiles import multiply, pack_a, pack_b, panel_bytes, 
 
 @inline
 def apply_cap_back(shape, scores, slopes, deltas, rows, count):
-    """Where there is a cap: scores capped, and what dp is more than delta made as much less as the cap is flatter than none.
-    Gives what scores are still to be multiplied with."""
+    """Cap scores and multiply dp - delta by the cap's slope; return the factor that scores still need."""
     if shape.cap == 0:
         return np.float32(shape.scale)
     inverse = np.float32(1 / shape.cap)
@@ -58,7 +57,7 @@ def apply_cap_back(shape, scores, slopes, deltas, rows, count):
 
 @inline
 def softmax_back(mode, scores, slopes, to, rows, count, key, state, lse, line, scale, ready):
-    """Scores to p, dp to ds, in place; ds packed, too."""
+    """Convert scores to p and dp to ds in place; ds is also packed."""
     ranges, deltas, across = i32(state), f32(state + RANGE_BYTES), panel_tiles(mode, count)
     filled = across * tile_depth(mode)
     for row in range(rows):
@@ -74,6 +73,7 @@ def softmax_back(mode, scores, slopes, to, rows, count, key, state, lse, line, s
 
 @inline_source
 def clear_gradients(shape, gradients, batch, kv):
+    """Set the gradients of a key/value head and its queries to zero."""
     size, group = shape.size, shape.heads // shape.groups
     for x in (gradients.dk, gradients.dv):
         clear_rows(f32(x), key_offset(shape, batch, 0, kv), shape.keys, shape.groups * size, size)
@@ -88,7 +88,9 @@ def clear_gradients(shape, gradients, batch, kv):
 
 @inline_source
 def pack_queries(shape, forward, out_half, to, place, rows, state):
-    """q and dout, each as a left operand and across as a right one; for each query the sum of dout out."""
+    """Pack q and dout, each as left operand and, transposed, as right operand; compute dout · out of each
+    query.
+    """
     mode, size, half, pitch, deltas = (
         shape.mode,
         shape.size,
@@ -114,7 +116,7 @@ def pack_queries(shape, forward, out_half, to, place, rows, state):
 
 @inline_source
 def pack_keys(shape, forward, to, source, across):
-    """k and v as right operands, and k across."""
+    """Pack k and v as right operands, and k transposed."""
     mode, size, half = shape.mode, shape.size, shape.half
     panel, wide, pitch = panel_bytes(mode, SIDE, size), 2 if half else 4, shape.groups * size
     pack_b(mode, to, forward.k + source * wide, half, ALONG, pitch, across, size)
@@ -126,7 +128,7 @@ def pack_keys(shape, forward, to, source, across):
 def accumulate_block(
     shape, lse, gradients, work, packed_q, packed_k, place, source, line, rows, across, key, state
 ):
-    """What one block of queries and one of keys give to the gradients."""
+    """Add the gradients of one block of queries and one block of keys."""
     mode, heads, groups, size, scale = (
         shape.mode,
         shape.heads,
@@ -208,7 +210,7 @@ def attend_back(
     shape: Heads,
     out_half,
 ):
-    """A job: one head of keys, with all heads of queries that read it."""
+    """Run jobs: one key/value head with all query heads that read it."""
     length, keys, heads, groups, size, mode = (
         shape.length,
         shape.keys,

@@ -1,4 +1,4 @@
-"""Blocks of queries and keys: which there are, what their queries see, and rows of them."""
+"""Blocks of queries and keys: their positions, what their queries see, and operations on rows."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ MINUS_INF, ZERO, ONE = np.float32(-np.inf), np.float32(0), np.float32(1)
 
 @inline
 def query_block(u, kv, length, group):
-    """Head, first query and number of queries of block u of those that read a head of keys."""
+    """Return the head, first query and number of queries of block u that reads a key/value head."""
     blocks = (length + SIDE - 1) // SIDE
     query = u % blocks * SIDE
     return kv * group + u // blocks, query, min(SIDE, length - query)
@@ -32,7 +32,7 @@ def query_block(u, kv, length, group):
 
 @inline
 def fill_key_ranges(to, starts, lasts, has_lasts, batch, query, rows, shape):
-    """What each query of a block sees, and after that what any of them sees."""
+    """Store the range of keys of each query of a block, and after them the range of all."""
     low, high = shape.keys, 0
     for row in range(rows):
         first, end = key_range(
@@ -44,19 +44,21 @@ def fill_key_ranges(to, starts, lasts, has_lasts, batch, query, rows, shape):
     to[2 * SIDE], to[2 * SIDE + 1] = low, high
 
 
-RANGE_BYTES = 8 * int(SIDE) + 64  # bytes of such a table
+RANGE_BYTES = 8 * int(SIDE) + 64  # bytes of the key ranges of a block
 QUERY_BYTES = 4 * int(SIDE)  # bytes of a number for each query
 STATE_BYTES = RANGE_BYTES + 2 * QUERY_BYTES
 
 
 @inline
 def scale_row(x, start, size, factor):
+    """Multiply a row by a factor."""
     for i in range(start, start + size, LANES):
         store_until(x, i, start + size, load_until(x, i, start + size) * factor, 0)
 
 
 @inline
 def clear_rows(x, start, rows, pitch, size):
+    """Set rows to zero."""
     for row in range(rows):
         first = start + row * pitch
         for i in range(first, first + size, LANES):
@@ -65,7 +67,7 @@ def clear_rows(x, start, rows, pitch, size):
 
 @inline
 def store_packed(mode, to, row, column, across, values):
-    """A part of a row of a packed left operand, `across` tiles wide."""
+    """Store a part of a row in a packed left operand that is `across` tiles wide."""
     if mode >= PAIRS:
         store(
             u16(to), (((row >> 4) * across + (column >> 5)) << 9) + ((row & 15) << 5) + (column & 31), values
@@ -78,16 +80,17 @@ def store_packed(mode, to, row, column, across, values):
 
 @inline
 def mask_keys(values, j, first, end, whole, other):
+    """Replace values outside a query's range of keys, unless the whole block is in it."""
     return values if whole else mask_range(values, j, first, end, other)
 
 
 @inline
 def query_offset(shape, batch, query, head):
-    """Where a head of queries begins."""
+    """Return the offset of a head of queries."""
     return ((batch * shape.length + query) * shape.heads + head) * shape.size
 
 
 @inline
 def key_offset(shape, batch, key, kv):
-    """Where a head of keys begins."""
+    """Return the offset of a head of keys."""
     return ((batch * shape.keys + key) * shape.groups + kv) * shape.size

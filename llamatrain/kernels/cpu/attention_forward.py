@@ -1,4 +1,4 @@
-"""Attention, forward: a softmax that is corrected as further keys come."""
+"""Attention, forward: a softmax that is rescaled as more keys come."""
 
 import math
 
@@ -50,7 +50,7 @@ from llamatrain.kernels.cpu.tiles import multiply, pack_a, pack_b, panel_bytes, 
 
 @inline
 def row_max(scores, line, count, first, end, whole, scale):
-    """The largest visible score; what is not a number is passed over, and shows in the sum."""
+    """Return the largest visible score. NaN is skipped and appears in the sum."""
     top = splat(MINUS_INF)
     for j in range(0, count, LANES):
         top = maximum(mask_keys(load(scores, line + j) * scale, j, first, end, whole, MINUS_INF), top)
@@ -59,7 +59,7 @@ def row_max(scores, line, count, first, end, whole, scale):
 
 @inline
 def apply_cap(shape, scores, rows, count):
-    """Where there is a cap; gives what scores are still to be multiplied with."""
+    """Cap scores, if there is a cap; return the factor that they still need."""
     if shape.cap == 0:
         return np.float32(shape.scale)
     for row in range(rows):
@@ -69,7 +69,7 @@ def apply_cap(shape, scores, rows, count):
 
 @inline
 def online_softmax(mode, scores, to, rows, count, key, state, out, place, pitch, size, scale):
-    """Scores to their exponentials, packed; sums, and what is already in out, are corrected where a larger score came."""
+    """Convert scores to packed exponentials; rescale sums and output if a larger score came."""
     ranges, maxima, sums = i32(state), f32(state + RANGE_BYTES), f32(state + RANGE_BYTES + QUERY_BYTES)
     across = panel_tiles(mode, count)
     filled = across * tile_depth(mode)
@@ -93,7 +93,7 @@ def online_softmax(mode, scores, to, rows, count, key, state, out, place, pitch,
 
 @inline
 def init_block(shape, starts, lasts, out, state, u, batch, kv):
-    """Nothing seen yet. Gives the range of keys."""
+    """Initialize the state of a block of queries and return the range of its keys."""
     heads, size = shape.heads, shape.size
     head, query, rows = query_block(u, kv, shape.length, heads // shape.groups)
     fill_key_ranges(i32(state), i32(starts), i32(lasts), lasts != 0, batch, query, rows, shape)
@@ -105,7 +105,7 @@ def init_block(shape, starts, lasts, out, state, u, batch, kv):
 
 @inline_source
 def init_blocks(shape, q, starts, lasts, out, states, packed_q, first, count, batch, kv):
-    """Those of a job, with their queries packed. Gives the range of keys of all of them."""
+    """Initialize the blocks of a job, pack their queries, and return the range of keys of all."""
     low, high = shape.keys, 0
     for u in range(count):
         block_low, block_high = init_block(
@@ -125,7 +125,7 @@ def init_blocks(shape, q, starts, lasts, out, states, packed_q, first, count, ba
 
 @inline_source
 def finish_block(shape, out, lse, state, u, batch, kv):
-    """The sums' logs, and out divided by the sums."""
+    """Store the logs of the sums, and divide the output by the sums."""
     head, query, rows = query_block(u, kv, shape.length, shape.heads // shape.groups)
     maxima, sums = f32(state + RANGE_BYTES), f32(state + RANGE_BYTES + QUERY_BYTES)
     for row in range(rows):
@@ -139,7 +139,7 @@ def finish_block(shape, out, lse, state, u, batch, kv):
 
 @inline
 def direct_scores(scores, q, place, pitch, rows, k, source, key_stride, across, size):
-    """As a product would make them, but of keys as they lie."""
+    """Compute scores like a product would, but of unpacked keys."""
     for row in range(rows):
         for j in range(across):
             scores[row * SIDE + j] = dot(q, place + row * pitch, k, source + j * key_stride, size)
@@ -147,14 +147,14 @@ def direct_scores(scores, q, place, pitch, rows, k, source, key_stride, across, 
 
 @inline
 def add_values(out, place, pitch, rows, v, source, key_stride, across, size, weights):
-    """out += p v, with p as it was packed: fewer than 16 rows of float32."""
+    """Add p v to the output, with p packed: fewer than 16 rows of float32."""
     for row in range(rows):
         start, line = place + row * pitch, row * 16
         for i in range(0, size, LANES):
             even, odd = load_until(out, start + i, start + size), splat(ZERO)
             for j in range(0, across, 2):
                 at, after = source + j * key_stride, source + min(j + 1, across - 1) * key_stride
-                weight = line + j // 16 * 256 + j % 16  # beyond the last key it is 0
+                weight = line + j // 16 * 256 + j % 16  # 0 behind the last key
                 even += load_until(v, at + i, at + size) * weights[weight]
                 odd += load_until(v, after + i, after + size) * weights[weight + 1]
             store_until(out, start + i, start + size, even + odd, 0)
@@ -162,6 +162,7 @@ def add_values(out, place, pitch, rows, v, source, key_stride, across, size, wei
 
 @inline_source
 def attend_directly(shape, q, k, v, out, scores, packed_p, state, place, rows, key, source, across):
+    """Process a block of few queries without packing keys and values."""
     size, pitch, key_stride = shape.size, shape.heads * shape.size, shape.groups * shape.size
     if shape.half:
         direct_scores(f32(scores), u16(q), place, pitch, rows, u16(k), source, key_stride, across, size)
@@ -179,7 +180,7 @@ def attend_directly(shape, q, k, v, out, scores, packed_p, state, place, rows, k
 
 @KernelEntry
 def attend(lo, hi, thread, q, k, v, starts, lasts, out, lse: F32, scratch, thread_bytes, shape: Heads):
-    """A job: up to TOGETHER blocks of queries that read one head of keys."""
+    """Run jobs: up to SHARED_BLOCKS blocks of queries that read one key/value head."""
     length, keys, groups, size, mode, half = (
         shape.length,
         shape.keys,

@@ -1,4 +1,4 @@
-"""The backend of compiled kernels. What none of them takes is done by its plain definition."""
+"""The backend of compiled kernels. Nodes that none takes use their reference kernel."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,39 +18,45 @@ from llamatrain.kernels.reference.backend import ReferenceBackend
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """An array as a scratch rule sees it, before there is one."""
+    """The shape and type of an array, for scratch rules in a plan."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
 
     @property
     def size(self) -> int:
+        """The number of elements."""
         return prod(self.shape)
 
 
 class CpuBackend(ReferenceBackend):
-    """Consecutive calls become one table that the thread team runs without coming back to Python."""
+    """Combines consecutive calls into a table that the thread pool runs without returning to Python."""
 
     def has_kernel(self, node: Node) -> bool:
+        """Return True if a compiled kernel takes the node."""
         return _find_binding(node) is not None
 
     def scratch(self, node: Node) -> int:
+        """Return the bytes that the node's kernel needs."""
         binding = _find_binding(node)
         return binding.scratch(*_specs_of_node(node), node.attrs, self.threads) if binding else 0
 
     def bind(
         self, node: Node, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray | Blocks], scratch: np.ndarray
     ) -> list[Any]:
+        """Return the calls that compute a node."""
         binding = _find_binding(node)
         if not binding:
             return super().bind(node, outs, ins, scratch)
         if scratch.size < (needed := self.scratch(node)):
             raise GraphError(
-                f"{node!r} needs {needed} bytes of scratch memory, planned are {scratch.size}: plan with its backend's rule"
+                f"{node!r} needs {needed} bytes of scratch memory, but {scratch.size} are planned; plan with this backend's rule",
+                code="scratch-too-small",
             )
         return [*binding.bind(outs, ins, node.attrs, scratch, self.threads), *self.release_calls(ins)]
 
     def batch(self, calls: Iterable[Any]) -> list[Callable[[], None]]:
+        """Combine compiled calls into tables; others stay as they are."""
         runs: list[Callable[[], None]] = []
         for plain, group in groupby(calls, callable):
             if plain:
@@ -60,13 +66,14 @@ class CpuBackend(ReferenceBackend):
         return runs
 
     def compile(self, runs: Iterable[Callable[[], None]]) -> None:
+        """Compile or load the kernels of all tables."""
         for each in runs:
             if isinstance(each, team.CallTable):
                 each.compile()
 
 
 def _find_binding(node: Node) -> Binding | None:
-    """The compiled kernel that takes this node, if any."""
+    """Return the compiled kernel that takes a node, or None."""
     binding = BINDINGS.get(node.op.name)
     return binding if binding and binding.takes(*_specs_of_node(node), node.attrs) else None
 

@@ -1,11 +1,11 @@
-"""Quantised weights to product tiles: the operand B that `tiles.pack_b` makes of the decoded weight, without that.
+"""Packs quantized weights as operand B of products, equal to `tiles.pack_b` of the decoded weight.
 
-pack_quantised(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room)
-    A weight W has a row of blocks for each output, `row_bytes` apart. Of it, `rows` rows from `first` on and `columns`
-    columns from `start` on, both whole blocks. `across` 0: for y = x Wᵀ, k are the columns; 1: for dx = dy W, k are
-    the rows. `to` takes panel_bytes(mode, rows, columns), or with `across` (mode, columns, rows). `room` is ROOM bytes of
-    the thread's own, aligned to 64: a slab of decoded weights that stays in the first-level cache. They are float32 where
-    float32 is multiplied, otherwise rounded to bf16.
+pack_quantized(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, slab)
+    A weight W has a row of blocks for each output, `row_bytes` apart. Of it, `rows` rows from `first` on and
+    `columns` columns from `start` on, both whole blocks. `across` 0: for y = x Wᵀ, k are the columns; 1: for
+    dx = dy W, k are the rows. `to` takes panel_bytes(mode, rows, columns), or with `across`
+    (mode, columns, rows). `slab` is SLAB_BYTES of the thread's own memory, aligned to 64: decoded weights that
+    stay in the first-level cache. They are float32 where float32 is multiplied, otherwise rounded to bf16.
 """
 
 import numpy as np
@@ -16,14 +16,15 @@ from llamatrain.gguf.quants.decoding import decode_blocks
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.tile_shape import TILE
 
-ROWS_ALONG, COLUMNS_ALONG = 16, 512  # rows and columns of a slab where rows become panels
-ROWS_ACROSS, COLUMNS_ACROSS = 32, 256  # where columns do: both sides whole tiles and whole blocks
+ROWS_ALONG, COLUMNS_ALONG = 16, 512  # rows and columns of a slab if rows become panels
+ROWS_ACROSS, COLUMNS_ACROSS = 32, 256  # the same if columns do: both are whole tiles and whole blocks
 SLAB_BYTES = 4 * ROWS_ACROSS * COLUMNS_ACROSS
-ALONG, ACROSS = np.int64(0), np.int64(1)  # typed, as a helper is compiled again for each plain constant
+ALONG, ACROSS = np.int64(0), np.int64(1)  # np.int64, because a helper is compiled again for each plain int
 
 
 @SharedKernel
 def decode_run(kind, to, half, source, elements):
+    """Decode consecutive whole blocks."""
     decode_blocks(kind, u8(to), half, u8(source), elements)
 
 
@@ -32,12 +33,13 @@ decode_call = decode_run.call
 
 @inline
 def decode(kind, to, half, source, elements):
-    """Whole blocks that lie behind each other, to bf16 (half = 1) or float32."""
+    """Decode consecutive whole blocks to bf16 (half = 1) or float32."""
     decode_call((kind, to, half, source, elements))
 
 
 @SharedKernel
 def pack_slabs(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, slab):
+    """Decode a part of a weight slab by slab and pack each."""
     block, size, depth = K.BLOCK[kind], K.SIZE[kind], tiles.tile_depth(mode)
     half, element = (0, 4) if mode == tiles.FLOAT32 else (1, 2)
     high, wide = (ROWS_ACROSS, COLUMNS_ACROSS) if across else (ROWS_ALONG, COLUMNS_ALONG)
@@ -71,4 +73,5 @@ slabs_call = pack_slabs.call
 
 @inline
 def pack_quantized(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, slab):
+    """Decode and pack a part of a weight."""
     slabs_call((mode, to, kind, raw, row_bytes, across, first, rows, start, columns, slab))

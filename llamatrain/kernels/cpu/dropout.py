@@ -1,4 +1,4 @@
-"""Elements left out by a hash of their places: nothing is drawn in order, so that any part can be made again."""
+"""Dropout by a hash of positions: nothing is drawn in order, so any part can be recomputed."""
 
 import numpy as np
 
@@ -13,6 +13,7 @@ HALF, ODD = np.uint32(16), np.uint32(13)
 
 @inline
 def mix_uint32(z):
+    """Mix the bits of a 32-bit number (the finalizer of MurmurHash3)."""
     z = (z ^ (z >> HALF)) * FIRST
     z = np.uint32(z)
     z = (z ^ (z >> ODD)) * SECOND
@@ -24,6 +25,7 @@ def mix_uint32(z):
 def drop_elements(
     lo, hi, thread, x: F32, key: I32, out: F32, tokens, size, length, salt, limit, factor: Real
 ):
+    """Set dropped elements of tokens lo to hi to zero and scale the others."""
     larger = np.float32(factor)
     seed = mix_uint32(np.uint32(np.uint32(salt) + np.uint32(key[0])))
     for number in range(lo, hi):
@@ -39,6 +41,7 @@ def drop_elements(
 
 @kernel("dropout")
 def dropout(outs, ins, attrs, scratch, threads):
+    """Return the calls of `dropout`."""
     (x, key, *tokens), (out,), rate = ins, outs, attrs["rate"]
     count, size = len(x), x.size // max(1, len(x))
     salt = int(mix_bits(np.array([attrs["salt"]], np.uint32))[0])

@@ -15,12 +15,16 @@ ADD, SUB, MUL, DIV = range(4)
 
 @inline
 def load_operand(x, row, column, end, down, along):
+    """Load a vector of an operand; a broadcast column is repeated."""
     return load_until(x, row * down + column, row * down + end) if along else splat(x[row * down])
 
 
 @KernelEntry
 def combine(lo, hi, thread, x: F32, y: F32, out: F32, how, width, stream, x_down, x_along, y_down, y_along):
-    """Elements lo to hi of rows of `width`; an operand moves on by `down` a row, and by 1 or 0 (along) a column."""
+    """Combine elements lo to hi of rows of `width`.
+
+    An operand advances by `down` for each row, and by `along` (1 or 0) for each column.
+    """
     for row in range(lo // width, (hi + width - 1) // width):
         first, end = max(0, lo - row * width), min(width, hi - row * width)
         for i in range(first, end, LANES):
@@ -40,7 +44,7 @@ def combine(lo, hi, thread, x: F32, y: F32, out: F32, how, width, stream, x_down
 def split_broadcast(
     shape: tuple[int, ...], *operands: tuple[int, ...]
 ) -> tuple[int, list[tuple[int, int]]] | None:
-    """The result as rows of a width, with (down, along) of each operand; None where that cannot be said."""
+    """Return the result's row width and (down, along) of each operand, or None if this cannot express it."""
     padded = [(1,) * (len(shape) - len(each)) + tuple(each) for each in operands]
     moving = [tuple(each[axis] != 1 for each in padded) for axis in range(len(shape)) if shape[axis] != 1]
     sizes = iter(size for size in shape if size != 1)
@@ -63,8 +67,9 @@ def _takes_broadcast(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -
 
 
 def binary_calls(how, out, x, y):
+    """Return the call that combines two arrays."""
     split = split_broadcast(out.shape, x.shape, y.shape)
-    assert split is not None  # or it would not have been taken
+    assert split is not None  # checked by _takes_broadcast
     width, ((x_down, x_along), (y_down, y_along)) = split
     stream = width % LANES == 0 and should_stream(out.reshape(-1), x, y)
     moves = {"x_down": x_down, "x_along": x_along, "y_down": y_down, "y_along": y_along}
@@ -83,11 +88,13 @@ for _name, _how in (("add", ADD), ("sub", SUB), ("mul", MUL), ("div", DIV)):
 
 @kernel("scale")
 def scale(outs, ins, attrs, scratch, threads):
+    """Return the calls of `scale`."""
     return binary_calls(MUL, outs[0], ins[0], np.full((), attrs["by"], np.float32))
 
 
 @kernel("sqr")
 def sqr(outs, ins, attrs, scratch, threads):
+    """Return the calls of `sqr`."""
     return binary_calls(MUL, outs[0], ins[0], ins[0])
 
 
@@ -98,12 +105,13 @@ def _covers_all(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> boo
 
 @kernel("acc", takes=_covers_all)
 def acc(outs, ins, attrs, scratch, threads):
-    """Added to all of it, as gradients are over micro-batches."""
+    """Return the call that adds y to all of x, as gradients are over micro-batches."""
     return binary_calls(ADD, outs[0], *ins)
 
 
 @KernelEntry
 def fill_flat(lo, hi, thread, out: F32, value: Real):
+    """Fill elements lo to hi."""
     everywhere = splat(np.float32(value))
     for i in range(lo, hi, LANES):
         store_until(out, i, hi, everywhere, 0)
@@ -111,6 +119,7 @@ def fill_flat(lo, hi, thread, out: F32, value: Real):
 
 @kernel("fill")
 def fill(outs, ins, attrs, scratch, threads):
+    """Return the calls of `fill`."""
     return [
         fill_flat.call(
             outs[0], float(attrs["value"]), items=outs[0].size, block=choose_block(outs[0].size, unit=LANES)
@@ -123,12 +132,14 @@ def fill(outs, ins, attrs, scratch, threads):
 
 @KernelEntry
 def to_bf16_flat(lo, hi, thread, x: F32, y: U16, stream):
+    """Round elements lo to hi to bf16."""
     for i in range(lo, hi, LANES):
         store_until(y, i, hi, load_until(x, i, hi), stream)
 
 
 @KernelEntry
 def from_bf16_flat(lo, hi, thread, x: U16, y: F32, stream):
+    """Convert elements lo to hi to float32."""
     for i in range(lo, hi, LANES):
         store_until(y, i, hi, load_until(x, i, hi), stream)
 
@@ -139,6 +150,7 @@ def _takes_bf16_cast(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -
 
 @kernel("cast", takes=_takes_bf16_cast)
 def cast(outs, ins, attrs, scratch, threads):
+    """Return the calls of `cast`."""
     (x,), (y,) = ins, outs
     stream = should_stream(y.reshape(-1), x)
     return [

@@ -1,10 +1,11 @@
-"""The output head and its loss in one: sum of weights * (logsumexp(x wᵀ) - (x wᵀ)[target]), and its gradients in the same pass.
+"""The output head fused with its loss: sum of weights * (logsumexp(x wᵀ) - (x wᵀ)[target]), with gradients in the same pass.
 
-Tokens go in chunks, so that only a chunk's logits are ever held. For each chunk: the products, slice by slice of the vocabulary,
-each turning its columns into exponentials relative to the largest of them while they are in the cache, and summing these; then
-each row puts its slices' sums together and scales them to the gradient; then dx = dlogits w and dw += dlogitsᵀ x.
-Where logits are capped, what is kept has the cap's slope 1 - (c / cap)² in it, and what is summed has not.
-In bf16 the kept exponentials and the gradient are bf16; logits, maxima, sums and the loss are not.
+Tokens are processed in chunks, so that only a chunk's logits exist. For each chunk: the products, slice by
+slice of the vocabulary; each slice turns its columns into exponentials relative to their maximum while they
+are in the cache, and sums them. Then each row combines its slices' sums and scales the slices to the
+gradient. Then dx = dlogits w and dw += dlogitsᵀ x. With a cap, the stored exponentials include the cap's
+slope 1 - (c / cap)², the sums do not. In bf16, stored exponentials and the gradient are bf16; logits, maxima,
+sums and the loss are not.
 """
 
 from collections.abc import Sequence
@@ -22,15 +23,17 @@ from llamatrain.kernels.cpu.pack import Operand, Packed, can_pack, pack_call
 from llamatrain.kernels.cpu.reduce import add_up
 from llamatrain.kernels.cpu.registry import Array, kernel
 
-MAX_LOGIT_BYTES = 33 << 20  # bytes of logits that may be held
-MAX_CHUNK_ROWS = 512  # tokens in a chunk, at most
-EVAL_BLOCK, COPY_BLOCK = 64, 4096  # tokens, at a time
-LINE = 64  # bytes to which each part of the scratch memory is aligned
-MIN_SLICE = 32  # of the vocabulary in a slice, where it is small
+MAX_LOGIT_BYTES = 33 << 20  # the most bytes of logits
+MAX_CHUNK_ROWS = 512  # the most tokens in a chunk
+EVAL_BLOCK, COPY_BLOCK = 64, 4096  # tokens in a block
+LINE = 64  # the alignment of each part of the scratch memory
+MIN_SLICE = 32  # columns of a slice of a small vocabulary
 
 
 @dataclass(frozen=True)
 class FusedLoss:
+    """The sizes and the plan of a fused output head."""
+
     x: Any  # (N, D)
     w: Any  # (V, D)
     dx: bool
@@ -38,28 +41,34 @@ class FusedLoss:
     mode: int
     threads: int
     counts_correct: bool = False
-    per_row: bool = False  # each row's loss is wanted
-    cap: float = 0.0  # of logits; 0: they have none
+    per_row: bool = False  # returns the loss of each row
+    cap: float = 0.0  # the cap of logits; 0: none
 
     @property
     def half(self) -> int:
+        """1 if products are in bf16."""
         return int(self.mode != tiles.FLOAT32)
 
     @property
     def keeps_logits(self) -> bool:
+        """True if gradients need the logits."""
         return self.dx or self.dw
 
     @property
     def vocabulary(self) -> int:
+        """The number of logits of a row."""
         return int(self.w.shape[0])
 
     @property
     def pitch(self) -> int:
-        """Elements from a row of logits to the next: whole lines, an odd number of them, which spreads rows over the cache."""
+        """The elements from a row of logits to the next: an odd number of cache lines, which spreads rows
+        over the cache.
+        """
         return int(ceil(self.vocabulary / 32) | 1) * 32
 
     @property
     def rows(self) -> int:
+        """The tokens in a chunk."""
         fit = MAX_LOGIT_BYTES // (self.pitch * (2 if self.half else 4)) // 32 * 32
         return min(
             MAX_CHUNK_ROWS, max(1, self.x.shape[0]), max(32, fit) if self.keeps_logits else MAX_CHUNK_ROWS
@@ -67,24 +76,27 @@ class FusedLoss:
 
     @property
     def columns(self) -> int:
-        """Of a slice; sums are cut there, so the number of threads may not change it."""
+        """The columns of a slice; sums are split there, so it must not depend on the number of threads."""
         many = largest_slice(self.mode).rows
         return many if self.vocabulary > 32 * many else MIN_SLICE
 
     @property
     def slices(self) -> int:
+        """The number of slices."""
         return ceil(self.vocabulary / self.columns)
 
     def packed_bytes(self, count: int, k: int) -> int:
+        """Return the bytes of a packed operand."""
         return tiles.packed_bytes(self.mode, count, k)
 
     @property
     def k_block(self) -> int:
+        """The length of a block of k."""
         return min(int(self.x.shape[1]), largest_slice(self.mode).k)
 
     @property
     def slice_bytes(self) -> int:
-        """What a thread needs: its slice of w, packed, the logits of that, and room to decode."""
+        """The bytes of a thread: its packed slice of w, that slice's logits, and a slab to decode."""
         return (
             self.packed_bytes(self.columns, self.k_block)
             + self.rows * self.columns * 4
@@ -93,14 +105,17 @@ class FusedLoss:
 
     @property
     def weight_operand(self) -> Operand:
+        """The weight as an operand."""
         v, d = self.w.shape
         return Operand(self.w, 0, v, d)
 
     @property
     def chunk_bytes(self) -> int:
+        """The bytes of a packed chunk of x."""
         return self.packed_bytes(self.rows, self.k_block) * ceil(self.x.shape[1] / self.k_block)
 
     def make_chunk(self, rows: int, part: dict[str, np.ndarray], targets: np.ndarray) -> Chunk:
+        """Return a chunk's arguments for compiled code."""
         return Chunk(
             width=self.columns,
             rows=rows,
@@ -115,6 +130,7 @@ class FusedLoss:
         )
 
     def dx_product(self, logits: Any, rows: int) -> Product:
+        """Return the product dx = dlogits w."""
         v, d = self.w.shape
         return Product(
             Operand(logits, 0, rows, v, row_stride=self.pitch),
@@ -124,6 +140,7 @@ class FusedLoss:
         )
 
     def dw_product(self, logits: Any, x: Any, rows: int) -> Product:
+        """Return the product dw = dlogitsᵀ x."""
         v, d = self.w.shape
         return Product(
             Operand(logits, 1, v, rows, row_stride=self.pitch),
@@ -133,10 +150,10 @@ class FusedLoss:
         )
 
     def scratch_parts(self) -> dict[str, tuple[int, Any]]:
-        """What lies in the scratch memory: elements and their type."""
+        """Return the elements and type of each array in the scratch memory."""
         kept = np.empty(0, np.uint16 if self.half else np.float32)
         work = [self.chunk_bytes + self.threads * self.slice_bytes]
-        for rows in {self.rows, self.x.shape[0] % self.rows}:  # the last chunk may be cut in another way
+        for rows in {self.rows, self.x.shape[0] % self.rows}:  # the last chunk may be divided differently
             work += [self.dx_product(kept, rows).scratch] if self.dx and rows else []
             work += [self.dw_product(kept, self.x, rows).scratch] if self.dw else []
         return {
@@ -150,6 +167,7 @@ class FusedLoss:
 
     @property
     def scratch(self) -> int:
+        """The bytes of scratch memory."""
         return sum(
             ceil(count * np.dtype(dtype).itemsize / LINE) * LINE
             for count, dtype in self.scratch_parts().values()
@@ -158,11 +176,13 @@ class FusedLoss:
 
 @KernelEntry
 def copy_losses(lo, hi, thread, losses: F64, out: F32):
+    """Copy the losses of rows lo to hi as float32."""
     for row in range(lo, hi):
         out[row] = np.float32(losses[row])
 
 
 def split_scratch(scratch: np.ndarray, parts: dict[str, tuple[int, Any]]) -> dict[str, np.ndarray]:
+    """Return the arrays in the scratch memory."""
     arrays, start = {}, 0
     for name, (count, dtype) in parts.items():
         size = count * np.dtype(dtype).itemsize
@@ -172,8 +192,13 @@ def split_scratch(scratch: np.ndarray, parts: dict[str, tuple[int, Any]]) -> dic
 
 
 def fused_loss_calls(
-    fused: FusedLoss, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray], dloss: np.ndarray, scratch: np.ndarray
+    fused: FusedLoss,
+    outs: Sequence[np.ndarray],
+    ins: Sequence[np.ndarray],
+    dloss: np.ndarray,
+    scratch: np.ndarray,
 ) -> list[Call]:
+    """Return the calls of a fused loss."""
     x, w, targets, weights = ins
     loss, *gradients = outs
     dx, dw = gradients.pop(0) if fused.dx else None, gradients.pop(0) if fused.dw else None
@@ -223,7 +248,7 @@ def fused_loss_calls(
 
 
 def make_loss(ins: Sequence[Any], attrs: dict[str, Any], threads: int, **what: bool) -> FusedLoss:
-    """With the gradients that the attributes ask for."""
+    """Return a fused loss with the gradients that the attributes ask for."""
     x, w, *_ = ins
     mode = tiles.choose_mode("bf16" if np.uint16 in (x.dtype, w.dtype) else "f32")
     wanted = {"dx": attrs.get("dx", False), "dw": attrs.get("dw", False)}
@@ -231,18 +256,22 @@ def make_loss(ins: Sequence[Any], attrs: dict[str, Any], threads: int, **what: b
 
 
 def make_row_loss(ins: Sequence[Any], attrs: dict[str, Any], threads: int) -> FusedLoss:
+    """Return a fused loss that gives the loss of each row."""
     return make_loss(ins, attrs, threads, apart=True)
 
 
 def make_eval_loss(ins: Sequence[Any], attrs: dict[str, Any], threads: int) -> FusedLoss:
+    """Return a fused loss that counts correct rows."""
     return make_loss(ins, attrs, threads, judged=True)
 
 
 def make_loss_back(ins: Sequence[Any], attrs: dict[str, Any], threads: int) -> FusedLoss:
+    """Return a fused loss with gradients; its first source is the gradient of the loss."""
     return make_loss(ins[1:], attrs, threads)
 
 
 def takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) -> bool:
+    """Return True for float32 results, int32 targets, and sources that products can pack."""
     *_, x, w, targets, weights = ins
     gives = all(out.dtype == np.float32 for out in (*outs, weights))
     return gives and targets.dtype == np.int32 and can_pack(x) and can_pack(w)
@@ -252,6 +281,7 @@ def takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) ->
     "linear_cross_entropy", lambda outs, ins, attrs, threads: make_loss(ins, attrs, threads).scratch, takes
 )
 def linear_cross_entropy(outs, ins, attrs, scratch, threads):
+    """Return the calls of `linear_cross_entropy`."""
     return fused_loss_calls(make_loss(ins, attrs, threads), outs, ins, np.ones((), np.float32), scratch)
 
 
@@ -261,6 +291,7 @@ def linear_cross_entropy(outs, ins, attrs, scratch, threads):
     takes,
 )
 def linear_cross_entropy_judged(outs, ins, attrs, scratch, threads):
+    """Return the calls of `linear_cross_entropy_judged`."""
     return fused_loss_calls(make_eval_loss(ins, attrs, threads), outs, ins, np.ones((), np.float32), scratch)
 
 
@@ -270,6 +301,7 @@ def linear_cross_entropy_judged(outs, ins, attrs, scratch, threads):
     takes,
 )
 def linear_cross_entropy_back(outs, ins, attrs, scratch, threads):
+    """Return the calls of `linear_cross_entropy_back`."""
     dloss, *sources = ins
     return fused_loss_calls(make_loss_back(ins, attrs, threads), outs, sources, dloss, scratch)
 
@@ -278,6 +310,7 @@ def linear_cross_entropy_back(outs, ins, attrs, scratch, threads):
 
 
 def takes_row_loss(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) -> bool:
+    """Return True for float32 results, int32 targets, and sources that products can pack."""
     *d, x, w, targets = ins
     return (
         all(each.dtype == np.float32 for each in (*outs, *d))
@@ -293,6 +326,7 @@ def takes_row_loss(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str,
     takes_row_loss,
 )
 def linear_cross_entropy_rows(outs, ins, attrs, scratch, threads):
+    """Return the calls of `linear_cross_entropy_rows`."""
     one = np.ones((), np.float32)
     return fused_loss_calls(
         make_row_loss(ins, attrs, threads), outs, [*ins, np.ones(len(ins[0]), np.float32)], one, scratch
@@ -305,6 +339,7 @@ def linear_cross_entropy_rows(outs, ins, attrs, scratch, threads):
     takes_row_loss,
 )
 def linear_cross_entropy_rows_back(outs, ins, attrs, scratch, threads):
+    """Return the calls of `linear_cross_entropy_rows_back`."""
     d, *sources = ins
     unread = np.empty((), np.float32)
     return fused_loss_calls(

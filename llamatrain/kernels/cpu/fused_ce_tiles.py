@@ -1,4 +1,4 @@
-"""What the head does with logits (`kernels/cpu/head.py`): a slice's products and sums, and rows that are finished from those."""
+"""The compiled parts of the fused loss (fused_ce.py): products and sums of slices, and finishing rows."""
 
 import math
 from typing import Any, NamedTuple
@@ -28,7 +28,9 @@ ZERO = np.float32(0)
 
 
 class Chunk(NamedTuple):
-    """Some tokens and what is found of them: for each slice of the vocabulary, `width` wide, each row's largest logit and sum."""
+    """A chunk of tokens and its results: for each slice of the vocabulary, `width` wide, each row's maximum
+    and sum.
+    """
 
     width: int
     rows: int
@@ -44,7 +46,7 @@ class Chunk(NamedTuple):
 
 @inline
 def store_exponentials(line, to, width, row_maximum, inverse):
-    """exp(logit - top), times the cap's slope where there is one, rounded where `to` is bf16; and their sum before all that."""
+    """Store exp(logit - maximum), times the cap's slope if there is a cap, and return the sum without it."""
     row_sum, whole = splat(ZERO), width // LANES * LANES
     for i in range(0, whole, LANES):
         value = exp(load(line, i) - row_maximum)
@@ -60,10 +62,14 @@ def store_exponentials(line, to, width, row_maximum, inverse):
 
 @KernelEntry
 def logits_slices(lo, hi, thread, side: Side, packed: Packed, own, chunk: Chunk):
-    """The side is the weight, a row for each of the vocabulary; what is made of a slice lies at `own` in a thread's memory."""
+    """Compute the logits of slices lo to hi, with their maxima and sums.
+
+    The side is the weight, with a row for each of the vocabulary; a slice's logits lie at `own` in the
+    thread's memory.
+    """
     mode, width, rows, logits, targets = side.mode, chunk.width, chunk.rows, chunk.logits, chunk.targets
     mine = packed.memory + packed.thread_offset + thread * packed.thread_bytes
-    made, decoding = mine + own, mine + packed.thread_bytes - SLAB_BYTES  # only quantised weights have that
+    made, decoding = mine + own, mine + packed.thread_bytes - SLAB_BYTES  # only quantized weights have a slab
     inverse = np.float32(1 / chunk.cap) if chunk.cap != 0 and chunk.keeps_logits else ZERO
     tiles.configure_tiles(mode)
     for item in range(lo, hi):
@@ -93,7 +99,7 @@ def logits_slices(lo, hi, thread, side: Side, packed: Packed, own, chunk: Chunk)
 
 @inline
 def log_sum_exp(partial, row, rows, slices):
-    """The logarithm of a row's sum of exponentials, from those of its slices."""
+    """Return the log of a row's sum of exponentials, from those of its slices."""
     top, so_far = partial[row * 2], 0.0
     for item in range(slices):
         top = max(top, partial[(item * rows + row) * 2])
@@ -105,7 +111,7 @@ def log_sum_exp(partial, row, rows, slices):
 
 @KernelEntry
 def mark_correct_rows(lo, hi, thread, chunk: Chunk, weights: F32, right: F64, v, slices):
-    """Whether no logit of a row is larger than its target's."""
+    """Store 1 for rows whose target has the largest logit, else 0."""
     partial, chosen, targets, rows = chunk.partial, chunk.chosen, chunk.targets, chunk.rows
     for row in range(lo, hi):
         right[row] = partial[row * 2]
@@ -119,12 +125,14 @@ def mark_correct_rows(lo, hi, thread, chunk: Chunk, weights: F32, right: F64, v,
 
 @inline
 def scale_slice(line, first, end, factor):
+    """Multiply a slice of a row by a factor."""
     for i in range(first, end, LANES):
         store_until(line, i, end, load_until(line, i, end) * factor if factor != 0 else splat(ZERO), 0)
 
 
 @KernelEntry
 def finish_rows(lo, hi, thread, chunk: Chunk, weights: F32, dloss: F32, losses: F64, v, slices):
+    """Store the losses of rows lo to hi and scale their logits to the gradient."""
     partial, chosen, targets = chunk.partial, chunk.chosen, chunk.targets
     width, rows, half, keeps, pitch, logits = (
         chunk.width,
@@ -138,7 +146,7 @@ def finish_rows(lo, hi, thread, chunk: Chunk, weights: F32, dloss: F32, losses: 
         target = targets[row] if weights[row] != 0 else -1
         log_sum = log_sum_exp(partial, row, rows, slices)
         losses[row] = weights[row] * (log_sum - chosen[row]) if target >= 0 else 0.0
-        if target >= v:  # shows in the loss, and writes to no foreign memory
+        if target >= v:  # visible in the loss; nothing is written out of bounds
             losses[row], target = math.nan, -1
         factor = weights[row] * dloss[0] if target >= 0 else ZERO
         here, at_target = (

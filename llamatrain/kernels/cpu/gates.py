@@ -1,8 +1,8 @@
-"""Gates: silu(x) = x sigmoid(x), swiglu(gate, up) = silu(gate) up, geglu(gate, up) = gelu(gate) up, and their gradients.
+"""Gates: silu(x) = x sigmoid(x), swiglu(gate, up) = silu(gate) up, geglu(gate, up) = gelu(gate) up, and gradients.
 
-gelu(x) = x sigmoid(v(x)) with v(x) = A x + B x³, where silu has x alone.
+gelu(x) = x sigmoid(v(x)) with v(x) = A x + B x³; for silu, v(x) = x.
 
-Where gate and up are bfloat16, so is what goes on into products: swiglu's result, dgate and dup. dy is float32 everywhere.
+If gate and up are bfloat16, so is what products read: swiglu's result, dgate and dup. dy is always float32.
 """
 
 from collections.abc import Sequence
@@ -21,20 +21,21 @@ SILU, GELU = np.int64(0), np.int64(1)
 
 @inline
 def gate_share(kind, x):
-    """What is let through of x."""
+    """Return the share of x that the gate passes."""
     v = x * (x * x * CUBIC + LINEAR) if kind == GELU else x
     return ONE / (ONE + exp(v * np.float32(-1)))
 
 
 @inline
 def gate_slope(kind, x, s):
-    """The derivative of x s, s = part(kind, x)."""
+    """Return the derivative of x s, with s = gate_share(kind, x)."""
     bent = x * (x * x * CUBIC_SLOPE + LINEAR) if kind == GELU else x
     return s * (ONE + bent * (ONE - s))
 
 
 @KernelEntry
 def silu_flat(lo, hi, thread, x: F32, y: F32, stream, half):
+    """Compute silu of elements lo to hi."""
     for i in range(lo, hi, LANES):
         v = load_until(x, i, hi)
         store_until(y, i, hi, v * gate_share(SILU, v), stream)
@@ -42,6 +43,7 @@ def silu_flat(lo, hi, thread, x: F32, y: F32, stream, half):
 
 @KernelEntry
 def silu_back_flat(lo, hi, thread, dy: F32, x: F32, dx: F32, stream, half):
+    """Compute the gradient of silu for elements lo to hi."""
     for i in range(lo, hi, LANES):
         v = load_until(x, i, hi)
         store_until(dx, i, hi, load_until(dy, i, hi) * gate_slope(SILU, v, gate_share(SILU, v)), stream)
@@ -49,6 +51,7 @@ def silu_back_flat(lo, hi, thread, dy: F32, x: F32, dx: F32, stream, half):
 
 @inline
 def apply_gate(kind, gate, up, y, lo, hi, stream):
+    """Apply a gate to elements lo to hi."""
     for i in range(lo, hi, LANES):
         g = load_until(gate, i, hi)
         store_until(y, i, hi, g * gate_share(kind, g) * load_until(up, i, hi), stream)
@@ -56,6 +59,7 @@ def apply_gate(kind, gate, up, y, lo, hi, stream):
 
 @inline
 def apply_gate_typed(kind, half, gate, up, y, lo, hi, stream):
+    """Apply a gate to arrays of bf16 or float32."""
     if half:
         apply_gate(kind, u16(gate), u16(up), u16(y), lo, hi, stream)
     else:
@@ -64,16 +68,19 @@ def apply_gate_typed(kind, half, gate, up, y, lo, hi, stream):
 
 @KernelEntry
 def swiglu_flat(lo, hi, thread, gate, up, y, stream, half):
+    """Compute swiglu of elements lo to hi."""
     apply_gate_typed(SILU, half, gate, up, y, lo, hi, stream)
 
 
 @KernelEntry
 def geglu_flat(lo, hi, thread, gate, up, y, stream, half):
+    """Compute geglu of elements lo to hi."""
     apply_gate_typed(GELU, half, gate, up, y, lo, hi, stream)
 
 
 @inline
 def gate_gradients(kind, dy, gate, up, dgate, dup, lo, hi, stream):
+    """Compute the gradients of a gate for elements lo to hi."""
     for i in range(lo, hi, LANES):
         d, g, u = load_until(dy, i, hi), load_until(gate, i, hi), load_until(up, i, hi)
         s = gate_share(kind, g)
@@ -83,6 +90,7 @@ def gate_gradients(kind, dy, gate, up, dgate, dup, lo, hi, stream):
 
 @inline
 def gate_gradients_typed(kind, half, dy, gate, up, dgate, dup, lo, hi, stream):
+    """Compute the gradients of a gate for arrays of bf16 or float32."""
     if half:
         gate_gradients(kind, f32(dy), u16(gate), u16(up), u16(dgate), u16(dup), lo, hi, stream)
     else:
@@ -91,11 +99,13 @@ def gate_gradients_typed(kind, half, dy, gate, up, dgate, dup, lo, hi, stream):
 
 @KernelEntry
 def swiglu_back_flat(lo, hi, thread, dy, gate, up, dgate, dup, stream, half):
+    """Compute the gradients of swiglu for elements lo to hi."""
     gate_gradients_typed(SILU, half, dy, gate, up, dgate, dup, lo, hi, stream)
 
 
 @KernelEntry
 def geglu_back_flat(lo, hi, thread, dy, gate, up, dgate, dup, stream, half):
+    """Compute the gradients of geglu for elements lo to hi."""
     gate_gradients_typed(GELU, half, dy, gate, up, dgate, dup, lo, hi, stream)
 
 
@@ -123,6 +133,7 @@ for _name, _entry in ENTRIES.items():
 
     @kernel(_name, takes=all_float32 if _name.startswith("silu") else _takes)
     def flat(outs, ins, attrs, scratch, threads, entry=_entry):
+        """Return the call of a gate or its gradient."""
         stream, half = all(should_stream(out.reshape(-1), *ins) for out in outs), outs[0].dtype == np.uint16
         return [
             entry.call(
@@ -141,7 +152,7 @@ for _name, _entry in ENTRIES.items():
 
 @KernelEntry
 def halves_flat(lo, hi, thread, x, y, width, stream, half):
-    """Elements lo to hi of the result, of rows of `width`."""
+    """Compute elements lo to hi of swiglu, with gate and up as halves of rows of 2 `width`."""
     size = 2 if half else 4
     for row in range(lo // width, (hi + width - 1) // width):
         gate, first, end = x + 2 * row * width * size, max(0, lo - row * width), min(width, hi - row * width)
@@ -150,6 +161,7 @@ def halves_flat(lo, hi, thread, x, y, width, stream, half):
 
 @KernelEntry
 def halves_back_flat(lo, hi, thread, dy, x, dx, width, stream, half):
+    """Compute the gradients of elements lo to hi, as halves of rows of 2 `width`."""
     size = 2 if half else 4
     for row in range(lo // width, (hi + width - 1) // width):
         at, first, end = 2 * row * width * size, max(0, lo - row * width), min(width, hi - row * width)
@@ -170,6 +182,7 @@ for _name, _entry in (("swiglu_halves", halves_flat), ("swiglu_halves_back", hal
 
     @kernel(_name, takes=_takes_halves)
     def halves(outs, ins, attrs, scratch, threads, entry=_entry):
+        """Return the call of swiglu on halves or its gradient."""
         (out,), x = outs, ins[-1]
         width, size = x.shape[-1] // 2, x.size // 2
         stream = should_stream(out[..., :width], *ins)

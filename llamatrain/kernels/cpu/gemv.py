@@ -1,7 +1,8 @@
 """Products of a few rows, as in decoding: y = x wᵀ reads the weight once, where it lies, and packs nothing.
 
-A job has some rows of w, and takes the dot product of each with every row of x. No sum is split, so that the number of threads
-changes no bits. What is not of the product's precision (a quantised weight, float32 for bf16) is decoded row by row.
+A job takes some rows of w, and computes the dot product of each with every row of x. No sum is split, so the
+number of threads changes no bits. A weight of another precision than the product's (quantized, or float32 for
+bf16) is decoded row by row.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from llamatrain.kernels.cpu.chunking import choose_block
 from llamatrain.kernels.cpu.dequantize import decode
 from llamatrain.kernels.quantized import Blocks
 
-MAX_ROWS = 3  # rows of x: with more, packing is faster
+MAX_ROWS = 3  # rows of x; with more, packing is faster
 LINE = 64
 STEP = 4 * LANES
 ZERO = np.float32(0)
@@ -26,27 +27,31 @@ ZERO = np.float32(0)
 
 @dataclass(frozen=True)
 class GemvPlan:
-    x: Any  # (rows, k) after whatever leading axes
+    """The plan of a product of few rows."""
+
+    x: Any  # (..., rows, k)
     w: Any  # (n, k)
-    half: bool  # whether the product is one of bf16
+    half: bool  # True for a product in bf16
     threads: int
 
     @property
     def rows(self) -> int:
+        """The rows of x."""
         return int(self.x.size // self.x.shape[-1])
 
     @property
     def rounds_x(self) -> bool:
-        """Whether x is not of the product's precision."""
+        """True if x must be rounded to the product's precision."""
         return self.half and self.x.dtype != np.uint16
 
     @property
     def copy_bytes(self) -> int:
+        """The bytes of the rounded copy of x."""
         return ceil(self.x.size * 2 / LINE) * LINE if self.rounds_x else 0
 
     @property
     def kind(self) -> int:
-        """Of the weight's elements, as ggml numbers them."""
+        """The ggml type number of the weight."""
         return (
             self.w.kind.number
             if isinstance(self.w, Blocks)
@@ -57,7 +62,7 @@ class GemvPlan:
 
     @property
     def decode_bytes(self) -> int:
-        """What a thread needs to decode a row."""
+        """The bytes that a thread needs to decode a row."""
         k = self.w.shape[-1]
         return (
             0
@@ -67,9 +72,11 @@ class GemvPlan:
 
     @property
     def scratch(self) -> int:
+        """The bytes of scratch memory."""
         return self.copy_bytes + self.threads * self.decode_bytes
 
     def calls(self, y: np.ndarray, scratch: np.ndarray, bias: Any = 0) -> list[Call]:
+        """Return the calls that compute y."""
         calls, x, (*_, n, k) = [], self.x, self.w.shape
         if self.rounds_x:
             rounding = {"source": x, "source_pitch": k * 4, "to": scratch, "to_pitch": k * 2, "elements": k}
@@ -90,6 +97,7 @@ class GemvPlan:
 
 @inline
 def dot(x, w, count):
+    """Return the dot product of two rows."""
     a, b, c, d = splat(ZERO), splat(ZERO), splat(ZERO), splat(ZERO)
     whole = count // STEP * STEP
     for i in range(0, whole, STEP):
@@ -106,6 +114,7 @@ def dot(x, w, count):
 def multiply_rows(
     lo, hi, thread, half, x, rows, k, kind, w, row_bytes, y: F32, n, bias, scratch, decode_bytes
 ):
+    """Compute columns lo to hi of y."""
     buffer = scratch + thread * decode_bytes
     for column in range(lo, hi):
         row_address = w + column * row_bytes

@@ -1,9 +1,10 @@
 """Matrix products: y = x wᵀ, dx = dy w, dw = dyᵀ x, over leading axes that broadcast.
 
-All are C[m, n] = sum over k of A[m, k] B[n, k]; the three differ in which axis of a source lies contiguous. The operand with
-fewer rows is packed first, whole, by all threads. Then each job takes a slice of the other one, packs it for itself, and makes
-the rows or columns of C that belong to it. k goes in blocks of one size in one order, so that jobs may be cut for balance:
-no sum depends on it. What is too large to be packed at once is done a range of k, or a group of batch entries, at a time.
+All are C[m, n] = sum over k of A[m, k] B[n, k]; they differ in which axis of a source is contiguous. The
+operand with fewer rows is packed first, as a whole, by all threads. Then each job takes a slice of the other
+one, packs it for itself, and computes the rows or columns of C that belong to it. k is processed in blocks of
+one size in one order, so that jobs may be cut for balance: no sum depends on it. If the whole operand is too
+large to be packed at once, a range of k or a group of batch entries is processed at a time.
 """
 
 from collections.abc import Sequence
@@ -32,23 +33,29 @@ from llamatrain.kernels.cpu.pack import (
 )
 from llamatrain.kernels.cpu.registry import Array, kernel
 
-MAX_PACKED_BYTES = 3 << 20  # bytes of the whole operand that are packed at a time
+MAX_PACKED_BYTES = 3 << 20  # the most bytes of the whole operand that are packed at a time
 
 
 class Slice(NamedTuple):
-    """Rows of the other operand and as many of k: what stays in the second-level cache."""
+    """Rows of the sliced operand and elements of k that fit in the second-level cache."""
 
     rows: int
     k: int
 
 
 def largest_slice(mode: int) -> Slice:
-    """C is read and written once more for each block of k. The tile unit ends with a slice sooner than the next one comes."""
+    """Return the largest slice.
+
+    C is read and written once more for each block of k. The tile unit finishes a slice before the next one
+    arrives, so its slices are larger.
+    """
     return Slice(256, 2048) if mode == tiles.TILES else Slice(128, 1024)
 
 
 @dataclass(frozen=True)
 class Product:
+    """The plan of a matrix product."""
+
     a: Operand
     b: Operand
     mode: int
@@ -56,45 +63,52 @@ class Product:
 
     @cached_property
     def lead(self) -> tuple[int, ...]:
+        """The leading axes of the result."""
         return np.broadcast_shapes(self.a.lead, self.b.lead)
 
     @property
     def whole_is_a(self) -> bool:
+        """True if A is packed as a whole and B is sliced."""
         return self.a.count < self.b.count
 
     @property
     def whole(self) -> Operand:
+        """The operand that is packed as a whole."""
         return self.a if self.whole_is_a else self.b
 
     @property
     def sliced(self) -> Operand:
+        """The operand that is sliced."""
         return self.b if self.whole_is_a else self.a
 
     def packed_bytes(self, count: int, k: int) -> int:
+        """Return the bytes of a packed operand."""
         return tiles.packed_bytes(self.mode, count, k)
 
     @property
     def k_block(self) -> int:
+        """The length of a block of k."""
         return max(1, min(self.a.k, largest_slice(self.mode).k))
 
     @cached_property
     def k_range(self) -> int:
-        """How much of k is packed at a time: whole blocks."""
+        """The length of k that is packed at a time: whole blocks."""
         blocks = max(1, MAX_PACKED_BYTES // self.packed_bytes(self.whole.count, self.k_block))
         return self.k_block * min(blocks, max(1, ceil(self.a.k / self.k_block)))
 
     @property
     def entry_bytes(self) -> int:
+        """The packed bytes of the whole operand for one entry of the leading axes."""
         return self.packed_bytes(self.whole.count, self.k_block) * (self.k_range // self.k_block)
 
     @cached_property
     def entries_at_once(self) -> int:
-        """How many entries of the result are done at a time."""
+        """The number of entries of the result that are computed at a time."""
         return min(prod(self.lead), max(1, MAX_PACKED_BYTES // self.entry_bytes))
 
     @cached_property
     def slice_rows(self) -> int:
-        """Rows of a slice: several jobs a thread, each worth its while."""
+        """The rows of a slice: several jobs for each thread, each large enough to be worth it."""
         strip = tiles.SIDE * self.whole.count * self.k_block
         strips = ceil(self.sliced.count / tiles.SIDE)
         fair = ceil(strips * self.entries_at_once / (4 * self.threads))
@@ -105,17 +119,18 @@ class Product:
 
     @property
     def slice_bytes(self) -> int:
-        """What a thread needs: a slice, packed, and room to decode."""
+        """The bytes that a thread needs: a packed slice, and a slab to decode."""
         return self.packed_bytes(self.slice_rows, self.k_block) + self.a.slab_bytes + self.b.slab_bytes
 
     @property
     def scratch(self) -> int:
+        """The bytes of scratch memory."""
         return self.entries_at_once * self.entry_bytes + self.threads * self.slice_bytes
 
     def calls(
         self, c: np.ndarray, scratch: np.ndarray, accumulate: bool = False, bias: Any = 0
     ) -> list[Call]:
-        """With a bias for each row of C, if that is given."""
+        """Return the calls that compute C, plus a bias for each row if given."""
         calls = []
         whole, sliced = (operand.entries(self.lead) for operand in (self.whole, self.sliced))
         for first in range(0, prod(self.lead), self.entries_at_once):
@@ -131,12 +146,14 @@ class Product:
         return calls
 
     def packed_memory(self, scratch: np.ndarray) -> Packed:
+        """Return the layout of the packed operands in the scratch memory."""
         spare = self.entries_at_once * self.entry_bytes
         return Packed(
             memory=scratch, entry_bytes=self.entry_bytes, thread_offset=spare, thread_bytes=self.slice_bytes
         )
 
     def pack_call(self, scratch: np.ndarray, entries: np.ndarray, start: int) -> Call:
+        """Return the call that packs the whole operand."""
         side = self.whole.to_side(self.mode, start, self.k_range, self.k_block)
         return pack_call(self.whole, side, entries, self.packed_memory(scratch), is_a=self.whole_is_a)
 
@@ -150,6 +167,7 @@ class Product:
         start: int,
         ends: Any,
     ) -> Call:
+        """Return the call that packs and multiplies the slices."""
         work = self.slice_rows * self.whole.count * self.a.k
         return multiply_slices.call(
             side=self.sliced.to_side(self.mode, start, self.k_range, self.k_block),
@@ -172,6 +190,7 @@ class Product:
 
 @inline
 def add_bias(c, ldc, bias, rows, columns):
+    """Add a bias to rows of C."""
     for row in range(rows):
         start, end = row * ldc, row * ldc + columns
         for j in range(0, columns, LANES):
@@ -195,10 +214,11 @@ def multiply_slices(
     accumulate,
     bias,
 ):
+    """Pack slices lo to hi and multiply them with the whole operand."""
     mode, count, transpose = side.mode, side.rows, 1 - side.across if whole_is_a else side.across
     slices = (count + width - 1) // width
     thread_memory = packed.memory + packed.thread_offset + thread * packed.thread_bytes
-    decoding = thread_memory + packed.thread_bytes - SLAB_BYTES  # only quantised sources have that
+    decoding = thread_memory + packed.thread_bytes - SLAB_BYTES  # only quantized sources have a slab
     ldc = count if whole_is_a else other
     tiles.configure_tiles(mode)
     for item in range(lo, hi):
@@ -225,12 +245,15 @@ def multiply_slices(
 
 
 def make_product(x: Operand, y: Operand, threads: int) -> Product:
-    """In bf16 where one source is."""
+    """Return the product of two operands, in bf16 if one of them is."""
     return Product(x, y, tiles.choose_mode("bf16" if HALVES in (x.form, y.form) else "f32"), threads)
 
 
 def make_operands(x: Array, w: Array, across: int) -> tuple[Operand, Operand]:
-    """x (..., m, k) with w (..., n, k), across: (..., k, n). Where w has no leading axes, all rows of x at once."""
+    """Return x (..., m, k) and w (..., n, k), or across (..., k, n), as operands.
+
+    If w has no leading axes, all rows of x are multiplied at once.
+    """
     (*x_lead, m, k), (*w_lead, n, last) = x.shape, w.shape
     n = last if across else n
     if prod(w_lead) == 1:
@@ -239,11 +262,13 @@ def make_operands(x: Array, w: Array, across: int) -> tuple[Operand, Operand]:
 
 
 def matmul_plan(ins: Sequence[Any], threads: int) -> Product:
+    """Return the plan of x wᵀ."""
     x, w, *_ = ins
     return make_product(*make_operands(x, w, across=0), threads)
 
 
 def choose_matmul(ins: Sequence[Any], threads: int) -> Product | GemvPlan:
+    """Return the plan of x wᵀ, or one without packing for few rows."""
     made = matmul_plan(ins, threads)
     if made.lead or made.a.count > MAX_ROWS or not made.a.k:
         return made
@@ -252,20 +277,25 @@ def choose_matmul(ins: Sequence[Any], threads: int) -> Product | GemvPlan:
 
 
 def matmul_nn_plan(ins: Sequence[Any], threads: int) -> Product:
+    """Return the plan of y w."""
     y, w = ins
     return make_product(*make_operands(y, w, across=1), threads)
 
 
 def out_prod_plan(ins: Sequence[Any], threads: int) -> Product:
+    """Return the plan of aᵀ b."""
     a, b = (Operand(x, 1, x.shape[-1], x.shape[-2], tuple(x.shape[:-2])) for x in ins)
     return make_product(a, b, threads)
 
 
 def takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) -> bool:
+    """Return True for a float32 result and sources that products can pack."""
     return outs[0].dtype == np.float32 and all(can_pack(x) for x in ins)
 
 
 def register(op: str, plan: Any) -> None:
+    """Register the kernel of a product by its plan."""
+
     def scratch(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any], threads: int) -> int:
         return int(plan(ins, threads).scratch) if prod(outs[0].shape) else 0
 

@@ -1,4 +1,4 @@
-"""Root mean square norm: y = x r w, r = 1 / sqrt(mean(x²) + eps), and its gradients."""
+"""RMS norm: y = x r w, r = 1 / sqrt(mean(x²) + eps), and its gradients."""
 
 import numpy as np
 
@@ -8,15 +8,15 @@ from llamatrain.kernels.cpu.chunking import choose_block, should_stream
 from llamatrain.kernels.cpu.registry import kernel
 
 ONE = np.float32(1)
-MAX_CHUNKS = 64  # at most so many partial sums of dw
+MAX_CHUNKS = 64  # the most partial sums of dw
 
 
 @inline
 def dot(x, i, y, j, size):
-    """The sum of `size` products, of x from i and y from j on."""
+    """Return the dot product of `size` elements, x from i on and y from j on."""
     a, b, c, d = splat(0.0), splat(0.0), splat(0.0), splat(0.0)
     x_end, y_end = i + size, j + size
-    for _ in range(0, size, 4 * LANES):  # four sums, so that no addition waits for the one before
+    for _ in range(0, size, 4 * LANES):  # four sums, so that no addition waits for the previous one
         a += load_until(x, i, x_end) * load_until(y, j, y_end)
         b += load_until(x, i + LANES, x_end) * load_until(y, j + LANES, y_end)
         c += load_until(x, i + 2 * LANES, x_end) * load_until(y, j + 2 * LANES, y_end)
@@ -27,11 +27,13 @@ def dot(x, i, y, j, size):
 
 @inline
 def reciprocal_rms(x, start, width, eps):
+    """Return 1 / sqrt(mean(x²) + eps) of a row."""
     return ONE / sqrt(dot(x, start, x, start, width) / np.float32(width) + np.float32(eps))
 
 
 @KernelEntry
 def norm_rows(lo, hi, thread, x: F32, w: F32, y: F32, width, eps: Real, stream):
+    """Norm rows lo to hi."""
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
         r = reciprocal_rms(x, start, width, eps)
@@ -43,6 +45,7 @@ def norm_rows(lo, hi, thread, x: F32, w: F32, y: F32, width, eps: Real, stream):
 
 @kernel("rms_norm")
 def rms_norm(outs, ins, attrs, scratch, threads):
+    """Return the calls of `rms_norm`."""
     (y,), (x, w) = outs, ins
     width, rows = w.size, x.size // w.size
     block, stream = choose_block(rows, 4 * width), should_stream(y, x)
@@ -55,6 +58,7 @@ def rms_norm(outs, ins, attrs, scratch, threads):
 
 @inline
 def weighted_dot(dy, w, x, start, width):
+    """Return the sum of dy w x over a row."""
     a, b, end = splat(0.0), splat(0.0), start + width
     for i in range(0, width, 2 * LANES):
         j, k = start + i, i + LANES
@@ -67,6 +71,7 @@ def weighted_dot(dy, w, x, start, width):
 def norm_rows_back(
     lo, hi, thread, dy: F32, x: F32, w: F32, dx: F32, sums: F32, width, eps: Real, chunk, stream
 ):
+    """Compute dx of rows lo to hi, a chunk, and the chunk's part of dw."""
     dw = lo // chunk * width
     for i in range(0, width, LANES):
         store_until(sums, dw + i, dw + width, splat(0.0), 0)
@@ -84,7 +89,7 @@ def norm_rows_back(
 
 @KernelEntry
 def add_rows(lo, hi, thread, x: F32, y: F32, rows, width):
-    """Columns lo to hi of the sum of `rows` rows."""
+    """Sum columns lo to hi over `rows` rows."""
     for i in range(lo, hi, LANES):
         column = splat(0.0)
         for row in range(rows):
@@ -93,16 +98,19 @@ def add_rows(lo, hi, thread, x: F32, y: F32, rows, width):
 
 
 def choose_chunk(rows: int) -> int:
+    """Return the rows of a chunk, independent of the number of threads."""
     return max(16, -(-rows // MAX_CHUNKS))
 
 
 def chunk_sum_bytes(outs, ins, attrs, threads):
+    """Return the bytes of the chunks' sums."""
     rows = ins[1].size // ins[2].size if ins[2].size else 0
     return 4 * ins[2].size * -(-rows // choose_chunk(rows))
 
 
 @kernel("rms_norm_back", scratch=chunk_sum_bytes)
 def rms_norm_back(outs, ins, attrs, scratch, threads):
+    """Return the calls of `rms_norm_back`."""
     (dx, dw), (dy, x, w) = outs, ins
     width, rows = w.size, x.size // w.size
     chunk, stream = choose_chunk(rows), should_stream(dx, dy, x)

@@ -1,7 +1,8 @@
-"""The optimizer's step: one walk through weights, moments and gradient.
+"""The optimizer step: one pass over weights, moments and gradient.
 
-schedule: rate, 1 - beta1^t, 1 - beta2^t; factor multiplies the gradient first. As torch.optim does it, in float32. A weight goes
-in rows: its own where only some of them have a gradient, else as long as a block is.
+schedule: rate, 1 - beta1^t, 1 - beta2^t; factor multiplies the gradient first. The arithmetic is that of
+torch.optim, in float32. A weight is processed in rows: its own if only some of them have a gradient, else as
+long as a block.
 """
 
 import math
@@ -18,7 +19,7 @@ from llamatrain.kernels.cpu.registry import kernel
 
 
 class SparseRows(NamedTuple):
-    """A gradient of `size` elements in rows: all of them, or with `places` those that have one."""
+    """A gradient of `size` elements in rows: all of them, or with `places` the nonzero ones."""
 
     values: F32
     places: Any
@@ -28,7 +29,7 @@ class SparseRows(NamedTuple):
 
 @inline
 def gradient_range(g, row):
-    """Where the gradient of a row begins and ends; at its end, where it is 0."""
+    """Return where the gradient of a row begins and ends; an empty range if it is 0."""
     size = min(g.width, g.size - row * g.width)
     if g.places == 0:
         return row * g.width, row * g.width + size
@@ -52,6 +53,7 @@ def adamw_rows(
     eps: Real,
     decay: Real,
 ):
+    """Update rows lo to hi of a weight and its moments by AdamW."""
     factor = factors[0]
     keep = np.float32(1 - schedule[0] * decay)
     step = np.float32(-schedule[0] / schedule[1])
@@ -74,6 +76,7 @@ def adamw_rows(
 def sgd_rows(
     lo, hi, thread, w: F32, m: F32, g: SparseRows, schedule: F32, factors: F32, momentum: Real, decay: Real
 ):
+    """Update rows lo to hi of a weight and its momentum by SGD."""
     rate, factor = schedule[0], factors[0]
     carried, keep = np.float32(momentum), np.float32(1 - rate * decay)
     for row in range(lo, hi):
@@ -82,7 +85,7 @@ def sgd_rows(
         for i in range(start, end, LANES):
             gradient = (
                 load_until(g.values, source + i - start, there) * factor
-            )  # rounded: the sum is fused with the other product
+            )  # rounded here; the sum below is fused with the other product
             change = load_until(m, i, end) * carried + gradient
             store_until(m, i, end, change, 0)
             store_until(w, i, end, load_until(w, i, end) * keep - change * rate, 0)
@@ -91,7 +94,9 @@ def sgd_rows(
 def update_calls(
     entry: KernelEntry, state_count: int, ins: list[np.ndarray], numbers: dict[str, float]
 ) -> list[Call]:
-    """An entry for a weight, so many states, its gradient, schedule, factor, and places where there are such."""
+    """Return the call of an entry for a weight, its states, gradient, schedule, factor, and places if there
+    are any.
+    """
     weight_and_states, (g, schedule, factor, *places) = ins[: 1 + state_count], ins[1 + state_count :]
     size = weight_and_states[0].size
     width = weight_and_states[0].shape[1] if places else max(1, min(size, choose_block(size, 8, LANES)))
@@ -111,6 +116,7 @@ def update_calls(
 
 @kernel("opt_step_adamw")
 def opt_step_adamw(outs, ins, attrs, scratch, threads):
+    """Return the calls of `opt_step_adamw`."""
     return update_calls(
         adamw_rows, 2, ins, {name: attrs[name] for name in ("beta1", "beta2", "eps", "decay")}
     )
@@ -118,11 +124,13 @@ def opt_step_adamw(outs, ins, attrs, scratch, threads):
 
 @kernel("opt_step_sgd")
 def opt_step_sgd(outs, ins, attrs, scratch, threads):
+    """Return the calls of `opt_step_sgd`."""
     return update_calls(sgd_rows, 1, ins, {name: attrs[name] for name in ("momentum", "decay")})
 
 
 @KernelEntry
 def momentum_flat(lo, hi, thread, m: F32, g: F32, out: F32, factors: F32, momentum: Real):
+    """Compute m · momentum + g · factor for elements lo to hi."""
     factor, left = factors[0], np.float32(momentum)
     for i in range(lo, hi, LANES):
         store_until(out, i, hi, load_until(m, i, hi) * left + load_until(g, i, hi) * factor, 0)
@@ -132,12 +140,14 @@ for _name in ("opt_momentum", "opt_ahead"):
 
     @kernel(_name)
     def carried(outs, ins, attrs, scratch, threads):
+        """Return the call that updates a momentum."""
         (m, g, factor), block = ins, choose_block(ins[0].size, unit=LANES)
         return [momentum_flat.call(m, g, outs[0], factor, attrs["momentum"], items=m.size, block=block)]
 
 
 @KernelEntry
 def unit_flat(lo, hi, thread, x: F32, squares: F32, out: F32, eps: Real):
+    """Divide elements lo to hi by a norm."""
     part = np.float32(1.0 / (math.sqrt(squares[0]) + eps))
     for i in range(lo, hi, LANES):
         store_until(out, i, hi, load_until(x, i, hi) * part, 0)
@@ -145,6 +155,7 @@ def unit_flat(lo, hi, thread, x: F32, squares: F32, out: F32, eps: Real):
 
 @kernel("opt_unit")
 def opt_unit(outs, ins, attrs, scratch, threads):
+    """Return the calls of `opt_unit`."""
     x, squares = ins
     return [
         unit_flat.call(
@@ -155,6 +166,7 @@ def opt_unit(outs, ins, attrs, scratch, threads):
 
 @KernelEntry
 def blend_flat(lo, hi, thread, x: F32, y: F32, out: F32, a: Real, b: Real):
+    """Compute a x + b y for elements lo to hi."""
     left, right = np.float32(a), np.float32(b)
     for i in range(lo, hi, LANES):
         store_until(out, i, hi, load_until(x, i, hi) * left + load_until(y, i, hi) * right, 0)
@@ -162,6 +174,7 @@ def blend_flat(lo, hi, thread, x: F32, y: F32, out: F32, a: Real, b: Real):
 
 @kernel("opt_blend")
 def opt_blend(outs, ins, attrs, scratch, threads):
+    """Return the calls of `opt_blend`."""
     x, y = ins
     return [
         blend_flat.call(
@@ -172,6 +185,7 @@ def opt_blend(outs, ins, attrs, scratch, threads):
 
 @KernelEntry
 def step_flat(lo, hi, thread, w: F32, change: F32, schedule: F32, by: Real, decay: Real):
+    """Apply a change to elements lo to hi of a weight."""
     keep, rate = np.float32(1 - schedule[0] * decay), np.float32(schedule[0] * by)
     for i in range(lo, hi, LANES):
         store_until(w, i, hi, load_until(w, i, hi) * keep - load_until(change, i, hi) * rate, 0)
@@ -179,6 +193,7 @@ def step_flat(lo, hi, thread, w: F32, change: F32, schedule: F32, by: Real, deca
 
 @kernel("opt_step")
 def opt_step(outs, ins, attrs, scratch, threads):
+    """Return the calls of `opt_step`."""
     w, change, schedule = ins
     block = choose_block(w.size, unit=LANES)
     return [step_flat.call(w, change, schedule, attrs["by"], attrs["decay"], items=w.size, block=block)]
@@ -189,17 +204,18 @@ def opt_step(outs, ins, attrs, scratch, threads):
 
 @KernelEntry
 def index_rows(lo, hi, thread, ids: I32, places: I32, count, rows):
+    """Store for each row of the weight where its id first occurs, or -1."""
     for row in range(rows):
         places[row] = -1
     for i in range(count):
-        row = count - 1 - i  # what comes first is written last
+        row = count - 1 - i  # the first occurrence is written last
         if 0 <= ids[row] < rows:
             places[ids[row]] = row
 
 
 @KernelEntry
 def gather_rows(lo, hi, thread, dy: F32, ids: I32, out: F32, places: I32, count, width, rows):
-    """Columns lo to hi: each row added where its number came first, in order and from 0 on."""
+    """Add columns lo to hi of each row to the first row with its id, in order, starting from 0."""
     for row in range(count):
         first = places[ids[row]] if 0 <= ids[row] < rows else -1
         start, to = row * width, first * width
@@ -215,6 +231,7 @@ def gather_rows(lo, hi, thread, dy: F32, ids: I32, out: F32, places: I32, count,
 
 @kernel("opt_rows")
 def opt_rows(outs, ins, attrs, scratch, threads):
+    """Return the calls of `opt_rows`."""
     (dy, ids), (out, places) = ins, outs
     rows, width, count = places.size, dy.shape[-1], ids.size
     seen = {"ids": ids, "places": places, "count": count, "rows": rows}
@@ -226,7 +243,7 @@ def opt_rows(outs, ins, attrs, scratch, threads):
 
 @KernelEntry
 def sparse_square_blocks(lo, hi, thread, g: SparseRows, sums: F64, buffers):
-    """The blocks of `sum_sqr`, each laid out in the thread's own memory."""
+    """Sum the squares of the blocks of `sum_sqr`, each laid out in the thread's memory."""
     buffer = f32(buffers + thread * 4 * BLOCK)
     for block in range(lo, hi):
         start, end = block * BLOCK, min(g.size, (block + 1) * BLOCK)
@@ -242,15 +259,18 @@ def sparse_square_blocks(lo, hi, thread, g: SparseRows, sums: F64, buffers):
 
 
 def count_blocks(g: Any, places: Any) -> int:
+    """Return the number of blocks of the full gradient."""
     return int(-(-places.size * g.shape[-1] // BLOCK))
 
 
 def sum_sqr_bytes(outs, ins, attrs, threads):
+    """Return the bytes of the blocks' sums, and of a block for each thread."""
     return 8 * -(-count_blocks(*ins) // LANES) * LANES + threads * 4 * BLOCK
 
 
 @kernel("opt_sum_sqr", scratch=sum_sqr_bytes)
 def opt_sum_sqr(outs, ins, attrs, scratch, threads):
+    """Return the calls of `opt_sum_sqr`."""
     g, places = ins
     blocks, sparse = count_blocks(g, places), SparseRows(g, places, g.shape[-1], places.size * g.shape[-1])
     buffers = scratch[8 * -(-blocks // LANES) * LANES :]
@@ -262,7 +282,7 @@ def opt_sum_sqr(outs, ins, attrs, scratch, threads):
 
 @KernelEntry
 def clip_by_norm(lo, hi, thread, factor: F32, norm: F32, limit: Real, count, *sums):
-    """The norm of what `count` sums of squares belong to, and what it leaves of a gradient."""
+    """Compute the norm from `count` sums of squares, and the factor that clipping gives."""
     squares = 0.0
     for i in range(count):
         squares += f32(sums[i])[0]
@@ -273,4 +293,5 @@ def clip_by_norm(lo, hi, thread, factor: F32, norm: F32, limit: Real, count, *su
 
 @kernel("clip_factor")
 def clip_factor(outs, ins, attrs, scratch, threads):
+    """Return the calls of `clip_factor`."""
     return [clip_by_norm.call(*outs, attrs["limit"], len(ins), *ins, items=1, block=1)]

@@ -1,6 +1,6 @@
-"""Operands of matrix products: how a source lies, how it is packed whole by all threads, or a part of it by one.
+"""Operands of matrix products: how a source is laid out, and how it is packed, whole by all threads or in part by one.
 
-All products are C[m, n] = sum over k of A[m, k] B[n, k]; they differ in which axis of a source lies contiguous.
+All products are C[m, n] = sum over k of A[m, k] B[n, k]; they differ in which axis of a source is contiguous.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from llamatrain.kernels.cpu.registry import Array
 from llamatrain.kernels.quantized import Blocks
 
 STRIP_ROWS = 64  # rows of the whole operand that one job packs
-MIN_WORK = 200_000  # multiply-adds that pay for going parallel, and for a job
-FLOATS, HALVES, BLOCKS = range(3)  # forms of a source; of a quantised one: BLOCKS + its type's number
+MIN_WORK = 200_000  # multiply-adds that are worth a job
+FLOATS, HALVES, BLOCKS = range(3)  # forms of a source; quantized: BLOCKS + the number of its type
 
 
 def can_pack(x: Array | Blocks) -> bool:
-    """Whether a product can read it."""
+    """Return True if a product can read x."""
     return x.kind.number in COMPILED if isinstance(x, Blocks) else x.dtype in (np.float32, np.uint16)
 
 
@@ -30,24 +30,25 @@ def can_pack(x: Array | Blocks) -> bool:
 class Operand:
     """One side of a product: `count` rows of `k` elements for each entry of its leading axes."""
 
-    source: Any  # an array, a quantised weight, or what a plan knows of one
-    across: int  # 0: a row lies contiguous; 1: rows lie beside each other
+    source: Any  # an array, a quantized weight, or its spec
+    across: int  # 0: a row is contiguous; 1: rows are interleaved
     count: int
     k: int
     lead: tuple[int, ...] = ()
-    row_stride: int = (
-        0  # elements between rows, or between one of k and the next; 0: nothing lies between them
-    )
+    row_stride: int = 0  # elements between rows, or between neighbors along k; 0: dense
 
     @property
     def form(self) -> int:
+        """The form of the source; for a quantized one, BLOCKS plus the number of its type."""
         if isinstance(self.source, Blocks):
             return BLOCKS + self.source.kind.number
         return HALVES if self.source.dtype == np.uint16 else FLOATS
 
     @property
     def cut_unit(self) -> int:
-        """Rows between which it can be cut: beside each other, rows of a quantised weight come a block at a time."""
+        """The unit of rows at which it can be cut: with `across`, rows of a quantized weight come a block at
+        a time.
+        """
         return (
             max(tiles.SIDE, self.source.kind.block_size)
             if self.across and self.form >= BLOCKS
@@ -56,22 +57,24 @@ class Operand:
 
     @property
     def stride(self) -> int:
-        """Elements between rows, or between one of k and the next; of a quantised weight, bytes between its own rows."""
+        """The elements between rows, or between neighbors along k; the bytes between rows of a quantized
+        weight.
+        """
         if isinstance(self.source, Blocks):
             return self.source.row_bytes
         return self.row_stride or (self.count if self.across else self.k)
 
     @property
     def slab_bytes(self) -> int:
-        """What each thread needs to decode a slab of it."""
+        """The bytes that each thread needs to decode a slab of it."""
         return SLAB_BYTES if self.form >= BLOCKS else 0
 
     def entries(self, lead: tuple[int, ...]) -> np.ndarray:
-        """Which entry of this operand serves each entry of the result."""
+        """Return which entry of this operand is used for each entry of the result."""
         return np.broadcast_to(np.arange(prod(self.lead)).reshape(self.lead), lead).ravel()
 
     def to_side(self, mode: int, start: int, depth: int, k_block: int) -> "Side":
-        """This operand as entries take it, of k from `start` on."""
+        """Return this operand as an argument of entries, with k from `start` on."""
         return Side(
             mode=mode,
             source=self.source.raw if isinstance(self.source, Blocks) else self.source,
@@ -87,7 +90,7 @@ class Operand:
 
 
 class Side(NamedTuple):
-    """An operand, as compiled code sees it."""
+    """An operand in compiled code."""
 
     mode: int
     source: Any
@@ -102,7 +105,10 @@ class Side(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Memory of packed operands: `entry_bytes` for each entry of the whole one; from `spare` on `each` bytes for each thread."""
+    """The memory of packed operands.
+
+    `entry_bytes` for each entry of the whole one; from `thread_offset` on, `thread_bytes` for each thread.
+    """
 
     memory: Any
     entry_bytes: int
@@ -111,6 +117,7 @@ class Packed(NamedTuple):
 
 
 def pack_call(whole: Operand, side: Side, entries: np.ndarray, packed: Packed, *, is_a: bool) -> Call:
+    """Return the call that packs a whole operand."""
     strip = ceil(STRIP_ROWS / whole.cut_unit) * whole.cut_unit
     items = len(entries) * ceil(whole.count / strip) * max(1, ceil(side.depth / side.k_block))
     portion = ceil(MIN_WORK / 20 / (strip * side.k_block + 1))
@@ -122,7 +129,10 @@ def pack_call(whole: Operand, side: Side, entries: np.ndarray, packed: Packed, *
 
 @inline
 def pack_part(side, to, source, transpose, first, rows, start, depth, slab):
-    """`rows` rows of an entry, from `first` on, of k `deep` from `start` on. `room`: ROOM bytes, for quantised ones."""
+    """Pack `rows` rows from `first` on, with `depth` elements of k from `start` on.
+
+    `slab` is SLAB_BYTES of memory for quantized sources.
+    """
     form, across, stride = side.form, side.across, side.stride
     if form >= BLOCKS and across:
         pack_quantized(side.mode, to, form - BLOCKS, source, stride, across, start, depth, first, rows, slab)
@@ -137,12 +147,13 @@ def pack_part(side, to, source, transpose, first, rows, start, depth, slab):
 
 @inline
 def entry_address(side, entry):
-    """Where an entry of the source begins."""
+    """Return the address of an entry of the source."""
     return side.source + entry * (side.rows * side.k * (2 if side.form else 4))
 
 
 @KernelEntry
 def pack_whole(lo, hi, thread, side: Side, entries: I64, packed: Packed, is_a, strip):
+    """Pack strips lo to hi of a whole operand."""
     strips, blocks = (side.rows + strip - 1) // strip, max(1, (side.depth + side.k_block - 1) // side.k_block)
     slab, transpose = (
         packed.memory + packed.thread_offset + thread * packed.thread_bytes,

@@ -1,4 +1,6 @@
-"""Rotation of neighbouring pairs (x[2i], x[2i+1]), or of those in two halves, by the angle of a token's position, and back."""
+"""Rotation of pairs (x[2i], x[2i+1]), or of pairs of two halves, by the angle of a token's position, and
+back.
+"""
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from llamatrain.kernels.cpu.registry import kernel
 
 @inline
 def rotate_pairs(v, angle, sign):
+    """Rotate neighboring pairs of a vector."""
     return v * duplicate_even(angle) + swap_pairs(v) * negate_even(duplicate_odd(angle) * sign)
 
 
@@ -38,10 +41,12 @@ def rotate(
     stream,
     count,
 ):
-    """Tokens lo to hi; `turned` elements of each head turn, the rest pass through."""
+    """Rotate tokens lo to hi: `rotated_size` elements of each head rotate, the rest is copied."""
     way = np.float32(sign)
     for token in range(lo, hi):
-        is_valid = 0 <= positions[token] < count  # else it shows in the loss, and reads no foreign memory
+        is_valid = (
+            0 <= positions[token] < count
+        )  # otherwise NaN, visible in the loss; nothing is read out of bounds
         angles = positions[token] * rotated_size if is_valid else 0
         for head in range(heads):
             start = (token * heads + head) * size
@@ -75,7 +80,7 @@ def rotate_halves(
     stream,
     count,
 ):
-    """The same where pairs lie half of `turned` apart, and a position's cosines before its sines."""
+    """Rotate tokens lo to hi, where pairs are half of `rotated_size` apart and cosines come before sines."""
     way, pairs = np.float32(sign), rotated_size // 2
     for token in range(lo, hi):
         is_valid = 0 <= positions[token] < count
@@ -109,6 +114,7 @@ def rotate_halves(
 
 
 def rope_calls(outs, ins, attrs, sign):
+    """Return the call that rotates heads."""
     (y,), (x, positions, table) = outs, ins
     batch, length, heads, size = x.shape
     rotated_size, halves = table.shape[1] * table.shape[2], attrs.get("halves", False)
@@ -124,9 +130,11 @@ def rope_calls(outs, ins, attrs, sign):
 
 @kernel("rope")
 def rope(outs, ins, attrs, scratch, threads):
+    """Return the calls of `rope`."""
     return rope_calls(outs, ins, attrs, 1.0)
 
 
 @kernel("rope_back")
 def rope_back(outs, ins, attrs, scratch, threads):
+    """Return the calls of `rope_back`."""
     return rope_calls(outs, ins, attrs, -1.0)

@@ -1,4 +1,4 @@
-"""Rows taken by their numbers, added back, and replaced."""
+"""Rows by their numbers: lookup, gradient, and replacement."""
 
 import math
 
@@ -15,10 +15,11 @@ from llamatrain.kernels.quantized import Blocks
 
 @KernelEntry
 def take_rows(lo, hi, thread, w, ids: I32, y: F32, width, is_half, row_count):
+    """Copy the rows with ids lo to hi; an invalid id gives NaN."""
     wide, half = f32(w), u16(w)
     for row in range(lo, hi):
         source, start = ids[row] * width, row * width
-        if not 0 <= ids[row] < row_count:  # shows in the loss, and reads no foreign memory
+        if not 0 <= ids[row] < row_count:  # visible in the loss; nothing is read out of bounds
             for i in range(0, width, LANES):
                 store_until(y, start + i, start + width, splat(np.float32(np.nan)), 0)
             continue
@@ -33,6 +34,7 @@ def take_rows(lo, hi, thread, w, ids: I32, y: F32, width, is_half, row_count):
 
 @KernelEntry
 def decode_rows_by_id(lo, hi, thread, kind, w, row_bytes, ids: I32, y, width, row_count):
+    """Decode the rows with ids lo to hi; an invalid id gives NaN."""
     for row in range(lo, hi):
         if 0 <= ids[row] < row_count:
             decode(kind, y + row * width * 4, 0, w + ids[row] * row_bytes, width)
@@ -47,6 +49,7 @@ def _takes_floats(outs, ins, attrs) -> bool:
 
 @kernel("get_rows", takes=_takes_floats)
 def get_rows(outs, ins, attrs, scratch, threads):
+    """Return the calls of `get_rows`."""
     (w, ids), width = ins, ins[0].shape[1]
     taking = {"ids": ids, "y": outs[0], "width": width, "row_count": w.shape[0]}
     how = {"items": ids.size, "block": choose_block(ids.size, 2 * width)}
@@ -57,7 +60,7 @@ def get_rows(outs, ins, attrs, scratch, threads):
 
 @KernelEntry
 def add_to_rows(lo, hi, thread, dy: F32, ids: I32, out: F32, count, width, stream):
-    """Rows lo to hi of the result: zeros, and each row of dy with such a number added, in order."""
+    """Compute rows lo to hi of the result: zeros plus the rows of dy with that number, in order."""
     for i in range(lo * width, hi * width, LANES):
         store_until(out, i, hi * width, splat(0.0), stream)
     for row in range(count):
@@ -70,9 +73,10 @@ def add_to_rows(lo, hi, thread, dy: F32, ids: I32, out: F32, count, width, strea
 
 @kernel("get_rows_back")
 def get_rows_back(outs, ins, attrs, scratch, threads):
+    """Return the calls of `get_rows_back`."""
     (dy, ids), (out,) = ins, outs
     rows, width = out.shape
-    block = choose_block(rows, width)  # few and large: each looks at all numbers
+    block = choose_block(rows, width)  # few and large blocks: each scans all numbers
     return [
         add_to_rows.call(
             dy, ids, out, count=ids.size, width=width, stream=should_stream(out), items=rows, block=block
@@ -82,13 +86,14 @@ def get_rows_back(outs, ins, attrs, scratch, threads):
 
 @KernelEntry
 def copy_words(lo, hi, thread, x: F32, y: F32, stream):
+    """Copy words lo to hi."""
     for i in range(lo, hi, LANES):
         store_until(y, i, hi, load_until(x, i, hi), stream)
 
 
 @KernelEntry
 def put_rows(lo, hi, thread, rows: F32, ids: I32, y: F32, count, width, row_count):
-    """Columns lo to hi of all rows, in order: of two with one number the last stays."""
+    """Store columns lo to hi of all rows, in order: of duplicate numbers, the last row wins."""
     for row in range(count):
         if not 0 <= ids[row] < row_count:
             continue
@@ -104,8 +109,9 @@ def _takes_words(outs, ins, attrs) -> bool:
 
 @kernel("set_rows", takes=_takes_words)
 def set_rows(outs, ins, attrs, scratch, threads):
+    """Return the calls of `set_rows`."""
     (x, rows, ids), (y,) = ins, outs
-    width = math.prod(rows.shape[1:]) * rows.itemsize // 4  # in words of 4 bytes, whatever they hold
+    width = math.prod(rows.shape[1:]) * rows.itemsize // 4  # in words of 4 bytes of any type
     block = choose_block(width, ids.size, LANES)
     put = put_rows.call(rows, ids, y, count=ids.size, width=width, row_count=len(y), items=width, block=block)
     if x.ctypes.data == y.ctypes.data:

@@ -1,7 +1,8 @@
-"""Attention of small heads over few keys, forward and back, where packing for matrix products would cost more than they do.
+"""Attention of small heads over few keys, forward and backward, where packing would cost more than the products.
 
-The lanes of a vector are queries, and the other side goes by number for number: no sum across lanes, nothing to transpose but
-a head of a few columns. Back, the scores are made twice: with queries in the lanes for dq, with keys in them for dk and dv.
+The lanes of a vector are queries, and the other side is processed number by number: no sums across lanes, and
+nothing to transpose but a head of few columns. Backward, scores are computed twice: with queries in the lanes
+for dq, with keys in the lanes for dk and dv.
 """
 
 import math
@@ -42,19 +43,19 @@ from llamatrain.kernels.cpu.small_attention_layout import (
 MAX_HEAD_SIZE, MAX_LENGTH = (
     8,
     128,
-)  # a head, and the queries or keys, from which on matrix products are faster
+)  # above these, matrix products are faster
 MINUS_INF, LOWEST, ZERO, ONE = (np.float32(x) for x in (-np.inf, np.finfo(np.float32).min, 0, 1))
 
 
 @inline
 def softmax_lanes(scores, firsts, ends, low, high):
-    """Scores to their exponentials. Gives the largest score of each lane (what is not a number shows in the sum), and the sum."""
+    """Convert scores to exponentials; return the maximum and the sum of each lane. NaN appears in the sum."""
     top, sums = splat(MINUS_INF), splat(ZERO)
     for j in range(low, high):
         s = where_between(load(scores, j * LANES), splat(np.float32(j)), firsts, ends, splat(MINUS_INF))
         store(scores, j * LANES, s)
         top = maximum(s, top)
-    base = maximum(top, LOWEST)  # a number, even where nothing is seen
+    base = maximum(top, LOWEST)  # finite, even if nothing is visible
     for j in range(low, high):
         e = exp(load(scores, j * LANES) - base)
         store(scores, j * LANES, e)
@@ -66,7 +67,7 @@ def softmax_lanes(scores, firsts, ends, low, high):
 def attend_small(
     lo, hi, thread, q, k, v, starts, lasts, out: F32, lse: F32, scratch, thread_bytes, shape: Heads
 ):
-    """A job: one head of keys, with all heads of queries that read it."""
+    """Run jobs: one key/value head with all query heads that read it."""
     length, keys, heads, groups, size = shape.length, shape.keys, shape.heads, shape.groups, shape.size
     group, pad, pitch, key_stride, scale = (
         heads // groups,
@@ -115,7 +116,7 @@ def attend_small(
 
 @inline
 def softmax_back_lanes(scores, steps, low, high, firsts, ends, lse, delta):
-    """Scores to p, dp to ds but for the scale, in place: queries in the lanes."""
+    """Convert scores to p and dp to ds (without the scale) in place, with queries in the lanes."""
     for j in range(low, high):
         at = splat(np.float32(j))
         p = exp(load(scores, j * LANES) - lse)
@@ -128,7 +129,7 @@ def softmax_back_lanes(scores, steps, low, high, firsts, ends, lse, delta):
 
 @inline
 def softmax_back_keys(scores, steps, low, high, key, firsts, ends, lse, line, deltas):
-    """The same with keys in the lanes, and p too."""
+    """Convert scores to p and dp to ds in place, with keys in the lanes."""
     for i in range(low, high):
         first, end, at = np.int64(firsts[i]), np.int64(ends[i]), i * LANES
         p = exp(load(scores, at) - lse[line + i])
@@ -138,6 +139,7 @@ def softmax_back_keys(scores, steps, low, high, key, firsts, ends, lse, line, de
 
 @inline
 def sum_products(to, i, x, y, pad):
+    """Store the sum of products of columns of x and y."""
     so_far = splat(ZERO)
     for d in range(0, pad * LANES, LANES):
         so_far += load(x, d) * load(y, d)
@@ -146,7 +148,7 @@ def sum_products(to, i, x, y, pad):
 
 @inline_source
 def queries_back(shape, layout, lse, line, dq, place, pad, scale):
-    """Queries in the lanes: dq."""
+    """Compute dq, with queries in the lanes."""
     length, keys, pitch = shape.length, shape.keys, shape.heads * shape.size
     for query in range(0, length, LANES):
         rows = min(LANES, length - query)
@@ -175,7 +177,7 @@ def queries_back(shape, layout, lse, line, dq, place, pad, scale):
 
 @inline_source
 def keys_back(shape, layout, lse, line, pad):
-    """Keys in the lanes: what a head of queries adds to dk and dv."""
+    """Add a query head's part of dk and dv, with keys in the lanes."""
     for key in range(0, shape.keys, LANES):
         low, high = queries_that_see(layout.firsts, layout.ends, key, shape.length)
         to_lanes(layout.x, layout.k, key, pad)
@@ -193,7 +195,7 @@ def keys_back(shape, layout, lse, line, pad):
 def attend_small_back(
     lo, hi, thread, forward: Forward, starts, lasts, gradients: Gradients, scratch, thread_bytes, shape: Heads
 ):
-    """A job: as forward."""
+    """Run jobs: one key/value head with all query heads that read it."""
     length, keys, heads, groups, size = shape.length, shape.keys, shape.heads, shape.groups, shape.size
     group, pad, pitch, key_stride, scale = (
         heads // groups,
@@ -246,6 +248,7 @@ def attend_small_back(
 
 
 def is_small(q, k) -> bool:
+    """Return True if heads and rows are small enough."""
     return (
         q.dtype == k.dtype == np.float32
         and q.shape[3] <= MAX_HEAD_SIZE
@@ -254,10 +257,12 @@ def is_small(q, k) -> bool:
 
 
 def thread_bytes(q, k) -> int:
+    """Return the bytes that a thread needs."""
     return (
         len(ScratchLayout._fields) * 4 * LANES * (-(-max(q.shape[1], k.shape[1]) // LANES) * LANES + 1)
-    )  # of so many bytes, uncompiled
+    )  # equal to part_bytes, without calling a helper
 
 
 def choose_job_block(q, k) -> int:
+    """Return how many jobs make a block."""
     return items_per_block(q.shape[1] * q.shape[2] // k.shape[2] * k.shape[1] * 4)

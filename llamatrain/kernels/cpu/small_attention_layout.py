@@ -1,4 +1,4 @@
-"""What attention of small heads works on: a head's rows, its columns in the lanes of vectors, and what queries see."""
+"""Data layout of attention of small heads: rows of a head, columns in the lanes of vectors, and key ranges."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ ZERO = np.float32(0)
 
 @inline
 def key_range(starts, lasts, has_lasts, batch, query, length, keys, window):
-    """The keys first .. end that a query sees."""
+    """Return the keys first .. end that a query sees."""
     place = batch * length + query
     last = lasts[place] if has_lasts else query + keys - length
     return max(0, starts[place], last + 1 - window), min(keys, last + 1)
@@ -23,17 +23,19 @@ def key_range(starts, lasts, has_lasts, batch, query, length, keys, window):
 
 @inline
 def round_up_to_lanes(count):
+    """Round up to whole vectors."""
     return (count + LANES - 1) // LANES * LANES
 
 
 @inline
 def pad_size(size):
+    """Round the size of a head up to a multiple of four."""
     return (size + 3) // 4 * 4
 
 
 @inline
 def copy_rows(to, x, start, pitch, rows, size, factor):
-    """Rows one after the other, zeros to the next multiple of four columns; the store of a row reaches into the next."""
+    """Copy rows, padded with zeros to a multiple of four columns; the store of a row reaches into the next."""
     for row in range(rows):
         first = start + row * pitch
         store(to, row * pad_size(size), load_until(x, first, first + size) * factor)
@@ -41,7 +43,7 @@ def copy_rows(to, x, start, pitch, rows, size, factor):
 
 @inline
 def to_lanes(to, rows, first, pad):
-    """Columns of LANES rows; what lies in lanes beyond the last row is never written out."""
+    """Transpose LANES rows to columns; lanes behind the last row are never written out."""
     for lane in range(LANES):
         for d in range(pad):
             to[d * LANES + lane] = rows[(first + lane) * pad + d]
@@ -49,6 +51,7 @@ def to_lanes(to, rows, first, pad):
 
 @inline
 def from_lanes(x, start, pitch, rows, size, columns, i, factor):
+    """Transpose columns back to rows, times a factor."""
     for lane in range(rows):
         for d in range(size):
             x[start + lane * pitch + d] = columns[i + d * LANES + lane] * factor
@@ -56,7 +59,7 @@ def from_lanes(x, start, pitch, rows, size, columns, i, factor):
 
 @inline
 def dot_products(to, columns, rows, pad, low, high):
-    """Of what is in the lanes with each row."""
+    """Compute the dot products of the lanes with each row."""
     for d in range(0, pad, 4):
         i = d * LANES
         x0, x1, x2, x3 = (
@@ -77,6 +80,7 @@ def dot_products(to, columns, rows, pad, low, high):
 
 @inline
 def add_weighted(to, start, weights, rows, pad, low, high):
+    """Add the rows, each times its weights, to columns."""
     for d in range(0, pad, 4):
         i = start + d * LANES
         x0, x1, x2, x3 = load(to, i), load(to, i + LANES), load(to, i + 2 * LANES), load(to, i + 3 * LANES)
@@ -94,12 +98,14 @@ def add_weighted(to, start, weights, rows, pad, low, high):
 
 @inline
 def clear(x, size):
+    """Set elements to zero."""
     for i in range(0, size, LANES):
         store(x, i, splat(ZERO))
 
 
 @inline
 def fill_ranges(firsts, ends, starts, lasts, batch, length, keys, window):
+    """Store the range of keys of each query."""
     for query in range(length):
         firsts[query], ends[query] = key_range(
             i32(starts), i32(lasts), lasts != 0, batch, query, length, keys, window
@@ -108,7 +114,7 @@ def fill_ranges(firsts, ends, starts, lasts, batch, length, keys, window):
 
 @inline
 def keys_seen_by(firsts, ends, query, rows, keys):
-    """What any of these queries sees."""
+    """Return the range of keys that any of these queries sees."""
     low, high = keys, 0
     for i in range(query, query + rows):
         if firsts[i] < ends[i]:
@@ -119,7 +125,7 @@ def keys_seen_by(firsts, ends, query, rows, keys):
 
 @inline
 def queries_that_see(firsts, ends, key, length):
-    """The queries from the first to the last that sees any of LANES keys."""
+    """Return the queries from the first to the last that sees any of LANES keys."""
     low, high = length, 0
     for i in range(length):
         if max(firsts[i], np.float32(key)) < min(ends[i], np.float32(key + LANES)):
@@ -132,12 +138,12 @@ def queries_that_see(firsts, ends, key, length):
 
 @inline
 def part_bytes(length, keys):
-    """A vector for each query or key, and one more, since a row's store may reach beyond."""
+    """Return the bytes of an array: a vector for each query or key, and one that stores may reach into."""
     return 4 * LANES * (round_up_to_lanes(max(length, keys)) + 1)
 
 
 class ScratchLayout(NamedTuple):
-    """Of a thread's memory: rows of arrays, scores and what is made of them, columns x and y, numbers for each query."""
+    """The arrays in a thread's memory: rows, scores and steps, columns x and y, numbers for each query."""
 
     k: F32
     v: F32
@@ -157,6 +163,7 @@ class ScratchLayout(NamedTuple):
 
 @inline
 def scratch_layout(at, length, keys):
+    """Return the arrays at an address."""
     size = part_bytes(length, keys)
     return ScratchLayout(
         f32(at),

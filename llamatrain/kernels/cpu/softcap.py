@@ -1,4 +1,4 @@
-"""Soft caps: c tanh(x / c), alone and where scores and logits are made."""
+"""Soft caps, c tanh(x / c), alone and inside attention and the fused loss."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ ONE = np.float32(1)
 
 @inline
 def cap_flat(x, y, lo, hi, factor, cap, stream):
-    """y = cap tanh(x factor / cap)"""
+    """Compute y = cap tanh(x factor / cap) for elements lo to hi."""
     inner, outer = np.float32(factor / cap), np.float32(cap)
     for i in range(lo, hi, LANES):
         store_until(y, i, hi, tanh(load_until(x, i, hi) * inner) * outer, stream)
@@ -20,18 +20,20 @@ def cap_flat(x, y, lo, hi, factor, cap, stream):
 
 @inline
 def cap_slope(y, inverse):
-    """The slope where y was given, by 1 / cap."""
+    """Return the slope at an output y; `inverse` is 1 / cap."""
     part = y * inverse
     return ONE - part * part
 
 
 @KernelEntry
 def softcap_flat(lo, hi, thread, x: F32, y: F32, cap: Real, stream):
+    """Cap elements lo to hi."""
     cap_flat(x, y, lo, hi, 1.0, cap, stream)
 
 
 @KernelEntry
 def softcap_back_flat(lo, hi, thread, dy: F32, y: F32, dx: F32, cap: Real, stream):
+    """Compute the gradient of a soft cap for elements lo to hi."""
     inverse = np.float32(1 / cap)
     for i in range(lo, hi, LANES):
         store_until(dx, i, hi, load_until(dy, i, hi) * cap_slope(load_until(y, i, hi), inverse), stream)
@@ -41,6 +43,7 @@ for _name, _entry in (("softcap", softcap_flat), ("softcap_back", softcap_back_f
 
     @kernel(_name)
     def capped(outs, ins, attrs, scratch, threads, entry=_entry):
+        """Return the call of a soft cap or its gradient."""
         (y,), size = outs, outs[0].size
         stream = should_stream(y.reshape(-1), *ins)
         return [

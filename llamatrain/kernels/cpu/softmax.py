@@ -28,7 +28,7 @@ ONE = np.float32(1)
 
 @inline
 def row_max(x, start, end):
-    """The largest of a row; what is not a number is passed over, and shows in the sum."""
+    """Return the largest element of a row. NaN is skipped and appears in the sum."""
     top = splat(MINUS_INF)
     for i in range(start, end, LANES):
         top = maximum(mask_range(load_until(x, i, end), i, start, end, MINUS_INF), top)
@@ -37,6 +37,7 @@ def row_max(x, start, end):
 
 @inline
 def sum_exp(x, start, end, top):
+    """Return the sum of exp(x - top) over a row."""
     so_far = splat(0.0)
     for i in range(start, end, LANES):
         so_far += mask_range(exp(load_until(x, i, end) - top), i, start, end, np.float32(0))
@@ -45,7 +46,7 @@ def sum_exp(x, start, end, top):
 
 @inline
 def soft_max_row(x, y, start, end, factor):
-    """y = factor softmax(x)"""
+    """Compute y = factor softmax(x) for a row."""
     top, so_far = row_max(x, start, end), splat(0.0)
     for i in range(start, end, LANES):
         e = mask_range(exp(load_until(x, i, end) - top), i, start, end, np.float32(0))
@@ -58,12 +59,14 @@ def soft_max_row(x, y, start, end, factor):
 
 @KernelEntry
 def soft_max_rows(lo, hi, thread, x: F32, y: F32, width):
+    """Compute the softmax of rows lo to hi."""
     for row in range(lo, hi):
         soft_max_row(x, y, row * width, (row + 1) * width, ONE)
 
 
 @KernelEntry
 def soft_max_rows_back(lo, hi, thread, dy: F32, y: F32, dx: F32, width):
+    """Compute the gradient of the softmax for rows lo to hi."""
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
         shared = dot(dy, start, y, start, width)
@@ -73,6 +76,7 @@ def soft_max_rows_back(lo, hi, thread, dy: F32, y: F32, dx: F32, width):
 
 @kernel("soft_max")
 def soft_max(outs, ins, attrs, scratch, threads):
+    """Return the calls of `soft_max`."""
     (x,), width = ins, ins[0].shape[-1]
     return [
         soft_max_rows.call(
@@ -83,6 +87,7 @@ def soft_max(outs, ins, attrs, scratch, threads):
 
 @kernel("soft_max_back")
 def soft_max_back(outs, ins, attrs, scratch, threads):
+    """Return the calls of `soft_max_back`."""
     (dy, y), width = ins, ins[0].shape[-1]
     return [
         soft_max_rows_back.call(
@@ -96,6 +101,7 @@ def soft_max_back(outs, ins, attrs, scratch, threads):
 
 @KernelEntry
 def cross_entropy_ids(lo, hi, thread, x: F32, targets: I32, weights: F32, sums: F64, width, rows):
+    """Sum the weighted losses of rows lo to hi, with ids as targets."""
     so_far = 0.0
     for row in range(lo, hi):
         if targets[row] >= 0:
@@ -109,6 +115,7 @@ def cross_entropy_ids(lo, hi, thread, x: F32, targets: I32, weights: F32, sums: 
 
 @KernelEntry
 def cross_entropy_each_row(lo, hi, thread, x: F32, targets: I32, out: F32, width):
+    """Store the loss of each of the rows lo to hi."""
     for row in range(lo, hi):
         start, out[row] = row * width, 0
         if targets[row] >= 0:
@@ -119,13 +126,14 @@ def cross_entropy_each_row(lo, hi, thread, x: F32, targets: I32, out: F32, width
 
 @KernelEntry
 def scale_by_weights(lo, hi, thread, losses: F32, weights: F32):
+    """Multiply the losses of rows lo to hi by their weights."""
     for row in range(lo, hi):
         losses[row] = losses[row] * weights[row] if weights[row] != 0 else np.float32(0)
 
 
 @KernelEntry
 def count_correct(lo, hi, thread, x: F32, targets: I32, weights: F32, sums: F64, width, rows):
-    """Of each block, the rows whose target has no larger logit beside it."""
+    """Count the weighted rows lo to hi whose target has the largest logit."""
     right = 0
     for row in range(lo, hi):
         if weights[row] != 0 and 0 <= targets[row] < width:
@@ -135,7 +143,7 @@ def count_correct(lo, hi, thread, x: F32, targets: I32, weights: F32, sums: F64,
 
 @KernelEntry
 def cross_entropy_distributions(lo, hi, thread, x: F32, targets: F32, weights: F32, sums: F64, width, rows):
-    """Targets that are rows of a distribution."""
+    """Sum the weighted losses of rows lo to hi, with distributions as targets."""
     so_far = 0.0
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
@@ -146,13 +154,14 @@ def cross_entropy_distributions(lo, hi, thread, x: F32, targets: F32, weights: F
             share = load_until(targets, i, end)
             each += where_nonzero(
                 share, splat(0.0), share * (log_sum - load_until(x, i, end))
-            )  # nothing of an infinity is nothing
+            )  # 0 times infinity counts as 0
         so_far += weights[row] * reduce_sum(each)
     sums[lo // rows] = so_far
 
 
 @KernelEntry
 def cross_entropy_ids_back(lo, hi, thread, dloss: F32, x: F32, targets: I32, weights: F32, dx: F32, width):
+    """Compute the gradient of the logits of rows lo to hi, with ids as targets."""
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
         if targets[row] >= 0:
@@ -169,6 +178,7 @@ def cross_entropy_ids_back(lo, hi, thread, dloss: F32, x: F32, targets: I32, wei
 def cross_entropy_distributions_back(
     lo, hi, thread, dloss: F32, x: F32, targets: F32, weights: F32, dx: F32, width
 ):
+    """Compute the gradient of the logits of rows lo to hi, with distributions as targets."""
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
         factor, mass = dloss[0] * weights[row], splat(0.0)
@@ -180,15 +190,18 @@ def cross_entropy_distributions_back(
 
 
 def choose_rows(logits) -> int:
+    """Return the rows of a block."""
     return choose_block(logits.shape[0], 8 * logits.shape[1])
 
 
 def row_sum_bytes(outs, ins, attrs, threads):
+    """Return the bytes of the blocks' sums."""
     return 8 * -(-ins[0].shape[0] // choose_rows(ins[0]))
 
 
 @kernel("cross_entropy_loss", scratch=row_sum_bytes)
 def cross_entropy_loss(outs, ins, attrs, scratch, threads):
+    """Return the calls of `cross_entropy_loss`."""
     logits, targets, weights = ins
     (rows, width), block = logits.shape, choose_rows(logits)
     entry = cross_entropy_ids if targets.dtype == np.int32 else cross_entropy_distributions
@@ -198,6 +211,7 @@ def cross_entropy_loss(outs, ins, attrs, scratch, threads):
 
 @kernel("cross_entropy_rows")
 def cross_entropy_rows(outs, ins, attrs, scratch, threads):
+    """Return the calls of `cross_entropy_rows`."""
     logits, targets = ins
     return [
         cross_entropy_each_row.call(
@@ -208,6 +222,7 @@ def cross_entropy_rows(outs, ins, attrs, scratch, threads):
 
 @kernel("cross_entropy_judged", scratch=row_sum_bytes)
 def cross_entropy_judged(outs, ins, attrs, scratch, threads):
+    """Return the calls of `cross_entropy_judged`."""
     logits, targets, weights = ins
     (rows, width), block = logits.shape, choose_rows(logits)
     each = count_correct.call(
@@ -221,6 +236,7 @@ def cross_entropy_judged(outs, ins, attrs, scratch, threads):
 
 @kernel("cross_entropy_loss_back")
 def cross_entropy_loss_back(outs, ins, attrs, scratch, threads):
+    """Return the calls of `cross_entropy_loss_back`."""
     _, logits, targets, _ = ins
     entry = cross_entropy_ids_back if targets.dtype == np.int32 else cross_entropy_distributions_back
     return [entry.call(*ins, outs[0], logits.shape[1], items=logits.shape[0], block=choose_rows(logits))]

@@ -1,4 +1,4 @@
-"""Columns of a matrix cut into parts, and parts joined: rows from one pitch to another, rounded on the way where asked."""
+"""Splits and joins columns of matrices: rows are copied from one pitch to another, and rounded if asked."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -11,11 +11,11 @@ from llamatrain.compiler.vectors import LANES, load_until, store_until
 from llamatrain.kernels.cpu.chunking import choose_block, should_stream
 from llamatrain.kernels.cpu.registry import Array, kernel
 
-LINE_COLUMNS = 32  # columns: of whole lines in either precision
+LINE_COLUMNS = 32  # columns of whole cache lines in both precisions
 
 
 class ColumnCopy(NamedTuple):
-    """Some of an array: the first of them, elements from one row to the next, and whether they are bf16."""
+    """Columns of an array: the first of them, the elements between rows, and whether they are bf16."""
 
     memory: Any
     start: int
@@ -25,17 +25,20 @@ class ColumnCopy(NamedTuple):
 
 @inline
 def row_address(columns, row):
+    """Return the address of a row."""
     return columns.memory + (row * columns.pitch + columns.start) * (2 if columns.half else 4)
 
 
 @inline
 def copy_row(x, y, count, stream):
+    """Copy a row."""
     for i in range(0, count, LANES):
         store_until(y, i, count, load_until(x, i, count), stream)
 
 
 @KernelEntry
 def copy_columns(lo, hi, thread, x: ColumnCopy, y: ColumnCopy, count, stream):
+    """Copy the columns of rows lo to hi."""
     for row in range(lo, hi):
         source, to = row_address(x, row), row_address(y, row)
         if x.half:
@@ -49,6 +52,7 @@ def copy_columns(lo, hi, thread, x: ColumnCopy, y: ColumnCopy, count, stream):
 def copy_calls(
     pairs: Sequence[tuple[ColumnCopy, ColumnCopy]], sizes: Sequence[int], stream: bool
 ) -> list[Call]:
+    """Return the calls that copy pairs of columns."""
     calls = []
     for (x, y), count in zip(pairs, sizes, strict=True):
         rows = y.memory.size // y.pitch
@@ -58,11 +62,12 @@ def copy_calls(
 
 
 def as_columns(array: np.ndarray, start: int = 0) -> ColumnCopy:
+    """Return the columns of an array from `start` on."""
     return ColumnCopy(memory=array, start=start, pitch=array.shape[-1], half=int(array.dtype == np.uint16))
 
 
-def split_columns_evenly(parts: Sequence[np.ndarray]) -> tuple[list[int], list[int], bool]:
-    """Where each begins in the whole, its columns, and whether all are whole lines."""
+def locate_columns(parts: Sequence[np.ndarray]) -> tuple[list[int], list[int], bool]:
+    """Return the first column of each part in the whole, its columns, and whether all are whole cache lines."""
     sizes = [part.shape[-1] for part in parts]
     return list(accumulate(sizes[:-1], initial=0)), sizes, all(size % LINE_COLUMNS == 0 for size in sizes)
 
@@ -74,7 +79,8 @@ def _takes_floats(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> b
 
 @kernel("split_columns", takes=_takes_floats)
 def split_columns(outs, ins, attrs, scratch, threads):
-    (x,), (begin, sizes, whole) = ins, split_columns_evenly(outs)
+    """Return the calls of `split_columns`."""
+    (x,), (begin, sizes, whole) = ins, locate_columns(outs)
     stream = whole and all(should_stream(out, x) for out in outs)
     return copy_calls(
         [(as_columns(x, start), as_columns(out)) for out, start in zip(outs, begin, strict=True)],
@@ -85,7 +91,8 @@ def split_columns(outs, ins, attrs, scratch, threads):
 
 @kernel("join_columns", takes=_takes_floats)
 def join_columns(outs, ins, attrs, scratch, threads):
-    (y,), (begin, sizes, whole) = outs, split_columns_evenly(ins)
+    """Return the calls of `join_columns`."""
+    (y,), (begin, sizes, whole) = outs, locate_columns(ins)
     stream = whole and should_stream(y, *ins)
     return copy_calls(
         [(as_columns(part), as_columns(y, start)) for part, start in zip(ins, begin, strict=True)],

@@ -1,22 +1,22 @@
 """Matrix products of packed operands: C[m, n] (+)= sum over k of A[m, k] B[n, k], in the cache, by one thread.
 
-The bricks that products, the output head and attention are built of. All are functions for compiled code; addresses are
-integers and C's distance between rows, `ldc`, is in float32 elements.
+Matrix products, the fused loss and attention are built from these functions for compiled code. Addresses are
+integers, and `ldc`, the distance between rows of C, is in float32 elements.
 
-    panel_bytes(mode, count, k)                      what count rows of A, or columns of B, take when packed
+    panel_bytes(mode, count, k)    the bytes of count rows of A, or columns of B, when packed
     pack_a(mode, to, source, half, across, stride, m, k)
     pack_b(mode, to, source, half, across, stride, n, k)
-        `half`: the source is bf16, else float32. `across`: 0 if each row (column) lies contiguous along k, 1 if the rows
-        (columns) lie beside each other; `stride` is the distance in elements between what does not.
-        `to` must be aligned to 64 bytes. What is missing to whole tiles is filled with zeros.
-    begin(mode); multiply(mode, c, ldc, a, b, m, n, k, accumulate, by_rows); end(mode)
-        `by_rows`: walk down A's rows outside and B's columns inside, so that b (small) stays near; 0: the other way round.
-        The tile unit always does the former, as many of B's columns at a time as stay near: it waits for lines that it writes,
-        and those of a row come soonest one after the other.
+        `half`: the source is bf16, else float32. `across`: 0 if each row (column) is contiguous along k, 1 if the
+        rows (columns) are interleaved; `stride` is the distance in elements along the other axis. `to` must be
+        aligned to 64 bytes. Tiles at the edge are filled with zeros.
+    configure_tiles(mode); multiply(mode, c, ldc, a, b, m, n, k, accumulate, by_rows); release_tiles(mode)
+        `by_rows`: A's rows are the outer loop and B's columns the inner one, so that b (small) stays in the cache;
+        0: the other way round. The tile unit always uses the former, with as many columns of B at a time as stay
+        in the cache: it waits for lines that it writes, and those of one row arrive soonest one after the other.
         C need not be aligned; only m x n of it are written. The order of each sum depends on k alone.
 
-`mode` says what is multiplied and how: FLOAT32, ROUNDED (bf16 as float32: any machine), PAIRS (AVX-512 BF16), TILES (AMX).
-All of them sum in float32. `mode_of("bf16")` is the best that this machine has.
+`mode` says what is multiplied and how: FLOAT32, ROUNDED (bf16 as float32: any machine), PAIRS (AVX-512 BF16),
+TILES (AMX). All of them sum in float32. `choose_mode("bf16")` is the fastest that this machine has.
 """
 
 from llamatrain.compiler.declare import LazyModule, SharedKernel, inline
@@ -28,14 +28,14 @@ micro, tile_rows = (
 )
 
 FLOAT32, ROUNDED, PAIRS, TILES = range(4)
-SIDE = 32  # of the block of C that is finished at once
-NEAR_BYTES = (
-    1 << 20
-)  # bytes of b that are gone through for some rows of C before the next rows, by the tile unit
+SIDE = 32  # rows and columns of a block of C
+NEAR_BYTES = 1 << 20  # bytes of b that the tile unit reads for some rows of C before the next rows
 
 
 def choose_mode(precision: str) -> int:
-    """The mode for "f32" or "bf16"; "avx512bf16", "amx" and "float32" (bf16 without either) ask for that unit."""
+    """Return the mode for "f32" or "bf16"; "avx512bf16", "amx" and "float32" (bf16 without either) ask for
+    that unit.
+    """
     if precision == "bf16":
         precision = next((unit for unit in ("amx", "avx512bf16") if unit in cpu.enabled_units()), "float32")
     return {"f32": FLOAT32, "float32": ROUNDED, "avx512bf16": PAIRS, "amx": TILES}[precision]
@@ -43,24 +43,25 @@ def choose_mode(precision: str) -> int:
 
 @inline
 def tile_depth(mode):
-    """Elements along k in a tile."""
+    """Return the elements along k in a tile."""
     return 32 if mode >= PAIRS else 16
 
 
 @inline
 def panel_tiles(mode, k):
-    """At least one, so that a sum over nothing is zero."""
+    """Return the tiles along k: at least one, so that an empty sum is zero."""
     depth = tile_depth(mode)
     return max(1, (k + depth - 1) // depth)
 
 
 @inline
 def panel_bytes(mode, count, k):
+    """Return the packed bytes of `count` rows of A or columns of B."""
     return (count + 15) // 16 * panel_tiles(mode, k) * TILE
 
 
 def packed_bytes(mode: int, count: int, k: int) -> int:
-    """`panel_bytes` for plans: plain, since calling what is inlined would start the compiler."""
+    """Return panel_bytes for plans, without calling a helper, which would start the compiler."""
     depth = 32 if mode >= PAIRS else 16
     return -(-count // 16) * max(1, -(-k // depth)) * TILE
 
@@ -70,7 +71,7 @@ def packed_bytes(mode: int, count: int, k: int) -> int:
 
 @inline
 def fill_tile(mode, to, source, half, across, pitch):
-    """A whole tile, a row of words for each row of the source (or two of them); pitch: bytes between those."""
+    """Fill a whole tile: a row of words for each row of the source (or two of them), `pitch` bytes apart."""
     if (mode == FLOAT32 and not half) or (mode >= PAIRS and half and not across):
         for i in range(16):
             tile_rows.copy(to + i * ROW, source + i * pitch, 0)
@@ -93,7 +94,7 @@ def fill_tile(mode, to, source, half, across, pitch):
 
 @inline
 def fill_two(to, distance, source, pitch):
-    """Two whole tiles beside each other, of bf16 that lie across."""
+    """Fill two neighboring tiles of bf16 that lie across."""
     for i in range(16):
         line = source + 2 * i * pitch
         tile_rows.pair_both(to + i * ROW, line, line + pitch, to + distance + i * ROW)
@@ -101,10 +102,10 @@ def fill_two(to, distance, source, pitch):
 
 @inline
 def fill_edge(mode, to, source, half, across, pitch, rows, columns):
-    """A tile at the source's edge: rows x columns of its elements are there, the rest is zero."""
+    """Fill a tile at the source's edge with rows x columns elements and zeros."""
     whole, size = micro.scratch_block(), 2 if half else 4
     for i in range(32 if across else 16):
-        # loads of nothing have an address, too: one without a page costs microseconds
+        # empty loads need a valid address, too: an unmapped page costs microseconds
         line, there = (source + i * pitch, columns) if i < rows else (source, 0)
         if half:
             tile_rows.some_halves(whole + i * 64, line, there)
@@ -115,10 +116,11 @@ def fill_edge(mode, to, source, half, across, pitch, rows, columns):
 
 @SharedKernel
 def pack_tiles(mode, to, source, half, across, transpose, stride, count, k):
+    """Pack a source into tiles."""
     size, depth = 2 if half else 4, tile_depth(mode)
     panels, tiles = (count + 15) // 16, panel_tiles(mode, k)
     pitch, in_pairs = stride * size, mode >= PAIRS and half and across
-    for step in range(panels * tiles):  # along what lies contiguous in the source
+    for step in range(panels * tiles):  # along the contiguous axis of the source
         panel, tile = (step % panels, step // panels) if across else (step // tiles, step % tiles)
         target = to + (panel * tiles + tile) * TILE
         items, tile_k = min(16, count - panel * 16), min(depth, k - tile * depth)
@@ -144,16 +146,19 @@ pack_call = pack_tiles.call
 
 @inline
 def pack(mode, to, source, half, across, transpose, stride, count, k):
+    """Pack a source into tiles by the shared kernel."""
     pack_call((mode, to, source, half, across, transpose, stride, count, k))
 
 
 @inline
 def pack_a(mode, to, source, half, across, stride, m, k):
+    """Pack rows of the left operand."""
     pack(mode, to, source, half, across, across, stride, m, k)
 
 
 @inline
 def pack_b(mode, to, source, half, across, stride, n, k):
+    """Pack columns of the right operand."""
     pack(mode, to, source, half, across, 1 - across, stride, n, k)
 
 
@@ -162,25 +167,28 @@ def pack_b(mode, to, source, half, across, stride, n, k):
 
 @inline
 def configure_tiles(mode):
+    """Configure the tile unit, if the mode uses it."""
     if mode == TILES:
         micro.tiles_on()
 
 
 @inline
 def release_tiles(mode):
+    """Release the tile unit, if the mode uses it."""
     if mode == TILES:
         micro.tiles_off()
 
 
 @inline
 def store_edge(space, c, ldc, rows, columns, accumulate):
-    """Bring a part of a finished 32 x 32 block to C."""
+    """Copy a part of a finished 32 x 32 block to C."""
     for i in range(rows):
         micro.store_row(c + i * ldc * 4, space + i * SIDE * 4, columns, accumulate)
 
 
 @inline
 def multiply_by_amx(c, ldc, a, b, panel, m, n, words, accumulate):
+    """Compute a block of C with the tile unit."""
     a_panel, b_panel = panel if m > 16 else 0, panel if n > 16 else 0
     if m >= SIDE and n >= SIDE:
         micro.multiply_tiles(c, ldc * 4, a, a_panel, b, b_panel, words, accumulate)
@@ -192,6 +200,7 @@ def multiply_by_amx(c, ldc, a, b, panel, m, n, words, accumulate):
 
 @inline
 def multiply_by_vectors(mode, c, ldc, a, b, panel, m, n, words, accumulate):
+    """Compute a block of C with vectors."""
     wide, space = n > 16, micro.scratch_block()
     columns, high = (SIDE, WIDE_ROWS) if wide else (16, NARROW_ROWS)
     for i in range(0, min(m, SIDE), high):
@@ -212,6 +221,7 @@ def multiply_by_vectors(mode, c, ldc, a, b, panel, m, n, words, accumulate):
 
 @SharedKernel
 def multiply_tiles(mode, c, ldc, a, b, m, n, k, accumulate, by_rows):
+    """Multiply packed operands, block by block of C."""
     panel = panel_bytes(mode, 16, k)
     words = (k + 1) // 2 if mode >= PAIRS else k
     down, along = (m + SIDE - 1) // SIDE, (n + SIDE - 1) // SIDE
@@ -235,4 +245,5 @@ multiply_call = multiply_tiles.call
 
 @inline
 def multiply(mode, c, ldc, a, b, m, n, k, accumulate, by_rows):
+    """Multiply packed operands by the shared kernel."""
     multiply_call((mode, c, ldc, a, b, m, n, k, accumulate, by_rows))

@@ -1,7 +1,7 @@
-"""The definition of every op: what it does to arrays, in plain numpy, in the precision of its sources.
+"""The definition of every op in plain numpy, in the precision of its sources.
 
-A kernel takes the sources' arrays and the node's attributes, and gives the outputs. bfloat16 arrays are uint16. Files bear the
-names of those in `graph/ops`; each is imported, for what it registers.
+A kernel takes the sources' arrays and the node's attributes, and returns the outputs. bfloat16 arrays are
+uint16. Files have the names of those in `graph/ops`; importing them registers their kernels.
 """
 
 from importlib import import_module

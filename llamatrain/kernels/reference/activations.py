@@ -1,4 +1,4 @@
-"""What the ops of `graph/ops/activations.py` do to arrays, in the same order."""
+"""Reference kernels of `graph/ops/activations.py`, in the same order."""
 
 import numpy as np
 
@@ -8,45 +8,52 @@ from llamatrain.kernels.reference.registry import kernel
 
 @kernel
 def step(x):
+    """Return 1 where x is above 0, else 0."""
     return x > 0
 
 
 @kernel
 def relu(x):
+    """Return max(x, 0)."""
     return np.maximum(x, 0)
 
 
 @kernel
 def sigmoid(x):
+    """Return 1 / (1 + exp(-x))."""
     return 1 / (1 + np.exp(-x))
 
 
 def gelu_gate(x):
-    """Of x that gelu lets through."""
+    """Return the share of x that gelu passes."""
     return sigmoid(x * (x.dtype.type(A) + x.dtype.type(B) * x * x))
 
 
 @kernel
 def gelu(x):
+    """Return x · sigmoid(A x + B x³)."""
     return x * gelu_gate(x)
 
 
 @kernel
 def gelu_back(dy, x):
+    """Return dy times the derivative of gelu at x."""
     s = gelu_gate(x)
     return dy * s * (1 + x * (1 - s) * (x.dtype.type(A) + x.dtype.type(3 * B) * x * x))
 
 
 def apply_cap(x, cap):
-    """As softcap, or untouched where there is no cap."""
+    """Return softcap of x, or x if there is no cap."""
     return x.dtype.type(cap) * np.tanh(x / x.dtype.type(cap)) if cap else x
 
 
 @kernel
 def softcap(x, *, cap):
+    """Return cap tanh(x / cap): small numbers hardly change, and none exceeds cap."""
     return apply_cap(x, cap)
 
 
 @kernel
 def softcap_back(dy, y, *, cap):
+    """Return dy (1 - (y / cap)²), where y is the output of softcap."""
     return dy * (1 - np.square(y / y.dtype.type(cap)))

@@ -1,4 +1,4 @@
-"""What the ops of `graph/ops/attention.py` do to arrays, in the same order."""
+"""Reference kernels of `graph/ops/attention.py`, in the same order."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from llamatrain.kernels.reference.registry import from_bf16, kernel, operands
 
 
 def visible_keys(q, k, starts, lasts=None, *, window):
-    """(B, 1, T, S): which key each query sees."""
+    """Return which key each query sees: (B, 1, T, S)."""
     length, keys = q.shape[1], k.shape[1]
     if lasts is None:
         lasts = np.broadcast_to(np.arange(length) + keys - length, starts.shape)
@@ -18,12 +18,12 @@ def visible_keys(q, k, starts, lasts=None, *, window):
 
 
 def split_heads(x, heads):
-    """(B, S, Hk, d) -> (B, H, S, d), key and value heads repeated for their group."""
+    """Transpose (B, S, Hk, d) to (B, H, S, d), repeating key/value heads for their group."""
     return np.repeat(np.swapaxes(x, 1, 2), heads // x.shape[2], axis=1)
 
 
 def attention_scores(q, k, scale, cap):
-    """(B, H, T, S)"""
+    """Return the scaled and capped scores: (B, H, T, S)."""
     return apply_cap(
         split_heads(q, q.shape[2]) @ np.swapaxes(split_heads(k, q.shape[2]), -1, -2) * q.dtype.type(scale),
         cap,
@@ -32,6 +32,7 @@ def attention_scores(q, k, scale, cap):
 
 @kernel
 def flash_attn(q, k, v, *ranges, scale, window=0, cap=0.0):
+    """Return softmax(scale · q kᵀ) v and the log of the softmax's sums."""
     q, k, v = operands(q, k, v)
     scores = np.where(
         visible_keys(q, k, *ranges, window=window), attention_scores(q, k, scale, cap), q.dtype.type(-np.inf)
@@ -45,6 +46,7 @@ def flash_attn(q, k, v, *ranges, scale, window=0, cap=0.0):
 
 @kernel
 def flash_attn_back(dout, q, k, v, out, lse, *ranges, scale, window=0, cap=0.0):
+    """Return the gradients of q, k and v."""
     q, k, v = operands(q, k, v)
     heads, group = q.shape[2], q.shape[2] // k.shape[2]
     seen, scores = visible_keys(q, k, *ranges, window=window), attention_scores(q, k, scale, cap)
@@ -63,6 +65,6 @@ def flash_attn_back(dout, q, k, v, out, lse, *ranges, scale, window=0, cap=0.0):
 
 
 def sum_groups(x, group):
-    """(B, H, S, d) -> (B, S, Hk, d), summed over the heads of each group."""
+    """Transpose (B, H, S, d) to (B, S, Hk, d), summing over the heads of each group."""
     batch, heads, keys, size = x.shape
     return np.swapaxes(x.reshape(batch, heads // group, group, keys, size).sum(axis=2), 1, 2)

@@ -1,4 +1,4 @@
-"""The backend that does every op by its definition."""
+"""The reference backend."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -13,18 +13,24 @@ from llamatrain.kernels.reference.registry import KERNELS, run_kernel
 
 
 class ReferenceBackend(HostMemory):
+    """Runs every op by its definition in numpy."""
+
     def has_kernel(self, node: Node) -> bool:
+        """Return True if the op has a kernel here."""
         return node.op.name in KERNELS
 
     def scratch(self, node: Node) -> int:
+        """Return 0: numpy allocates what it needs."""
         return 0
 
     def bind(
         self, node: Node, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray | Blocks], scratch: np.ndarray
     ) -> list[Any]:
+        """Return the calls that compute a node."""
         return [partial(run_kernel, node.op.name, outs, ins, node.attrs), *self.release_calls(ins)]
 
     def batch(self, calls: Iterable[Any]) -> list[Callable[[], None]]:
+        """Return the calls as they are."""
         return list(calls)
 
     def compile(self, runs: Iterable[Callable[[], None]]) -> None: ...

@@ -1,4 +1,4 @@
-"""What the ops of `graph/ops/dropout.py` do to arrays, in the same order."""
+"""Reference kernels of `graph/ops/dropout.py`, in the same order."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from llamatrain.kernels.reference.registry import kernel
 
 
 def mix_bits(z):
-    """Bits of a 32-bit number spread over all of it (the finaliser of MurmurHash3)."""
+    """Mix the bits of 32-bit numbers (the finalizer of MurmurHash3)."""
     z = (z ^ (z >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     z = (z ^ (z >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return z ^ (z >> np.uint32(16))
@@ -14,6 +14,7 @@ def mix_bits(z):
 
 @kernel
 def dropout(x, key, tokens=None, *, rate, salt, length):
+    """Return x with a share of its elements set to zero and the others scaled up."""
     seeds = np.array([salt, *key.view(np.uint32)], np.uint32)
     count, size = len(x), x.size // max(1, len(x))
     tokens = np.arange(count, dtype=np.uint32) if tokens is None else tokens.view(np.uint32)

@@ -1,4 +1,4 @@
-"""What the ops of `graph/ops/gates.py` do to arrays, in the same order."""
+"""Reference kernels of `graph/ops/gates.py`, in the same order."""
 
 from functools import wraps
 
@@ -10,17 +10,19 @@ from llamatrain.kernels.reference.registry import from_bf16, kernel, to_bf16
 
 @kernel
 def silu(x):
+    """Return x · sigmoid(x)."""
     return x * sigmoid(x)
 
 
 @kernel
 def silu_back(dy, x):
+    """Return dy times the derivative of silu at x."""
     s = sigmoid(x)
     return dy * s * (1 + x * (1 - s))
 
 
 def in_float32(gate):
-    """What comes in bf16 is widened before, and what goes out of that is rounded."""
+    """Run a gate in float32 and round its results if its sources are bf16."""
 
     @wraps(gate)
     def run(*sources):
@@ -35,32 +37,38 @@ def in_float32(gate):
 @kernel
 @in_float32
 def swiglu(gate, up):
+    """Return silu(gate) · up."""
     return silu(gate) * up
 
 
 @kernel
 @in_float32
 def swiglu_back(dy, gate, up):
+    """Return the gradients of gate and up."""
     return silu_back(dy * up, gate), dy * silu(gate)
 
 
 @kernel
 @in_float32
 def geglu(gate, up):
+    """Return gelu(gate) · up."""
     return gelu(gate) * up
 
 
 @kernel
 @in_float32
 def geglu_back(dy, gate, up):
+    """Return the gradients of gate and up."""
     return gelu_back(dy * up, gate), dy * gelu(gate)
 
 
 @kernel
 def swiglu_halves(x):
+    """Return swiglu of the first half of each row, the gate, and the second half."""
     return swiglu(*np.split(x, 2, axis=-1))
 
 
 @kernel
 def swiglu_halves_back(dy, x):
+    """Return both gradients as the halves of each row."""
     return np.concatenate(swiglu_back(dy, *np.split(x, 2, axis=-1)), axis=-1)

@@ -1,4 +1,4 @@
-"""What the ops of `graph/ops/products.py` do to arrays, in the same order."""
+"""Reference kernels of `graph/ops/matmul.py`, in the same order."""
 
 import numpy as np
 
@@ -7,6 +7,7 @@ from llamatrain.kernels.reference.registry import kernel, operands
 
 @kernel
 def matmul(x, w, bias=None):
+    """Return x wᵀ plus the bias in each row: (m, k), (n, k), (n,) -> (m, n)."""
     x, w = operands(x, w)
     y = x @ np.swapaxes(w, -1, -2)
     return y if bias is None else y + bias
@@ -14,11 +15,13 @@ def matmul(x, w, bias=None):
 
 @kernel
 def matmul_nn(y, w):
+    """Return y w: (m, n), (n, k) -> (m, k)."""
     y, w = operands(y, w)
     return y @ w
 
 
 @kernel
 def out_prod(a, b):
+    """Return aᵀ b: (t, n), (t, k) -> (n, k)."""
     a, b = operands(a, b)
     return np.swapaxes(a, -1, -2) @ b

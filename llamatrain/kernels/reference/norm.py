@@ -1,4 +1,4 @@
-"""What the ops of `graph/ops/norm.py` do to arrays, in the same order."""
+"""Reference kernels of `graph/ops/norm.py`, in the same order."""
 
 import numpy as np
 
@@ -6,16 +6,19 @@ from llamatrain.kernels.reference.registry import kernel
 
 
 def root_mean_square(x, eps):
+    """Return sqrt(mean(x²) + eps) of each row."""
     return np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + x.dtype.type(eps))
 
 
 @kernel
 def rms_norm(x, w, *, eps):
+    """Return x / rms(x) · w."""
     return x / root_mean_square(x, eps) * w
 
 
 @kernel
 def rms_norm_back(dy, x, w, *, eps):
+    """Return the gradients of x and w."""
     rms = root_mean_square(x, eps)
     normal, dnormal = x / rms, dy * w
     dx = (dnormal - normal * np.mean(dnormal * normal, axis=-1, keepdims=True)) / rms
@@ -24,12 +27,14 @@ def rms_norm_back(dy, x, w, *, eps):
 
 @kernel
 def norm(x, *, eps):
+    """Return the normed x, with mean 0 and deviation 1."""
     middle = x - np.mean(x, axis=-1, keepdims=True)
     return middle / root_mean_square(middle, eps)
 
 
 @kernel
 def norm_back(dy, x, *, eps):
+    """Return the gradient of x."""
     middle = x - np.mean(x, axis=-1, keepdims=True)
     size = root_mean_square(middle, eps)
     normal = middle / size

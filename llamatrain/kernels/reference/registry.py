@@ -1,4 +1,4 @@
-"""Kernels by the name of their op, and how one is run into given memory."""
+"""Reference kernels by op name, and how one is run into given memory."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,11 +8,12 @@ import numpy as np
 from llamatrain.kernels.quantized import Blocks
 
 KERNELS: dict[str, Callable[..., Any]] = {}
-# what numpy writes where it is to be, without an array of its own
+# ops that numpy computes into `out` without a temporary array
 IN_PLACE: dict[str, Callable[..., Any]] = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Register the reference kernel of the op of its name."""
     KERNELS[function.__name__] = function
     return function
 
@@ -21,7 +22,7 @@ def run_kernel(
     name: str, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray | Blocks], attrs: dict[str, Any]
 ) -> None:
     """Compute into `outs`, which may share memory with `ins`."""
-    with np.errstate(all="ignore"):  # what is not finite is found where it matters, and named
+    with np.errstate(all="ignore"):  # infinities are detected elsewhere
         if name in IN_PLACE:
             IN_PLACE[name](*ins, out=outs[0])
             return
@@ -31,18 +32,19 @@ def run_kernel(
 
 
 def to_bf16(x: np.ndarray) -> np.ndarray:
-    """Rounded to the nearest bfloat16, ties to even; its bits."""
+    """Return the bits of the nearest bfloat16, ties to even."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(x), (bits >> np.uint32(16)) | np.uint32(0x40), rounded).astype(np.uint16)
 
 
 def from_bf16(bits: np.ndarray) -> np.ndarray:
+    """Convert bfloat16 bits to float32."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def operands(*sources: np.ndarray | Blocks) -> list[np.ndarray]:
-    """The sources of a matrix product, decoded; if one is bfloat16, all are rounded to it."""
+    """Return decoded sources of a product; if one is bfloat16, all are rounded to it."""
     arrays = [source.decode_rows() if isinstance(source, Blocks) else source for source in sources]
     if not any(array.dtype == np.uint16 for array in arrays):
         return arrays

@@ -1,4 +1,4 @@
-"""What the ops of `graph/ops/rope.py` do to arrays, in the same order."""
+"""Reference kernels of `graph/ops/rope.py`, in the same order."""
 
 import numpy as np
 
@@ -6,6 +6,7 @@ from llamatrain.kernels.reference.registry import kernel
 
 
 def rotate(x, positions, table, direction, halves):
+    """Rotate pairs by the table's angles, forward (1) or backward (-1)."""
     table = table if halves else np.swapaxes(table, 1, 2)
     pairs = table.shape[2]
     cos, sin = (table[positions][:, :, None, part] for part in (0, 1))  # (B, T, 1, pairs)
@@ -22,9 +23,11 @@ def rotate(x, positions, table, direction, halves):
 
 @kernel
 def rope(x, positions, table, *, halves=False):
+    """Rotate heads by their positions."""
     return rotate(x, positions, table, 1, halves)
 
 
 @kernel
 def rope_back(dy, positions, table, *, halves=False):
+    """Rotate back."""
     return rotate(dy, positions, table, -1, halves)

@@ -1,4 +1,4 @@
-"""What the ops of `graph/ops/softmax.py` do to arrays, in the same order."""
+"""Reference kernels of `graph/ops/softmax.py`, in the same order."""
 
 import numpy as np
 
@@ -7,10 +7,12 @@ from llamatrain.kernels.reference.registry import kernel
 
 @kernel
 def soft_max(x):
+    """Return the softmax of x."""
     e = np.exp(x - np.max(x, axis=-1, keepdims=True))
     return e / np.sum(e, axis=-1, keepdims=True)
 
 
 @kernel
 def soft_max_back(dy, y):
+    """Return the gradient of x, given the output y."""
     return y * (dy - np.sum(dy * y, axis=-1, keepdims=True))

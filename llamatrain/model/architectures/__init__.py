@@ -1,4 +1,7 @@
-"""The architectures, a module each, named as files have it in general.architecture: that a module is there is all it takes."""
+"""The architectures, a module for each, named like general.architecture in files.
+
+Adding a module is enough.
+"""
 
 import pkgutil
 from collections.abc import Iterator
@@ -14,22 +17,25 @@ DEFAULT = "llama"  # of new models, and of adapters whose files do not say it
 
 
 def supported_names() -> list[str]:
+    """Return the names of supported architectures."""
     return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
 
 
 def find_architecture(name: str) -> "Architecture[Any, Any]":
+    """Return an architecture by name. Raise UsageError if it is not supported."""
     if name not in supported_names():
-        raise UsageError(describe_unknown(name))
+        raise UsageError(describe_unknown(name), code="unsupported-architecture")
     return load_architecture(name)
 
 
 def load_architecture(name: str) -> "Architecture[Any, Any]":
+    """Import a supported architecture."""
     architecture: Architecture[Any, Any] = import_module(f"{__name__}.{name.replace('-', '_')}").ARCHITECTURE
     return architecture
 
 
 def describe_unknown(name: str) -> str:
-    """What is said of an architecture that is none of these: what it is, if that is known, and what is nearest."""
+    """Return an error message for an unsupported architecture, with what it is and the nearest one."""
     from difflib import get_close_matches
 
     from llamatrain.gguf.parser import quote
@@ -43,7 +49,7 @@ def describe_unknown(name: str) -> str:
 
 
 def related_names(names: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Names that are not supported, with the architecture that knows them, and what it says of them."""
+    """Yield unsupported names that supported architectures describe, with those architectures."""
     for supported_name in names:
         yield from (
             (name, (supported_name, description))

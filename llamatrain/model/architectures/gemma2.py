@@ -1,5 +1,6 @@
-"""Gemma 2: norms before and behind each half of a block, gates by gelu, scores and logits that are capped, and windows of every
-second block (Gemma Team 2024)."""
+"""Gemma 2 (Gemma Team 2024): norms before and after each half of a block, GeGLU, capped scores and logits,
+and a window in every second block.
+"""
 
 import math
 from collections.abc import Sequence
@@ -28,10 +29,12 @@ LAYERS_27B = 46  # blocks of the one model whose scores are scaled by what its w
 
 
 def embed(model: ForwardPass) -> Tensor:
+    """Return the token embeddings, scaled by sqrt(width)."""
     return O.scale(layers.embed(model), by=math.sqrt(model.h.embd))
 
 
 def block(model: ForwardPass, layer: int, x: Tensor, norm_heads: bool = False) -> Tensor:
+    """Return the output of a block with norms before and after each half."""
     prefix = f"blk.{layer}"
     output = layers.attention(model, layer, model.norm(x, f"{prefix}.attn_norm"), norm_heads)
     x = O.add(model.keep_scored_rows(layer, x), model.norm(output, f"{prefix}.post_attention_norm"))
@@ -40,27 +43,30 @@ def block(model: ForwardPass, layer: int, x: Tensor, norm_heads: bool = False) -
 
 
 def has_window(h: Hyperparameters, layer: int) -> bool:
-    """Whether a block has a window."""
+    """Return True if a block has a window."""
     return bool(h.extra["window"]) and is_windowed(int(h.extra["period"]), layer)
 
 
 def attention_mask(h: Hyperparameters, layer: int, layers_27b: int = LAYERS_27B) -> AttentionMask:
+    """Return a block's mask. The 27B model scales scores by width / heads instead of the head size."""
     size = h.embd // h.heads if h.layers == layers_27b else h.head_size
     window = int(h.extra["window"]) if has_window(h, layer) else 0
     return AttentionMask(scale=size**-0.5, window=window, cap=h.extra.get("score_cap", 0.0))
 
 
 def ropes(h: Hyperparameters) -> Sequence[Rope]:
-    """Blocks with windows may turn by a base of their own."""
+    """Return the rotations: blocks with windows may have their own base."""
     window_base = h.extra["near_base"]
     return [h.rope, replace(h.rope, base=window_base)] if h.extra["window"] and window_base else [h.rope]
 
 
 def rope_index(h: Hyperparameters, layer: int) -> int:
+    """Return which rotation a block uses."""
     return int(len(h.ropes) > 1 and has_window(h, layer))
 
 
 def logit_cap(h: Hyperparameters) -> float:
+    """Return the soft cap of the logits."""
     return h.extra["logit_cap"]
 
 

@@ -1,5 +1,6 @@
-"""Gemma 3: as the second, with normed heads in place of caps, and windows of five blocks in six, whose heads turn by a base of
-their own (Gemma Team 2025)."""
+"""Gemma 3 (Gemma Team 2025): Gemma 2 with normed heads instead of capped scores, and windows in five of six
+blocks, whose heads rotate with their own base.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +21,7 @@ LAYERS_27B = 62  # blocks, as in the second
 
 
 def ropes(h: Hyperparameters) -> Sequence[Rope]:
-    """What is scaled are not the blocks with windows; what is made longer are all."""
+    """Return the rotations: scaling applies only to blocks without a window, the length factor to all."""
     return (
         [h.rope, Rope(h.rope.size, base=h.extra["near_base"], length=h.rope.length)]
         if h.extra["window"]

@@ -1,4 +1,6 @@
-"""Granite 3 and 4: a llama with four multipliers, of embeddings, scores, blocks and logits (Granite Team 2024)."""
+"""Granite 3 and 4 (Granite Team 2024): a llama with four multipliers, of embeddings, scores, blocks and
+logits.
+"""
 
 from llamatrain.graph import ops as O
 from llamatrain.graph.tensor import Tensor
@@ -16,16 +18,18 @@ KEYS = {
 
 
 def multiply(model: ForwardPass, x: Tensor, name: str) -> Tensor:
-    """0 says that there is no such multiplier."""
+    """Multiply x by a hyperparameter; 0 means that there is no such multiplier."""
     by = model.h.extra[name]
     return O.scale(x, by=by) if by not in (0, 1) else x
 
 
 def embed(model: ForwardPass) -> Tensor:
+    """Return the token embeddings times their multiplier."""
     return multiply(model, model.embedding("token_embd"), "embedding_scale")
 
 
 def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
+    """Return the output of a block whose halves are multiplied before they are added."""
     prefix = f"blk.{layer}"
     output = layers.attention(model, layer, model.norm(x, f"{prefix}.attn_norm"))
     x = O.add(model.keep_scored_rows(layer, x), multiply(model, output, "residual_scale"))
@@ -34,11 +38,12 @@ def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
 
 
 def final_norm(model: ForwardPass, x: Tensor) -> Tensor:
-    """Logits are divided by their scale: here what they are made of is."""
+    """Return the final norm divided by the scale of the logits, which has the same effect."""
     return O.scale(model.norm(x, "output_norm"), by=1 / model.h.extra["logit_scale"])
 
 
 def attention_mask(h: Hyperparameters, layer: int) -> AttentionMask:
+    """Return a block's mask with the model's scale."""
     return AttentionMask(scale=h.extra["attention_scale"] or h.head_size**-0.5)
 
 

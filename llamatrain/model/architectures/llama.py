@@ -1,4 +1,4 @@
-"""Llama 1, 2 and 3, and what is built like them: TinyLlama, Mistral, SmolLM (Touvron et al. 2023)."""
+"""Llama 1, 2 and 3, and models built like them: TinyLlama, Mistral, SmolLM (Touvron et al. 2023)."""
 
 from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture

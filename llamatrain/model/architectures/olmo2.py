@@ -1,4 +1,6 @@
-"""OLMo 2 and 3: norms behind attention and feed-forward, and of queries and keys whole (OLMo Team 2024); 3 has windows."""
+"""OLMo 2 and 3 (OLMo Team 2024): norms after attention and feed-forward, norms of whole queries and keys;
+OLMo 3 has windows.
+"""
 
 from collections.abc import Sequence
 
@@ -23,6 +25,7 @@ LAST_NORM = {"blk.{}.post_ffw_norm.weight": layers.block_norm("post_feedforward_
 
 
 def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
+    """Return the output of a block that norms the output of each half."""
     h, prefix = model.h, f"blk.{layer}"
 
     def project_and_rotate(name: str, count: int) -> Tensor:
@@ -37,17 +40,19 @@ def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
 
 
 def has_window(h: Hyperparameters, layer: int) -> bool:
+    """Return True if a block has a window."""
     return bool(h.extra["window"]) and is_windowed(int(h.extra["period"]), layer)
 
 
 def attention_mask(h: Hyperparameters, layer: int) -> AttentionMask:
+    """Return a block's mask."""
     return AttentionMask(
         scale=h.head_size**-0.5, window=int(h.extra["window"]) if has_window(h, layer) else 0
     )
 
 
 def ropes(h: Hyperparameters) -> Sequence[Rope]:
-    """Blocks with windows turn as if nothing were scaled."""
+    """Return the rotations: blocks with windows rotate without scaling."""
     return [h.rope, Rope(h.rope.size, base=h.rope.base)] if h.extra["window"] else [h.rope]
 
 

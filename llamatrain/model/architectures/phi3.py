@@ -1,6 +1,6 @@
-"""Phi 3 and 4: one matrix for queries, keys and values, one for gate and up, factors for long rows (Abdin et al. 2024).
+"""Phi 3 and 4 (Abdin et al. 2024): one matrix for queries, keys and values, one for gate and up, and factors for long rows.
 
-Some of its files name a window. llama.cpp sees all keys nonetheless; so do these blocks.
+Some of its files name a window. llama.cpp ignores it and attends to all keys; so do these blocks.
 """
 
 from llamatrain.graph import ops as O
@@ -23,6 +23,7 @@ FEED_FORWARD = {
 
 
 def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
+    """Return the output of a block with joined projections."""
     h, prefix = model.h, f"blk.{layer}"
     qkv = model.linear(model.norm(x, f"{prefix}.attn_norm"), f"{prefix}.attn_qkv")
     parts = split_columns(qkv, sizes=(h.width, h.kv_width, h.kv_width))

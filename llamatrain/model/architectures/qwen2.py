@@ -1,4 +1,7 @@
-"""Qwen 2 and 2.5: a llama with biases behind queries, keys and values, whose heads turn in halves (Yang et al. 2024)."""
+"""Qwen 2 and 2.5 (Yang et al.
+
+2024): a llama with biases of queries, keys and values, whose heads rotate in halves.
+"""
 
 from dataclasses import replace
 

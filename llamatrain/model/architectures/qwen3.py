@@ -1,4 +1,4 @@
-"""Qwen 3: each head of queries and keys is normed before it turns, in halves (Yang et al. 2025)."""
+"""Qwen 3 (Yang et al. 2025): each head of queries and keys is normed before it rotates, in halves."""
 
 from functools import partial
 

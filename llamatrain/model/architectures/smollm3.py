@@ -1,4 +1,4 @@
-"""SmolLM 3: a llama of which every fourth block turns no heads (Bakouch et al. 2025)."""
+"""SmolLM 3 (Bakouch et al. 2025): a llama in which every fourth block has no rotation."""
 
 from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture
@@ -8,6 +8,7 @@ NO_ROPE_EVERY = 4  # of so many blocks the last
 
 
 def rope_index(h: Hyperparameters, layer: int) -> int | None:
+    """Return 0, the only rotation, or None for blocks without one."""
     return None if layer % NO_ROPE_EVERY == NO_ROPE_EVERY - 1 else 0
 
 

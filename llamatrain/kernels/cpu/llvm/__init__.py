@@ -1,1 +1,1 @@
-"""Innermost loops in LLVM's own words: imported by the compiler alone."""
+"""Inner loops written with LLVM's builder, imported only by the compiler."""

@@ -1,9 +1,9 @@
-"""The innermost loops of matrix products, written in LLVM's own words so that sums surely stay in registers.
+"""The inner loops of matrix products, written with LLVM's builder so that sums stay in registers.
 
-Everything here works on *tiles*: 16 x 16 words of 32 bits, 1 KB. A word is one float32, or two bf16 that follow each other
-along k. A tile of the left operand has a row for each of 16 rows of A; a tile of the right one has a row for each of 16
-words along k, with the 16 columns of B beside each other. That is what the tile unit (AMX) wants, and it suits vectors too.
-A *panel* is a run of tiles along k.
+Operands are *tiles*: 16 x 16 words of 32 bits, 1 KB. A word is one float32, or two bf16 that are neighbors
+along k. A tile of the left operand has a row for each of 16 rows of A; a tile of the right one has a row for
+each of 16 words along k, with the 16 columns of B next to each other. The tile unit (AMX) requires that, and
+it suits vectors, too. A *panel* is a sequence of tiles along k.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,11 @@ from llamatrain.compiler.simd.llvm_ops import BYTE, FLOAT, INT, LONG, POINTER, V
 from llamatrain.kernels.cpu.tile_shape import NARROW_ROWS, ROW, TILE, WIDE_ROWS
 from llamatrain.platform import cpu
 
-STEP = 4  # words along k in one turn of the vector kernels' loop
+STEP = 4  # words along k in one iteration of the vector kernels
 
 
 class BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite has no name for."""
+    """LLVM's bfloat type, which llvmlite lacks."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -38,15 +38,16 @@ class BFloat(ir.Type):
 
 INTS, FLOATS = (ir.VectorType(element, 16) for element in (INT, FLOAT))
 PAIRS = ir.VectorType(BFloat(), 32)
-FUSED = ("contract",)  # a product and a sum may become one instruction
+FUSED = ("contract",)  # a product and a sum may become one fused instruction
 
 
 def add_offset(builder: Any, address: Any, offset: int) -> Any:
+    """Add a constant to an address."""
     return builder.add(address, LONG(offset)) if offset else address
 
 
 def allocate_scratch(builder: Any, size: int) -> Any:
-    """The address of some bytes that are this call's own, with whatever stands there: Numba's way writes zeros each time."""
+    """Return the address of uninitialized bytes on the stack; Numba's own way would zero them each time."""
     with builder.goto_entry_block():
         space = builder.alloca(ir.ArrayType(BYTE, size))
     space.align = ROW
@@ -54,7 +55,10 @@ def allocate_scratch(builder: Any, size: int) -> Any:
 
 
 def prefetch(builder: Any, address: Any, writing: int = 1) -> None:
-    """Ask for a line that will be written: stores that miss wait for each other, these do not. Or for one that will be read."""
+    """Prefetch a cache line that will be written, or read.
+
+    Stores that miss the cache wait for each other; prefetches do not.
+    """
     W.call(
         builder, "llvm.prefetch.p0", VOID, builder.inttoptr(address, POINTER), INT(writing), INT(3), INT(1)
     )
@@ -64,7 +68,7 @@ def prefetch(builder: Any, address: Any, writing: int = 1) -> None:
 
 
 def multiply_add(builder: Any, total: Any, a: Any, b: Any, pairs: bool) -> Any:
-    """total + a * b for 16 words at once; a is one word."""
+    """Return total + a * b for 16 words; a is one word."""
     if pairs:
         left = builder.bitcast(W.splat(builder, a, INTS), PAIRS)
         return W.call(
@@ -75,7 +79,7 @@ def multiply_add(builder: Any, total: Any, a: Any, b: Any, pairs: bool) -> Any:
 
 
 def initial_sums(builder: Any, addresses: list[Any], accumulate: Any) -> list[Any]:
-    """What stands in C, or zeros where it does not count."""
+    """Return the contents of C, or zeros if it is overwritten."""
     enter = builder.append_basic_block("start")
     builder.cbranch(
         builder.icmp_signed("!=", accumulate, LONG(0)), more := builder.append_basic_block("more"), enter
@@ -94,6 +98,8 @@ def initial_sums(builder: Any, addresses: list[Any], accumulate: Any) -> list[An
 
 @dataclass(frozen=True)
 class VectorKernel:
+    """Emits the product of `rows` rows and 16 * `vectors` columns."""
+
     rows: int
     vectors: int
     pairs: bool
@@ -101,6 +107,7 @@ class VectorKernel:
     def emit(
         self, builder: Any, c: Any, ldc: Any, a: Any, b: Any, panel: Any, words: Any, accumulate: Any
     ) -> None:
+        """Emit the whole kernel."""
         rows, vectors = range(self.rows), range(self.vectors)
         places = [
             add_offset(builder, builder.add(c, builder.mul(ldc, LONG(i))), ROW * j)
@@ -115,7 +122,7 @@ class VectorKernel:
             store(builder, value, place, 4)
 
     def emit_loop(self, builder: Any, first: list[Any], a: Any, columns: list[Any], words: Any) -> list[Any]:
-        """Over k, STEP words at a time."""
+        """Emit the loop over k, STEP words at a time."""
         enter, loop, done = (
             builder.block,
             builder.append_basic_block("loop"),
@@ -135,7 +142,8 @@ class VectorKernel:
         return sums
 
     def emit_step(self, builder: Any, totals: list[Any], a: Any, columns: list[Any], word: Any) -> list[Any]:
-        # word w of A stands in tile w // 16 at w % 16 of each row; in B simply at row w
+        """Emit one iteration and return the new sums."""
+        # word w of A is in tile w // 16 at w % 16 of each row; of B, it is row w
         within = builder.shl(builder.and_(word, LONG(15)), LONG(2))
         left = builder.add(a, builder.add(builder.shl(builder.and_(word, LONG(-16)), LONG(6)), within))
         down, sums = builder.shl(word, LONG(6)), list(totals)
@@ -161,6 +169,8 @@ QUARTERS = ((0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7))
 def emit_tile_kernel(
     builder: Any, c: Any, ldc: Any, a: Any, a_panel: Any, b: Any, b_panel: Any, words: Any, accumulate: Any
 ) -> None:
+    """Emit the product of 32 rows and 32 columns by the tile unit."""
+
     def tile(name: str, number: int, *values: Any) -> None:
         W.call(builder, f"llvm.x86.{name}", VOID, BYTE(number), *values)
 
@@ -189,13 +199,13 @@ def emit_tile_kernel(
             tile("tdpbf16ps", quarter, BYTE(left), BYTE(right))
         tile(
             "tilestored64", 4, awake, LONG(ROW)
-        )  # for nothing: after some 1,800 cycles without a store the next one takes 1,000
+        )  # a dummy store: after some 1,800 cycles without one, the next takes 1,000
     for quarter, corner in enumerate(corners):
         tile("tilestored64", quarter, at(corner), ldc)
 
 
 def emit_configure(builder: Any) -> None:
-    """Eight tiles of 16 rows of 64 bytes."""
+    """Configure eight tiles of 16 rows of 64 bytes."""
     palette, bytes_in_row, rows = [1] + [0] * 15, [ROW, 0] * 8 + [0] * 16, [16] * 8 + [0] * 8
     words = ir.Constant(ir.VectorType(BYTE, 64), palette + bytes_in_row + rows)
     place = cgutils.alloca_once(builder, words.type)
@@ -204,6 +214,7 @@ def emit_configure(builder: Any) -> None:
 
 
 def emit_release(builder: Any) -> None:
+    """Release the tile unit."""
     W.call(builder, "llvm.x86.tilerelease", VOID)
 
 
@@ -211,7 +222,7 @@ def emit_release(builder: Any) -> None:
 
 
 def emit_store_row(builder: Any, c: Any, source: Any, count: Any, accumulate: Any) -> None:
-    """Up to 32 finished sums to a row of C."""
+    """Store up to 32 finished sums in a row of C."""
     mask, kind = W.first_lanes(builder, count, 32), ir.VectorType(FLOAT, 32)
     wanted = W.first_lanes(
         builder, builder.select(builder.icmp_signed("!=", accumulate, LONG(0)), count, LONG(0)), 32
@@ -224,7 +235,9 @@ def emit_store_row(builder: Any, c: Any, source: Any, count: Any, accumulate: An
 
 
 def define_vector_kernel(rows: int, count: int, pairs: bool) -> Any:
-    """`(c, ldc, a, b, panel, words, accumulate)`; panel: from 16 columns of B to the next."""
+    """Return an intrinsic `(c, ldc, a, b, panel, words, accumulate)`; panel: from 16 columns of B to the
+    next.
+    """
     kernel = VectorKernel(rows, count, pairs)
 
     @intrinsic
@@ -253,6 +266,8 @@ pair_wide, pair_narrow = (
 def multiply_tiles(
     context: Any, c: Any, ldc: Any, a: Any, a_panel: Any, b: Any, b_panel: Any, words: Any, accumulate: Any
 ) -> Any:
+    """Compute 32 x 32 elements of C by the tile unit."""
+
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         if "amx" in cpu.enabled_units():
             emit_tile_kernel(builder, *values)
@@ -262,6 +277,8 @@ def multiply_tiles(
 
 
 def define_switch(emit: Callable[[Any], None]) -> Any:
+    """Return an intrinsic without arguments that does nothing on machines without AMX."""
+
     @intrinsic
     def call(context: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -279,6 +296,8 @@ tiles_on, tiles_off = define_switch(emit_configure), define_switch(emit_release)
 
 @intrinsic
 def store_row(context: Any, c: Any, source: Any, count: Any, accumulate: Any) -> Any:
+    """Store up to 32 finished sums in a row of C."""
+
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         emit_store_row(builder, *values)
         return context.get_dummy_value()
@@ -288,7 +307,7 @@ def store_row(context: Any, c: Any, source: Any, count: Any, accumulate: Any) ->
 
 @intrinsic
 def scratch_block(context: Any) -> Any:
-    """The address of 4 KB of this call's own, for what does not fill 32 x 32."""
+    """Return the address of 4 KB on the stack, for blocks smaller than 32 x 32."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return allocate_scratch(builder, 4 * TILE)

@@ -1,4 +1,4 @@
-"""Rows of tiles (`kernels/cpu/llvm/microkernel.py`) from 16 or 32 elements, in LLVM's own words, and a tile's transpose."""
+"""Rows of tiles (microkernel.py) from 16 or 32 elements, with LLVM's builder, and the transpose of a tile."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,15 +18,17 @@ Emit = Callable[[Any, Any, Any, Any], None]
 
 
 def interleaved(first: int, second: int) -> list[int]:
-    """Of two runs of 16 elements, which begin there: one of each after the other."""
+    """Return the indices of two runs of 16 elements, alternating."""
     return [at + i for i in range(16) for at in (first, second)]
 
 
 def copy_row(builder: Any, to: Any, source: Any, second: Any) -> None:
+    """Copy 16 words."""
     store(builder, load(builder, source, INTS, 2), to, 64)
 
 
 def round_row(builder: Any, to: Any, source: Any, second: Any) -> None:
+    """Round 16 float32 to bf16, kept as float32."""
     store(
         builder,
         W.upper_half(builder, W.round_to_upper_half(builder, load(builder, source, FLOATS, 4))),
@@ -36,11 +38,12 @@ def round_row(builder: Any, to: Any, source: Any, second: Any) -> None:
 
 
 def widen_row(builder: Any, to: Any, source: Any, second: Any) -> None:
+    """Convert 16 bf16 to float32."""
     store(builder, W.widen_to_upper_half(builder, load(builder, source, SHORTS, 2)), to, 64)
 
 
 def round_both(builder: Any, first: Any, second: Any) -> Any:
-    """16 float32 from each address as 32 bf16. The unit takes what is smaller than normal numbers as zero, as products do."""
+    """Round 16 float32 from each address to 32 bf16. The unit takes denormals as zero, as products do."""
     low, high = (load(builder, address, FLOATS, 4) for address in (first, second))
     if "avx512bf16" in cpu.enabled_units():
         return builder.bitcast(
@@ -52,21 +55,21 @@ def round_both(builder: Any, first: Any, second: Any) -> Any:
 
 
 def narrow_row(builder: Any, to: Any, source: Any, second: Any) -> None:
-    """32 float32 along k to 16 pairs."""
+    """Round 32 float32 along k to 16 pairs."""
     store(builder, round_both(builder, source, add_offset(builder, source, ROW)), to, 64)
 
 
 def pair_floats(builder: Any, to: Any, source: Any, second: Any) -> None:
-    """16 float32 and the 16 that follow them along k, a row further."""
+    """Round 16 float32 and their 16 neighbors along k, one row further, to pairs."""
     made = round_both(builder, source, second)
     store(builder, builder.shuffle_vector(made, made, ir.Constant(LANES, interleaved(0, 16))), to, 64)
 
 
 def pair_two_tiles(builder: Any, to: Any, source: Any, second: Any, next_to: Any) -> None:
-    """32 bf16 and the 32 that follow them along k: a row of this tile, and one of the next."""
+    """Pair 32 bf16 with their 32 neighbors along k: a row of this tile and one of the next."""
     ahead = builder.mul(
         builder.sub(second, source), LONG(32)
-    )  # the next tile along k: rows far apart are not foreseen
+    )  # the next tile along k: the hardware does not prefetch distant rows
     for address in (source, second):
         prefetch(builder, builder.add(address, ahead), writing=0)
     low, high = (load(builder, address, HALVES, 2) for address in (source, second))
@@ -80,12 +83,13 @@ def pair_two_tiles(builder: Any, to: Any, source: Any, second: Any, next_to: Any
 
 
 def pair_halves(builder: Any, to: Any, source: Any, second: Any) -> None:
+    """Pair 16 bf16 with their 16 neighbors along k."""
     low, high = (load(builder, address, SHORTS, 2) for address in (source, second))
     store(builder, builder.or_(builder.zext(low, INTS), W.widen_to_upper_half(builder, high)), to, 64)
 
 
 def copy_part(element: Any) -> Emit:
-    """A row of 32 elements of which only some are there to be read; zeros for the rest."""
+    """Return the emitter of a row of 32 elements of which only some are read; others are zero."""
     kind, size = ir.VectorType(element, 32), 2 if element == SHORT else 4
 
     def emit(builder: Any, to: Any, source: Any, count: Any) -> None:
@@ -96,7 +100,7 @@ def copy_part(element: Any) -> Emit:
 
 # ---- a tile's transpose ------------------------------------------------------------------------
 
-# Which words of two vectors (0 to 15, 16 to 31) make a new one, in quarters of four words.
+# The words of two vectors (0 to 15, 16 to 31) that form a new one, in quarters of four words.
 INTERLEAVED = [
     [4 * lane + w for lane in range(4) for w in words] for words in ((0, 16, 1, 17), (2, 18, 3, 19))
 ]
@@ -105,7 +109,7 @@ QUARTER = [[4 * lane + w for lane in lanes for w in range(4)] for lanes in ((0, 
 
 
 def transpose(builder: Any, tile: Any) -> None:
-    """Transpose a tile where it stands: its 4 x 4 blocks of words, then the blocks."""
+    """Transpose a tile in place: its 4 x 4 blocks of words, then the blocks."""
 
     def mix(low: Any, high: Any, picks: list[int]) -> Any:
         return builder.shuffle_vector(low, high, ir.Constant(INTS, picks))
@@ -127,7 +131,7 @@ def transpose(builder: Any, tile: Any) -> None:
 
 
 def define_row(emit: Emit) -> Any:
-    """`(to, source, second or count)`"""
+    """Return an intrinsic `(to, source, second or count)`."""
 
     @intrinsic
     def call(context: Any, to: Any, source: Any, second: Any) -> Any:
@@ -152,6 +156,8 @@ some_floats, some_halves = define_row(copy_part(FLOAT)), define_row(copy_part(SH
 
 @intrinsic
 def pair_both(context: Any, to: Any, source: Any, second: Any, next_to: Any) -> Any:
+    """Pair 32 bf16 with their neighbors along k into two tiles."""
+
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pair_two_tiles(builder, *values)
         return context.get_dummy_value()
@@ -161,6 +167,8 @@ def pair_both(context: Any, to: Any, source: Any, second: Any, next_to: Any) -> 
 
 @intrinsic
 def transpose_tile(context: Any, tile: Any) -> Any:
+    """Transpose a tile in place."""
+
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         transpose(builder, values[0])
         return context.get_dummy_value()
