@@ -102,7 +102,9 @@ def default_scale(alpha: float, rank: int) -> float:
 def decode_factor(source: Path, name: str, raw: np.ndarray, kind: GgmlType) -> np.ndarray:
     """Return a factor as a float32 matrix, copied from the file; the last axis of `raw` has a row's bytes."""
     if raw.ndim > 2:
-        raise FileError(f"{source}: {quote(name)} has {raw.ndim} dimensions; a factor has two")
+        raise FileError(
+            f"{source}: {quote(name)} must have two dimensions (got {raw.ndim})", code="invalid-factor"
+        )
     rows = np.atleast_2d(raw)
     return np.array(rows.view("<f4"), np.float32) if kind.name == "F32" else quants.decode(rows, kind)
 
@@ -114,25 +116,30 @@ def parse_factor_name(
     for suffix, half in suffixes.items():
         if name.endswith(suffix) and (weight := name.removesuffix(suffix)):
             if half in halves.setdefault(weight, {}):
-                raise FileError(f"{source}: {quote(name)} is there twice")
+                raise FileError(f"{source}: {quote(name)} occurs twice", code="duplicate-tensor")
             return weight, half
     raise FileError(
-        f"{source}: {quote(name)} is no part of an adapter; their names end with {' or '.join(suffixes)}"
+        f"{source}: {quote(name)} is not a factor of an adapter; names must end in {' or '.join(suffixes)}",
+        code="unknown-tensor",
     )
 
 
 def check_halves(source: Path, pairs: Halves, architecture: Architecture[Any, Any]) -> None:
     """Raise if a pair lacks a factor, or its factors differ in rank."""
     if not pairs:
-        raise FileError(f"{source}: there is no pair of factors in it")
+        raise FileError(f"{source}: the file contains no pair of factors", code="no-pairs")
     for name, halves in pairs.items():
         if len(halves) < 2:
             there, missing = ("a", "b") if "a" in halves else ("b", "a")
-            raise FileError(f"{source}: {quote(name)} has a factor {there}, and {missing} is missing")
+            raise FileError(
+                f"{source}: {quote(name)} has factor {there}, but factor {missing} is missing",
+                code="missing-factor",
+            )
         a, b = halves["a"], halves["b"]
         if a.shape[is_transposed(architecture, name)] != b.shape[1]:
             raise FileError(
-                f"{source}: {quote(name)}: factors a {list(a.shape)} and b {list(b.shape)} share no rank"
+                f"{source}: {quote(name)}: factors a {list(a.shape)} and b {list(b.shape)} differ in rank",
+                code="rank-mismatch",
             )
 
 
@@ -144,7 +151,9 @@ def check_fits(adapter: Adapter, h: Hyperparameters, base: object) -> None:
     adapter_architecture, base_architecture = adapter.architecture, h.architecture
     if adapter_architecture is not base_architecture:
         raise FileError(
-            f"{adapter.source}: an adapter for the architecture {adapter_architecture.name!r}; {base} is a {base_architecture.name}"
+            f"{adapter.source}: the adapter is for the architecture "
+            f"{adapter_architecture.name!r}, but {base} is a {base_architecture.name}",
+            code="wrong-base",
         )
     shapes = h.shapes
     for name in adapter.pairs:
@@ -152,20 +161,27 @@ def check_fits(adapter: Adapter, h: Hyperparameters, base: object) -> None:
         if h.tied and kind and kind.role in ("embedding", "output"):
             raise FileError(
                 f"{adapter.source}: has a pair for {name}, but the embeddings of {base} are tied: "
-                "one matrix is input and output, and an adapter can change neither alone"
+                "one matrix is input and output, and an adapter cannot change only one of them",
+                code="tied-embeddings",
             )
         if name not in shapes:
             raise FileError(
-                f"{adapter.source}: has a pair for {quote(name)}, and {base} has no such weight: it is for another base"
+                f"{adapter.source}: has a pair for {quote(name)}, which {base} does not have; the "
+                "adapter is for another base",
+                code="wrong-base",
             )
         if kind and kind.role == "bias":
-            raise FileError(f"{adapter.source}: has a pair for the bias {name}: biases take no adapter")
+            raise FileError(
+                f"{adapter.source}: has a pair for {name}, but biases cannot have an adapter",
+                code="unsupported-adapter",
+            )
         left, right = adapter.factors(name)
         made, needed = (left.shape[0], right.shape[1]), shapes[name]
         if made != ((1, *needed) if len(needed) == 1 else needed):
             raise FileError(
-                f"{adapter.source}: its pair for {name} is for a weight of {list(made)}, "
-                f"and that of {base} is {list(needed)}: it is for another base"
+                f"{adapter.source}: the pair of {name} is for a weight of {list(made)}, but {base} "
+                f"has {list(needed)}; the adapter is for another base",
+                code="wrong-base",
             )
         check_numbers(adapter, name)
 
@@ -183,9 +199,11 @@ def check_numbers(adapter: Adapter, name: str) -> None:
     pair = adapter.pairs[name]
     if not (math.isfinite(pair.scale) and abs(pair.scale) <= LARGEST):
         raise FileError(
-            f"{adapter.source}: {name} would be scaled by {pair.scale:g} (alpha {adapter.alpha:g}), and {LARGEST:g} is the most: "
-            "the file is damaged, or it is to be scaled by too much"
+            f"{adapter.source}: the scale of {name} must be at most {LARGEST:g} (got "
+            f"{pair.scale:g}, alpha {adapter.alpha:g}); the file is damaged, or the adapter is "
+            "scaled by too much",
+            code="invalid-scale",
         )
     for half, factor in (("a", pair.a), ("b", pair.b)):
         if not (math.isfinite(factor.max()) and math.isfinite(factor.min())):
-            raise FileError(f"{adapter.source}: {name}: its factor {half} has numbers that are not finite")
+            raise FileError(f"{adapter.source}: factor {half} of {name} is not finite", code="not-finite")

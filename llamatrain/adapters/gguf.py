@@ -52,17 +52,18 @@ def parse_adapter(gguf: Gguf) -> Adapter:
         description = (
             "neither an adapter nor a model" if gguf.kind == "other" else f"no adapter but a {gguf.kind}"
         )
-        raise FileError(f"{path}: {description}; an adapter is needed")
+        raise FileError(f"{path}: {description}; give an adapter", code="not-an-adapter")
     if (kind := gguf.get_value("adapter.type", str)) != "lora":
-        raise FileError(f"{path}: an adapter of the type {quote(kind)}; lora is supported")
+        raise FileError(f"{path}: adapter.type must be lora (got {quote(kind)})", code="unsupported-adapter")
     if "adapter.alora.invocation_tokens" in gguf.metadata:
         raise FileError(
-            f"{path}: an adapter that works only behind certain tokens (aLoRA), which is not supported"
+            f"{path}: adapters that are activated by tokens (aLoRA) are not supported",
+            code="unsupported-adapter",
         )
     try:
         architecture = find_architecture(gguf.get_value("general.architecture", str, DEFAULT))
     except UsageError as error:
-        raise FileError(f"{path}: {error}") from None
+        raise FileError(f"{path}: {error}", code=error.code) from None
     with verify_unchanged(gguf.mapped_files):
         return read_pairs(gguf, architecture)
 
@@ -74,7 +75,9 @@ def read_pairs(gguf: Gguf, architecture: Architecture[Any, Any]) -> Adapter:
         name, half = parse_factor_name(halves, path, tensor.name, SUFFIXES)
         if tensor.type.name not in READABLE:
             raise FileError(
-                f"{path}: {quote(tensor.name)} is {tensor.type.name}; adapters are {', '.join(READABLE)}"
+                f"{path}: tensor {quote(tensor.name)} must be one of {', '.join(READABLE)} (got "
+                f"{tensor.type.name})",
+                code="wrong-tensor-type",
             )
         halves[name][half] = decode_factor(path, tensor.name, tensor.raw, tensor.type)
     check_halves(path, halves, architecture)

@@ -49,7 +49,10 @@ def parse_adapter(gguf: Gguf) -> Adapter:
             continue
         weight, half = parse_factor_name(halves_by_name, path, tensor.name, SUFFIXES)
         if tensor.type.name != "F32":
-            raise FileError(f"{path}: {quote(tensor.name)} is {tensor.type.name}, where F32 is needed")
+            raise FileError(
+                f"{path}: tensor {quote(tensor.name)} must be F32 (got {tensor.type.name})",
+                code="wrong-tensor-type",
+            )
         halves_by_name[weight][half] = decode_factor(path, tensor.name, tensor.raw, tensor.type)
     for name, halves in halves_by_name.items():
         transpose_halves(halves, is_transposed(architecture, name))
@@ -66,5 +69,6 @@ def check_ranks(gguf: Gguf, pairs: Mapping[str, LoraPair]) -> None:
         key = RANK + split_block_number(name)[0].removesuffix(".weight").removeprefix("blk.{}.")
         if (stated := gguf.get_value(key, int, pair.rank)) != pair.rank:
             raise FileError(
-                f"{gguf.path}: {key} is {stated}, and the factors of {quote(name)} have a rank of {pair.rank}"
+                f"{gguf.path}: {key} is {stated}, but the factors of {quote(name)} have rank {pair.rank}",
+                code="rank-mismatch",
             )

@@ -35,9 +35,10 @@ def list_adapter(path: Path) -> Listing | None:
         folder = path if path.is_dir() else path.parent
         if not (folder / peft.CONFIG).exists():
             if any(folder.glob("*.gguf")):
-                raise FileError(describe_folder(folder))
+                raise FileError(describe_folder(folder), code="is-a-folder")
             raise FileError(
-                f"{folder}: this is a folder, without {peft.CONFIG}; a GGUF file or {NEEDED} can be inspected"
+                f"{folder}: the folder has no {peft.CONFIG}; give a GGUF file or {NEEDED}",
+                code="not-an-adapter",
             )
         config, entries = peft.list_tensors(folder)
         tensors = [

@@ -91,7 +91,9 @@ def plan_merge(base: Gguf, adapters: Sequence[Adapter], kind: GgmlType | None = 
         tensors.append(MergedTensor(tensor, new_type, used_adapters))
     if kind and not any(merged.type is kind for merged in tensors):
         raise UsageError(
-            f"{format_flag('type')} {kind.name.lower()}: no matrix of {base.path} has rows of whole blocks of {kind.block_size}"
+            f"{format_flag('type')} {kind.name.lower()} fits no matrix of {base.path}: rows "
+            f"must be multiples of {kind.block_size}",
+            code="type-does-not-fit",
         )
     for merged in tensors:
         check_encodable(merged, base.path)
@@ -104,13 +106,15 @@ def check_encodable(tensor: MergedTensor, path: Path) -> None:
         return
     if tensor.type.name not in quants.WRITABLE_TYPES:
         raise FileError(
-            f"{path}: {tensor.base.name} is {tensor.type.name}, which can be read but not written: "
-            f"{format_flag('type')} names another one, such as q8_0, or f16 if its rows fit no other"
+            f"{path}: {tensor.base.name} is {tensor.type.name}, which can be read but not "
+            f"written; choose another {format_flag('type')}, such as q8_0, or f16 if its rows "
+            "fit no other",
+            code="cannot-encode",
         )
     try:
         quants.decode(np.zeros((1, tensor.base.type.block_bytes), np.uint8), tensor.base.type)
     except quants.QuantError as error:
-        raise FileError(f"{path}: {tensor.base.name}: {error}") from None
+        raise FileError(f"{path}: {tensor.base.name}: {error}", code=error.code) from None
 
 
 def write_merged(

@@ -87,7 +87,9 @@ def read_peft(folder: Path, h: Hyperparameters) -> Adapter:
     config, source = read_config(folder / CONFIG), folder / WEIGHTS
     if not source.exists() and (folder / PICKLE).exists():
         raise FileError(
-            f"{folder / PICKLE}: a pickle, which could run anything; save the adapter as safetensors"
+            f"{folder / PICKLE}: pickle files can run any code and are not read; save the "
+            "adapter as safetensors",
+            code="pickle-adapter",
         )
     modules, entries = Halves(), open_safetensors(source)
     with verify_unchanged(mapped_files(entry.raw for entry in entries.values())):
@@ -117,7 +119,9 @@ def read_factor(source: Path, name: str, entry: StoredTensor) -> np.ndarray:
     """Return a factor as a float32 matrix."""
     if entry.kind is None or len(entry.shape) != 2 or 0 in entry.shape:
         raise FileError(
-            f"{source}: {quote(name)} is {quote(entry.dtype)} {list(entry.shape)}; a factor is a matrix in {', '.join(KINDS)}"
+            f"{source}: {quote(name)} must be a matrix of {', '.join(KINDS)} (got "
+            f"{quote(entry.dtype)} {list(entry.shape)})",
+            code="invalid-factor",
         )
     return decode_factor(source, name, entry.raw.reshape(entry.shape[0], -1), entry.kind)
 
@@ -127,7 +131,8 @@ def weight_name(source: Path, module: str, h: Hyperparameters) -> str:
     name = h.architecture.weight_for_module(module.replace(TEXT_PREFIX, ""))
     if name is None:
         raise FileError(
-            f"{source}: {quote(module)} is no module of a {h.architecture.name} that may have an adapter"
+            f"{source}: {quote(module)} is not a module of {h.architecture.name} that can have an adapter",
+            code="unknown-module",
         )
     return name
 
@@ -142,7 +147,9 @@ def convert_halves(
     if (count := permuted_heads(kind, h)) and "b" in converted:
         if len(converted["b"]) % (2 * count):
             raise FileError(
-                f"{source}: {quote(module)} gives {len(converted['b'])}, which {count} heads do not share in pairs"
+                f"{source}: the {len(converted['b'])} rows of {quote(module)} cannot be divided "
+                f"among {count} heads in pairs",
+                code="invalid-factor",
             )
         converted["b"] = interleave_rows(converted["b"], count)
     return converted
@@ -181,17 +188,26 @@ def read_config(path: Path) -> dict[str, Any]:
     with verify_unchanged([file]):
         config = read_json(path, file.read_bytes(0, len(file)))
     if config.get("peft_type") != "LORA":
-        raise FileError(f"{path}: peft_type is {quote_json(config.get('peft_type'))}; LORA is supported")
+        raise FileError(
+            f"{path}: peft_type must be LORA (got {quote_json(config.get('peft_type'))})",
+            code="unsupported-adapter",
+        )
     for key in UNSUPPORTED:
         if config.get(key):
             raise FileError(
-                f"{path}: {key} is {quote_json(config[key])}: adapters that are more than plain LoRA are not supported"
+                f"{path}: {key} {quote_json(config[key])} is not supported: only plain LoRA is",
+                code="unsupported-adapter",
             )
     if (bias := config.get("bias", "none")) != "none":
-        raise FileError(f"{path}: bias is {quote_json(bias)}: trained biases are not supported")
+        raise FileError(
+            f"{path}: trained biases are not supported (bias is {quote_json(bias)})",
+            code="unsupported-adapter",
+        )
     if (start := config.get("init_lora_weights")) not in SUPPORTED_INITS:
         raise FileError(
-            f"{path}: init_lora_weights is {quote_json(start)}: such adapters go with another base, made when they began"
+            f"{path}: init_lora_weights {quote_json(start)} is not supported: such an adapter "
+            "needs a modified base",
+            code="unsupported-adapter",
         )
     for key, smallest in (("r", 1), ("lora_alpha", 0)):
         config[key] = check_number(path, key, config.get(key, 8), smallest)
@@ -199,7 +215,9 @@ def read_config(path: Path) -> dict[str, Any]:
         patterns = config.get(key) or {}
         if not isinstance(patterns, dict) or len(patterns) > MAX_PATTERNS:
             raise FileError(
-                f"{path}: {key} is {quote_json(patterns)}; it takes names with numbers, {MAX_PATTERNS} at most"
+                f"{path}: {key} must map at most {MAX_PATTERNS} names to numbers (got "
+                f"{quote_json(patterns)})",
+                code="invalid-peft-config",
             )
         config[key] = {
             compile_pattern(path, key, pattern): check_number(path, key, value, 0)
@@ -211,7 +229,10 @@ def read_config(path: Path) -> dict[str, Any]:
 def check_size(path: Path, file: MappedFile) -> None:
     """Raise if the configuration is too large."""
     if len(file) > MAX_CONFIG:
-        raise FileError(f"{path}: {len(file)} bytes of configuration; up to {MAX_CONFIG} can be")
+        raise FileError(
+            f"{path}: the configuration must be at most {MAX_CONFIG} bytes (got {len(file)})",
+            code="file-too-large",
+        )
 
 
 def quote_json(value: Any) -> str:
@@ -222,7 +243,10 @@ def quote_json(value: Any) -> str:
 def check_number(path: Path, key: str, value: Any, smallest: int) -> float:
     """Return a value that must be a number in range."""
     if type(value) not in (int, float) or not smallest <= value < 1 << 31:
-        raise FileError(f"{path}: {key} is {quote_json(value)}; it takes a number from {smallest} on")
+        raise FileError(
+            f"{path}: {key} must be a number of at least {smallest} (got {quote_json(value)})",
+            code="invalid-peft-config",
+        )
     return value
 
 
@@ -233,7 +257,8 @@ def compile_pattern(path: Path, key: str, pattern: str) -> re.Pattern[str]:
     """
     if not re.fullmatch(r"\^?(\w|\\?\.)+\$?", pattern):
         raise FileError(
-            f"{path}: {key} has the pattern {quote(pattern)}; only plain names of modules are supported"
+            f"{path}: {key} must contain plain names of modules (got {quote(pattern)})",
+            code="unsupported-adapter",
         )
     return re.compile(rf"(.*\.)?({pattern})$")
 
@@ -246,7 +271,9 @@ def lookup_pattern(patterns: dict[re.Pattern[str], float], module: str, default:
 def pair_scale(path: Path, config: dict[str, Any], module: str, rank: int) -> float:
     """Return the scale of a module's pair."""
     if (expected := lookup_pattern(config["rank_pattern"], module, config["r"])) != rank:
-        raise FileError(f"{path}: says that the rank of {quote(module)} is {expected}, and it is {rank}")
+        raise FileError(
+            f"{path}: the rank of {quote(module)} must be {expected} (got {rank})", code="rank-mismatch"
+        )
     alpha = lookup_pattern(config["alpha_pattern"], module, config["lora_alpha"])
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
@@ -282,7 +309,7 @@ def write_peft(folder: Path, adapter: Adapter, base: str, h: Hyperparameters) ->
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileError(f"{folder}: cannot be made: {error.strerror}") from error
+        raise FileError(f"{folder}: cannot be created: {error.strerror}", code="write-failed") from error
     write_safetensors(folder / WEIGHTS, dict(named_factors(folder, adapter, alpha, h)))
     with AtomicFile(folder / CONFIG) as file:
         file.write(json.dumps(config, indent=2).encode() + b"\n")
@@ -308,7 +335,10 @@ def named_factors(
 def check_pairs(folder: Path, names: Collection[str], h: Hyperparameters) -> None:
     """Raise if there are only pairs of norms."""
     if len(select_norms(h.architecture, names)) == len(names):
-        raise FileError(f"{folder}: cannot be written: PEFT has no pairs of norms, and there are no others")
+        raise FileError(
+            f"{folder}: cannot be written: PEFT has no pairs of norms, and the adapter has no others",
+            code="only-norm-pairs",
+        )
 
 
 def norms_note(folder: Path, norms: Sequence[str]) -> str:
@@ -320,9 +350,11 @@ def check_writable(folder: Path) -> None:
     """Raise if the folder cannot be written to, as far as that can be seen before."""
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
     if not existing.is_dir():
-        raise FileError(f"{folder}: cannot be made: {existing} is no folder")
+        raise FileError(f"{folder}: cannot be created: {existing} is not a folder", code="write-failed")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise FileError(f"{folder}: cannot be written: {existing} may not be written to")
+        raise FileError(
+            f"{folder}: cannot be written: no permission to write to {existing}", code="write-failed"
+        )
 
 
 def has_adapter(folder: Path) -> bool:
@@ -340,7 +372,10 @@ def module_name(folder: Path, name: str, h: Hyperparameters) -> str:
     """Return Hugging Face's name of a weight's module."""
     module = h.architecture.module_for_weight(name)
     if module is None:
-        raise FileError(f"{folder}: cannot be written: PEFT has no adapters of {quote(name)}")
+        raise FileError(
+            f"{folder}: cannot be written: PEFT does not support adapters of {quote(name)}",
+            code="unknown-module",
+        )
     return module
 
 

@@ -21,10 +21,10 @@ def read_adapter(path: Path, h: Hyperparameters) -> Adapter:
         raise missing_adapter(path)
     if path.is_dir():
         if not (path / peft.CONFIG).exists():
-            raise FileError(f"{path}: a folder without {peft.CONFIG}; {NEEDED} is needed")
+            raise FileError(f"{path}: the folder has no {peft.CONFIG}; give {NEEDED}", code="not-an-adapter")
         return peft.read_peft(path, h)
     if path.name in (peft.CONFIG, peft.WEIGHTS):
-        raise FileError(f"{path}: a part of an adapter: give the folder that it is in")
+        raise FileError(f"{path}: this file is a part of an adapter; give its folder", code="adapter-part")
     magic = map_file(path, NEEDED).read_bytes(0, len(MAGIC))
     if magic == MAGIC or magic in legacy.KINDS:
         file = open_gguf(path)
@@ -35,4 +35,6 @@ def read_adapter(path: Path, h: Hyperparameters) -> Adapter:
         )
     if magic == legacy_bin.MAGIC:
         return legacy_bin.read_legacy_bin(path)
-    raise FileError(f"{path}: it begins with {magic!r}; {NEEDED} is needed")
+    raise FileError(
+        f"{path}: unknown format (the file begins with {magic!r}); give {NEEDED}", code="not-an-adapter"
+    )

@@ -56,7 +56,10 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
     end = 0
     for lo, hi, name in sorted(ranges):
         if lo < end:
-            raise FileError(f"{path}: {quote(name)} begins at byte {lo} of the data, inside another tensor")
+            raise FileError(
+                f"{path}: {quote(name)} begins at byte {lo} of the data, inside another tensor",
+                code="tensors-overlap",
+            )
         end = hi
     return entries
 
@@ -66,7 +69,9 @@ def read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
     length = LENGTH.unpack_from(file)[0] if len(file) >= LENGTH.size else 0
     if not 0 < length <= min(MAX_HEADER, len(file) - LENGTH.size):
         raise FileError(
-            f"{file.path}: a head of {length} bytes in a file of {len(file)}; up to {MAX_HEADER} can be: no safetensors"
+            f"{file.path}: not a safetensors file: its header must be at most {MAX_HEADER} "
+            f"bytes (got {length}, in a file of {len(file)})",
+            code="not-safetensors",
         )
     return read_json(file.path, file.read_bytes(LENGTH.size, length)), LENGTH.size + length
 
@@ -84,9 +89,11 @@ def read_json(path: Path, raw: bytes) -> dict[str, Any]:
     try:
         value = json.loads(raw.decode(), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}: its JSON cannot be read: {quote(str(error))}") from None
+        raise FileError(
+            f"{path}: its JSON cannot be read: {quote(str(error))}", code="invalid-json"
+        ) from None
     if not isinstance(value, dict):
-        raise FileError(f"{path}: its JSON is no object")
+        raise FileError(f"{path}: its JSON must be an object", code="invalid-json")
     return value
 
 
@@ -95,13 +102,22 @@ def read_entry(path: Path, name: str, entry: Any, data: np.ndarray) -> tuple[Sto
     entry = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not (isinstance(dtype, str) and is_count_list(shape) and is_count_list(offsets) and len(offsets) == 2):
-        raise FileError(f"{path}: {quote(name)} lacks a dtype, a shape of whole numbers, or two data_offsets")
+        raise FileError(
+            f"{path}: {quote(name)} needs a dtype, a shape of integers, and two data_offsets",
+            code="invalid-tensor-entry",
+        )
     lo, hi = offsets
     if not lo <= hi <= len(data):
-        raise FileError(f"{path}: {quote(name)} lies from byte {lo} to {hi} of {len(data)} bytes of data")
+        raise FileError(
+            f"{path}: {quote(name)} is at bytes {lo} to {hi} of only {len(data)} bytes of data",
+            code="invalid-tensor-entry",
+        )
     kind = KINDS.get(dtype)
     if kind and hi - lo != prod(shape) * kind.block_bytes:
-        raise FileError(f"{path}: {quote(name)}, {dtype} {shape}, cannot be {hi - lo} bytes")
+        raise FileError(
+            f"{path}: {quote(name)} with {dtype} {shape} cannot have {hi - lo} bytes",
+            code="invalid-tensor-entry",
+        )
     return StoredTensor(dtype, tuple(shape), data[lo:hi]), lo, hi
 
 

@@ -112,4 +112,4 @@ def wrap_os_errors(path: Path, problem: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FileError(f"{path}: {problem}: {error.strerror}") from error
+        raise FileError(f"{path}: {problem}: {error.strerror}", code="folder-error") from error

@@ -46,11 +46,13 @@ def upgrade(gguf: Gguf) -> tuple[Gguf, list[str]]:
     )
     if kind not in PROGRAMS:
         raise FileError(
-            f"{gguf.path}: a run of llama.cpp's, of type {quote(kind)}; known are {', '.join(PROGRAMS)}"
+            f"{gguf.path}: unknown type of run {quote(kind)}; llama.cpp wrote {', '.join(PROGRAMS)}",
+            code="unknown-run-type",
         )
     if optimizer not in ("adam", "lbfgs"):
         raise FileError(
-            f"{gguf.path}: the optimizer {quote(optimizer)} is unknown; llama.cpp had adam and lbfgs"
+            f"{gguf.path}: unknown optimizer {quote(optimizer)}; llama.cpp had adam and lbfgs",
+            code="unknown-optimizer",
         )
     weights = {name: tensor for name, tensor in gguf.tensors.items() if not name.startswith(RUN_PREFIXES)}
     order = find_order(gguf, weights, optimizer, kind == "finetune_lora")
@@ -134,13 +136,17 @@ def _past_losses(gguf: Gguf, name: str) -> list[float]:
 def read_f32(gguf: Gguf, name: str, shape: Sequence[int] | None = None) -> np.ndarray:
     """Return a tensor as float32, with this shape or number of elements."""
     if name not in gguf.tensors:
-        raise FileError(f"{gguf.path}: the tensor {name} is missing")
+        raise FileError(f"{gguf.path}: tensor {name} is missing", code="missing-tensor")
     tensor = gguf.tensors[name]
     if tensor.type.name != "F32":
-        raise FileError(f"{gguf.path}: {quote(name)} is {tensor.type.name}, where F32 is needed")
+        raise FileError(
+            f"{gguf.path}: tensor {quote(name)} must be F32 (got {tensor.type.name})",
+            code="wrong-tensor-type",
+        )
     if shape is not None and tensor.elements != math.prod(shape):
         raise FileError(
-            f"{gguf.path}: the tensor {name} has the shape {list(tensor.shape)}, where {list(shape)} is needed"
+            f"{gguf.path}: tensor {name} must have the shape {list(shape)} (got {list(tensor.shape)})",
+            code="wrong-tensor-shape",
         )
     array: np.ndarray = tensor.raw.view("<f4").reshape(tensor.shape if shape is None else shape)
     return array
@@ -176,7 +182,8 @@ def read_history(gguf: Gguf, order: Order, weights: Tensors) -> Held:
         tensor.elements for tensor in gguf.tensors.values()
     ):
         raise FileError(
-            f"{gguf.path}: a history of {size_of_history} moves whose next one goes to place {end} cannot be"
+            f"{gguf.path}: invalid L-BFGS history: {size_of_history} moves, next slot {end}",
+            code="invalid-history",
         )
     s, y = (read_f32(gguf, f"{prefix}memory_{name}", (size_of_history, size)) for name in "sy")
     with np.errstate(all="ignore"):
@@ -203,10 +210,12 @@ def find_order(gguf: Gguf, weights: Tensors, optimizer: str, adapter: bool) -> O
     layers, parts = gguf.get_value("llama.block_count", int), "pairs of factors" if adapter else "weights"
     count = len(weights) // 2 if adapter else len(weights)
     if count != layers * 9 + 3 or len(weights) != count * (1 + adapter):
-        raise FileError(f"{gguf.path}: {count} {parts} are not those of a llama of {layers} layers")
+        raise FileError(
+            f"{gguf.path}: {count} {parts} do not match a llama of {layers} layers", code="wrong-tensor-count"
+        )
     candidates = list(possible_orders(layers, adapter))
     if missing := [name for name in candidates[0] if name not in weights]:
-        raise FileError(f"{gguf.path}: the tensor {missing[0]} is missing")
+        raise FileError(f"{gguf.path}: tensor {missing[0]} is missing", code="missing-tensor")
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     size = sum(tensor.elements for tensor in weights.values())
     if (key := f"optimizer.{optimizer}.current_parameters") in gguf.tensors or optimizer == "lbfgs":
@@ -218,7 +227,8 @@ def find_order(gguf: Gguf, weights: Tensors, optimizer: str, adapter: bool) -> O
     )
     if order is None:
         raise FileError(
-            f"{gguf.path}: the moments do not lie in an order that is known; the weights can be had from the model file"
+            f"{gguf.path}: the order of the moments is unknown; the weights can be taken from the model file",
+            code="unknown-parameter-order",
         )
     return order
 

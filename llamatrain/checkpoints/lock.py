@@ -86,4 +86,7 @@ def _lock_file(folder: Path) -> FolderLock:
 
 def in_use_error(folder: Path) -> FileError:
     """Return the error for a folder that another run uses."""
-    return FileError(f"{folder}: another run is using this folder")
+    return FileError(
+        f"{folder}: another run is using this folder; choose another one, or wait until it ends",
+        code="folder-in-use",
+    )

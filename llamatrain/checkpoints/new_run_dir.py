@@ -21,7 +21,7 @@ def missing_parents(path: Path) -> list[Path]:
 
 def ensure_folder(path: Path) -> bool:
     """Create a folder if it is missing; return True if it was created."""
-    with wrap_os_errors(path, "no folder can be made there"):
+    with wrap_os_errors(path, "the folder cannot be created"):
         try:
             path.mkdir(parents=True)
         except FileExistsError:
@@ -34,13 +34,15 @@ def ensure_folder(path: Path) -> bool:
 def create_next_folder(runs: Path, command: str) -> Path:
     """Create the folder `<command>-<n>` with the next free number."""
     name = re.compile(re.escape(command) + r"-([0-9]{1,18})")
-    with wrap_os_errors(runs, "no folder can be made in it"):
+    with wrap_os_errors(runs, "no folder can be created in it"):
         runs.mkdir(parents=True, exist_ok=True)
         taken = [int(match[1]) for entry in runs.iterdir() if (match := name.fullmatch(entry.name))]
         for number in count(max(taken, default=0) + 1):
             with suppress(FileExistsError):
                 path = runs / f"{command}-{number}"
-                path.mkdir(parents=True)  # the folder above goes with a run that is refused beside this one
+                path.mkdir(
+                    parents=True
+                )  # parents: a rejected run next to this one may have removed the folder
                 return path
     raise AssertionError
 

@@ -48,14 +48,17 @@ def parse_checkpoint(gguf: Gguf) -> Checkpoint:
     """Return the checkpoint in a GGUF file that is open already."""
     path = gguf.path
     if gguf.kind != "checkpoint":
-        raise FileError(f"{path}: no checkpoint of a training run, but a file of kind {gguf.kind}")
+        raise FileError(
+            f"{path}: not a checkpoint of a training run (kind {gguf.kind})", code="not-a-checkpoint"
+        )
     version, notes = gguf.get_value("training.file_version", int), list[str]()
     _verify(gguf, needed=version == VERSION)
     if version in (0, 1):
         gguf, notes = upgrade(gguf)
     elif version != VERSION:
         raise FileError(
-            f"{path}: checkpoint version {version}; 0 to {VERSION} can be read: a newer llamatrain wrote it"
+            f"{path}: checkpoint version must be 0 to {VERSION} (got {version}); a newer llamatrain wrote it",
+            code="unknown-version",
         )
     optimizer, extra = gguf.get_value("optimizer.type", str), _json(gguf, "training.extra")
     checkpoint = Checkpoint(
@@ -85,24 +88,23 @@ def parse_checkpoint(gguf: Gguf) -> Checkpoint:
         notes=notes,
     )
     if problem := find_problem(checkpoint, gguf.get_value("optimizer.parameter_count", int)):
-        raise FileError(f"{path}: {problem}")
+        raise FileError(f"{path}: {problem}", code="invalid-checkpoint")
     return checkpoint
 
 
 def _verify(gguf: Gguf, needed: bool) -> None:
     if CHECKSUM not in gguf.metadata:
         if needed:
-            raise FileError(
-                f"{gguf.path}: {CHECKSUM} is missing, which llamatrain writes: the file is damaged"
-            )
+            raise FileError(f"{gguf.path}: the file is damaged: {CHECKSUM} is missing", code="damaged-file")
         return
     if not gguf.tensors:
-        raise FileError(f"{gguf.path}: there are no tensors in it")
+        raise FileError(f"{gguf.path}: the file has no tensors", code="invalid-checkpoint")
     file = next(iter(gguf.tensors.values())).file
     stored, actual = gguf.get_value(CHECKSUM, int), compute_checksum(file)
     if stored != actual:
         raise FileError(
-            f"{gguf.path}: the file is damaged: its checksum is {actual:08x}, where {stored:08x} was written"
+            f"{gguf.path}: the file is damaged: its checksum is {actual:08x}, but {stored:08x} is stored",
+            code="damaged-file",
         )
 
 
@@ -110,7 +112,9 @@ def _array(gguf: Gguf, tensor: FileTensor) -> np.ndarray:
     dtypes = {"F32": "<f4"} if not tensor.name.startswith("optimizer.") else {"F32": "<f4", "F64": "<f8"}
     if tensor.type.name not in dtypes:
         raise FileError(
-            f"{gguf.path}: {quote(tensor.name)} is {tensor.type.name}, where {' or '.join(dtypes)} is needed"
+            f"{gguf.path}: tensor {quote(tensor.name)} must be {' or '.join(dtypes)} (got "
+            f"{tensor.type.name})",
+            code="wrong-tensor-type",
         )
     return tensor.raw.view(dtypes[tensor.type.name])
 
@@ -118,7 +122,7 @@ def _array(gguf: Gguf, tensor: FileTensor) -> np.ndarray:
 def _count(gguf: Gguf, key: str) -> int:
     value = gguf.get_value(key, int)
     if value < 0:
-        raise FileError(f"{gguf.path}: {key} is {value}, less than nothing")
+        raise FileError(f"{gguf.path}: {key} must be at least 0 (got {value})", code="invalid-checkpoint")
     return value
 
 
@@ -129,26 +133,29 @@ def _json(gguf: Gguf, key: str) -> dict[str, Any]:
         json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
         raise FileError(
-            f"{gguf.path}: {key} holds {error.object[error.start]!a}, which is no character"
+            f"{gguf.path}: {key} contains {error.object[error.start]!a}, which is not a character",
+            code="invalid-json",
         ) from error
     except (ValueError, RecursionError) as error:
-        raise FileError(f"{gguf.path}: {key} is no JSON: {error}") from error
+        raise FileError(f"{gguf.path}: {key} is not valid JSON: {error}", code="invalid-json") from error
     if not isinstance(value, dict):
-        raise FileError(f"{gguf.path}: {key} is no JSON object")
+        raise FileError(f"{gguf.path}: {key} must be a JSON object", code="invalid-json")
     return value
 
 
 def _names(gguf: Gguf, key: str) -> list[str]:
     names = gguf.get_value(key, list)
     if not names or not all(isinstance(name, str) for name in names):
-        raise FileError(f"{gguf.path}: {key} is no list of names")
+        raise FileError(f"{gguf.path}: {key} must be a list of names", code="invalid-checkpoint")
     return names
 
 
 def _state(gguf: Gguf, extra: dict[str, Any]) -> RunState:
     validation_due, stop_reason = extra.get(VALIDATION_DUE, False), extra.get(STOP_REASON)
     if not isinstance(validation_due, bool) or not isinstance(stop_reason, str | None):
-        raise FileError(f"{gguf.path}: training.extra does not say how the run stood")
+        raise FileError(
+            f"{gguf.path}: training.extra has an invalid state of the run", code="invalid-checkpoint"
+        )
     counters = _counters(gguf)
     return RunState(
         counters=counters,
@@ -174,7 +181,7 @@ def _best(gguf: Gguf, value: Any, steps: int) -> Best:
         case {"loss": float() as loss, "step": int(step), "idle": int(idle)}:
             if math.isfinite(loss) and 0 <= step <= steps and 0 <= idle <= steps - step:
                 return Best(loss=loss, step=step, scheduled_loss=loss, stale=idle)
-    raise FileError(f"{gguf.path}: training.extra does not say which validation was the best")
+    raise FileError(f"{gguf.path}: training.extra has an invalid best validation", code="invalid-checkpoint")
 
 
 def _counters(gguf: Gguf) -> Counters:
@@ -183,7 +190,9 @@ def _counters(gguf: Gguf) -> Counters:
     )
     seconds = gguf.get_value("training.seconds", float)
     if not 0 <= seconds < MAX_SECONDS:
-        raise FileError(f"{gguf.path}: training.seconds is {seconds}")
+        raise FileError(
+            f"{gguf.path}: training.seconds is out of range (got {seconds})", code="invalid-checkpoint"
+        )
     return Counters(step=step, samples=samples, tokens=tokens, epoch=epoch, seconds=seconds)
 
 
@@ -206,7 +215,8 @@ def _stop(gguf: Gguf) -> StopState:
     past = gguf.get_value("training.past_loss_values", np.ndarray)
     if math.isnan(best) or past.dtype.kind != "f" or not np.isfinite(past).all():
         raise FileError(
-            f"{gguf.path}: training.best_loss is {best}, and of the past losses not all are numbers"
+            f"{gguf.path}: training.best_loss or the past losses are invalid (best loss {best})",
+            code="invalid-checkpoint",
         )
     count = _count(gguf, "training.no_improvement_count")
     return StopState(
@@ -220,9 +230,7 @@ def _rewards(gguf: Gguf, value: object) -> Rewards | None:
     match value:
         case [float(), float(), int(), int(), int(), int()] if all(math.isfinite(number) for number in value):
             return Rewards._make(value)
-    raise FileError(
-        f"{gguf.path}: training.partial does not hold the rewards of a step's first micro-batches"
-    )
+    raise FileError(f"{gguf.path}: training.partial has invalid rewards", code="invalid-checkpoint")
 
 
 def _partial(gguf: Gguf) -> Partial | None:
@@ -237,7 +245,7 @@ def _partial(gguf: Gguf) -> Partial | None:
             sound = all(isinstance(loss, float) and math.isfinite(loss) for loss in losses)
             if 0 < count == len(losses) and sound and 0 <= seconds < MAX_SECONDS:
                 return Partial(losses, float(seconds), _rewards(gguf, more.get("rewards")))
-    raise FileError(f"{gguf.path}: training.partial does not hold the losses of a step's first micro-batches")
+    raise FileError(f"{gguf.path}: training.partial has invalid losses", code="invalid-checkpoint")
 
 
 def _numbers(gguf: Gguf, prefix: str) -> dict[str, float | int | bool]:
@@ -248,7 +256,7 @@ def _numbers(gguf: Gguf, prefix: str) -> dict[str, float | int | bool]:
     ]
     numbers = {key: gguf.metadata[key] for key in keys}
     if invalid := [key for key, value in numbers.items() if not isinstance(value, int | float)]:
-        raise FileError(f"{gguf.path}: {quote(invalid[0])} is no number")
+        raise FileError(f"{gguf.path}: {quote(invalid[0])} must be a number", code="invalid-checkpoint")
     return numbers
 
 
@@ -259,16 +267,18 @@ def find_problem(checkpoint: Checkpoint, parameters: int) -> str | None:
     """Return why a run cannot resume from this checkpoint, or None."""
     order, weights, known = checkpoint.order, checkpoint.weights, registry.optimizers_by_checkpoint_name()
     if checkpoint.kind not in KINDS_OF_RUNS:
-        return f"a run of type {quote(checkpoint.kind)}; known are {', '.join(KINDS_OF_RUNS)}"
+        return f"the type of run must be {' or '.join(KINDS_OF_RUNS)} (got {quote(checkpoint.kind)})"
     if checkpoint.optimizer not in known:
-        return f"the optimizer {quote(checkpoint.optimizer)} is unknown; known are {', '.join(known)}"
+        return f"the optimizer must be one of {', '.join(known)} (got {quote(checkpoint.optimizer)})"
     optimizer = known[checkpoint.optimizer]
     if unknown := [name for name in order if name not in weights]:
-        return f"the parameter {quote(unknown[0])} has no weights"
+        return f"parameter {quote(unknown[0])} has no weights"
     if len(set(order)) != len(order) or sum(weights[name].size for name in order) != parameters:
-        return f"its {len(order)} parameters do not have the {parameters} elements together that are said"
+        return (
+            f"its {len(order)} parameters must have {parameters} elements in total, and each must occur once"
+        )
     if bool(checkpoint.state.partial) != (GRADIENTS in checkpoint.vectors):
-        return f"{GRADIENTS} and training.partial go together, and one is missing"
+        return f"{GRADIENTS} or training.partial is missing; one needs the other"
     return (
         _vector_problem(checkpoint, optimizer, parameters)
         or optimizer.state_problem(checkpoint.optimizer_values)
@@ -283,7 +293,7 @@ def _vector_problem(checkpoint: Checkpoint, optimizer: type[Optimizer], paramete
     }
     needed = {optimizer.checkpoint_key(name): shape for name, shape in shapes.items()}
     if missing := needed.keys() - checkpoint.vectors.keys():
-        return f"the tensor {min(missing)} is missing"
+        return f"tensor {min(missing)} is missing"
     for name, vector in checkpoint.vectors.items():
         wanted = needed.get(name, (parameters,))
         if vector.shape != wanted:
@@ -300,7 +310,7 @@ def _value_problem(checkpoint: Checkpoint, squares: list[str]) -> str | None:
         if not (math.isfinite(least) and math.isfinite(greatest)):
             return f"the tensor {quote(name)} has values that are not finite"
         if least < 0 and name in squares:
-            return f"the tensor {name} has values below 0, and is one of squares"
+            return f"tensor {name} has values below 0, but holds squares"
     return None
 
 

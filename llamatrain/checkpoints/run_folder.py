@@ -68,7 +68,7 @@ class RunFolder:
         self.replaced: Path | None = None
         self.created_parents: list[Path] = []  # folders that were made for it
         self._keep_lock(lock_folder(path))
-        with wrap_os_errors(path, "what is in it cannot be seen or changed"):
+        with wrap_os_errors(path, "its files cannot be read or changed"):
             for file in list_files(path):
                 if is_temporary(file.name):
                     file.unlink()
@@ -93,16 +93,18 @@ class RunFolder:
         is_new = out is None or ensure_folder(out)
         folder = cls(out or create_next_folder(RUNS, command))
         folder.is_new, folder.created_parents = is_new, parents
-        with wrap_os_errors(folder.path, "cannot be looked into"):
+        with wrap_os_errors(folder.path, "cannot be read"):
             existing = [] if overwrite or _is_unsaved_run(folder.path) else sorted(run_files(folder.path))
             resume_hint = (
-                f"{format_flag('resume')} {folder.path} goes on with it, " if can_resume(folder.path) else ""
+                f"resume it with {format_flag('resume')} {folder.path}, " if can_resume(folder.path) else ""
             )
         if existing:
             folder.close()
             raise FileError(
-                f"{folder.path}: there is a run already ({existing[0].name}): {resume_hint}"
-                f"{format_flag('overwrite')} removes it, another {format_flag('out')} leaves it alone"
+                f"{folder.path}: the folder already contains a run ({existing[0].name}); "
+                f"{resume_hint}replace it with {format_flag('overwrite')}, or choose another "
+                f"{format_flag('out')}",
+                code="run-exists",
             )
         return folder
 
@@ -168,11 +170,11 @@ class RunFolder:
         if current:
             self.path = current
             self.replaced = self.replaced and current / self.replaced.name
-            return f"the run's folder {before} was moved: it goes on in {current}"
+            return f"the run's folder {before} was moved; the run continues in {current}"
         self._switch_to(next(recreate_folder(before), None))
         if self.path == before:
-            return f"the run's folder {before} was removed: it is made again"
-        return f"the run's folder {before} is no more: it goes on in {self.path}"
+            return f"the run's folder {before} was removed; it was created again"
+        return f"the run's folder {before} is gone; the run continues in {self.path}"
 
     def move_to_fallbacks(self) -> Iterator[Path]:
         """Yield other folders, one after the other, if this one cannot be written; the last one stays in use."""
@@ -188,7 +190,9 @@ class RunFolder:
 
     def _switch_to(self, folder: tuple[Path, FolderLock] | None) -> None:
         if folder is None:
-            raise FileError(f"{self.path}: this folder is no more, and no other can be made")
+            raise FileError(
+                f"{self.path}: the folder is gone, and no other could be created", code="folder-lost"
+            )
         self.close()
         self.path, self.replaced, self.is_new = folder[0], None, False
         self._keep_lock(folder[1])
@@ -211,7 +215,7 @@ class RunFolder:
 
     def rewind(self, step: int) -> None:
         """Make an older checkpoint the latest; those after it are renamed, as their run is abandoned."""
-        with wrap_os_errors(self.path, "its later checkpoints cannot be put aside"):
+        with wrap_os_errors(self.path, "its later checkpoints cannot be renamed"):
             file = self.path / f"checkpoint-{step}.gguf"
             if file.exists():  # else it is LATEST itself, or has a name of its own
                 link_or_copy(file, self.path / LATEST)
@@ -259,7 +263,7 @@ class RunFolder:
     @staticmethod
     def read_newest(path: Path) -> tuple[Checkpoint, Path, list[str]]:
         """Return a checkpoint to resume from, its file, and warnings; in a folder the newest valid one."""
-        with wrap_os_errors(path, "cannot be looked into"):
+        with wrap_os_errors(path, "cannot be read"):
             if path.is_dir() and asides.find_replaced(path):
                 with suppress(FileError):  # of a run that goes on
                     RunFolder(path).close()  # of one that was killed: what it had put aside is back
@@ -271,12 +275,14 @@ class RunFolder:
             except FileError as error:
                 faults.append(str(error))
                 continue
-            warnings = [f"a checkpoint that cannot be read is passed over: {fault}" for fault in faults]
+            warnings = [f"skipped a checkpoint that cannot be read: {fault}" for fault in faults]
             return checkpoint, file, [*warnings, *checkpoint.notes]
         if paths == [path]:
             raise FileError(faults[0])
-        hint = " is in this folder; where a run was ended before its first save, the command that began it begins it anew"
-        raise FileError(f"{path}: no checkpoint to go on from" + (f": {faults[0]}" if faults else hint))
+        hint = "if a run ended before its first save, start it again with the same command"
+        raise FileError(
+            f"{path}: no checkpoint to resume from; {faults[0] if faults else hint}", code="no-checkpoint"
+        )
 
 
 # ---- taking and making -----------------------------------------------------
@@ -296,5 +302,6 @@ def _check_not_a_source(existing: list[Path], sources: Iterable[Path]) -> None:
             status = source.stat()
             if (status.st_dev, status.st_ino) in identities:
                 raise FileError(
-                    f"{source}: the run would replace what it reads; give another {format_flag('out')}"
+                    f"{source}: the run would overwrite its own input; choose another {format_flag('out')}",
+                    code="overwrites-input",
                 )

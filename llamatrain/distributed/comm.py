@@ -9,20 +9,20 @@ from functools import cache
 from llamatrain.distributed.launcher import LaunchInfo, get_launch_info
 from llamatrain.distributed.single import Comm, ExitStatus, SingleProcess
 from llamatrain.distributed.stderr import exit_status_for
-from llamatrain.errors import LlamatrainError, words_of
+from llamatrain.errors import LlamatrainError, describe
 
 __all__ = [
     "Comm",
     "ExitStatus",
     "LaunchInfo",
     "close",
-    "exit_status_for",
     "existing_comm",
-    "is_printing_rank",
-    "get_launch_info",
-    "wait_for_all",
+    "exit_status_for",
     "failure_to_print",
     "get_comm",
+    "get_launch_info",
+    "is_printing_rank",
+    "wait_for_all",
 ]
 
 
@@ -64,8 +64,8 @@ def failure_to_print(failure: ExitStatus, shared: bool = False) -> ExitStatus | 
 
     try:
         join(launch, failure)
-    except LlamatrainError as error:  # what all have to say, or that there is nothing to speak by
-        failure = ExitStatus(words_of(error), error.exit_code) if error.shared else failure
+    except LlamatrainError as error:  # an error of all processes, or MPI cannot be used
+        failure = ExitStatus(describe(error), error.exit_code) if error.shared else failure
     return failure if is_printing_rank() else None
 
 

@@ -14,19 +14,17 @@ from llamatrain.distributed.single import EXIT_RETRY, ExitStatus
 from llamatrain.distributed.stderr import exit_status_for
 from llamatrain.platform.threads import start_thread
 
-BEAT, FAILED, END, BYE = range(
-    1, 5
-)  # tags; what each carries: step and what is done, a Failure, an exit code, nothing
-TIMEOUT = 120.0  # seconds, until a run says another
+BEAT, FAILED, END, BYE = range(1, 5)  # tags; content: (step, status), ExitStatus, exit code, nothing
+TIMEOUT = 120.0  # seconds, until a run sets another
 INTERVAL, MAX_BEATS = (
     0.5,
     1000,
-)  # seconds between two beats; of many, so many beats a second are what the first hears
-MIN_TIMEOUT = 2.0  # seconds, of any timeout
-POLL = 0.05  # seconds between two looks for what came
-COLLECT = 0.25  # seconds in which more may fail of the same
-END_ALONE = 1.5  # seconds after which one that has failed ends all by itself
-STAGGER = 0.1  # seconds between two that would say the same of the first
+)  # seconds between two beats; the most beats that rank 0 receives per second
+MIN_TIMEOUT = 2.0  # seconds, the smallest timeout
+POLL = 0.05  # seconds between two polls for messages
+COLLECT = 0.25  # seconds to wait for further failures with the same cause
+END_ALONE = 1.5  # seconds after which a failed process ends all by itself
+STAGGER = 0.1  # seconds between ranks that would report the same
 
 
 class Heartbeat:
@@ -40,16 +38,16 @@ class Heartbeat:
         self.interval = max(INTERVAL, self.size / MAX_BEATS)
         self.status = 0, "starting"
         self.timeout, self.get_command = TIMEOUT, lambda: ""
-        self.failure: ExitStatus | None = None  # this process's own
+        self.failure: ExitStatus | None = None  # of this process
         self._peers = range(1, self.size) if self.rank == 0 else range(1)
         self._watched = {*self._peers}
         self._silent = dict.fromkeys(self._peers, 0.0)  # seconds
-        self._last = dict.fromkeys(self._peers, (0, "starting"))  # what they were doing
+        self._last = dict.fromkeys(self._peers, (0, "starting"))  # (step, status)
         self._failed = dict[int, ExitStatus]()
-        self._sent = dict[int, Any]()  # the last to each
-        self._old_requests = list[Any]()  # a few that were not waited for
+        self._sent = dict[int, Any]()  # the last request to each
+        self._old_requests = list[Any]()  # requests that must stay alive
         self._stopping = self._stopped = False
-        self._next_beat = self._decide_at = 0.0  # when it tells again, and when it says what failed
+        self._next_beat = self._decide_at = 0.0  # times of the next beat, and of picking the failure
         self._finished, self._end_lock = threading.Event(), threading.Lock()
         self._threads = [
             threading.Thread(target=run, daemon=True) for run in (self._communicate, self._watch_silence)
@@ -78,7 +76,7 @@ class Heartbeat:
                 self._send_updates()
                 time.sleep(POLL)
         except Exception as error:
-            time.sleep(COLLECT)  # one that is gone may have been heard of
+            time.sleep(COLLECT)  # the failure of a lost process may still arrive
             self._finish(self.rank, exit_status_for(error))
         self._finished.set()
 
@@ -107,7 +105,7 @@ class Heartbeat:
 
     def _send(self, peer: int, tag: int, content: Any) -> None:
         if before := self._sent.get(peer):
-            self._old_requests.append(before)  # what is on its way is not to be let go
+            self._old_requests.append(before)  # a request under way must stay alive
         self._sent[peer] = self.comm.isend(content, peer, tag)
 
     def _receive(self) -> None:
@@ -122,7 +120,7 @@ class Heartbeat:
             elif tag == FAILED:
                 self._failed.setdefault(peer, ExitStatus(*content))
             elif tag == END:
-                time.sleep(STAGGER * 5)  # the launcher ends it before
+                time.sleep(STAGGER * 5)  # the launcher usually ends it first
                 self.end(content, "")
             else:
                 self._last[peer], self._silent[peer] = content, 0.0
@@ -153,14 +151,14 @@ class Heartbeat:
                 self._finish(None, ExitStatus(self._describe_lost(lost), EXIT_RETRY))
 
     def _describe_lost(self, lost: list[int]) -> str:
-        (step, status), more = self._last[lost[0]], f" (nor of {len(lost) - 1} more)" if lost[1:] else ""
+        (step, status), more = self._last[lost[0]], f" and {len(lost) - 1} more" if lost[1:] else ""
         place = f"step {step}, {status}" if step else status
         command = self.get_command()
-        message = f"nothing was heard of {self.describe_rank(lost[0])}{more} for {self.timeout:g} s; it was last at {place}"
-        return f"{message}; to go on: {command}" if command else message
+        message = f"no sign of {self.describe_rank(lost[0])}{more} for {self.timeout:g} s (last: {place})"
+        return f"{message}; resume with: {command}" if command else message
 
     def _finish(self, rank: int | None, failure: ExitStatus) -> None:
-        with self._end_lock:  # never given back
+        with self._end_lock:  # never released
             message = (
                 failure.message
                 if rank is None or not failure.message

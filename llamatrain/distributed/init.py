@@ -16,27 +16,29 @@ from llamatrain.platform.terminal import call_if_slow
 
 PACKAGE = Path(__file__).resolve().parents[1]
 EXTRA = "pip install 'llamatrain[mpi]'"
-JOIN_TIMEOUT = (
-    300.0  # seconds until all have come: the first that start on a cluster may read everything from one disk
-)
+JOIN_TIMEOUT = 300.0  # seconds: on a cluster, all processes may read the program from one disk
 
 
 def join(launch: LaunchInfo, failure: ExitStatus | None = None) -> Comm:
     """Join the other processes (collective); processes that failed before join as well, so that nobody waits."""
     if not launch.can_join:
         raise UsageError(
-            f"{launch.description}, each as if it were alone: srun --mpi=pmix (or pmi2) lets them find each other"
+            f"{launch.description} but cannot find each other; start them with srun --mpi=pmix (or pmi2)",
+            code="mpi-not-joined",
         )
     if find_spec("mpi4py") is None:
         if not launch.is_multi_process:
             return SingleProcess()
-        raise UsageError(f"{launch.description}, and what they speak by is not installed: {EXTRA}")
+        raise UsageError(
+            f"{launch.description} but mpi4py is not installed; run {EXTRA}", code="mpi4py-missing"
+        )
     with limit_time(launch):
         mpi = start_mpi()
         if launch.is_multi_process and mpi.COMM_WORLD.size == 1:
             raise UsageError(
-                f"{launch.description}, and found nobody: their launcher is of another MPI than mpi4py here; "
-                f"that of {EXTRA} is `mpiexec` beside it"
+                f"{launch.description} but did not find each other: the launcher belongs to another "
+                f"MPI than mpi4py; use the mpiexec of {EXTRA}",
+                code="mpi-mismatch",
             )
         from llamatrain.distributed.mpi import MpiComm
 
@@ -63,14 +65,17 @@ def start_mpi() -> ModuleType:
 
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    except (ImportError, RuntimeError, OSError) as error:  # what MPI itself raises is one, too
+    except (ImportError, RuntimeError, OSError) as error:  # MPI's own exceptions are RuntimeErrors
         reason = " ".join(str(error).split())
         raise UsageError(
-            f"MPI does not start: {reason}; {EXTRA} brings one, a cluster's own stands in its manual"
+            f"MPI failed to start: {reason}; install one with {EXTRA}, or see the manual of the cluster",
+            code="mpi-init-failed",
         ) from error
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise UsageError(
-            "this MPI was built for one thread at a time, and training takes several (MPI_THREAD_MULTIPLE)"
+            "this MPI does not support threads (MPI_THREAD_MULTIPLE), which training needs; "
+            "use another build of MPI",
+            code="mpi-single-threaded",
         )
     return MPI
 
@@ -80,7 +85,7 @@ def limit_time(launch: LaunchInfo) -> AbstractContextManager[None]:
 
     def stop() -> None:
         """Report the timeout and exit."""
-        print_error(f"rank {launch.rank}: the other processes did not come within {JOIN_TIMEOUT:g} s")
+        print_error(f"rank {launch.rank}: the other processes did not start within {JOIN_TIMEOUT:g} s")
         os._exit(EXIT_RETRY)
 
     return call_if_slow(JOIN_TIMEOUT, stop)

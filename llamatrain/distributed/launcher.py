@@ -8,7 +8,7 @@ SIZES = "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"
 STEP, TASK = (
     "SLURM_STEP_NUM_TASKS",
     "SLURM_PROCID",
-)  # of Slurm, which may start processes that are to know nothing of each other
+)  # of Slurm, which may also start independent processes
 DIGITS = 9
 
 
@@ -17,8 +17,8 @@ class LaunchInfo:
     """The rank and the number of processes as the launcher gives them."""
 
     rank: int
-    size: int | None  # None: it does not say
-    can_join: bool  # whether it is one that lets them find each other
+    size: int | None  # None: unknown
+    can_join: bool  # the launcher supports MPI
 
     @property
     def is_multi_process(self) -> bool:

@@ -18,19 +18,19 @@ from llamatrain.config.messages import shorten, worded
 from llamatrain.distributed.heartbeat import TIMEOUT, Heartbeat
 from llamatrain.distributed.single import ExitStatus
 from llamatrain.distributed.stderr import exit_status_for, print_error
-from llamatrain.errors import LlamatrainError, words_of
+from llamatrain.errors import LlamatrainError, describe, words_of
 from llamatrain.platform import exit
 from llamatrain.platform.threads import start_thread
 
 T = TypeVar("T")
-SPINS = 100  # at once, whether all are there
+SPINS = 100  # tests of a request without a pause
 MIN_PAUSE, MAX_PAUSE, PAUSE_GROWTH = (
     0.0002,
     0.002,
     1.02,
 )  # seconds between two looks whether all are there, after that, at first and in the end
-GRACE = 1.0  # seconds for each thing that is done where all is ended
-CLOSE_TIMEOUT = 60.0  # seconds for all to leave MPI together
+GRACE = 1.0  # seconds for each step of ending all processes
+CLOSE_TIMEOUT = 60.0  # seconds in which all must leave MPI
 
 
 class RemoteError(LlamatrainError):
@@ -38,8 +38,8 @@ class RemoteError(LlamatrainError):
 
     shared = True
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, exit_code: int, *, code: str = "") -> None:
+        super().__init__(message, code=code)
         self.exit_code = exit_code
 
 
@@ -51,9 +51,9 @@ class MpiComm:
         self._hosts = [host for _, host in gathered]
         self.rank, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
         self._raise_first([each for each, _ in gathered])
-        self._all = MPI.COMM_WORLD.Dup()  # of whoever leads a run
-        self._data = MPI.COMM_WORLD.Dup()  # of the thread that exchanges beside it
-        self._calls = 0  # times that all came together
+        self._all = MPI.COMM_WORLD.Dup()  # of the main thread
+        self._data = MPI.COMM_WORLD.Dup()  # of the reduction thread
+        self._calls = 0  # collective calls so far
         self._host_comm = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank, self.local_size = self._host_comm.rank, self._host_comm.size
         own_cores = os.sched_getaffinity(0)
@@ -88,7 +88,7 @@ class MpiComm:
         for rank in range(1, self.size):
             if (gathered[rank] != gathered[0]).any():
                 raise RuntimeError(
-                    f"{self.describe_rank(rank)} and {self.describe_rank(0)} wait for each other in different places"
+                    f"{self.describe_rank(rank)} and {self.describe_rank(0)} are in different collective calls"
                 )
 
     @contextmanager
@@ -101,7 +101,11 @@ class MpiComm:
             if getattr(error, "shared", False):
                 raise
             failure = error
-        status = ExitStatus(words_of(failure), getattr(failure, "exit_code", 1)) if failure else None
+        status = (
+            ExitStatus(words_of(failure), getattr(failure, "exit_code", 1), code=getattr(failure, "code", ""))
+            if failure
+            else None
+        )
         self._raise_first(self.all_gather(status), failure)
 
     def _raise_first(self, statuses: list[ExitStatus | None], own_error: Exception | None = None) -> None:
@@ -114,7 +118,9 @@ class MpiComm:
             own_error.shared = True
             raise own_error
         raise RemoteError(
-            first.message if same_on_all else f"{self.describe_rank(rank)}: {first.message}", first.exit_code
+            first.message if same_on_all else f"{self.describe_rank(rank)}: {first.message}",
+            first.exit_code,
+            code=first.code,
         ) from own_error
 
     def assert_equal_on_all(self, facts: Mapping[str, Any]) -> None:
@@ -124,8 +130,12 @@ class MpiComm:
             for rank, theirs in enumerate(gathered):
                 if difference := first_difference(name, theirs.get(name), gathered[0][name]):
                     what, its, first = difference
-                    words = f"{self.describe_rank(rank)} is about to do something else: its {what} is {its}, and {first} on"
-                    raise RemoteError(f"{words} {self.describe_rank(0)}", 1)
+                    ranks = f"{self.describe_rank(rank)} differs from {self.describe_rank(0)}"
+                    raise RemoteError(
+                        f"{ranks}: its {what} is {its} (not {first}); start all ranks in the same way",
+                        1,
+                        code="ranks-differ",
+                    )
 
     def barrier(self) -> None:
         """Wait for all ranks without spinning: MPI busy-waits, and ranks share cores."""
@@ -160,7 +170,7 @@ class MpiComm:
         try:
             yield
         except Exception as error:
-            if not getattr(error, "shared", False):  # nobody who catches it could go on
+            if not getattr(error, "shared", False):  # a caller that catches it cannot continue
                 self._report_uncaught(error)
             raise
         finally:
@@ -176,7 +186,7 @@ class MpiComm:
 
     def _report_uncaught(self, error: BaseException) -> None:
         if isinstance(error, LlamatrainError | OSError | MemoryError):
-            self.abort(ExitStatus(words_of(error), getattr(error, "exit_code", 1)))
+            self.abort(ExitStatus(describe(error), getattr(error, "exit_code", 1)))
         elif isinstance(error, Exception):
             self.abort(exit_status_for(error))
 

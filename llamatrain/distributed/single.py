@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 T = TypeVar("T")
-EXIT_RETRY = 75  # the exit code of what may go well when it is tried again, as sendmail has it: a scheduler starts it once more
+EXIT_RETRY = 75  # EX_TEMPFAIL of sendmail: a scheduler may start the run again
 
 
 class ExitStatus(NamedTuple):
@@ -16,7 +16,8 @@ class ExitStatus(NamedTuple):
 
     message: str
     exit_code: int
-    peer_lost: bool = False  # it could not reach the others, which may have failed before
+    peer_lost: bool = False  # it could not reach the others, which may have failed first
+    code: str = ""  # of the LlamatrainError, unless the message contains it
 
 
 class Comm(Protocol):
@@ -27,8 +28,8 @@ class Comm(Protocol):
 
     rank: int
     size: int
-    core_sharing: int  # how many have the same processors, this one among them
-    local_rank: int  # of those of this machine
+    core_sharing: int  # ranks that share this rank's processors, itself included
+    local_rank: int  # rank on this host
     local_size: int
 
     def describe_rank(self, rank: int) -> str:
@@ -114,11 +115,11 @@ class SingleProcess:
 
     def send(self, array: "np.ndarray", to: int) -> None:
         """Raise, since there is no other process."""
-        raise RuntimeError("nobody is there")
+        raise RuntimeError("there is no other process")
 
     def receive(self, into: "np.ndarray", of: int) -> None:
         """Raise, since there is no other process."""
-        raise RuntimeError("nobody is there")
+        raise RuntimeError("there is no other process")
 
     def watch(self, timeout: float, get_command: Callable[[], str]) -> AbstractContextManager[None]:
         """Return an empty context."""

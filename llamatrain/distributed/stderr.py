@@ -29,7 +29,7 @@ def print_error(message: str) -> None:
 
 def write_text(text: str) -> None:
     """Write text and ignore a closed stream."""
-    with suppress(OSError, ValueError):  # nobody reads it
+    with suppress(OSError, ValueError):  # closed
         get_stream().write(text)
         get_stream().flush()
 
@@ -49,7 +49,7 @@ def exit_status_for(error: Exception) -> ExitStatus:
     message = " ".join(str(error).split())
     if type(error).__module__.startswith("mpi4py"):
         return ExitStatus(
-            f"the other processes cannot be reached any more ({message})", EXIT_RETRY, peer_lost=True
+            f"lost the connection to the other processes ({message})", EXIT_RETRY, peer_lost=True
         )
     write_text("".join(traceback.format_exception(error)))
     return ExitStatus(f"{type(error).__name__}: {message}", 1)

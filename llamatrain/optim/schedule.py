@@ -39,18 +39,23 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.kind not in DECAYS:
-            raise UsageError(f"schedule {self.kind!r} is unknown; known are {', '.join(DECAYS)}")
+            raise UsageError(
+                f"schedule must be one of {', '.join(DECAYS)} (got {self.kind!r})", code="unknown-schedule"
+            )
         if not 0 <= self.minimum <= self.peak < math.inf:
             raise UsageError(
-                f"the minimum rate {self.minimum:g} must lie between 0 and the rate {self.peak:g}"
+                f"the minimum rate must be between 0 and the rate {self.peak:g} (got {self.minimum:g})",
+                code="invalid-rate",
             )
         if self.warmup < 0:
-            raise UsageError(f"a warm-up of {self.warmup} steps cannot be; 0 turns it off")
+            raise UsageError(f"warm-up must be 0 steps or more (got {self.warmup})", code="invalid-warmup")
         if self.kind != "constant" and self.decay_steps < 1:
-            raise UsageError(f"a decay over {self.decay_steps} steps cannot be; it takes 1 or more")
+            raise UsageError(f"decay must be 1 step or more (got {self.decay_steps})", code="invalid-decay")
         if self.restart_growth and not (self.kind == "cosine" and 1 <= self.restart_growth < math.inf):
             raise UsageError(
-                f"restarts take the cosine and a growth of 1 or more, not {self.kind} and {self.restart_growth:g}"
+                f"restarts need the cosine schedule and a growth of 1 or more (got {self.kind} and "
+                f"{self.restart_growth:g})",
+                code="invalid-restart",
             )
 
     def rate(self, step: int) -> float:

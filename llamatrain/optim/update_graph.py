@@ -91,7 +91,7 @@ def differentiate(
     if precision == "bf16":
         outputs = round_products(outputs)
     elif precision != "f32":
-        raise GraphError(f"unknown precision {precision!r}; known are f32, bf16")
+        raise GraphError(f"precision must be f32 or bf16 (got {precision!r})", code="unknown-precision")
     count = 1 + len(beside) + len(grads)
     wanted, (forward, *marks) = outputs[:count], outputs[count:]
     value, *rest = apply_policy(wanted, forward, marks, remat)

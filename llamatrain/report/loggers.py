@@ -33,7 +33,9 @@ def check_installed(names: Iterable[str]) -> None:
     for name in names:
         if (module := MODULES.get(name)) and not find_spec(module):
             raise UsageError(
-                f"--log {name} takes {module}, which is not installed: pip install {module}; --log csv does without"
+                f"--log {name} needs {module}, which is not installed; run pip install {module}, or "
+                "use --log csv",
+                code="logger-not-installed",
             )
 
 
@@ -105,7 +107,7 @@ class Loggers:
             if self.open:
                 self.open.pop(name, None)
             message = " ".join(str(error).split())[:MAX_MESSAGE] or type(error).__name__
-            self.warn(f"--log {name}: {message}; nothing more is written there, and metrics.jsonl has all")
+            self.warn(f"--log {name}: {message}; logging there has stopped (metrics.jsonl has all lines)")
 
 
 def tagged_numbers(line: Line) -> dict[str, float]:
@@ -256,7 +258,7 @@ class WandbLogger:
 def check_not_link(folder: Path) -> Path:
     """Return the folder; raise if it is a link that leads elsewhere."""
     if folder.is_symlink():
-        raise FileError(f"{folder} is a link, and leads out of the run's folder; remove it")
+        raise FileError(f"{folder}: this is a link to another folder; remove it", code="logger-folder-link")
     return folder
 
 

@@ -133,7 +133,7 @@ class Metrics:
         file = self._create_file(raw for raw, _ in parse_lines(self._all_lines()))
         self._file.close()
         self._file = file
-        self.warn(f"{self.path} was gone: it is made again")
+        self.warn(f"{self.path} was removed; it was created again")
 
     def copy_to(self, path: Path) -> "Metrics":
         """Return another file with all lines, if this one cannot be written any more."""
@@ -184,7 +184,7 @@ class Metrics:
         self.close()
 
     def _write_error(self, error: OSError) -> FileError:
-        return FileError(f"{self.path}: cannot be written: {error.strerror}")
+        return FileError(f"{self.path}: cannot be written: {error.strerror}", code="write-failed")
 
 
 def read_lines(
@@ -205,10 +205,10 @@ def read_lines(
                     else:
                         first, damaged, torn = first or read, damaged + 1, not piece.endswith(b"\n")
     except OSError as error:
-        raise FileError(f"{path}: cannot be read: {error.strerror}") from error
+        raise FileError(f"{path}: cannot be read: {error.strerror}", code="read-failed") from error
     if damaged > (torn and first == read):
-        others = f", and {damaged - 1:,} others," if damaged > 1 else ""
-        warn(f"{path}: line {first:,}{others} is no figure of a step, and passed over")
+        others = f" and {damaged - 1:,} others" if damaged > 1 else ""
+        warn(f"{path}: skipped line {first:,}{others}, which has no metrics of a step")
 
 
 def read_pieces(file: BinaryIO) -> Iterator[bytes]:

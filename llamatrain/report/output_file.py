@@ -12,20 +12,23 @@ def check_output_file(file: Path) -> None:
     """Raise if a file exists at this path that llamatrain did not draw, or none can be written."""
     try:
         if not file.parent.is_dir():
-            raise MissingError(f"{file}: its folder is not there")
+            raise MissingError(f"{file}: the folder does not exist", code="no-such-folder")
         if file.is_dir():
-            raise FileError(f"{file}: this is a folder; a name for a file is needed")
+            raise FileError(f"{file}: this is a folder; give the name of a file", code="is-a-folder")
         if file.exists() and (not file.is_file() or str(file.parent) == DEVICES):
-            raise FileError(f"{file}: this is a device or a pipe, no place for a file")
+            raise FileError(
+                f"{file}: this is a device or a pipe; give the name of a file", code="is-a-device"
+            )
         if not file.is_file():
             return
         with file.open("rb") as there:
             head = there.read(max(map(len, HEADS)))
     except OSError as error:
-        raise FileError(f"{file}: cannot be looked at: {error.strerror}") from error
+        raise FileError(f"{file}: cannot be read: {error.strerror}", code="read-failed") from error
     if head and not head.startswith(HEADS):
         raise FileError(
-            f"{file}: there is a file already that was not drawn here; another name leaves it alone"
+            f"{file}: the file exists and was not drawn by llamatrain; choose another name",
+            code="file-exists",
         )
 
 

@@ -33,19 +33,21 @@ def check_run(folder: Path) -> None:
     """Raise if a path is not the folder of a run."""
     try:
         if not folder.exists():
-            raise missing(folder, "no such folder; the folder of a run is needed")
+            raise missing(folder, "no such folder; give the folder of a run")
         if not folder.is_dir():
             home = f", which is {folder.parent}" if (folder.parent / METRICS).is_file() else ""
-            raise FileError(f"{folder}: this is a file; the folder of a run is needed{home}")
+            raise FileError(f"{folder}: this is a file; give the folder of a run{home}", code="not-a-run")
         if not (folder / METRICS).is_file():
-            raise FileError(f"{folder}: no run is in this folder: it has no {METRICS}")
+            raise FileError(f"{folder}: the folder contains no run: {METRICS} is missing", code="not-a-run")
     except OSError as error:
-        raise FileError(f"{folder}: cannot be looked into: {error.strerror}") from error
+        raise FileError(f"{folder}: cannot be read: {error.strerror}", code="folder-error") from error
 
 
 def read_run(folder: Path) -> RunData:
     """Read a run, which must have at least one step."""
     run = read_run_data(folder, lambda line: log_line(f"warning: {line}"))
     if not run.figures.last and not run.figures.scored:
-        raise FileError(f"{folder / METRICS}: no step is in it yet, so there is nothing to draw")
+        raise FileError(
+            f"{folder / METRICS}: nothing to draw: the file contains no step yet", code="no-metrics"
+        )
     return run

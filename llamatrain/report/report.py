@@ -149,7 +149,7 @@ class Report:
 
     def on_save_error(self, step: int, why: str) -> None:
         """Warn that a checkpoint could not be written."""
-        self.warn(f"nothing was saved at step {step}: {why}; the next save tries again")
+        self.warn(f"could not save at step {step}: {why}; the next save will try again")
 
     def show_activity(self, what: str = "validating") -> None:
         """Set the activity that the progress display shows between steps."""

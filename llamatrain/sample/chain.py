@@ -16,7 +16,7 @@ def draw_token(logits: np.ndarray, options: SamplingOptions, number: int, histor
     """Draw token `number`, which follows the tokens `history` (prompt included)."""
     if not np.all(np.isfinite(logits)):
         raise LlamatrainError(
-            f"the model gives no finite numbers for token {number + 1}: its weights are damaged"
+            f"the logits of token {number + 1} are not finite: the weights are damaged", code="not-finite"
         )
     logits = penalize_repeats(logits.astype(np.float64), history, options)
     if options.temp == 0:

@@ -125,11 +125,14 @@ class Decoder:
         ids = np.asarray(tokens, np.int64)
         if not 1 <= len(ids) <= self.free_positions:
             raise LlamatrainError(
-                f"{len(ids)} tokens do not fit a context of {self.ctx} that holds {self.position}; a larger one takes more"
+                f"{len(ids)} tokens do not fit into the context ({self.position} of {self.ctx} "
+                "tokens are used); choose a larger context",
+                code="context-full",
             )
         if ids.min() < 0 or ids.max() >= self.h.vocab:
             raise UsageError(
-                f"token {ids[(ids < 0) | (ids >= self.h.vocab)][0]} is not among the {self.h.vocab} of the model"
+                f"token ids must be below {self.h.vocab} (got {ids[(ids < 0) | (ids >= self.h.vocab)][0]})",
+                code="unknown-token",
             )
         while len(ids):
             logits, ids = self._run(ids)

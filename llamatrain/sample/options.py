@@ -78,5 +78,6 @@ class SamplingOptions(Options, panel="Sampling"):
         """Raise if options contradict each other."""
         if self.keep and not self.ctx_shift:
             raise OptionError(
-                lambda spelt: f"{spelt('keep')} means nothing without {spelt('ctx_shift')}: nothing goes"
+                lambda spelt: f"{spelt('keep')} has no effect without {spelt('ctx_shift')}; leave it out",
+                code="unused-option",
             )

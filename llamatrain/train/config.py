@@ -11,19 +11,19 @@ class LoopConfig:
     """The length of a run, its learning rate, and how often it validates, samples and saves."""
 
     iters: int
-    grad_acc: int  # micro-batches of a step
+    grad_acc: int  # micro-batches per step
     seed: int
     schedule: Schedule
     stop_rules: StopRules
     eval_every: int  # 0: never
     sample_every: int
     save_every: int
-    patience: int = 0  # validations in a row without a lower loss, until it ends; 0: any number
-    max_time: float | None = None  # seconds of this process; None: without limit
-    iters_per_rows: int = 0  # iterations of a descent on the same rows; 0: all
+    patience: int = 0  # validations without a lower loss before the run ends; 0: no limit
+    max_time: float | None = None  # seconds of this process; None: no limit
+    iters_per_rows: int = 0  # L-BFGS iterations on the same rows; 0: all
 
 
-DONE = "done"  # of a run that ended as it was meant to
+DONE = "done"  # the run completed all its steps
 
 
 @dataclass(frozen=True)

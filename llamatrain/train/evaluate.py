@@ -29,10 +29,8 @@ class BatchLoss(NamedTuple):
     tokens: int
     correct: int | None
     units: np.ndarray
-    rewards: Rewards | None = None  # of answers that are compared
-    chosen_nll: tuple[float, float, np.ndarray] | None = (
-        None  # of chosen answers: loss, tokens, and both of each unit
-    )
+    rewards: Rewards | None = None  # of preferences
+    chosen_nll: tuple[float, float, np.ndarray] | None = None  # of chosen answers: loss, tokens, units
 
 
 def evaluate_batch(programs: EvalPrograms, batch: Batch) -> BatchLoss:
@@ -107,7 +105,7 @@ def gather_batch_losses(
 class LossMeter:
     """Accumulates batch losses into a score."""
 
-    losses: list[float] = field(default_factory=list)  # of batches, sums
+    losses: list[float] = field(default_factory=list)  # sums, by batch
     weights: list[float] = field(default_factory=list)
     tokens: int = 0
     correct: int | None = 0

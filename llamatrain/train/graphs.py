@@ -38,8 +38,8 @@ from llamatrain.train.parallel.partition import ParamSlice, Partition
 
 P = ParamSpec("P")
 Policy = str | int
-# Where gradients are: in a vector of their own, to be added up or for a minimizer; in the arena, until the step has clipped and
-# used them; or streamed, each used up at once.
+# Where gradients are stored: "flat" vectors, for accumulation or a minimizer; the "arena", until the update has
+# clipped and used them; or "streamed": each is used at once.
 Gradients = Literal["flat", "arena", "streamed"]
 
 
@@ -49,9 +49,9 @@ class StepSpec:
 
     h: Hyperparameters
     weights: Weights
-    trainable: Mapping[str, Tensor]  # parameters by their names, in the order of flat vectors
+    trainable: Mapping[str, Tensor]  # parameters by name, in the order of flat vectors
     batch: int
-    positions: int  # of the table of rotations
+    positions: int  # length of the RoPE table
     precision: str
     threads: int
     kernels: str = "cpu"
@@ -60,18 +60,16 @@ class StepSpec:
     optimizer: Optimizer | None = None  # None: no training
     gradients: Gradients = "flat"
     clip: float = 0.0
-    drop_base: bool = False  # a base's pages are let go after each reading
-    sparse: bool = False  # many tokens have no weight
-    objective: Objective | None = None  # of preferences
-    reference: Weights | None = None  # what it compares with
+    drop_base: bool = False  # release pages of the base after each read
+    sparse: bool = False  # most tokens have no loss
+    objective: Objective | None = None  # for preferences
+    reference: Weights | None = None  # the reference model of the objective
     teacher: Teacher | None = None
-    lora_plus: float = (
-        1.0  # the rate of adapters' second factors, in rates of all else (LoRA+, Hayou et al. 2024)
-    )
-    groups: int = 1  # of a step's micro-batches, which ranks divide among themselves
+    lora_plus: float = 1.0  # rate of adapters' B relative to all else (LoRA+, Hayou et al. 2024)
+    groups: int = 1  # groups of micro-batches, which are assigned to ranks
     ranks: int = 1
     rank: int = 0
-    comm_bf16: bool = False  # between ranks gradients are bf16
+    comm_bf16: bool = False  # send gradients in bf16
 
     @property
     def rule(self) -> ElementwiseRule | None:
@@ -98,18 +96,16 @@ class StepSpec:
 class StepGraph:
     """A graph: the outputs to run, its inputs, and the memory where results must go."""
 
-    first: Tensor  # of the outputs: the loss, or that of a step's own graph: the norm
+    first: Tensor  # output: the loss, or the norm of an update graph
     outputs: list[Tensor]
     inputs: dict[str, Tensor]
-    memory_names: dict[Tensor, str] = field(
-        default_factory=dict
-    )  # outputs that others read: the names of their memory
-    norm: Tensor | None = None  # beside a loss
-    correct: Tensor | None = None  # likewise
-    rewards: Tensor | None = None  # of answers that are compared
-    grads: dict[str, Tensor] = field(default_factory=dict)  # outputs, by weights
-    terms: tuple[Tensor, ...] = ()  # of a loss of preferences, where it judges
-    parts: tuple[Tensor, ...] = ()  # the parts of a loss, or of those terms, where it judges
+    memory_names: dict[Tensor, str] = field(default_factory=dict)  # memory of outputs that other graphs read
+    norm: Tensor | None = None  # if the first output is a loss
+    correct: Tensor | None = None  # number of correct predictions
+    rewards: Tensor | None = None  # of preferences
+    grads: dict[str, Tensor] = field(default_factory=dict)  # outputs, by weight
+    terms: tuple[Tensor, ...] = ()  # terms of a preference loss, in evaluation
+    parts: tuple[Tensor, ...] = ()  # loss of each unit, or terms of each, in evaluation
 
 
 def first_or_none(tensors: Sequence[Tensor]) -> Tensor | None:

@@ -57,20 +57,18 @@ class Loop:
     validation: Batches | None
     config: LoopConfig
     listener: Listener
-    save: Callable[
-        [RunState, bool], str
-    ]  # writes checkpoint and result, the last ones or not, and gives the checkpoint's name
-    save_best: Callable[[RunState], None]  # writes the result as the best so far
-    sample: Callable[[int], None]  # what the model makes by now
+    save: Callable[[RunState, bool], str]  # (state, is_last) -> name of the checkpoint
+    save_best: Callable[[RunState], None]  # writes the result as the best one
+    sample: Callable[[int], None]  # (step): generates a sample
     state: RunState = field(default_factory=RunState)
     signals: Signals = field(default_factory=NoSignals)
     input_guard: InputGuard = field(default_factory=NoInputGuard)
-    minimizer: MinimizerState | None = None  # of an optimizer that goes by whole evaluations
-    epoch_samples: int | None = None  # that an epoch has
+    minimizer: MinimizerState | None = None  # of L-BFGS
+    epoch_samples: int | None = None  # samples per epoch
     comm: Comm = field(default_factory=SingleProcess)
 
     def __post_init__(self) -> None:
-        self._fixed_batches: list[Batch] | None = None  # the rows of a descent, the same in every step
+        self._fixed_batches: list[Batch] | None = None  # the rows of L-BFGS, the same in every step
         self._runner = StepRunner(
             programs=self.programs,
             config=self.config,
@@ -90,7 +88,7 @@ class Loop:
         """The name of the newest checkpoint."""
         self._runner.last_checkpoint = name
 
-    # ---- the story ---------------------------------------------------------
+    # ---- the run ----------------------------------------------------------
 
     def train(self) -> StopReason:
         """Train, save the final checkpoint, and return why the run stopped."""
@@ -98,11 +96,11 @@ class Loop:
             outcome = self._run_steps()
         except TrainingInterrupted:
             outcome = StopReason("interrupted", self._stop_signal(), finished=False)
-        except InputChanged as error:  # seen before its gradients were used
+        except InputChanged as error:  # found before the gradients were used
             self.state.partial = None
             self._save(last=True)
             raise TrainingError(
-                f"{error} from step {self.state.counters.step}: {self.last_checkpoint}"
+                f"{error} from step {self.state.counters.step}: {self.last_checkpoint}", code="input-changed"
             ) from None
         self._save(last=True)
         return outcome
@@ -146,7 +144,7 @@ class Loop:
         """Take one step and report it; return the reason to stop, if there is one."""
         state, config = self.state, self.config
         start = time.perf_counter() - (state.partial.seconds if state.partial else 0.0)
-        if not self._fixed_batches:  # those rows are read again after a resume
+        if not self._fixed_batches:  # fixed rows are read again after resuming
             state.data = self.loader.state
         waited_before = waited(self.loader)
         self.comm.set_status(state.counters.step + 1, "reading rows")
@@ -155,7 +153,7 @@ class Loop:
         start += self._prepare(batches)
         preparation = time.perf_counter() - start
         microbatches = self._runner.sync_microbatches(batches)
-        compute_start = time.perf_counter() - preparation  # without the time in which others were waited for
+        compute_start = time.perf_counter() - preparation  # without waiting for other ranks
         if self._stop_signal():
             raise TrainingInterrupted
         self.comm.set_status(state.counters.step + 1, "computing")
@@ -213,7 +211,7 @@ class Loop:
         self.signals.can_save = True
         if self.config.sample_every and not self.state.counters.step and not self.state.partial:
             before = time.perf_counter()
-            self._sample()  # where it begins from, once all is compiled at once
+            self._sample()  # the initial model; everything is compiled by now
             seconds += time.perf_counter() - before
         return seconds
 
@@ -257,12 +255,12 @@ class Loop:
         if not limit or minimizer.iteration < (1 if reason else limit):
             return reason
         if reason:
-            self.listener.log(f"step {self.state.counters.step + 1}: {reason}; it goes on with new rows")
+            self.listener.log(f"step {self.state.counters.step + 1}: {reason}; continuing with new rows")
         self._fixed_batches, self.state.data = None, self.loader.state
         minimizer.restart()
         return None
 
-    # ---- beside the steps --------------------------------------------------
+    # ---- between steps ---------------------------------------------------
 
     def _validate_last_step(self) -> None:
         """Validate the last step unless that was done, so that the summary and the best file are current."""
@@ -309,8 +307,9 @@ class Loop:
         """Save a checkpoint and return True. A failure raises if this is the last chance to save."""
         if not math.isfinite(float(self.programs.weights.vector.sum(dtype=np.float64))):
             raise TrainingError(
-                f"step {self.state.counters.step}: a weight is NaN or infinite; the last good checkpoint: {self.last_checkpoint}; "
-                "a lower learning rate may do"
+                f"step {self.state.counters.step}: a weight is NaN or infinite; last good "
+                f"checkpoint: {self.last_checkpoint}; try a lower learning rate",
+                code="not-finite",
             )
         self.comm.set_status(self.state.counters.step, "saving")
         try:

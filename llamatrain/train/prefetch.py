@@ -15,10 +15,8 @@ from llamatrain.data.batches import Batch, CursorState
 from llamatrain.platform.threads import start_thread
 from llamatrain.train.protocols import Batches
 
-MIN_PREFETCH = 4  # batches at least, and all of a step: those of a window that is packed come at once
-EXIT_TIMEOUT = (
-    5.0  # seconds that a batch under way may take at the end; a disk that never answers ends no less a run
-)
+MIN_PREFETCH = 4  # batches, at least all of a step: packing yields several at once
+EXIT_TIMEOUT = 5.0  # seconds to wait for the thread at the end, even if the disk hangs
 
 
 def prefetch_count(batches: int) -> int:
@@ -36,7 +34,7 @@ class Prefetcher:
 
     def __init__(self, loader: Batches, count: int, ready: int, remaining: int) -> None:
         self.loader, self.state = loader, loader.state
-        self.seconds_waited = 0.0  # seconds, in all
+        self.seconds_waited = 0.0  # total
         self._count, self._remaining = count, remaining
         self._requests, self._results = (
             SimpleQueue[bool](),
@@ -61,7 +59,7 @@ class Prefetcher:
         """Return the next batch, which must have the announced number of rows."""
         if not self._in_flight or count != self._count:
             raise RuntimeError(
-                f"{count} rows were not announced: {self._in_flight} batches of {self._count} are under way"
+                f"{count} rows were not announced: {self._in_flight} batches of {self._count} are in flight"
             )
         result = self._next()
         if isinstance(result, BaseException):

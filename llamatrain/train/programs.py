@@ -23,7 +23,7 @@ from llamatrain.platform.terminal import log_if_slow
 from llamatrain.preference.batch import VARYING_INPUTS, PreferenceTotals, Rewards, build_inputs
 from llamatrain.train.graphs import StepGraph, StepGraphs
 
-DropoutKey = tuple[int, int]  # what dropouts of a batch follow from
+DropoutKey = tuple[int, int]  # seed and first row of a batch
 
 
 class FlatParams:
@@ -121,13 +121,13 @@ class EvalPrograms:
         The weights are unusable afterwards.
         """
         tensor = self._last.program.find_not_finite() if self._last else None
-        return describe(tensor) if tensor is not None else "none: it came up in the sum"
+        return describe(tensor) if tensor is not None else "none (it arises in the sum)"
 
 
 class TrainPrograms(EvalPrograms):
     """The programs of training, with the memory of weights, gradients and optimizer states."""
 
-    exposed_seconds: float | None = None  # seconds of this step in which other ranks were waited for
+    exposed_seconds: float | None = None  # seconds of this step spent waiting for other ranks
 
     def __init__(
         self, graphs: StepGraphs, arena: int, frozen: Mapping[str, np.ndarray] | None = None
@@ -149,7 +149,7 @@ class TrainPrograms(EvalPrograms):
         """Compile the programs that these batches need, and return the seconds that took."""
         start, layers = time.perf_counter(), self.spec.h.layers
         with (
-            log_if_slow(f"making programs of {layers:,} layers, which takes a while")
+            log_if_slow(f"compiling programs for {layers:,} layers; this takes a while")
             if layers > MANY_LAYERS
             else nullcontext()
         ):
@@ -161,7 +161,7 @@ class TrainPrograms(EvalPrograms):
                     self._last_grad_program = self._grad_program(length, self.starts_sum(number))
             if self.spec.gradients != "streamed" and self.spec.rule:
                 self._compile_update()
-        for bound in list(self._programs.values()):  # what is foreseen comes to them
+        for bound in list(self._programs.values()):  # compiled ahead
             bound.program.compile()
         return time.perf_counter() - start
 
@@ -232,7 +232,7 @@ class TrainPrograms(EvalPrograms):
         self._update_program(self._last_grad_program)
 
     def _update_program(self, grad_program: "BoundGraph") -> "BoundGraph":
-        # gradients that lie in the arena are read where each length's program left them; the step's own arena is another one
+        # gradients in the arena are read where each length's program left them; the update has its own arena
         arena = self.spec.gradients == "arena"
         key = "update", grad_program.length if arena else 0
         if key not in self._programs:

@@ -73,8 +73,8 @@ class Listener(Protocol):
 class Signals(Protocol):
     """The signals that end a run in order."""
 
-    pending: int  # the number of the one that came, or 0
-    can_save: bool  # whether there is something to save; until then a signal ends the process at once
+    pending: int  # number of the signal that arrived, or 0
+    can_save: bool  # False: there is nothing to save, and a signal ends the process at once
 
 
 @dataclass
@@ -88,7 +88,7 @@ class NoSignals:
 class InputGuard(Protocol):
     """Guards input files that steps read in place (the mapped base)."""
 
-    possible_cause: str  # what was done to it so far that may be why a number is none
+    possible_cause: str  # a change of the input that may explain NaN
 
     def check(self) -> None:
         """Raise InputChanged if an input is not what it was."""

@@ -27,7 +27,7 @@ class Partial:
 
     losses: list[float]
     seconds: float = 0.0
-    rewards: Rewards | None = None  # of its answers, where they are compared
+    rewards: Rewards | None = None  # of preferences
 
 
 @dataclass
@@ -40,8 +40,8 @@ class Best:
 
     loss: float = math.inf
     step: int | None = None
-    stale: int = 0  # validations that were due since the lowest of them
-    scheduled_loss: float = math.inf  # which had this loss
+    stale: int = 0  # scheduled validations since the lowest loss
+    scheduled_loss: float = math.inf  # that lowest loss
 
     def observe(self, loss: float, step: int, scheduled: bool = True) -> bool:
         """Count a validation and return True if it is the best so far. NaN never is."""
@@ -65,11 +65,9 @@ class RunState:
     """The state that the loop advances and a checkpoint saves."""
 
     counters: Counters = field(default_factory=Counters)
-    data: CursorState | None = (
-        None  # before a step that is under way, after one that is done; None: at its beginning
-    )
+    data: CursorState | None = None  # before a step under way, after a completed one; None: at the start
     stop: StopState = field(default_factory=StopState)
     best: Best = field(default_factory=Best)
     partial: Partial | None = None
-    validation_due: bool = False  # the validation of the step that was done last
-    stop_reason: str | None = None  # by a stop rule, and why
+    validation_due: bool = False  # the last step has not been validated yet
+    stop_reason: str | None = None  # why a stop rule ended the run

@@ -25,11 +25,11 @@ from llamatrain.train.state import Partial, RunState
 class StepResult:
     """The numbers of a step to report."""
 
-    loss: float  # before it
+    loss: float  # before the step
     norm: float
     rate: float
     evaluations: int | None = None
-    stop_reason: str | None = None  # to stop
+    stop_reason: str | None = None  # why to stop, if so
     rewards: Rewards | None = None
     slowest_rank: int = 0
 
@@ -47,11 +47,11 @@ class StepRunner:
 
     def __post_init__(self) -> None:
         self._started = time.monotonic()
-        self.last_checkpoint = "none"  # the newest checkpoint
-        self.signal, self.time_is_up = 0, False  # the signal, and that the time is up, as all ranks know it
+        self.last_checkpoint = "none"  # name of the newest one
+        self.signal, self.time_is_up = 0, False  # the same on all ranks
         self._rewards: list[Rewards] = []
         self._slowest_rank = 0
-        self._first_nonfinite = ""  # the first tensor that is no number
+        self._first_nonfinite = ""  # the first tensor with NaN or infinity
 
     @property
     def local_microbatches(self) -> range:
@@ -144,7 +144,7 @@ class StepRunner:
         )
         merged = merge_steps(
             self.comm.all_gather(own_step)
-        )  # from here on it is others' sums that are waited for, not others
+        )  # after this, only sums of other ranks are waited for
         self.programs.wait()
         if merged.input_error:
             raise InputChanged(merged.input_error)
@@ -163,7 +163,7 @@ class StepRunner:
         self._collect_rewards(batch)
         if not (
             math.isfinite(loss) or self._first_nonfinite or self.minimizer
-        ):  # which may try points that have no loss
+        ):  # a minimizer may try points without a finite loss
             self._first_nonfinite = self.programs.first_nonfinite()
         return loss
 
@@ -176,11 +176,13 @@ class StepRunner:
 
     def _dropout_key(self, state: RunState, index: int) -> tuple[int, int]:
         """Return the key of a micro-batch's dropout: the seed, and the number of its first row."""
-        step = 0 if self.minimizer else state.counters.step  # whose line searches compare losses
+        step = (
+            0 if self.minimizer else state.counters.step
+        )  # line searches compare losses, so dropout must not vary
         batches = step * self.config.grad_acc + self.local_microbatches[index]
         return self.config.seed, batches * self.programs.spec.batch % (1 << 31)
 
-    # ---- by whole evaluations ----------------------------------------------
+    # ---- L-BFGS --------------------------------------------------------
 
     def _minimizer_step(
         self, state: RunState, minimizer: MinimizerState, batches: list[Batch], totals: PreferenceTotals
@@ -207,7 +209,7 @@ class StepRunner:
         try:
             if math.isnan(minimizer.loss):
                 minimizer.begin(evaluate)
-            with np.errstate(over="ignore"):  # told as infinite
+            with np.errstate(over="ignore"):  # reported as infinite
                 loss, norm = (
                     self._check_finite(state, minimizer.loss, "loss"),
                     float(np.linalg.norm(minimizer.gradient)),
@@ -215,7 +217,7 @@ class StepRunner:
             evaluations = minimizer.evaluations
             reason = minimizer.step(evaluate)
         finally:
-            weights[:] = minimizer.x  # the best point, not the last that was tried
+            weights[:] = minimizer.x  # the best point, not the last one tried
         return StepResult(
             loss=loss,
             norm=norm,
@@ -225,16 +227,16 @@ class StepRunner:
             slowest_rank=self._slowest_rank,
         )
 
-    # ---- what is no number -------------------------------------------------
+    # ---- NaN and infinity -------------------------------------------------
 
     def _check_finite(self, state: RunState, value: float, what: str) -> float:
         if math.isfinite(value):
             return value
         done = state.counters.step
         hint = (
-            "a lower learning rate may do"
+            "try a lower learning rate"
             if done
-            else "nothing was learned yet: the model itself has such numbers"
+            else "no step was completed: the model itself has such numbers"
         )
         hint = self.input_guard.possible_cause or hint
         tensor = (
@@ -242,8 +244,9 @@ class StepRunner:
             or self.programs.first_nonfinite()
         )
         error = TrainingError(
-            f"step {done + 1}: the {what} is {value}; the first tensor with NaN or infinity: {tensor}; "
-            f"the last good checkpoint: {self.last_checkpoint}; {hint}"
+            f"step {done + 1}: the {what} is {value}; first tensor with NaN or infinity: "
+            f"{tensor}; last good checkpoint: {self.last_checkpoint}; {hint}",
+            code="not-finite",
         )
         error.shared = True
         raise error

@@ -235,7 +235,7 @@ def test_rows_of_a_run_that_does_not_begin_leave_nothing(tmp_path: Path) -> None
     assert not Path("new").exists() and not Path("runs").exists()
     run = llamatrain.from_scratch(iters=1, out="old")
     there = sorted(run.folder.iterdir())
-    with pytest.raises(llamatrain.LlamatrainError, match="there is a run already"):
+    with pytest.raises(llamatrain.LlamatrainError, match="already contains a run"):
         llamatrain.from_scratch(ROWS, out="old", **FEW)
     assert sorted(run.folder.iterdir()) == there
 
@@ -441,7 +441,7 @@ def test_errors_speak_python(slip: Callable[[], object], told: str) -> None:
 
 def test_a_folder_is_free_again_after_an_error(tmp_path: Path) -> None:
     llamatrain.from_scratch(iters=1, out="mine")
-    told = "resume mine goes on with it, overwrite removes it, another out leaves it alone"
+    told = "resume it with resume mine, replace it with overwrite, or choose another out"
     for _ in range(2):
         with pytest.raises(llamatrain.LlamatrainError, match=told):
             llamatrain.from_scratch(out="mine")
@@ -478,7 +478,7 @@ def test_an_interrupt_saves_the_run(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_before_there_is_anything_to_save(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("llamatrain.run.train.settle", lambda *_: signal.raise_signal(signal.SIGINT))
+        patched.setattr("llamatrain.run.train.prepare_folder", lambda *_: signal.raise_signal(signal.SIGINT))
         llamatrain.from_scratch(iters=2, out="mine")
     assert not Path("mine").exists()
     assert llamatrain.from_scratch(iters=2, out="mine").finished

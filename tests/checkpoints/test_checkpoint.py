@@ -241,14 +241,14 @@ def test_hostile_files_with_a_right_checksum_never_end_in_a_traceback(written: P
 
 
 VALUES: list[tuple[dict[str, Value | None], str]] = [
-    ({"training.file_version": u32(3)}, "version 3; 0 to 2 can be read: a newer llamatrain wrote it"),
+    ({"training.file_version": u32(3)}, "version must be 0 to 2 (got 3); a newer llamatrain wrote it"),
     ({"training.file_version": None}, "the key training.file_version is missing"),
     ({"training.checksum": None}, "training.checksum is missing"),
     ({"training.type": string("dance")}, "a run of type 'dance'; known are train_model, finetune_lora"),
     ({"training.type": u32(1)}, "training.type is UINT32, where str is needed"),
     (
         {"training.iteration_count": number(Kind.INT64, -1)},
-        "training.iteration_count is -1, less than nothing",
+        "training.iteration_count must be at least 0 (got -1)",
     ),
     ({"training.shuffle.next_row": number(Kind.INT8, -1)}, "training.shuffle.next_row is -1"),
     ({"training.shuffle.fingerprint": None}, "training.shuffle.fingerprint is missing"),
@@ -260,19 +260,19 @@ VALUES: list[tuple[dict[str, Value | None], str]] = [
         "of the past losses not all are numbers",
     ),
     ({"training.past_loss_values": strings(["1"])}, "training.past_loss_values is ARRAY"),
-    ({"training.options": string("{")}, "training.options is no JSON"),
-    ({"training.options": string("[" * 100_000)}, "training.options is no JSON"),
-    ({"training.options": string("9" * 5000)}, "training.options is no JSON"),
-    ({"training.options": string("[]")}, "training.options is no JSON object"),
+    ({"training.options": string("{")}, "training.options is not valid JSON"),
+    ({"training.options": string("[" * 100_000)}, "training.options is not valid JSON"),
+    ({"training.options": string("9" * 5000)}, "training.options is not valid JSON"),
+    ({"training.options": string("[]")}, "training.options must be a JSON object"),
     ({"training.partial": None}, "go together, and one is missing"),
-    ({"training.partial": string('{"count": 2, "losses": [0.5], "extra": {}}')}, "does not hold the losses"),
-    ({"training.partial": string('{"count": 1, "losses": [NaN], "extra": {}}')}, "does not hold the losses"),
-    ({"training.partial": string('{"count": 1, "losses": ["1"], "extra": {}}')}, "does not hold the losses"),
-    ({"training.partial": string("{}")}, "does not hold the losses"),
+    ({"training.partial": string('{"count": 2, "losses": [0.5], "extra": {}}')}, "has invalid losses"),
+    ({"training.partial": string('{"count": 1, "losses": [NaN], "extra": {}}')}, "has invalid losses"),
+    ({"training.partial": string('{"count": 1, "losses": ["1"], "extra": {}}')}, "has invalid losses"),
+    ({"training.partial": string("{}")}, "has invalid losses"),
     ({"optimizer.type": string("nothing")}, "the optimizer 'nothing' is unknown; known are adam, lbfgs, "),
     ({"optimizer.type": string("sgd")}, "the tensor optimizer.sgd.momentum is missing"),
     ({"optimizer.parameter_count": u64(2**60)}, "11 parameters do not have the 1152921504606846976 elements"),
-    ({"optimizer.parameter_order": strings([])}, "is no list of names"),
+    ({"optimizer.parameter_order": strings([])}, "must be a list of names"),
     (
         {"optimizer.parameter_order": numbers(Kind.UINT8, [1])},
         "optimizer.parameter_order is ARRAY, where list is needed",
@@ -285,7 +285,7 @@ VALUES: list[tuple[dict[str, Value | None], str]] = [
         },
         "2 parameters do not",
     ),
-    ({"optimizer.adam.more": string("x")}, "'optimizer.adam.more' is no number"),
+    ({"optimizer.adam.more": string("x")}, "'optimizer.adam.more' must be a number"),
 ]
 
 
@@ -393,7 +393,7 @@ def test_lbfgs_may_begin_anew(tmp_path: Path) -> None:
 
 def test_files_of_other_kinds(tmp_path: Path) -> None:
     model = write_arrays(tmp_path / "m.gguf", tiny_checkpoint().metadata, tiny_checkpoint().weights)
-    assert "no checkpoint of a training run, but a file of kind model" in refused(model)
+    assert "not a checkpoint of a training run (kind model)" in refused(model)
     assert "No such file" in refused(tmp_path / "nothing.gguf")
     empty = write_arrays(
         tmp_path / "e.gguf", {"training.checksum": f32(1), "training.iteration_count": u32(1)}, {}
@@ -404,7 +404,7 @@ def test_files_of_other_kinds(tmp_path: Path) -> None:
         "training.iteration_count": boolean(True),
         "training.file_version": u32(2),
     }
-    assert "there are no tensors in it" in refused(write_arrays(tmp_path / "e.gguf", told, {}))
+    assert "the file has no tensors" in refused(write_arrays(tmp_path / "e.gguf", told, {}))
 
 
 def test_nothing_of_a_checkpoint_is_forgotten_by_these_tests() -> None:

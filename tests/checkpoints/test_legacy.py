@@ -174,9 +174,9 @@ def test_one_that_never_stepped_has_no_losses(theirs: Path, tmp_path: Path) -> N
         (
             {"optimizer.type": string("a\nb")},
             [],
-            r"the optimizer 'a\nb' is unknown; llama.cpp had adam and lbfgs",
+            r"unknown optimizer 'a\nb'; llama.cpp had adam and lbfgs",
         ),
-        ({"llama.block_count": u32(2**31)}, [], "21 weights are not those of a llama of 2147483648 layers"),
+        ({"llama.block_count": u32(2**31)}, [], "21 weights do not match a llama of 2147483648 layers"),
         ({}, ["output.weight"], "20 weights are not those"),
         ({"llama.block_count": u32(1)}, FIRST_BLOCK, "the tensor blk.0.ffn_down.weight is missing"),
         ({}, [SECOND], f"the tensor {SECOND} is missing"),

@@ -274,10 +274,10 @@ def test_what_is_to_be_said_beside_it(tmp_path: Path, words: tuple[Argument, ...
         (
             {"llama.block_count": u32(1 << 30)},
             {},
-            "21 pairs of factors are not those of a llama of 1073741824 layers",
+            "21 pairs of factors do not match a llama of 1073741824 layers",
         ),
         ({}, {"output.weight.lora_b": None}, "20 pairs of factors are not those"),
-        ({}, {"blk.0.attn_q.weight.lora_a": np.zeros((32, 8), np.float32)}, "share no rank"),
+        ({}, {"blk.0.attn_q.weight.lora_a": np.zeros((32, 8), np.float32)}, "differ in rank"),
         (
             {},
             {SECOND: np.zeros(7, np.float32)},
@@ -305,5 +305,5 @@ def test_histories_that_cannot_be(
     begun: tuple[Path, tuple[Argument, ...]], tmp_path: Path, key: str, value: Value
 ) -> None:
     theirs = as_theirs(tmp_path / "c.gguf", read_checkpoint(begun[0] / "checkpoint-4.gguf"), 2)
-    with pytest.raises(FileError, match="cannot be"):
+    with pytest.raises(FileError, match="invalid L-BFGS history"):
         read_checkpoint(forge(theirs, tmp_path / "d.gguf", {f"optimizer.lbfgs.{key}": value}))

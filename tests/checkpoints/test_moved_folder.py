@@ -252,7 +252,7 @@ def test_a_save_that_fails_does_not_end_a_run(place: Path, monkeypatch: pytest.M
     done = trained(5, _2=lambda: full.set(True), _4=lambda: full.set(False))
     assert done.code == 0, done.err
     for step in (2, 3):
-        assert f"nothing was saved at step {step}: run/" in done.err
+        assert f"could not save at step {step}: run/" in done.err
     assert done.err.count("No space left on device; the next save tries again") == 2
     whole(Path("run"), 5)
     assert "checkpoint-4.gguf" in names(Path("run"))
@@ -429,7 +429,7 @@ def test_killed_a_run_is_gone_on_with_or_begun_again(moment: int, place: Path) -
     if killed(moment, *SHORT):
         resumed = run("from-scratch", "--resume", "run")
         if resumed.code:
-            assert "no checkpoint to go on from" in resumed.err or "No such file" in resumed.err
+            assert "no checkpoint to resume from" in resumed.err or "No such file" in resumed.err
             ran(*SHORT)
     whole(Path("run"), 1)
     assert not [name for name in names(Path("run")) if name.startswith(".")]

@@ -105,7 +105,7 @@ def test_what_a_run_that_goes_on_has_put_aside_stays(tmp_path: Path) -> None:
         run.save(at(7), 1)
     with RunFolder.create(tmp_path, "finetune", overwrite=True) as run:
         run.replace_run()
-        assert "no checkpoint to go on from is in this folder" in refused(RunFolder.read_newest, tmp_path)
+        assert "no checkpoint to resume from" in refused(RunFolder.read_newest, tmp_path)
         run.save(at(1), 1)
         run.remove_replaced()
     assert newest_step(tmp_path) == 1

@@ -284,7 +284,7 @@ def test_a_damaged_one_is_passed_over_and_it_is_said(tmp_path: Path) -> None:
     damage(tmp_path / "checkpoint-8.gguf")
     told = refused(RunFolder.read_newest, tmp_path)
     assert re.match(
-        f"{tmp_path}: no checkpoint to go on from: {tmp_path}/checkpoint-10.gguf: the file is damaged", told
+        f"{tmp_path}: no checkpoint to resume from; {tmp_path}/checkpoint-10.gguf: the file is damaged", told
     )
 
 
@@ -299,9 +299,7 @@ def test_a_file_is_taken_as_it_is_said(tmp_path: Path) -> None:
     )
     assert "No such file" in refused(RunFolder.read_newest, tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
-    assert "no checkpoint to go on from is in this folder" in refused(
-        RunFolder.read_newest, tmp_path / "empty"
-    )
+    assert "no checkpoint to resume from" in refused(RunFolder.read_newest, tmp_path / "empty")
     assert "File name too long" in refused(RunFolder.read_newest, tmp_path / ("x" * 300))
 
 

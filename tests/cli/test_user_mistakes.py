@@ -236,7 +236,7 @@ MISTAKES = [
     (
         "from-scratch text.txt --out run",
         1,
-        "run: there is a run already .*--resume run goes on with it, --overwrite",
+        "run: the folder already contains a run .*--resume run, replace it with --overwrite",
     ),
     ("from-scratch --resume nowhere", 2, "nowhere: No such file or directory"),
     (
@@ -323,8 +323,8 @@ MISTAKES = [
         1,
         "run2/report.html: this is a file; the folder of a run is needed, which is run2",
     ),
-    ("report run2 --out nodir/a.html", 2, "nodir/a.html: its folder is not there"),
-    ("plan from-scratch --svg nodir/a.svg", 2, "nodir/a.svg: its folder is not there"),
+    ("report run2 --out nodir/a.html", 2, "nodir/a.html: the folder does not exist"),
+    ("plan from-scratch --svg nodir/a.svg", 2, "nodir/a.svg: the folder does not exist"),
     ("export-lora M.gguf --lora A.gguf --out nodir/a.gguf", 2, "nodir/a.gguf: its folder is not there"),
     (
         "generate M.gguf --chat --chat-template nope",
@@ -520,7 +520,7 @@ def test_a_quiet_run_says_what_went_wrong_alone() -> None:
     done = ran("from-scratch", "text.txt", "--iters", 1, "--ctx", 16, *TINY, "-q", "--out", "other")
     assert (done.out, done.err) == ("", "") and (Path("other") / "model.gguf").is_file()
     done = run("from-scratch", "text.txt", "--iters", 1, "--ctx", 16, *TINY, "--quiet", "--out", "other")
-    assert done.code == 1 and done.err.startswith("error: other: there is a run already")
+    assert done.code == 1 and done.err.startswith("error: other: the folder already contains a run")
     assert "loss" in ran("from-scratch", "text.txt", "--iters", 1, "--ctx", 16, *TINY, "--out", "again").err
 
 

@@ -204,9 +204,9 @@ def test_targets(h: Hyperparameters) -> None:
 def test_adapters(h: Hyperparameters) -> None:
     made = replace(adapter(h, block_matrices(h)), architecture=h.architecture)
     check_fits(made, h, "base")
-    with pytest.raises(FileError, match=f"a pair for the bias {BIAS}: biases take no adapter"):
+    with pytest.raises(FileError, match=f"a pair for {BIAS}, but biases cannot have an adapter"):
         check_fits(replace(adapter(h, [BIAS]), architecture=h.architecture), h, "base")
-    with pytest.raises(FileError, match="an adapter for the architecture 'made-here'; base is a llama"):
+    with pytest.raises(FileError, match="the adapter is for the architecture 'made-here', but base is a llama"):
         check_fits(made, small(), "base")
 
 

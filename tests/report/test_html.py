@@ -369,7 +369,7 @@ def test_devices_are_left_alone(whole: Path) -> None:
         done = run("report", whole, "--out", out)
         assert (done.code, done.err) == (
             1,
-            f"error: {out}: this is a device or a pipe, no place for a file\n",
+            f"error: {out}: this is a device or a pipe; give the name of a file [is-a-device]\n",
         )
 
 
@@ -382,14 +382,14 @@ def test_what_is_no_run_is_said(whole: Path, tmp_path: Path, monkeypatch: pytest
     for words, told in (
         (("none",), "none: no such folder; the folder of a run is needed"),
         (("mine.html",), "mine.html: this is a file; the folder of a run is needed"),
-        (("empty",), "empty: no run is in this folder: it has no metrics.jsonl"),
-        (("begun",), "begun/metrics.jsonl: no step is in it yet, so there is nothing to draw"),
+        (("empty",), "empty: the folder contains no run: metrics.jsonl is missing [not-a-run]"),
+        (("begun",), "begun/metrics.jsonl: nothing to draw: the file contains no step yet [no-metrics]"),
         (
             (whole, "--out", "mine.html"),
-            "mine.html: there is a file already that was not drawn here; another name leaves it alone",
+            "mine.html: the file exists and was not drawn by llamatrain; choose another name [file-exists]",
         ),
         ((whole, "--out", "empty"), "empty: this is a folder; a name for a file is needed"),
-        ((whole, "--out", "no/x.html"), "no/x.html: its folder is not there"),
+        ((whole, "--out", "no/x.html"), "no/x.html: the folder does not exist [no-such-folder]"),
     ):
         done = run("report", *words)
         lost = "no such" in told or "not there" in told
@@ -407,7 +407,7 @@ def test_a_damaged_line_is_said_and_passed_over(tmp_path: Path) -> None:
     done = ran("report", tmp_path)
     assert (
         "warning: " in done.err
-        and "metrics.jsonl: line 3, and 2 others, is no figure of a step, and passed over" in done.err
+        and "metrics.jsonl: skipped line 3 and 2 others, which has no metrics of a step" in done.err
     )
     (tmp_path / "metrics.jsonl").write_text("\n".join([*good, '{"step": 6, "l']))  # a run that goes on
     assert "warning" not in ran("report", tmp_path).err

@@ -142,7 +142,7 @@ def test_what_is_not_installed_is_said_at_once(tmp_path: Path, monkeypatch: pyte
         )
         assert done.code == 2 and not (tmp_path / "run").exists()
         assert done.errors == [
-            f"error: --log {name} takes {module}, which is not installed: pip install {module}; --log csv does without"
+            f"error: --log {name} needs {module}, which is not installed; run pip install {module}, or use --log csv [logger-not-installed]"
         ]
 
 
@@ -164,7 +164,7 @@ def test_a_logger_that_fails_does_not_end_the_run(
     done = trained(tmp_path, "--log", "wandb", "--log", "trackio", "--iters", 3, "--out", tmp_path / "run")
     said = [line for line in done.err.splitlines() if "--log wandb" in line]
     assert said == [
-        f"warning: --log wandb: {fault}: the network is gone; nothing more is written there, and metrics.jsonl has all"
+        f"warning: --log wandb: {fault}: the network is gone; logging there has stopped (metrics.jsonl has all lines)"
     ]
     assert logged_by(libraries["trackio"].calls) == expected(tmp_path / "run")
 

@@ -155,7 +155,7 @@ def test_what_was_put_aside_does_not_come_back_in_a_copy(place: Path) -> None:
     with RunFolder.create(place / "run", "finetune", overwrite=True) as made:
         made.replace_run()
     shutil.copytree("run", "copy")
-    assert "no checkpoint to go on from" in refused(RunFolder.read_newest, place / "copy")
+    assert "no checkpoint to resume from" in refused(RunFolder.read_newest, place / "copy")
     assert newest_step(place / "run") == 7
 
 
@@ -516,7 +516,7 @@ def test_what_is_read_is_not_replaced(name: str, place: Path) -> None:
         assert (
             done.code == 1
             and (name in done.err or "linked" in done.err)
-            and "would replace what it reads" in done.err
+            and "[overwrites-input]" in done.err
         ), done.err
         assert inside.read_text() == before and (folder / LATEST).exists()
 

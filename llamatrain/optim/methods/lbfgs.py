@@ -37,9 +37,14 @@ class LBFGS(Minimizer):
 
     def __post_init__(self) -> None:
         if self.line_search not in SEARCHES:
-            raise UsageError(f"line search {self.line_search!r} is unknown; known are {', '.join(SEARCHES)}")
+            raise UsageError(
+                f"line search must be one of {', '.join(SEARCHES)} (got {self.line_search!r})",
+                code="unknown-line-search",
+            )
         if self.history < 1:
-            raise UsageError(f"a history of {self.history} moves cannot be; it takes 1 or more")
+            raise UsageError(
+                f"the history must be 1 move or more (got {self.history})", code="invalid-history"
+            )
 
     @property
     def vector_count(self) -> int:
@@ -260,7 +265,11 @@ class LbfgsState:
             return
         if kept["memory_s"].shape != self.s.shape:
             stored, wanted = len(kept["memory_s"]), self.options.history
-            raise UsageError(f"the checkpoint holds a history of {stored} moves, not the {wanted} asked for")
+            raise UsageError(
+                f"the checkpoint has a history of {stored} moves (got {wanted}); the history cannot "
+                "change when resuming",
+                code="history-differs",
+            )
         _copy(self.s, kept["memory_s"])
         _copy(self.y, kept["memory_y"])
         self.ys[:] = kept["memory_ys"]

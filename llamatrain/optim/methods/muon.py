@@ -35,7 +35,7 @@ class Muon(AdamW):
     """Muon for matrices of blocks, AdamW for all other weights."""
 
     checkpoint_name = "muon"
-    options: ClassVar = {"momentum": None, "half": None}
+    options: ClassVar = {"momentum": None, "bf16": None}
     full_models_only = True
     is_elementwise = False
 

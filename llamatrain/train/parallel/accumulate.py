@@ -17,7 +17,7 @@ class GroupStep:
     """A group of micro-batches, and the additions after its last one."""
 
     batches: int
-    accumulates: bool  # it is added to what is in vector 0
+    accumulates: bool  # adds to vector 0 instead of overwriting it
     additions: list[tuple[int, int]] = field(
         default_factory=list
     )  # to a vector, another one, which is not needed any more
@@ -62,7 +62,7 @@ def plan_accumulation(groups: range, count: int, batches: int) -> AccumulationPl
     vectors = 1
     for group in groups:
         node, vector = TreeNode(group, 1), 0
-        accumulates = bool(waiting) and waiting[-1][1] == 0  # the other half is still there
+        accumulates = bool(waiting) and waiting[-1][1] == 0  # its sibling is still in vector 0
         steps.append(GroupStep(len(rank_range(batches, count, group)), accumulates))
         if accumulates:
             node = waiting.pop()[0].parent()

@@ -15,7 +15,7 @@ from math import prod
 from typing import NamedTuple
 
 BUCKET = 1 << 23  # elements: 32 MB
-LINE = 16  # elements of a cache line: where segments are cut
+LINE = 16  # elements of a cache line: segments end there
 
 
 def rank_range(count: int, ranks: int, rank: int) -> range:
@@ -60,8 +60,8 @@ class ParamSlice(NamedTuple):
     name: str
     start: int
     stop: int
-    shape: tuple[int, ...]  # with as many axes as the weight has
-    key: str  # what it is called
+    shape: tuple[int, ...]  # as many axes as the weight
+    key: str  # name of the slice
 
 
 Segment = list[ParamSlice]

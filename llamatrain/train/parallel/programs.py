@@ -22,7 +22,7 @@ from llamatrain.train.parallel.reduce import TreeReduce
 from llamatrain.train.programs import BoundGraph, DropoutKey, TrainPrograms
 
 T = TypeVar("T")
-EPSILON = 1e-6  # beside a norm that is divided by, as in `clip_factor`
+EPSILON = 1e-6  # added to the norm, as in `clip_factor`
 
 
 class ShardedPrograms(TrainPrograms):
@@ -151,7 +151,7 @@ class ShardedPrograms(TrainPrograms):
     def update_weights(self, step: int, rate: float) -> float:
         """Update this rank's slices and exchange the weights; return the norm of the whole gradient."""
         own_squares = list[float]()
-        if self.graphs.shard_slices:  # where weights stay whole, a rank may have none
+        if self.graphs.shard_slices:  # with whole weights a rank may have none
             norm_program = self._norm_program()
             norm_program.program()
             own_squares = [float(norm_program.program.read(square)) for square in norm_program.graph.outputs]

@@ -17,7 +17,7 @@ from llamatrain.platform.threads import start_thread
 from llamatrain.train.parallel.accumulate import AccumulationPlan
 from llamatrain.train.parallel.partition import Partition, TreeNode, merge_ranges
 
-Arrays = list[np.ndarray]  # to one rank, or from it
+Arrays = list[np.ndarray]  # to or from one rank
 
 
 class TreeReduce:
@@ -45,13 +45,13 @@ class TreeReduce:
         self._buckets = range(len(partition.buckets))
         self._receive_buffer = np.empty(
             partition.receive_size(partition.rank), np.uint16 if bf16 else np.float32
-        )  # what comes
+        )  # for one bucket
         self._condition = threading.Condition()
-        self._final = set[int]()  # buckets of this step
-        self._thread: threading.Thread | None = None  # while the last turn is under way
+        self._final = set[int]()  # final buckets of this step
+        self._thread: threading.Thread | None = None  # while the last group runs
         self._failed: BaseException | None = None
 
-    # ---- by the thread that computes ---------------------------------------
+    # ---- called by the computing thread ---------------------------------------
 
     def start(self) -> None:
         """Start the thread for the last group of a step."""
@@ -77,7 +77,7 @@ class TreeReduce:
     def cancel(self) -> None:
         """Stop the thread: the step failed."""
         with self._condition:
-            self._failed = self._failed or RuntimeError("the step was given up")
+            self._failed = self._failed or RuntimeError("the step failed")
             self._condition.notify()
 
     def _mark(self, buckets: Iterable[int]) -> None:
@@ -86,7 +86,7 @@ class TreeReduce:
                 self._final.update(buckets)
                 self._condition.notify()
 
-    # ---- by its own --------------------------------------------------------
+    # ---- in its own thread --------------------------------------------------------
 
     def _run(self) -> None:
         try:

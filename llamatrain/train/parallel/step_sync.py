@@ -39,12 +39,12 @@ def sum_totals(microbatches: Iterable[MicrobatchInfo]) -> PreferenceTotals:
 class RankStep:
     """The result of a rank's part of a step, or why it has none."""
 
-    losses: list[float] = field(default_factory=list)  # of its micro-batches
+    losses: list[float] = field(default_factory=list)  # by micro-batch
     rewards: list[Rewards] = field(default_factory=list)
     seconds: float = 0.0
-    signal: int = 0  # the signal that came to it
-    input_error: str = ""  # what it reads is not what it was
-    time_is_up: bool = False  # its time is up
+    signal: int = 0  # signal received, or 0
+    input_error: str = ""  # message if an input changed
+    time_is_up: bool = False
 
 
 class MergedStep(NamedTuple):
@@ -54,8 +54,8 @@ class MergedStep(NamedTuple):
     rewards: Rewards | None
     signal: int
     input_error: str
-    time_is_up: bool  # as the first has it
-    slowest_rank: int  # the rank
+    time_is_up: bool  # on rank 0
+    slowest_rank: int
 
 
 def merge_steps(parts: Sequence[RankStep]) -> MergedStep:

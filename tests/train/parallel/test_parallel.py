@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llamatrain.distributed.single import SingleProcess
-from llamatrain.run.resolve import groups_of
+from llamatrain.run.resolve import default_groups
 from llamatrain.train.evaluate import BatchLoss, gather_batch_losses
 from llamatrain.train.parallel import partition as dividing
 from llamatrain.train.parallel.accumulate import plan_accumulation
@@ -398,5 +398,5 @@ def test_a_vector_comes_in_its_own_order(bucket: int, stop: int | None) -> None:
 
 def test_groups_where_none_are_asked_for() -> None:
     steps = ((8, 1), (8, 2), (32, 16), (32, 12), (6, 2), (1, 1))  # rows, ranks
-    assert [groups_of(rows, ranks, several=True) for rows, ranks in steps] == [8, 8, 16, 16, 4, 1]
-    assert groups_of(64, 1, several=False) == 1
+    assert [default_groups(rows, ranks, several=True) for rows, ranks in steps] == [8, 8, 16, 16, 4, 1]
+    assert default_groups(64, 1, several=False) == 1
