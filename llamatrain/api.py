@@ -46,7 +46,7 @@ from llamatrain.platform.terminal import show_log
 from llamatrain.preference.options import PreferenceDataOptions, PreferenceOptions
 from llamatrain.report.listener import Listener, add_listener
 from llamatrain.report.metrics import read_lines
-from llamatrain.run.in_memory_rows import Data, Place, of_a_run, passing, path_in
+from llamatrain.run.in_memory_rows import Data, Place, path_in, rows_for_call, rows_for_run
 from llamatrain.run.options import RunFolderOptions
 from llamatrain.run.request import (
     FINETUNE_DEFAULTS,
@@ -132,7 +132,7 @@ def from_scratch(
     show: print what the command prints, to standard error.
     progress: called with each line of metrics.jsonl as a dict; an error that it raises ends the run.
     """
-    with door(show), add_listener(progress), of_a_run("from-scratch", data, {**options}) as (files, said):
+    with door(show), add_listener(progress), rows_for_run("from-scratch", data, {**options}) as (files, said):
         return run_of(request_from_scratch(files, values_of(said, RunFolderOptions, *FROM_SCRATCH_OPTIONS)))
 
 
@@ -149,7 +149,7 @@ def finetune(
 
     base: the model's file; None where a run goes on that knows it.
     """
-    with door(show), add_listener(progress), of_a_run("finetune", data, {**options}) as (files, said):
+    with door(show), add_listener(progress), rows_for_run("finetune", data, {**options}) as (files, said):
         model = None if base is None else str(path_of(base))
         return run_of(request_finetune(model, files, values_of(said, RunFolderOptions, *FINETUNE_OPTIONS)))
 
@@ -171,7 +171,7 @@ def evaluate(
     model: Place, *data: Data, show: bool = False, **options: "Unpack[EvaluateOptionsGiven]"
 ) -> Evaluation:
     """Loss, perplexity and bits per byte of a model on data: paths, lists of them, or lists of rows."""
-    with door(show), passing(data) as files:
+    with door(show), rows_for_call(data) as files:
         if not files:
             raise UsageError("no data: name files (text, JSON, CSV, Parquet), folders or globs")
         values = values_of(options, EvaluateOptions, AdapterOptions, PreferenceOptions, DataOptions)
@@ -204,7 +204,7 @@ def plan(command: str, *data: Data, measure: bool = False, **options: Any) -> Ru
         if command not in ("from-scratch", "finetune"):
             raise UsageError(f"{worded(command)} cannot be planned; from-scratch and finetune can")
         base = path_of(data[0]) if command == "finetune" and data else None
-        with passing(data[1:] if base else data) as files:
+        with rows_for_call(data[1:] if base else data) as files:
             if command == "finetune":
                 return plan_of(
                     request_finetune(
@@ -224,7 +224,7 @@ def plan(command: str, *data: Data, measure: bool = False, **options: Any) -> Ru
 def preview(*data: Data, model: Place, **options: "Unpack[PreviewOptionsGiven]") -> list[PreviewRow]:
     """The first rows of data as they would be trained, with the tokenizer and chat template of a model: tokens, text, and what is
     trained of it."""
-    with door(), passing(data) as files:
+    with door(), rows_for_call(data) as files:
         values = values_of({**options, "model": model}, PreviewOptions, PreferenceDataOptions, DataOptions)
         return previewed(
             files,
@@ -396,8 +396,8 @@ def run_of(request: RunRequest) -> Run:
         margins=margins,
         steps=finished.steps,
         best=finished.best,
-        finished=finished.outcome.finished,
-        reason=finished.outcome.reason,
+        finished=finished.stop.finished,
+        reason=finished.stop.reason,
         notes=in_keywords_all(finished.notes),
     )
 

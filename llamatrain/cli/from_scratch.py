@@ -34,7 +34,7 @@ def trained(request: "RunRequest") -> None:
     from llamatrain.run.train import train
 
     with quiet(request.folder_options.quiet):
-        number = train(request, CommandInterrupts()).outcome.signal
+        number = train(request, CommandInterrupts()).stop.signal
         if request.folder_options.quiet and (compiled := sys.modules.get("llamatrain.compiler.cache")):
             compiled.code_cache.report()  # to nobody, and not later
     if number:

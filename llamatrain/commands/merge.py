@@ -173,7 +173,7 @@ def read_adapters(lora: AdapterOptions, h: "Hyperparameters", base: Path) -> "li
 
 def check_place(options: ExportOptions, inputs: Sequence[Path]) -> None:
     from llamatrain.checkpoints.filenames import is_same_file
-    from llamatrain.run.input_watch import parts_of
+    from llamatrain.run.input_watch import files_of_input
 
     out = options.out
     if out is None:
@@ -187,7 +187,7 @@ def check_place(options: ExportOptions, inputs: Sequence[Path]) -> None:
     if not out.is_file():
         raise FileError(f"{out}: this is a folder or a device, no place for a file")
     for path in inputs:
-        if any(is_same_file(out, file) for file in parts_of(path)):
+        if any(is_same_file(out, file) for file in files_of_input(path)):
             raise UsageError(f"--out {out} would replace {path}, which is being read: another name will do")
     if not options.overwrite:
         raise FileError(f"{out}: is there already; --overwrite replaces it")

@@ -23,7 +23,7 @@ from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.optim.optimizer import MinimizerState
 from llamatrain.report.metrics import Metrics
 from llamatrain.run.dataset import CountedBatches
-from llamatrain.run.extra_outputs import ExtraOutputs, flags_of
+from llamatrain.run.extra_outputs import ExtraOutputs, format_flags
 from llamatrain.run.resume import ResumePoint
 from llamatrain.run.trainable import Trainable
 from llamatrain.train.programs import TrainPrograms
@@ -37,36 +37,36 @@ class Checkpointer:
     options: dict[str, Any]  # JSON
     keep: int  # checkpoints
     keep_results: int
-    outs: ExtraOutputs
-    target: Trainable
+    extra_outputs: ExtraOutputs
+    trainable: Trainable
     metadata: Mapping[str, Value]
     programs: TrainPrograms
-    descent: MinimizerState | None
+    minimizer: MinimizerState | None
     folder: RunFolder
     metrics: Metrics  # which must not know less than a checkpoint
     config: bytes
     warn: Callable[[str], None]
     extra: Mapping[str, Any]  # what is to be known of it beside the target
-    home: Path | None = None  # of the run that goes on
+    resumed_folder: Path | None = None  # of the run that goes on
     tell: Callable[[], None] = lambda: None  # of what became of the run's inputs
 
     def begin(self, state: RunState) -> str:
         """Before anything is trained, so that a full disk shows now; only then there is more than a checkpoint in the folder."""
         with phase("saving"):
             try:
-                return self._begun(state)
+                return self._write_first(state)
             except FileError:
-                if not self._found():
+                if not self._folder_moved():
                     raise
-                return self._begun(state)
+                return self._write_first(state)
 
-    def _begun(self, state: RunState) -> str:
-        path = self._saved_here(state)
-        self._find_best(state)
+    def _write_first(self, state: RunState) -> str:
+        path = self._write_checkpoint(state)
+        self._adopt_best(state)
         self._write_config()
         self.metrics.open()
         self.folder.remove_replaced()
-        self.target.write_extra(
+        self.trainable.write_extra(
             self.programs.weights.parts
         )  # not before: of a run that cannot begin nothing stays
         if state.counters.step:  # a kill may have come between the last save and its copies
@@ -76,11 +76,11 @@ class Checkpointer:
                 self.warn(f"{error}; the next save tries again")
         return path
 
-    def _find_best(self, state: RunState) -> None:
+    def _adopt_best(self, state: RunState) -> None:
         """What was made at the best validation of the run that goes on is that of this folder, too."""
         best, path = state.best.step, self.folder.path
         if best in (None, state.counters.step) or self.folder.link_best(
-            best, (self.home or path) / best_filename(best)
+            best, (self.resumed_folder or path) / best_filename(best)
         ):
             return
         self.warn(
@@ -91,50 +91,50 @@ class Checkpointer:
         """The last time in another folder, where this one takes it no more."""
         self.tell()
         try:
-            path = self._saved_here(state)
+            path = self._write_checkpoint(state)
         except FileError as error:
-            if not self._found():  # else it was moved while this was written
-                raise self._left(state, error) if last else error from error
-            path = self._saved_here(state)
+            if not self._folder_moved():  # else it was moved while this was written
+                raise self._save_elsewhere(state, error) if last else error from error
+            path = self._write_checkpoint(state)
         try:
-            self._write_beside(state)
+            self._write_extra(state)
         except FileError as error:
             if last:
                 peft = self.options.get("tune", {}).get("peft")
-                places = flags_of(self.outs.options, peft and Path(peft), self.folder.path)
-                again = f"{format_flag('resume')} {self.folder.path}{places}"
-                raise FileError(f"{error}; the run itself is saved: {again} writes it there") from error
+                flags = format_flags(self.extra_outputs.options, peft and Path(peft), self.folder.path)
+                command = f"{format_flag('resume')} {self.folder.path}{flags}"
+                raise FileError(f"{error}; the run itself is saved: {command} writes it there") from error
             self.warn(f"{error}; the next save tries again")
         return path
 
     def end(self, state: RunState) -> None:
         """Once more, where the folder went after the last time."""
-        if self._found():
+        if self._folder_moved():
             self.save(state, last=True)
             self._write_config()
 
-    def _write_beside(self, state: RunState) -> None:
+    def _write_extra(self, state: RunState) -> None:
         """What is wanted of a save beside the run itself."""
         self._copy(state)
-        self.target.write_extra(self.programs.weights.parts)
+        self.trainable.write_extra(self.programs.weights.parts)
 
     def _copy(self, state: RunState) -> None:
         """Copy the checkpoint and the result of this step to where they are wanted, too."""
-        step, result = state.counters.step, self.folder.result_path(self.target.result_name)
+        step, result = state.counters.step, self.folder.result_path(self.trainable.result_name)
         if self.keep_results:
             self.folder.link_result(result.name, step, self.keep_results)
-        self.outs.write(step, self.folder.path / f"checkpoint-{step}.gguf", result)
+        self.extra_outputs.write(step, self.folder.path / f"checkpoint-{step}.gguf", result)
 
-    def _saved_here(self, state: RunState) -> str:
-        new = self._found()
+    def _write_checkpoint(self, state: RunState) -> str:
+        is_new_folder = self._folder_moved()
         self.metrics.flush()
-        path = self.folder.save(self.checkpoint(state), self.keep)
-        result = self.folder.result_path(self.target.result_name)
-        self.target.write_result(result, self.programs.weights.parts)
+        path = self.folder.save(self.make_checkpoint(state), self.keep)
+        result = self.folder.result_path(self.trainable.result_name)
+        self.trainable.write_result(result, self.programs.weights.parts)
         if state.best.step == state.counters.step:
             self.folder.link_best(state.best.step, result)
         self.folder.prune_best()
-        if new:
+        if is_new_folder:
             self._write_config()
         return str(path)
 
@@ -143,56 +143,56 @@ class Checkpointer:
         step = state.counters.step
         try:
             try:
-                self._best_written(step)
+                self._write_best(step)
             except FileError:
-                if not self._found():
+                if not self._folder_moved():
                     raise
                 self._write_config()
-                self._best_written(step)
+                self._write_best(step)
         except FileError as error:
             self.warn(f"{error}; so {BEST} is not that of step {step}; the next better one is tried again")
 
-    def _best_written(self, step: int) -> None:
-        place = self.folder.path / best_filename(step)
-        self.target.write_result(place, self.programs.weights.parts)
-        self.folder.link_best(step, place)
+    def _write_best(self, step: int) -> None:
+        path = self.folder.path / best_filename(step)
+        self.trainable.write_result(path, self.programs.weights.parts)
+        self.folder.link_best(step, path)
         self.folder.prune_best()
 
-    def _found(self) -> bool:
+    def _folder_moved(self) -> bool:
         """Whether the folder is another than before, which is said."""
         if line := self.folder.locate():
             self.warn(line)
             self.metrics.path = self.folder.result_path(self.metrics.path.name)
         return line is not None
 
-    def _left(self, state: RunState, why: FileError) -> FileError:
+    def _save_elsewhere(self, state: RunState, error: FileError) -> FileError:
         """What is to be told where it is saved elsewhere, or nowhere."""
-        for place in self.folder.move_to_fallbacks():
+        for folder in self.folder.move_to_fallbacks():
             with (
                 suppress(FileError),
                 self.metrics.copy_to(self.folder.result_path(self.metrics.path.name)) as metrics,
             ):
-                there = replace(self, metrics=metrics)
-                there._saved_here(state)
-                there._write_config()
+                fallback = replace(self, metrics=metrics)
+                fallback._write_checkpoint(state)
+                fallback._write_config()
                 with suppress(FileError):  # its disk may be the one that is full
-                    there._write_beside(state)
+                    fallback._write_extra(state)
                 return FileError(
-                    f"{why}; the run is saved in {place} instead: {format_flag('resume')} {place} goes on with it"
+                    f"{error}; the run is saved in {folder} instead: {format_flag('resume')} {folder} goes on with it"
                 )
-        return why
+        return error
 
     def _write_config(self) -> None:
         with AtomicFile(self.folder.result_path("config.toml")) as file:
             file.write(self.config)
 
-    def checkpoint(self, state: RunState) -> Checkpoint:
+    def make_checkpoint(self, state: RunState) -> Checkpoint:
         optimizer, parts = self.programs.spec.optimizer, self.programs.weights.parts
         assert optimizer
-        kept: dict[str, Any] = self.descent.state_values() if self.descent else {}
+        minimizer_state: dict[str, Any] = self.minimizer.state_values() if self.minimizer else {}
         numbers = {
             optimizer.checkpoint_key(name): value
-            for name, value in kept.items()
+            for name, value in minimizer_state.items()
             if not isinstance(value, np.ndarray)
         }
         vectors = {
@@ -201,15 +201,15 @@ class Checkpointer:
         }
         vectors |= {
             optimizer.checkpoint_key(name): value
-            for name, value in kept.items()
+            for name, value in minimizer_state.items()
             if isinstance(value, np.ndarray)
         }
         if state.partial and self.programs.grads:
             vectors[GRADIENTS] = self.programs.grads.vector
         return Checkpoint(
-            kind=self.target.kind,
+            kind=self.trainable.kind,
             metadata=dict(self.metadata),
-            weights=self.target.checkpoint_tensors(parts),
+            weights=self.trainable.checkpoint_tensors(parts),
             options=self.options,
             state=state,
             optimizer=optimizer.checkpoint_name,
@@ -217,37 +217,37 @@ class Checkpointer:
             vectors=vectors,
             numbers=numbers,
             extra={
-                **self.target.checkpoint_extra(),
+                **self.trainable.checkpoint_extra(),
                 **self.extra,
                 KERNELS: kernel_class(self.programs.spec.kernels),
             },
         )
 
 
-def check_trained(resumed: ResumePoint, trained: Mapping[str, Tensor]) -> None:
+def check_weights(resume_point: ResumePoint, trainable: Mapping[str, Tensor]) -> None:
     """A checkpoint has all that is trained, and nothing else in its vectors."""
-    weights, order = resumed.checkpoint.weights, resumed.checkpoint.order
-    for name, tensor in trained.items():
+    weights, order = resume_point.checkpoint.weights, resume_point.checkpoint.order
+    for name, tensor in trainable.items():
         if name not in weights or weights[name].shape != tensor.shape:
-            found = f"is {list(weights[name].shape)}" if name in weights else "is missing"
-            raise FileError(f"{resumed.path}: {name} {found}, where {list(tensor.shape)} is needed")
-    if strange := set(order) ^ set(trained):
+            problem = f"is {list(weights[name].shape)}" if name in weights else "is missing"
+            raise FileError(f"{resume_point.path}: {name} {problem}, where {list(tensor.shape)} is needed")
+    if unmatched := set(order) ^ set(trainable):
         raise FileError(
-            f"{resumed.path}: {min(strange)[:80]} is trained, or in its flat vectors, and not both"
+            f"{resume_point.path}: {min(unmatched)[:80]} is trained, or in its flat vectors, and not both"
         )
 
 
-def filled(checkpoint: Checkpoint, parts: Mapping[str, np.ndarray]) -> None:
+def load_weights(checkpoint: Checkpoint, parts: Mapping[str, np.ndarray]) -> None:
     with verify_unchanged(checkpoint.files):
         for name, part in parts.items():
             part[...] = checkpoint.weights[name]
             release_pages(checkpoint.weights[name])
 
 
-def restored(
+def restore(
     checkpoint: Checkpoint,
     programs: TrainPrograms,
-    descent: MinimizerState | None,
+    minimizer: MinimizerState | None,
     rows: CountedBatches,
     grad_acc: int,
 ) -> tuple[RunState, list[str]]:
@@ -258,12 +258,14 @@ def restored(
         warnings.append(f"the checkpoint's optimizer is {checkpoint.optimizer}: this one begins anew")
     else:
         for kind, name in optimizer.states.items():
-            held = [
-                each for each, shape in programs.spec.shapes.items() if optimizer.has_state(kind, each, shape)
+            names = [
+                weight
+                for weight, shape in programs.spec.shapes.items()
+                if optimizer.has_state(kind, weight, shape)
             ]
-            programs.load_state(kind, checkpoint.split_vector(optimizer.checkpoint_key(name), held))
-        if descent:
-            descent.restore(checkpoint.optimizer_values_for(list(programs.weights.parts)))
+            programs.load_state(kind, checkpoint.split_vector(optimizer.checkpoint_key(name), names))
+        if minimizer:
+            minimizer.restore(checkpoint.optimizer_values_for(list(programs.weights.parts)))
     partial = None
     if state.data and not rows.restore(state.data):
         warnings.append("the data is not what it was: the shuffle begins anew")
@@ -275,9 +277,9 @@ def restored(
     ):
         programs.grads.load(checkpoint.split_vector(GRADIENTS))
         partial = replace(state.partial, losses=[*state.partial.losses])
-    mine: dict[str, Any] = {
+    copies: dict[str, Any] = {
         "counters": replace(state.counters),
         "stop": replace(state.stop),
         "best": replace(state.best),
     }
-    return replace(state, data=rows.state, partial=partial, **mine), warnings
+    return replace(state, data=rows.state, partial=partial, **copies), warnings

@@ -12,41 +12,41 @@ from llamatrain.errors import FileError
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.run.config import RunConfig
 from llamatrain.run.inputs import RunInputs
-from llamatrain.run.lora_options import FACTORS, LoraOptions, ranks_of
+from llamatrain.run.lora_options import FACTORS, LoraOptions, adapter_ranks
 from llamatrain.run.low_rank import LowRankModel
 from llamatrain.run.model import RunModel
-from llamatrain.run.resolve import precision_of
+from llamatrain.run.resolve import resolve_precision
 from llamatrain.run.trainable import FullModel, LoraAdapter, Trainable
 
 
-def target_of(asked: RunConfig, model: RunModel, sources: RunInputs, peft: Path | None) -> Trainable:
-    threads = asked.run.threads or count_cores()
-    if asked.command == "from-scratch" or asked.tune.full:
-        made = partial(LowRankModel, rank=asked.model.lora_r) if asked.model.lora_r else FullModel
-        return made(
+def choose_trainable(config: RunConfig, model: RunModel, inputs: RunInputs, peft: Path | None) -> Trainable:
+    threads = config.run.threads or count_cores()
+    if config.command == "from-scratch" or config.tune.full:
+        model_class = partial(LowRankModel, rank=config.model.lora_r) if config.model.lora_r else FullModel
+        return model_class(
             h=model.h,
             metadata=model.metadata,
-            untrained=model.untrained,
-            seed=asked.train.seed,
+            untrained=model.extra_tensors,
+            seed=config.train.seed,
             threads=threads,
-            base=None if sources.resumed else sources.base,
+            base=None if inputs.resume_point else inputs.base,
         )
-    assert sources.base
-    ranks, scales, alpha = numbers_of(asked.tune, model.h, sources)
+    assert inputs.base
+    ranks, scales, alpha = adapter_numbers(config.tune, model.h, inputs)
     if peft:
         peft_files.check_pairs(peft, ranks, model.h)
     return LoraAdapter(
         h=model.h,
-        base=sources.base,
-        sources=sources,
+        base=inputs.base,
+        sources=inputs,
         ranks=ranks,
         scales=scales,
         alpha=alpha,
-        dropout=asked.tune.lora_dropout,
-        seed=asked.train.seed,
+        dropout=config.tune.lora_dropout,
+        seed=config.train.seed,
         threads=threads,
-        half=precision_of(asked.train) == "bf16",
-        number_type=asked.tune.adapter_type,
+        half=resolve_precision(config.train) == "bf16",
+        number_type=config.tune.adapter_type,
         peft=peft,
     )
 
@@ -54,20 +54,20 @@ def target_of(asked: RunConfig, model: RunModel, sources: RunInputs, peft: Path 
 Numbers = tuple[dict[str, int], dict[str, float], float]
 
 
-def numbers_of(tune: LoraOptions, h: Hyperparameters, sources: RunInputs) -> Numbers:
+def adapter_numbers(tune: LoraOptions, h: Hyperparameters, inputs: RunInputs) -> Numbers:
     """Ranks, scales and alpha: of the checkpoint, of the adapter that is gone on from, or by the options."""
-    if sources.resumed:
-        return kept_numbers(sources.resumed.checkpoint.extra, h, sources.resumed.path)
-    if first := sources.first:
+    if inputs.resume_point:
+        return read_numbers(inputs.resume_point.checkpoint.extra, h, inputs.resume_point.path)
+    if first := inputs.initial_adapter:
         names = [name for name in h.shapes if name in first.pairs]
         ranks = {name: first.pairs[name].rank for name in names}
         return ranks, {name: first.pairs[name].scale for name in names}, float(first.alpha or tune.lora_r)
-    ranks = ranks_of(tune, h)
+    ranks = adapter_ranks(tune, h)
     return ranks, {name: tune.scale(rank) for name, rank in ranks.items()}, tune.alpha
 
 
-def kept_numbers(kept: Mapping[str, Any], h: Hyperparameters, path: Path) -> Numbers:
-    match kept.get("ranks"), kept.get("scales"), kept.get("alpha"):
+def read_numbers(stored: Mapping[str, Any], h: Hyperparameters, path: Path) -> Numbers:
+    match stored.get("ranks"), stored.get("scales"), stored.get("alpha"):
         case dict() as ranks, dict() as scales, (int() | float()) as alpha if (
             ranks.keys() == scales.keys() and ranks
         ):
@@ -78,10 +78,10 @@ def kept_numbers(kept: Mapping[str, Any], h: Hyperparameters, path: Path) -> Num
         raise FileError(f"{path}: its adapter is for another base")
     if not all(type(rank) is int and 1 <= rank <= 1 << 24 for rank in ranks.values()):
         raise FileError(f"{path}: the ranks of its adapter are damaged")
-    if not sound([*scales.values(), alpha]) or 0 < abs(alpha) < FACTORS[0]:
+    if not are_valid([*scales.values(), alpha]) or 0 < abs(alpha) < FACTORS[0]:
         raise FileError(f"{path}: the scales of its adapter are damaged")
     return ranks, {name: float(scale) for name, scale in scales.items()}, float(alpha)
 
 
-def sound(numbers: Collection[Any]) -> bool:
-    return all(isinstance(each, int | float) and abs(each) <= LARGEST for each in numbers)
+def are_valid(numbers: Collection[Any]) -> bool:
+    return all(isinstance(number, int | float) and abs(number) <= LARGEST for number in numbers)

@@ -109,7 +109,7 @@ class RunConfig:
             ),
             tune=replace(self.tune, lora_init=lora_init, peft=peft),
             lora=AdapterOptions((), tuple((_absolute(path), scale) for path, scale in self.lora.scaled)),
-            outs=self.outs.settled(lambda file: make_absolute([file])[0]),
+            outs=self.outs.make_absolute(lambda file: make_absolute([file])[0]),
         )
 
     # ---- as JSON -----------------------------------------------------------

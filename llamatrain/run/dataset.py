@@ -14,7 +14,7 @@ from llamatrain.errors import DataError, UsageError
 from llamatrain.run.model import RunModel
 from llamatrain.train.protocols import SkippableLoader
 
-FIRST = 4  # rows
+CHECKED_ROWS = 4  # rows
 
 if TYPE_CHECKING:
     from llamatrain.data.dataset import Dataset
@@ -43,11 +43,11 @@ class CountedBatches(SkippableLoader, Protocol):
 class TrainingData:
     rows: CountedBatches
     validation: CountedBatches | None
-    described: str
+    description: str
     samples: int | None = None  # of an epoch; None: it is without end
     packed: bool = False
 
-    def filled(self, batch: int) -> str:
+    def describe_packing(self, batch: int) -> str:
         """How full its rows are, in words, where they may be not."""
         if not self.rows.sparse:
             return ""
@@ -55,14 +55,14 @@ class TrainingData:
         return f"rows are {used} full, {trained} of their tokens are trained"
 
 
-def data_of(
+def load_data(
     files: Sequence[str], model: RunModel, data: DataOptions, seed: int, compare: "Compare | None" = None
 ) -> TrainingData:
     """With the data opened: tokenized, counted, split."""
     if not files:
-        sine = sine_of(model, seed)
+        sine = make_sine(model, seed)
         return TrainingData(
-            rows=sine, validation=None, described=f"the built-in sine wave in {sine.levels - 1} levels"
+            rows=sine, validation=None, description=f"the built-in sine wave in {sine.levels - 1} levels"
         )
     from llamatrain.data.dataset import format_places, open_dataset
     from llamatrain.data.find_files import skipped_files
@@ -72,31 +72,41 @@ def data_of(
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise UsageError("the model's tokens stand for no text, so it cannot be trained on any")
-    corpus, kept = run_once_per_host(
-        lambda: open_dataset(files, tokenizer, data, model.row, seed, kind=KINDS[compare])
+    dataset, validation_set = run_once_per_host(
+        lambda: open_dataset(files, tokenizer, data, model.row_length, seed, kind=KINDS[compare])
     )
-    made = batches_class(compare)
+    batches_type = batches_class(compare)
     if compare and data.as_ != "rest":
-        check_left(corpus, model.row)
-    rows = made(corpus, data, seed, tokenizer.eos, tokenizer.bos)
-    validation = made(kept, data, seed, tokenizer.eos, tokenizer.bos) if kept else None
-    what = {None: "samples", "pairs": "pairs", "answers": "answers"}[compare]
-    told = [f"{len(corpus):,} {what}, {corpus.tokens:,} tokens"]
-    told += [f"{len(kept):,} {what} to validate with"] if kept else []
-    fates = {
-        f"cut to a row of {model.row} tokens": corpus.truncated,
-        f"skipped, without a token to train on within {model.row}": corpus.skipped,
-        "skipped, which take too much time or memory": corpus.too_large,
-        "skipped, which cannot be used": corpus.refused,
+        check_skipped(dataset, model.row_length)
+    rows = batches_type(dataset, data, seed, tokenizer.eos, tokenizer.bos)
+    validation = (
+        batches_type(validation_set, data, seed, tokenizer.eos, tokenizer.bos) if validation_set else None
+    )
+    unit = {None: "samples", "pairs": "pairs", "answers": "answers"}[compare]
+    facts = [f"{len(dataset):,} {unit}, {dataset.tokens:,} tokens"]
+    facts += [f"{len(validation_set):,} {unit} to validate with"] if validation_set else []
+    skipped_rows = {
+        f"cut to a row of {model.row_length} tokens": dataset.truncated,
+        f"skipped, without a token to train on within {model.row_length}": dataset.skipped,
+        "skipped, which take too much time or memory": dataset.too_large,
+        "skipped, which cannot be used": dataset.refused,
     }
-    told += [f"{len(places):,} {fate} ({format_places(places)})" for fate, places in fates.items() if places]
-    told += [f"{others} passed over"] if (others := skipped_files([*files, *data.val])) else []
+    facts += [
+        f"{len(places):,} {reason} ({format_places(places)})"
+        for reason, places in skipped_rows.items()
+        if places
+    ]
+    facts += [f"{others} passed over"] if (others := skipped_files([*files, *data.val])) else []
     return TrainingData(
-        rows=rows, validation=validation, described="; ".join(told), samples=len(corpus), packed=rows.packs
+        rows=rows,
+        validation=validation,
+        description="; ".join(facts),
+        samples=len(dataset),
+        packed=rows.packs,
     )
 
 
-def check_begin(files: Sequence[str], data: DataOptions, compare: "Compare | None") -> None:
+def check_first_rows(files: Sequence[str], data: DataOptions, compare: "Compare | None") -> None:
     """The first rows of each file, before anything is compiled to read them all."""
     from llamatrain.data.find_files import find_sources
     from llamatrain.data.json_values import RecordTooLarge
@@ -107,7 +117,7 @@ def check_begin(files: Sequence[str], data: DataOptions, compare: "Compare | Non
     if compare:
         check_has_rows(sources, compare)
     for source in sources:
-        for number, line in islice(source.rows(), FIRST) if source.kind == "lines" else ():
+        for number, line in islice(source.rows(), CHECKED_ROWS) if source.kind == "lines" else ():
             with suppress(
                 RecordTooLarge, *([DataError] if data.skip_bad_rows else [])
             ):  # said where it is skipped as a row
@@ -117,21 +127,21 @@ def check_begin(files: Sequence[str], data: DataOptions, compare: "Compare | Non
                     parse_record(line, source.locate(number), source.columns)
 
 
-def check_left(corpus: "Dataset", row: int) -> None:
+def check_skipped(dataset: "Dataset", row: int) -> None:
     """Of answers that are compared most are learned from."""
     from llamatrain.data.dataset import format_places
 
-    gone = [*corpus.skipped, *corpus.too_large, *corpus.refused]
-    if len(gone) > len(corpus):
+    skipped = [*dataset.skipped, *dataset.too_large, *dataset.refused]
+    if len(skipped) > len(dataset):
         raise DataError(
-            f"{len(gone):,} of {len(gone) + len(corpus):,} rows fall away, without an answer within {row} tokens "
-            f"({format_places(gone)}); a larger --ctx takes them, or --as rest trains on the others"
+            f"{len(skipped):,} of {len(skipped) + len(dataset):,} rows fall away, without an answer within {row} tokens "
+            f"({format_places(skipped)}); a larger --ctx takes them, or --as rest trains on the others"
         )
 
 
-def sine_of(model: RunModel, seed: int) -> Sine:
+def make_sine(model: RunModel, seed: int) -> Sine:
     if model.tokenizer is not None:
         raise UsageError(
             "no data: name files (text, JSON, CSV, Parquet), folders, globs, or - for standard input"
         )
-    return Sine(model.h.vocab, model.row, seed)
+    return Sine(model.h.vocab, model.row_length, seed)

@@ -69,24 +69,24 @@ class ExtraOutputOptions(Options, panel="The run", resumable=True):
                 raise OptionError(lambda spelt, name=name, told=problem: f"{spelt(name)} {told}")  # type: ignore[misc]
 
     @property
-    def said(self) -> dict[str, str]:
+    def files_by_option(self) -> dict[str, str]:
         """The files that are to be written, by their options."""
         named = {name: getattr(self, name) for name in FILES}
         return {name: file for name, file in named.items() if file}
 
-    def settled(self, absolute: Callable[[str], str]) -> "ExtraOutputOptions":
+    def make_absolute(self, absolute: Callable[[str], str]) -> "ExtraOutputOptions":
         checkpoint, model, lora = (
             file and absolute(file) for file in (self.checkpoint_out, self.model_out, self.lora_out)
         )
         return replace(self, checkpoint_out=checkpoint, model_out=model, lora_out=lora)
 
-    def file(self, name: str, step: int | None) -> Path:
+    def path_at_step(self, name: str, step: int | None) -> Path:
         """That of a step; without one, that of the newest."""
         word = self.fn_latest if step is None else str(step)
         path = Path(getattr(self, name))
         return path.with_name(path.name.replace(self.pattern_fn_it, word))
 
-    def files(self, name: str) -> re.Pattern[str]:
+    def name_pattern(self, name: str) -> re.Pattern[str]:
         """The names that its files may have."""
         parts = map(re.escape, Path(getattr(self, name)).name.split(self.pattern_fn_it))
         return re.compile(rf"(?:{re.escape(self.fn_latest)}|[0-9]+)".join(parts))

@@ -19,27 +19,27 @@ from llamatrain.run.resume import ResumePoint
 # ---- before a run ----------------------------------------------------------
 
 
-def may_write(path: Path, folder: Path, resumed: ResumePoint | None) -> bool:
+def may_write(path: Path, folder: Path, resume_point: ResumePoint | None) -> bool:
     """Tell whether a run writes to a place that only its checkpoint names: to one in its folder, if this user wrote that."""
     inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
-    return resumed is not None and resumed.own and inside
+    return resume_point is not None and resume_point.is_own and inside
 
 
-def named_here(
-    options: ExtraOutputOptions, given: Collection[str], folder: Path, resumed: ResumePoint | None
+def drop_unnamed(
+    options: ExtraOutputOptions, given: Collection[str], folder: Path, resume_point: ResumePoint | None
 ) -> tuple[ExtraOutputOptions, ExtraOutputOptions, list[str]]:
     """Leave out the files that only a checkpoint names. Return what is written, what is kept for the next run, and notes."""
     written, notes = options, list[str]()
-    if resumed is None or not resumed.kept:
+    if resume_point is None or not resume_point.has_options:
         return options, options, notes
-    for name, file in options.said.items():
-        if name not in given and not may_write(Path(file).parent, folder, resumed):
+    for name, file in options.files_by_option.items():
+        if name not in given and not may_write(Path(file).parent, folder, resume_point):
             unnamed: dict[str, Any] = {name: ""}
             written = replace(written, **unnamed)
             notes.append(
                 f"{file} is not written, since only the checkpoint names it; {format_flag(name)} {file} does that"
             )
-    if resumed.own:
+    if resume_point.is_own:
         return written, options, notes
     words: dict[str, Any] = {
         name: getattr(ExtraOutputOptions, name)
@@ -50,56 +50,64 @@ def named_here(
     return written, written, notes
 
 
-def flags_of(options: ExtraOutputOptions, peft: Path | None, folder: Path) -> str:
+def format_flags(options: ExtraOutputOptions, peft: Path | None, folder: Path) -> str:
     """Name the places outside a run's folder again, as the command that goes on with it needs them."""
-    places = {**options.said, **({"peft": str(peft)} if peft else {})}
+    places = {**options.files_by_option, **({"peft": str(peft)} if peft else {})}
     outside = {
         name: file for name, file in places.items() if not Path(file).is_relative_to(folder.absolute())
     }
     return "".join(f" {format_flag(name)} {shlex.quote(file)}" for name, file in outside.items())
 
 
-def check(
+def check_extra_outputs(
     options: ExtraOutputOptions,
     folder: Path,
     reads: Iterable[Path],
-    resumed: ResumePoint | None,
-    place: RunFolderOptions,
+    resume_point: ResumePoint | None,
+    folder_options: RunFolderOptions,
 ) -> None:
     """That there is room for them, and that they replace nothing that is read, and without leave nothing of others."""
-    kept, read, taken = outs_before(resumed), list(reads), dict[Path, str]()
-    for name, said in options.said.items():
-        newest, names, flag = options.file(name, None), options.files(name), format_flag(name)
-        home = newest.parent
-        if not home.is_dir() or not os.access(home, os.W_OK):
-            raise FileError(f"{flag} {said}: {home} is no folder that can be written to")
+    stored, inputs, taken = stored_outputs(resume_point), list(reads), dict[Path, str]()
+    for name, file in options.files_by_option.items():
+        newest, names, flag = options.path_at_step(name, None), options.name_pattern(name), format_flag(name)
+        folder_of_file = newest.parent
+        if not folder_of_file.is_dir() or not os.access(folder_of_file, os.W_OK):
+            raise FileError(f"{flag} {file}: {folder_of_file} is no folder that can be written to")
         if (other := taken.setdefault(newest, flag)) != flag:
-            raise UsageError(f"{other} and {flag} are one file, {said}: another name will do")
-        real = os.path.realpath(home)
+            raise UsageError(f"{other} and {flag} are one file, {file}: another name will do")
+        real = os.path.realpath(folder_of_file)
         if real == os.path.realpath(folder) and (
-            is_run_file(newest.name) or is_run_file(options.file(name, 0).name)
+            is_run_file(newest.name) or is_run_file(options.path_at_step(name, 0).name)
         ):
-            raise UsageError(f"{flag} {said} is a name of the run's own files: another will do")
-        continued = name == "checkpoint_out" and resumed is not None and is_one_of(resumed.path, names, real)
-        for each in read:
-            if is_one_of(each, names, real) and not (continued and resumed and each == resumed.path):
+            raise UsageError(f"{flag} {file} is a name of the run's own files: another will do")
+        continued = (
+            name == "checkpoint_out"
+            and resume_point is not None
+            and matches_output(resume_point.path, names, real)
+        )
+        for each in inputs:
+            if matches_output(each, names, real) and not (
+                continued and resume_point and each == resume_point.path
+            ):
                 raise UsageError(
-                    f"{flag} {said} would replace {each}, which is being read: another name will do"
+                    f"{flag} {file} would replace {each}, which is being read: another name will do"
                 )
-        there = sorted(each.name for each in home.iterdir() if names.fullmatch(each.name))
-        if there and not (place.overwrite or continued or kept.get(name) == said):
-            told = f"{home / there[0]}: is there, and not of this run: another {flag} leaves it alone"
-            raise FileError(told if place.resume else f"{told}, {format_flag('overwrite')} replaces it")
+        existing = sorted(each.name for each in folder_of_file.iterdir() if names.fullmatch(each.name))
+        if existing and not (folder_options.overwrite or continued or stored.get(name) == file):
+            told = f"{folder_of_file / existing[0]}: is there, and not of this run: another {flag} leaves it alone"
+            raise FileError(
+                told if folder_options.resume else f"{told}, {format_flag('overwrite')} replaces it"
+            )
 
 
-def is_one_of(path: Path, names: re.Pattern[str], home: str) -> bool:
+def matches_output(path: Path, names: re.Pattern[str], home: str) -> bool:
     return names.fullmatch(path.name) is not None and os.path.realpath(path.parent) == home
 
 
-def outs_before(resumed: ResumePoint | None) -> Mapping[str, Any]:
+def stored_outputs(resume_point: ResumePoint | None) -> Mapping[str, Any]:
     """As the run that goes on had them."""
-    kept = resumed.checkpoint.options.get("outs") if resumed else None
-    return kept if isinstance(kept, dict) else {}
+    outputs = resume_point.checkpoint.options.get("outs") if resume_point else None
+    return outputs if isinstance(outputs, dict) else {}
 
 
 # ---- written ---------------------------------------------------------------
@@ -113,12 +121,12 @@ class ExtraOutputs:
 
     def write(self, step: int, checkpoint: Path, result: Path) -> None:
         """Of what lies in the folder by now."""
-        for name in self.options.said:
-            place, newest = self.options.file(name, step), self.options.file(name, None)
+        for name in self.options.files_by_option:
+            place, newest = self.options.path_at_step(name, step), self.options.path_at_step(name, None)
             copy_file(checkpoint if name == "checkpoint_out" else result, place)
             if newest != place:
                 link_or_copy(place, newest)
 
     @property
     def newest(self) -> list[Path]:
-        return [self.options.file(name, None) for name in self.options.said]
+        return [self.options.path_at_step(name, None) for name in self.options.files_by_option]

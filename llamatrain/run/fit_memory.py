@@ -66,7 +66,7 @@ def fit_memory(
 
     With `refuse`, raise MemoryPlanError at once if it is clear without a plan that none can fit.
     """
-    limit = shared_limit(resolved.asked.train.memory)
+    limit = shared_limit(resolved.config.train.memory)
     resident = max(get_comm().all_gather(resident_bytes())) + shape.later_bytes
     candidates, weights = list[PlanCandidate](), dict[str, TrainableWeights]()
     caches = cache_choices(resolved, trainable.h, limit)
@@ -88,7 +88,7 @@ def fit_memory(
         plan=plan,
         weights=weights[trial.candidate.cache],
         cache=next(cache for cache in caches if cache == trial.candidate.cache),
-        error=memory_error(plan, resolved.asked.train.memory, limit),
+        error=memory_error(plan, resolved.config.train.memory, limit),
         trials=[*others, trial],
         memory_limit=limit,
     )
@@ -96,12 +96,12 @@ def fit_memory(
 
 def make_search(resolved: ResolvedConfig, shape: DataShape, layers: int, limit: int | None) -> PlanSearch:
     """Return a search over the plans that the options allow."""
-    remat = resolved.asked.train.remat
+    remat = resolved.config.train.remat
     is_deep = layers > MANY_LAYERS and remat in (AUTO, *DEEP_LADDER)
     return PlanSearch(
         policy=None if remat == AUTO else remat,
         limit=limit,
-        may_split=not shape.is_resume and not resolved.asked.preference.needs_whole_batch,
+        may_split=not shape.is_resume and not resolved.config.preference.needs_whole_batch,
         planner=extrapolate_plan if is_deep else plan_memory,
         is_deep=is_deep,
     )
@@ -115,10 +115,10 @@ def shared_limit(option: int | None) -> int | None:
 
 def cache_choices(resolved: ResolvedConfig, h: Hyperparameters, limit: int | None) -> tuple[Cache, ...]:
     """Return the ways to hold the base's matrices, the fastest first: as bf16 copies, or as they are in the file."""
-    tune, is_bf16 = resolved.asked.tune, resolved.precision == "bf16"
+    tune, is_bf16 = resolved.config.tune, resolved.precision == "bf16"
     if not is_bf16 and tune.cache_base == "bf16":
         raise UsageError("--cache-base bf16 needs --precision bf16", code="conflicting-options")
-    if tune.cache_base != "auto" or tune.full or resolved.asked.command != "finetune":
+    if tune.cache_base != "auto" or tune.full or resolved.config.command != "finetune":
         return (tune.cache_base,)
     # half of the memory is left to everything else
     is_too_large = limit is not None and 2 * bf16_copy_bytes(h) > limit
@@ -141,7 +141,7 @@ def make_candidate(
         has_validation=shape.has_validation,
         decoder_positions=shape.decoder_positions,
         resident=resident + process_growth(spec, shape.decoder_positions > 0),
-        batches=resolved.asked.train.grad_acc,
+        batches=resolved.config.train.grad_acc,
         copy_bytes=weights.copy_bytes + (shape.teacher.nbytes if shape.teacher else 0),
         page_bytes=max((array.nbytes for array in matrices if find_mapping(array) is not None), default=0),
     )
@@ -157,7 +157,7 @@ def make_spec(
     resolved: ResolvedConfig, h: Hyperparameters, weights: TrainableWeights, shape: DataShape
 ) -> StepSpec:
     """Describe the step of a run to the graph builder."""
-    train = resolved.asked.train
+    train = resolved.config.train
     return StepSpec(
         h=h,
         weights=weights.weights,
@@ -175,12 +175,12 @@ def make_spec(
         drop_base=weights.drop_base,
         sparse=shape.sparse,
         teacher=shape.teacher,
-        lora_plus=resolved.asked.tune.lora_plus_ratio,
+        lora_plus=resolved.config.tune.lora_plus_ratio,
         groups=train.grad_groups or 1,
         ranks=resolved.ranks,
         rank=get_comm().rank,
-        comm_bf16=resolved.asked.run.grad_comm_dtype == "bf16",
-        objective=resolved.asked.preference.built,
+        comm_bf16=resolved.config.run.grad_comm_dtype == "bf16",
+        objective=resolved.config.preference.built,
         reference=weights.reference,
     )
 

@@ -65,7 +65,7 @@ def path_in(place: Any) -> str:
 
 
 @contextmanager
-def passing(data: Sequence[Data]) -> Iterator[list[str]]:
+def rows_for_call(data: Sequence[Data]) -> Iterator[list[str]]:
     """The data as paths; rows lie in a temporary file meanwhile."""
     paths, rows = split(data)
     if not rows:
@@ -79,7 +79,7 @@ def passing(data: Sequence[Data]) -> Iterator[list[str]]:
 
 
 @contextmanager
-def of_a_run(
+def rows_for_run(
     command: str, data: Sequence[Data], values: dict[str, Any]
 ) -> Iterator[tuple[list[str], dict[str, Any]]]:
     """The data of a run as paths, and its options; rows lie in its folder, which goes again if nothing is saved in it."""
@@ -166,7 +166,7 @@ def plainly(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} {worded(value)}")
 
 
-def found_again(files: Sequence[str], folder: Path) -> tuple[str, ...]:
+def find_moved(files: Sequence[str], folder: Path) -> tuple[str, ...]:
     """The files of a run, whose rows lie in its folder, which may have been moved."""
 
     def current(file: str) -> str:

@@ -18,21 +18,21 @@ class WatchedFile:
     needed: bool  # again, when the run goes on with --resume
 
 
-def inputs_of(paths: Iterable[tuple[Path, bool]]) -> dict[Path, WatchedFile]:
+def watch_files(paths: Iterable[tuple[Path, bool]]) -> dict[Path, WatchedFile]:
     """As they are before they are opened. One that is not there is told by whoever opens it."""
     return {
         file: WatchedFile(identity=FileIdentity.read(file), needed=needed)
         for path, needed in paths
-        for file in there(path)
+        for file in existing_files(path)
     }
 
 
-def there(path: Path) -> Iterator[Path]:
+def existing_files(path: Path) -> Iterator[Path]:
     with suppress(OSError):
-        yield from (file for file in parts_of(path) if file.is_file())
+        yield from (file for file in files_of_input(path) if file.is_file())
 
 
-def parts_of(path: Path) -> Iterator[Path]:
+def files_of_input(path: Path) -> Iterator[Path]:
     """All parts of a split model, all files of a folder; else the file itself."""
     part = PART_NAME.fullmatch(path.name)
     if part:
@@ -53,45 +53,47 @@ class InputWatcher:
     frozen: Iterable[np.ndarray]  # arrays that the steps read
     is_same: Callable[[], bool]  # whether the base is, though it was written to
     possible_cause: str = ""
-    told: set[Path] = field(default_factory=set)
+    reported: set[Path] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._read = mapped_files(self.frozen)
+        self._mapped = mapped_files(self.frozen)
 
     def check(self) -> None:
-        for file in self._read:
+        for file in self._mapped:
             now = file.current_identity
-            if (what := file.describe_change()) is None:
+            if (change := file.describe_change()) is None:
                 continue
             if file.has_lost_pages or now.size != file.identity.size or not self.is_same():
                 raise InputChanged(
-                    f"{file.path}: {what}, and the run is saved; once it is what it was, --resume goes on"
+                    f"{file.path}: {change}, and the run is saved; once it is what it was, --resume goes on"
                 )
             file.identity = now
             self.possible_cause = f"{file.path} was written to while it was being read, which may be why"
-            if file.path not in self.told:
-                self.told.add(file.path)
+            if file.path not in self.reported:
+                self.reported.add(file.path)
                 self.warn(
                     f"{file.path}: was written to, and where it was looked at it is what it was: the run goes on"
                 )
 
     def report(self) -> None:
         """Before a save; of each file once."""
-        for path, began in self.inputs.items():
-            if path not in self.told and (what := happened(path, began.identity, self._read)):
-                self.told.add(path)
+        for path, watched in self.inputs.items():
+            if path not in self.reported and (
+                change := describe_change(path, watched.identity, self._mapped)
+            ):
+                self.reported.add(path)
                 after = "the run goes on with what it began with"
                 self.warn(
-                    f"{path}: {what}; {after}" + (", and --resume will need that" if began.needed else "")
+                    f"{path}: {change}; {after}" + (", and --resume will need that" if watched.needed else "")
                 )
 
 
-def happened(path: Path, began: FileIdentity, read: Iterable[MappedFile]) -> str:
+def describe_change(path: Path, identity: FileIdentity, mapped: Iterable[MappedFile]) -> str:
     """To a file, since a run began with it."""
     try:
         now = FileIdentity.read(path)
     except OSError:
         return "is not there any more"
-    if not now.is_same_file(began):
+    if not now.is_same_file(identity):
         return "is another file by now"
-    return "was written to" if now != began and all(path != file.path for file in read) else ""
+    return "was written to" if now != identity and all(path != file.path for file in mapped) else ""

@@ -20,7 +20,7 @@ from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.model import hyperparameters
 from llamatrain.platform.terminal import log_if_slow
 from llamatrain.run.config import RunConfig
-from llamatrain.run.input_watch import WatchedFile, inputs_of
+from llamatrain.run.input_watch import WatchedFile, watch_files
 from llamatrain.run.resume import ResumePoint
 
 TEACHER = "teacher"  # what it is known by again, in what a checkpoint keeps beside
@@ -32,35 +32,35 @@ class RunInputs:
     base: Gguf | None = (
         None  # the model that is tuned, that weights are taken from, or that a checkpoint holds
     )
-    resumed: ResumePoint | None = None
-    mixed: tuple[Adapter, ...] = ()  # which are there, and stay as they are
-    factors: tuple[Factors, ...] = ()  # theirs
-    first: Adapter | None = None  # which is gone on from
-    taught_by: Gguf | None = None  # the teacher
-    inputs: Mapping[Path, WatchedFile] = field(
+    resume_point: ResumePoint | None = None
+    merged_adapters: tuple[Adapter, ...] = ()  # which are there, and stay as they are
+    merged_factors: tuple[Factors, ...] = ()  # theirs
+    initial_adapter: Adapter | None = None  # which is gone on from
+    teacher: Gguf | None = None  # the teacher
+    watched_files: Mapping[Path, WatchedFile] = field(
         default_factory=dict
     )  # the files that a run is begun with, as they were before
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        return self.resumed.checkpoint if self.resumed else None
+        return self.resume_point.checkpoint if self.resume_point else None
 
     @property
-    def home(self) -> Path | None:
+    def folder(self) -> Path | None:
         """The folder of the run that goes on; an ancestor had none."""
-        return self.resumed.path.parent if self.resumed and self.goes_on else None
+        return self.resume_point.path.parent if self.resume_point and self.is_resume else None
 
     @property
-    def goes_on(self) -> bool:
+    def is_resume(self) -> bool:
         """With options of its own."""
-        return self.resumed is not None and self.resumed.kept
+        return self.resume_point is not None and self.resume_point.has_options
 
     @property
     def step(self) -> int:
-        return self.resumed.step if self.resumed else 0
+        return self.resume_point.step if self.resume_point else 0
 
     @cached_property
-    def print_of_base(self) -> str:
+    def base_fingerprint(self) -> str:
         assert self.base
         with verify_unchanged(self.base.mapped_files):
             return fingerprint(self.base)
@@ -68,159 +68,167 @@ class RunInputs:
     def is_same_base(self) -> bool:
         """Though somebody has written to its file."""
         assert self.base
-        return fingerprint(self.base) == self.print_of_base
+        return fingerprint(self.base) == self.base_fingerprint
 
     @cached_property
-    def prints_of_mixed(self) -> list[str]:
-        return [adapter_print(adapter) for adapter in self.mixed]
+    def adapter_fingerprints(self) -> list[str]:
+        return [fingerprint_adapter(adapter) for adapter in self.merged_adapters]
 
 
-def opened(asked: RunConfig, resumed: ResumePoint | None) -> RunInputs:
+def open_inputs(config: RunConfig, resume_point: ResumePoint | None) -> RunInputs:
     """All of it, seen to fit together."""
-    inputs = inputs_of(read_for(asked, resumed))
-    base, teacher = base_of(asked, resumed), teacher_of(asked, resumed)
-    if not is_adapter(asked) or base is None:
-        return RunInputs(base=base, resumed=resumed, taught_by=teacher, inputs=inputs)
+    watched = watch_files(files_to_watch(config, resume_point))
+    base, teacher = open_base(config, resume_point), open_teacher(config, resume_point)
+    if not trains_adapter(config) or base is None:
+        return RunInputs(base=base, resume_point=resume_point, teacher=teacher, watched_files=watched)
     h = hyperparameters.read_hyperparameters(base)
-    mixed = tuple(read.read_adapter(path, h).scale_by(scale) for path, scale in asked.lora.scaled)
-    first = read.read_adapter(asked.tune.lora_init, h) if asked.tune.lora_init and not resumed else None
-    factors = tuple(checked_factors(adapter, h, base.path) for adapter in mixed)
-    if first:
-        checked_factors(first, h, base.path)
-    sources = RunInputs(
-        base=base,
-        resumed=resumed,
-        mixed=mixed,
-        factors=factors,
-        first=first,
-        taught_by=teacher,
-        inputs=inputs,
+    merged = tuple(read.read_adapter(path, h).scale_by(scale) for path, scale in config.lora.scaled)
+    initial = (
+        read.read_adapter(config.tune.lora_init, h) if config.tune.lora_init and not resume_point else None
     )
-    if resumed and resumed.kept:
-        check_same(sources, resumed, asked)
-    return sources
+    factors = tuple(checked_factors(adapter, h, base.path) for adapter in merged)
+    if initial:
+        checked_factors(initial, h, base.path)
+    inputs = RunInputs(
+        base=base,
+        resume_point=resume_point,
+        merged_adapters=merged,
+        merged_factors=factors,
+        initial_adapter=initial,
+        teacher=teacher,
+        watched_files=watched,
+    )
+    if resume_point and resume_point.has_options:
+        check_unchanged(inputs, resume_point, config)
+    return inputs
 
 
-def is_adapter(asked: RunConfig) -> bool:
-    return asked.command == "finetune" and not asked.tune.full
+def trains_adapter(config: RunConfig) -> bool:
+    return config.command == "finetune" and not config.tune.full
 
 
-def read_for(asked: RunConfig, resumed: ResumePoint | None) -> Iterator[tuple[Path, bool]]:
+def files_to_watch(config: RunConfig, resume_point: ResumePoint | None) -> Iterator[tuple[Path, bool]]:
     """The files, and whether they are needed again when the run goes on."""
-    if asked.base and (is_adapter(asked) or not resumed):
-        yield Path(asked.base), is_adapter(asked)
-    if is_adapter(asked):
-        yield from ((path, True) for path, _ in asked.lora.scaled)
-        if asked.tune.lora_init and not resumed:
-            yield asked.tune.lora_init, False
-    if asked.model.vocab_from and not resumed:
-        yield asked.model.vocab_from, False
+    if config.base and (trains_adapter(config) or not resume_point):
+        yield Path(config.base), trains_adapter(config)
+    if trains_adapter(config):
+        yield from ((path, True) for path, _ in config.lora.scaled)
+        if config.tune.lora_init and not resume_point:
+            yield config.tune.lora_init, False
+    if config.model.vocab_from and not resume_point:
+        yield config.model.vocab_from, False
 
 
-def base_of(asked: RunConfig, resumed: ResumePoint | None) -> Gguf | None:
+def open_base(config: RunConfig, resume_point: ResumePoint | None) -> Gguf | None:
     """A run of every weight that goes on has it in its checkpoint."""
-    if resumed and (asked.command != "finetune" or asked.tune.full or not asked.base):
-        return open_gguf(resumed.path)
-    if not asked.base:
+    if resume_point and (config.command != "finetune" or config.tune.full or not config.base):
+        return open_gguf(resume_point.path)
+    if not config.base:
         return None
-    if resumed and not Path(asked.base).exists():
-        moved = f"if it was moved, name it: llamatrain finetune BASE.gguf --resume {resumed.path}"
-        raise FileError(f"{asked.base}: no such file, and the run in {resumed.path} is for it; {moved}")
-    gguf = open_gguf(asked.base)
+    if resume_point and not Path(config.base).exists():
+        advice = f"if it was moved, name it: llamatrain finetune BASE.gguf --resume {resume_point.path}"
+        raise FileError(
+            f"{config.base}: no such file, and the run in {resume_point.path} is for it; {advice}"
+        )
+    gguf = open_gguf(config.base)
     if gguf.kind == "checkpoint" and gguf.metadata.get_text("training.type") == "finetune_lora":
         raise UsageError(
-            f"{asked.base}: a checkpoint of an adapter, no model; go on with `llamatrain finetune --resume {asked.base}`"
+            f"{config.base}: a checkpoint of an adapter, no model; go on with `llamatrain finetune --resume {config.base}`"
         )
     return gguf
 
 
-def teacher_of(asked: RunConfig, resumed: ResumePoint | None) -> Gguf | None:
+def open_teacher(config: RunConfig, resume_point: ResumePoint | None) -> Gguf | None:
     """That which the run began with, if it goes on."""
-    path = asked.train.teacher
+    path = config.train.teacher
     if path is None:
         return None
     gguf = open_gguf(path)
     if gguf.kind != "model":
         raise UsageError(f"{path}: a file of kind {gguf.kind}, and a model is a teacher")
-    if resumed and resumed.kept and resumed.checkpoint.extra.get(TEACHER) != fingerprint(gguf):
-        raise FileError(f"{path}: not the teacher that the run in {resumed.path} had")
+    if (
+        resume_point
+        and resume_point.has_options
+        and resume_point.checkpoint.extra.get(TEACHER) != fingerprint(gguf)
+    ):
+        raise FileError(f"{path}: not the teacher that the run in {resume_point.path} had")
     return gguf
 
 
-def check_same(sources: RunInputs, resumed: ResumePoint, asked: RunConfig) -> None:
+def check_unchanged(inputs: RunInputs, resume_point: ResumePoint, config: RunConfig) -> None:
     """Base and adapters are those that the run began with."""
-    extra = resumed.checkpoint.extra
-    if extra.get("base") != sources.print_of_base:
-        raise FileError(f"{asked.base}: not the model that the run in {resumed.path} was for")
-    if sources.prints_of_mixed == (kept := extra.get("mixed")):
+    extra = resume_point.checkpoint.extra
+    if extra.get("base") != inputs.base_fingerprint:
+        raise FileError(f"{config.base}: not the model that the run in {resume_point.path} was for")
+    if inputs.adapter_fingerprints == (stored := extra.get("mixed")):
         return
-    prints = zip(sources.mixed, sources.prints_of_mixed, strict=True)
-    strange = [adapter for adapter, found in prints if not isinstance(kept, list) or found not in kept]
-    named = (
-        f"{strange[0].source}: not an adapter"
-        if strange
-        else f"{resumed.path}: not all of the adapters, in their order,"
+    prints = zip(inputs.merged_adapters, inputs.adapter_fingerprints, strict=True)
+    unknown = [adapter for adapter, found in prints if not isinstance(stored, list) or found not in stored]
+    problem = (
+        f"{unknown[0].source}: not an adapter"
+        if unknown
+        else f"{resume_point.path}: not all of the adapters, in their order,"
     )
-    told = " ".join(f"--lora-scaled {path} {scale:g}" for path, scale in asked.lora.scaled)
-    raise FileError(f"{named} that the run began with; received {shorten(told, LINE) or 'none'}")
+    options = " ".join(f"--lora-scaled {path} {scale:g}" for path, scale in config.lora.scaled)
+    raise FileError(f"{problem} that the run began with; received {shorten(options, LINE) or 'none'}")
 
 
 # ---- by what they are known again ------------------------------------------
 
 
-def adapter_print(adapter: Adapter) -> str:
+def fingerprint_adapter(adapter: Adapter) -> str:
     """Of all that an adapter changes."""
-    found = 0
+    crc = 0
     for name, pair in adapter.pairs.items():
-        found = zlib.crc32(f"{name} {pair.scale!r}".encode(), found)
+        crc = zlib.crc32(f"{name} {pair.scale!r}".encode(), crc)
         for factor in (pair.a, pair.b):
-            found = zlib.crc32(np.ascontiguousarray(factor).tobytes(), found)
-    return f"{found:08x}"
+            crc = zlib.crc32(np.ascontiguousarray(factor).tobytes(), crc)
+    return f"{crc:08x}"
 
 
-PIECE = 1 << 20  # bytes that are looked at together
-PIECES = 16  # of a tensor, that a fingerprint is taken of
+CHUNK_BYTES = 1 << 20  # bytes that are looked at together
+CHUNKS = 16  # of a tensor, that a fingerprint is taken of
 
 
-def print_of_adapters(factors: Iterable[Factors]) -> str:
+def fingerprint_factors(factors: Iterable[Factors]) -> str:
     """Of all their numbers."""
-    found = 0
-    for each in factors:
-        for name, (a, b, scale) in each.items():
-            found = zlib.crc32(f"{name} {scale!r}".encode(), found)
+    crc = 0
+    for adapter in factors:
+        for name, (a, b, scale) in adapter.items():
+            crc = zlib.crc32(f"{name} {scale!r}".encode(), crc)
             for part in (a, b):
-                found = zlib.crc32(np.ascontiguousarray(part).data, found)
-    return f"{found:08x}"
+                crc = zlib.crc32(np.ascontiguousarray(part).data, crc)
+    return f"{crc:08x}"
 
 
-def whole_print(base: Gguf) -> str:
+def fingerprint_fully(base: Gguf) -> str:
     """Of all its tensors, each byte of them."""
-    found = 0
+    crc = 0
     with (
         verify_unchanged(base.mapped_files),
         log_if_slow(f"reading {base.path}, to compare it with that of the other processes"),
     ):
         for tensor in base.tensors.values():
             raw = tensor.raw.reshape(-1)
-            for start in range(0, raw.size, PIECE):
-                found = zlib.crc32(raw[start : start + PIECE].data, found)
-                release_pages(raw[start : start + PIECE])
-    return f"{fingerprint(base)}-{found:08x}"
+            for start in range(0, raw.size, CHUNK_BYTES):
+                crc = zlib.crc32(raw[start : start + CHUNK_BYTES].data, crc)
+                release_pages(raw[start : start + CHUNK_BYTES])
+    return f"{fingerprint(base)}-{crc:08x}"
 
 
 def fingerprint(base: Gguf) -> str:
     """Of the base's numbers, its tensors' names and types, and some pieces of each: another model is told apart."""
     h = hyperparameters.read_hyperparameters(base)
-    found = zlib.crc32(f"{h!r}{h.extra or ''}".encode())
+    crc = zlib.crc32(f"{h!r}{h.extra or ''}".encode())
     for tensor in base.tensors.values():
         raw = tensor.raw.reshape(-1)
-        found = zlib.crc32(f"{tensor.name} {tensor.type.name} {tensor.shape}".encode(), found)
-        for start in range(0, raw.size, max(1, raw.size // PIECES)):
-            found = zlib.crc32(raw[start : start + 256].tobytes(), found)
+        crc = zlib.crc32(f"{tensor.name} {tensor.type.name} {tensor.shape}".encode(), crc)
+        for start in range(0, raw.size, max(1, raw.size // CHUNKS)):
+            crc = zlib.crc32(raw[start : start + 256].tobytes(), crc)
             release_pages(raw)  # a little read may map two megabytes around it
-    return f"{found:08x}"
+    return f"{crc:08x}"
 
 
-def identity_of(gguf: Gguf) -> Hashable:
+def file_identity(gguf: Gguf) -> Hashable:
     """Of its files, on all machines."""
     return platform.node(), tuple((file.path, file.identity) for file in gguf.mapped_files)

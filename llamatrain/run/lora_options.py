@@ -147,34 +147,34 @@ class LoraOptions(Options, panel="An adapter"):
         return self.alpha / (math.sqrt(rank) if self.rslora else rank)
 
 
-def rank_of(text: str) -> tuple[str, int]:
+def parse_rank(text: str) -> tuple[str, int]:
     name, _, number = text.partition("=")
     return name, int(number)
 
 
-def ranks_of(options: LoraOptions, h: "Hyperparameters") -> dict[str, int]:
+def adapter_ranks(options: LoraOptions, h: "Hyperparameters") -> dict[str, int]:
     """The weights that get an adapter, in the file's order, and their ranks."""
     from llamatrain.model.lora_targets import block_matrices, norm_weights
 
     targets = [target for text in options.target for target in text.split(",")]
-    chosen = {name for target in targets for name in named("--target", target, h)}
-    own = dict[str, int]()
+    chosen = {name for target in targets for name in match_weights("--target", target, h)}
+    given_ranks = dict[str, int]()
     for text in options.lora_rank_of:
-        target, rank = rank_of(text)
-        for name in named("--lora-rank-of", target, h):
+        target, rank = parse_rank(text)
+        for name in match_weights("--lora-rank-of", target, h):
             if targets and name not in chosen:
                 raise UsageError(
                     f"--lora-rank-of {shorten(text)}: {name} gets no adapter; --target {shorten(target)} gives it one"
                 )
-            own[name] = rank
+            given_ranks[name] = rank
     if not targets:
-        chosen = {*block_matrices(h), *own}
+        chosen = {*block_matrices(h), *given_ranks}
     rows = norm_weights(h)
-    usual = {name: RANK_OF_NORMS if name in rows else options.lora_r for name in h.shapes if name in chosen}
-    return usual | own
+    ranks = {name: RANK_OF_NORMS if name in rows else options.lora_r for name in h.shapes if name in chosen}
+    return ranks | given_ranks
 
 
-def named(option: str, target: str, h: "Hyperparameters") -> set[str]:
+def match_weights(option: str, target: str, h: "Hyperparameters") -> set[str]:
     """The weights that an option means."""
     from llamatrain.model.lora_targets import match_target
 

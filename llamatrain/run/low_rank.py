@@ -17,7 +17,7 @@ from llamatrain.model.lora import Weights
 from llamatrain.run.trainable import Arrays, Cache, FullModel, TrainableWeights
 
 
-def of_low_rank(h: Hyperparameters) -> list[str]:
+def low_rank_weights(h: Hyperparameters) -> list[str]:
     kinds = h.weight_kinds()
     return [
         name for name, kind in kinds if kind.role == "output" or (kind.role == "matrix" and ".attn_" in name)
@@ -31,7 +31,7 @@ class LowRankModel(FullModel):
     def make_weights(self, cache: Cache) -> TrainableWeights:
         trained, weights = dict[str, Tensor](), dict[str, Tensor]()
         for name, shape in self.h.shapes.items():
-            if name not in of_low_rank(self.h):
+            if name not in low_rank_weights(self.h):
                 trained[name] = weights[name] = parameter(name, shape)
                 continue
             b, a = (
@@ -44,7 +44,7 @@ class LowRankModel(FullModel):
 
     def init_weights(self, parts: Arrays) -> None:
         """Both factors are random; their products are as large as the matrices of any new model."""
-        low = of_low_rank(self.h)
+        low = low_rank_weights(self.h)
         init.init_weights(
             self.h, self.seed, {name: part for name, part in parts.items() if name in self.h.shapes}
         )
@@ -55,17 +55,17 @@ class LowRankModel(FullModel):
                 generator.standard_normal(parts[factor].shape, np.float32, out=parts[factor])
                 parts[factor] *= np.float32(size)
 
-    def whole(self, parts: Arrays) -> dict[str, np.ndarray]:
+    def full_weights(self, parts: Arrays) -> dict[str, np.ndarray]:
         return {
             name: parts[name] if name in parts else parts[f"{name}.lora_b"] @ parts[f"{name}.lora_a"]
             for name in self.h.shapes
         } | dict(self.untrained)
 
     def checkpoint_tensors(self, parts: Arrays) -> dict[str, np.ndarray]:
-        return {**self.whole(parts), **parts}
+        return {**self.full_weights(parts), **parts}
 
-    def result_of(self, parts: Arrays) -> dict[str, np.ndarray]:
-        return self.whole(parts)
+    def result_tensors(self, parts: Arrays) -> dict[str, np.ndarray]:
+        return self.full_weights(parts)
 
     def notes(self) -> Iterator[str]:
         which = "attention" if self.h.tied else "attention and output"

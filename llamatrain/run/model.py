@@ -23,14 +23,14 @@ from llamatrain.run.config import RunConfig
 from llamatrain.run.inputs import RunInputs
 from llamatrain.run.lora_options import LoraOptions
 
-OF_A_FILE = (
+FILE_KEYS = (
     "split.",
     "training.",
     "optimizer.",
     "general.quantization_version",
 )  # keys that a new model file has not
 NEW_MODEL = tuple(name for name, spec in option_specs(ModelOptions).items() if spec.option.new_model)
-TUNED_CTX = 512  # at most, where it is not given
+FINETUNE_CTX = 512  # at most, where it is not given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +38,10 @@ class RunModel:
     h: Hyperparameters
     metadata: dict[str, Value]  # of the model file
     tokenizer: Tokenizer | None  # None: its tokens stand for no text
-    row: int  # tokens in a row
-    untrained: dict[str, np.ndarray] = field(default_factory=dict)  # tensors that are no weights
+    row_length: int  # tokens in a row
+    extra_tensors: dict[str, np.ndarray] = field(default_factory=dict)  # tensors that are no weights
 
-    def asked_by(self, options: DataOptions, files: Sequence[str] = ()) -> "RunModel":
+    def with_template(self, options: DataOptions, files: Sequence[str] = ()) -> "RunModel":
         """With the template through which it is trained on chats: one that is named, or for a new model one that files need."""
         if self.tokenizer is None or not (options.chat_template or files):
             return self
@@ -60,33 +60,35 @@ class RunModel:
         return replace(self, metadata={**kept, "tokenizer.chat_template": string(template)})
 
 
-def model_for(asked: RunConfig, sources: RunInputs, altered: Collection[str], read: bool = True) -> RunModel:
+def make_model(config: RunConfig, inputs: RunInputs, changed: Collection[str], read: bool = True) -> RunModel:
     """The one in a file, or a new one; `read`: whether text may be, to learn a vocabulary from."""
-    if not sources.base:
-        return new_model(asked, read).asked_by(asked.data, asked.files if read else ())
-    model = model_in(sources.base, asked, sources, altered)
-    if sources.resumed and sources.goes_on and model.tokenizer and not asked.files:
+    if not inputs.base:
+        return new_model(config, read).with_template(config.data, config.files if read else ())
+    model = model_from_file(inputs.base, config, inputs, changed)
+    if inputs.resume_point and inputs.is_resume and model.tokenizer and not config.files:
         raise FileError(
-            f"{sources.resumed.path}: its options are damaged: it is trained on text, and they name no data"
+            f"{inputs.resume_point.path}: its options are damaged: it is trained on text, and they name no data"
         )
-    return model.asked_by(asked.data)
+    return model.with_template(config.data)
 
 
-def model_in(base: Gguf, asked: RunConfig, sources: RunInputs, altered: Collection[str]) -> RunModel:
-    if asked.command == "finetune":
-        model = model_of(base, asked.tune.ctx, TUNED_CTX)
-        h = overridden(model.h, asked.tune)
-        return replace(model, h=h, metadata=model.metadata if h == model.h else rekeyed(model.metadata, h))
-    kept = sources.checkpoint.metadata if sources.checkpoint else {}
-    if not sources.goes_on:
-        base, vocabulary = with_vocabulary(base, asked.model.vocab_from)
-        check_own(base, {*altered} - {"vocab_from"} if vocabulary else altered)
-        kept = kept | vocabulary if kept else {}
-    model = model_of(base, asked.model.ctx, CTX)
-    return replace(model, metadata=kept) if kept else model
+def model_from_file(base: Gguf, config: RunConfig, inputs: RunInputs, changed: Collection[str]) -> RunModel:
+    if config.command == "finetune":
+        model = read_model(base, config.tune.ctx, FINETUNE_CTX)
+        h = override_rope(model.h, config.tune)
+        return replace(
+            model, h=h, metadata=model.metadata if h == model.h else update_metadata(model.metadata, h)
+        )
+    stored = inputs.checkpoint.metadata if inputs.checkpoint else {}
+    if not inputs.is_resume:
+        base, vocabulary = add_vocabulary(base, config.model.vocab_from)
+        check_size_options(base, {*changed} - {"vocab_from"} if vocabulary else changed)
+        stored = stored | vocabulary if stored else {}
+    model = read_model(base, config.model.ctx, CTX)
+    return replace(model, metadata=stored) if stored else model
 
 
-def with_vocabulary(base: Gguf, path: Path | None) -> tuple[Gguf, dict[str, Value]]:
+def add_vocabulary(base: Gguf, path: Path | None) -> tuple[Gguf, dict[str, Value]]:
     """Of another file, where a checkpoint has none; and that."""
     if "tokenizer.ggml.model" in base.metadata:
         return base, {}
@@ -98,43 +100,43 @@ def with_vocabulary(base: Gguf, path: Path | None) -> tuple[Gguf, dict[str, Valu
     return replace(base, metadata=Metadata(base.metadata.raw_values | vocabulary)), vocabulary
 
 
-def check_taught(model: RunModel, teacher: Gguf) -> None:
+def check_teacher_vocab(model: RunModel, teacher: Gguf) -> None:
     """Its distributions are of the same tokens."""
-    key, words = "tokenizer.ggml.tokens", hyperparameters.read_hyperparameters(teacher).vocab
+    key, teacher_tokens = "tokenizer.ggml.tokens", hyperparameters.read_hyperparameters(teacher).vocab
     tokens = [
         metadata[key].raw if key in metadata else None
         for metadata in (model.metadata, teacher.metadata.raw_values)
     ]
-    if tokens[0] is None or tokens[0] != tokens[1] or words < model.h.vocab:
-        told = f"{model.h.vocab:,} tokens to learn, {words:,} of the teacher"
+    if tokens[0] is None or tokens[0] != tokens[1] or teacher_tokens < model.h.vocab:
+        counts = f"{model.h.vocab:,} tokens to learn, {teacher_tokens:,} of the teacher"
         raise UsageError(
-            f"{teacher.path}: its vocabulary is another than the model's ({told}); a teacher has the same tokens"
+            f"{teacher.path}: its vocabulary is another than the model's ({counts}); a teacher has the same tokens"
         )
 
 
-def check_own(base: Gguf, altered: Collection[str]) -> None:
+def check_size_options(base: Gguf, changed: Collection[str]) -> None:
     for name in NEW_MODEL:
-        if name in altered:
+        if name in changed:
             raise UsageError(
                 f"{format_flag(name)} has no effect on the model in {base.path}, which is as it is; leave it out"
             )
 
 
-def overridden(h: Hyperparameters, options: LoraOptions) -> Hyperparameters:
+def override_rope(h: Hyperparameters, options: LoraOptions) -> Hyperparameters:
     """Rope and epsilon, other than in the file."""
-    turns = h.rope
+    rope_config = h.rope
     with name_by_option():
         if options.rope_freq_base is not None:
-            turns = replace(turns, base=options.rope_freq_base)
+            rope_config = replace(rope_config, base=options.rope_freq_base)
         if options.rope_freq_scale is not None:
             factor = 1 / options.rope_freq_scale
-            turns = replace(turns, kind="linear" if factor != 1 else "none", factor=factor)
+            rope_config = replace(rope_config, kind="linear" if factor != 1 else "none", factor=factor)
         return replace(
-            h, rope=turns, rms_eps=h.rms_eps if options.norm_rms_eps is None else options.norm_rms_eps
+            h, rope=rope_config, rms_eps=h.rms_eps if options.norm_rms_eps is None else options.norm_rms_eps
         )
 
 
-def rekeyed(metadata: Mapping[str, Value], h: Hyperparameters) -> dict[str, Value]:
+def update_metadata(metadata: Mapping[str, Value], h: Hyperparameters) -> dict[str, Value]:
     """A file's keys with the rope and the epsilon of another model."""
     others = {
         key: value for key, value in metadata.items() if not key.startswith(f"{h.architecture.name}.rope.")
@@ -142,18 +144,20 @@ def rekeyed(metadata: Mapping[str, Value], h: Hyperparameters) -> dict[str, Valu
     return others | {key: value for key, value in h.metadata("").items() if not key.startswith("general.")}
 
 
-def new_model(asked: RunConfig, read: bool) -> RunModel:
+def new_model(config: RunConfig, read: bool) -> RunModel:
     """By the options. Unread, the text gives as many tokens as may be."""
-    vocabulary, tokenizer, size = new_vocabulary_of(asked, read)
-    h = asked.model.hyperparameters(size)
-    return RunModel(h=h, metadata=h.metadata("llamatrain") | vocabulary, tokenizer=tokenizer, row=h.ctx)
+    vocabulary, tokenizer, size = new_vocabulary(config, read)
+    h = config.model.hyperparameters(size)
+    return RunModel(
+        h=h, metadata=h.metadata("llamatrain") | vocabulary, tokenizer=tokenizer, row_length=h.ctx
+    )
 
 
-def model_of(gguf: Gguf, ctx: int | None, usual: int) -> RunModel:
+def read_model(gguf: Gguf, ctx: int | None, default_ctx: int) -> RunModel:
     """The one in a file; without `ctx` rows have the `usual` length, or the model's."""
     h = hyperparameters.read_hyperparameters(gguf)
     metadata = {
-        key: value for key, value in gguf.metadata.raw_values.items() if not key.startswith(OF_A_FILE)
+        key: value for key, value in gguf.metadata.raw_values.items() if not key.startswith(FILE_KEYS)
     }
     metadata["general.file_type"] = u32(ALL_F32)
     tokenizer = None if has_no_text(gguf.metadata) else load_tokenizer(gguf.metadata, gguf.path)
@@ -161,33 +165,37 @@ def model_of(gguf: Gguf, ctx: int | None, usual: int) -> RunModel:
         raise UsageError(f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")
     factors = {rope.TENSORS[name]: array for name, array in h.rope.tensors.items()}
     return RunModel(
-        h=h, metadata=metadata, tokenizer=tokenizer, row=ctx or min(usual, h.ctx), untrained=factors
+        h=h,
+        metadata=metadata,
+        tokenizer=tokenizer,
+        row_length=ctx or min(default_ctx, h.ctx),
+        extra_tensors=factors,
     )
 
 
-def new_vocabulary_of(asked: RunConfig, read: bool) -> tuple[dict[str, Value], Tokenizer | None, int]:
+def new_vocabulary(config: RunConfig, read: bool) -> tuple[dict[str, Value], Tokenizer | None, int]:
     """Its keys, its tokenizer, and how many tokens it has."""
-    options = asked.model
+    options = config.model
     if options.vocab_from:
         gguf = open_gguf(options.vocab_from)
         tokenizer = load_tokenizer(gguf.metadata, options.vocab_from)
         return tokenizer_metadata(gguf.metadata.raw_values), tokenizer, len(tokenizer)
-    of_bytes = options.vocab_size == BYTES
-    size = 0 if of_bytes else int(options.vocab_size)
-    if not asked.files:
+    is_bytes = options.vocab_size == BYTES
+    size = 0 if is_bytes else int(options.vocab_size)
+    if not config.files:
         return new_vocab.textless_vocabulary(size), None, size
-    made = new_vocab.bytes_vocabulary() if of_bytes or not read else learned(asked, size)
-    tokenizer = load_tokenizer(Metadata(made))
-    return made, tokenizer, len(tokenizer) if of_bytes or read else size
+    vocabulary = new_vocab.bytes_vocabulary() if is_bytes or not read else learn_vocabulary(config, size)
+    tokenizer = load_tokenizer(Metadata(vocabulary))
+    return vocabulary, tokenizer, len(tokenizer) if is_bytes or read else size
 
 
-def learned(asked: RunConfig, size: int) -> dict[str, Value]:
+def learn_vocabulary(config: RunConfig, size: int) -> dict[str, Value]:
     from llamatrain.data.find_files import find_sources
     from llamatrain.data.tokenizer import learn_process
     from llamatrain.data.vocabulary_text import read_texts
 
     def merges() -> list[tuple[str, str]]:
-        sources = find_sources(asked.files, asked.data.mapping, raw=asked.data.raw)
-        return learn_process.learn_merges(read_within(asked.train.memory, read_texts(sources)), size)
+        sources = find_sources(config.files, config.data.mapping, raw=config.data.raw)
+        return learn_process.learn_merges(read_within(config.train.memory, read_texts(sources)), size)
 
     return new_vocab.build_metadata(run_on_rank_zero(merges))

@@ -23,18 +23,18 @@ from llamatrain.model.distill import Teacher
 from llamatrain.planner.limits import check_resident
 from llamatrain.platform.escape import make_printable
 from llamatrain.report.loggers import check_installed as check_loggers
-from llamatrain.run.checkpointer import check_trained
-from llamatrain.run.choose_trainable import target_of
+from llamatrain.run.checkpointer import check_weights
+from llamatrain.run.choose_trainable import choose_trainable
 from llamatrain.run.config import RunConfig, transient_options
-from llamatrain.run.dataset import TrainingData, check_begin, data_of, sine_of
+from llamatrain.run.dataset import TrainingData, check_first_rows, load_data, make_sine
 from llamatrain.run.extra_outputs import may_write
 from llamatrain.run.fit_memory import DataShape, FittedRun, fit_memory
-from llamatrain.run.inputs import RunInputs, opened
-from llamatrain.run.model import NEW_MODEL, RunModel, check_taught, model_for
+from llamatrain.run.inputs import RunInputs, open_inputs
+from llamatrain.run.model import NEW_MODEL, RunModel, check_teacher_vocab, make_model
 from llamatrain.run.request import RunRequest
-from llamatrain.run.resolve import ResolvedConfig, precision_of, resolve
-from llamatrain.run.resume import ResumePoint, check_inputs, gone_on_with, resumed_of
-from llamatrain.run.sampling import Sampler, samples_of
+from llamatrain.run.resolve import ResolvedConfig, resolve, resolve_precision
+from llamatrain.run.resume import ResumePoint, apply_resume, check_inputs, find_checkpoint
+from llamatrain.run.sampling import Sampler, make_sampler
 from llamatrain.run.trainable import Trainable
 from llamatrain.train.programs import TrainPrograms
 
@@ -55,24 +55,24 @@ class PreparedRun:
 
     def compile_ahead(self, programs: TrainPrograms) -> None:
         """Make the programs that will be needed after the first step, too."""
-        self.sampler.foresee(self.plan.weights, programs.weights.parts)
+        self.sampler.compile(self.plan.weights, programs.weights.parts)
         self.compile_validation(programs)
 
     def compile_validation(self, programs: TrainPrograms) -> None:
         if self.data.validation:
-            programs.eval_program(self.resolved.row)
+            programs.eval_program(self.resolved.row_length)
 
 
 def start_request(request: RunRequest) -> tuple[RunConfig, RunInputs, list[str]]:
     """What is asked in the end, what it is made from, and what is to be said of the run that goes on."""
     config, folder_options = request.config, request.folder_options
-    resume_point = resumed_of(folder_options, config.command)
+    resume_point = find_checkpoint(folder_options, config.command)
     notes = [*request.notes, *(resume_point.notes if resume_point else ())]
     if resume_point:
         named_config = config.make_absolute()
-        config, more_notes = gone_on_with(config, resume_point, request.given, request.changed)
+        config, more_notes = apply_resume(config, resume_point, request.given, request.changed)
         notes += more_notes
-        if resume_point.kept:
+        if resume_point.has_options:
             check_inputs(config, named_config, resume_point, folder_options)
     if config.train.seed < 0:
         config = replace(
@@ -82,7 +82,7 @@ def start_request(request: RunRequest) -> tuple[RunConfig, RunInputs, list[str]]
     config = config.make_absolute(
         "" if resume_point or not folder_options.checkpoint_in else str(folder_options.checkpoint_in)
     )
-    return config, opened(config, resume_point), notes
+    return config, open_inputs(config, resume_point), notes
 
 
 def prepare(
@@ -91,17 +91,17 @@ def prepare(
     with get_comm().raise_on_all():
         check(config)
     with phase("tokenizer"):
-        model = model_for(config, inputs, changed)
+        model = make_model(config, inputs, changed)
     teacher = teacher_for(config, model, inputs)
-    trainable = target_of(
+    trainable = choose_trainable(
         config, model, inputs, peft
     )  # what adapters are not as they should be is told before the data is read
     check_resident(config.train.memory)
     with phase("data"):
-        data = data_of(config.files, model, config.data, config.train.seed, config.preference.data_kind)
+        data = load_data(config.files, model, config.data, config.train.seed, config.preference.data_kind)
     if data.packed:  # whatever would be without a word another time
         config = replace(config, data=replace(config.data, pack=True))
-    resolved = resolve(config, model.row, data.rows.count)
+    resolved = resolve(config, model.row_length, data.rows.count)
     data.rows.end = config.train.epochs or 0
     sampler = build_sampler(resolved, model, data.rows if isinstance(data.rows, Sine) else None)
     shape = DataShape(
@@ -109,19 +109,19 @@ def prepare(
         sparse=data.rows.sparse or (data.validation is not None and data.validation.sparse),
         has_validation=data.validation is not None,
         decoder_positions=sampler.positions,
-        is_resume=inputs.goes_on,
+        is_resume=inputs.is_resume,
         teacher=teacher,
     )
     with phase("planning"):
         found = fit_memory(resolved, trainable, shape)
-    if inputs.resumed:
-        check_trained(inputs.resumed, found.weights.trainable)
+    if inputs.resume_point:
+        check_weights(inputs.resume_point, found.weights.trainable)
     if found.error:
         raise MemoryPlanError(found.error)
     return PreparedRun(
         resolved=resolved,
         plan=found,
-        config=resolved.kept(str(found.plan.policy), found.plan.splits, found.cache),
+        config=resolved.stored_config(str(found.plan.policy), found.plan.splits, found.cache),
         inputs=inputs,
         model=model,
         data=data,
@@ -136,20 +136,20 @@ def check(config: RunConfig) -> None:
     check_resident(config.train.memory)
     check_loggers(config.run.log)
     if config.files:
-        check_begin(config.files, config.data, config.preference.data_kind)
+        check_first_rows(config.files, config.data, config.preference.data_kind)
 
 
 def teacher_for(config: RunConfig, model: RunModel, inputs: RunInputs) -> Teacher | None:
-    if inputs.taught_by is None:
+    if inputs.teacher is None:
         return None
-    check_taught(model, inputs.taught_by)
-    bf16 = precision_of(config.train) == "bf16"
-    return Teacher(hyperparameters.read_hyperparameters(inputs.taught_by), config.train.teacher_weight, bf16)
+    check_teacher_vocab(model, inputs.teacher)
+    bf16 = resolve_precision(config.train) == "bf16"
+    return Teacher(hyperparameters.read_hyperparameters(inputs.teacher), config.train.teacher_weight, bf16)
 
 
 def build_sampler(resolved: ResolvedConfig, model: RunModel, sine: Sine | None) -> Sampler:
-    run, train = resolved.asked.run, resolved.asked.train
-    return samples_of(
+    run, train = resolved.config.run, resolved.config.train
+    return make_sampler(
         model,
         sine,
         run.sample_prompt if run.sample_every else None,
@@ -163,26 +163,26 @@ def describe_surprises(
     resolved: ResolvedConfig, found: FittedRun, inputs: RunInputs, model: RunModel, trainable: Trainable
 ) -> Iterator[str]:
     """What a run's user should know of it."""
-    config, tune = resolved.asked, resolved.asked.tune
-    if inputs.resumed and inputs.step >= resolved.iters:
+    config, tune = resolved.config, resolved.config.tune
+    if inputs.resume_point and inputs.step >= resolved.iters:
         yield f"all {resolved.iters} steps are done already; --iters with a larger number goes on"
     if resolved.optimizer.needs_f32 and resolved.precision == "bf16":
         yield f"--optimizer {config.train.optimizer} in bf16 sees rounded losses and ends early; --precision f32 goes further"
     if found.plan.splits > 1:
         yield f"a batch is run in {found.plan.splits} parts, to fit the memory"
     if (
-        resolved.parts > 1
-        and config.train.batch * model.row < SMALL_BATCH
+        resolved.forced_splits > 1
+        and config.train.batch * model.row_length < SMALL_BATCH
         and resolved.ranks < (groups := config.train.grad_groups or 1)
     ):
         fewer = 1 << (resolved.ranks - 1).bit_length()
-        yield f"a batch is run in {resolved.parts} parts, for {groups} groups; --grad-groups {fewer} is faster, with bits of its own"
-    if model.row > model.h.ctx:
-        yield f"rows have {model.row} tokens, and the model was made for {model.h.ctx}"
+        yield f"a batch is run in {resolved.forced_splits} parts, for {groups} groups; --grad-groups {fewer} is faster, with bits of its own"
+    if model.row_length > model.h.ctx:
+        yield f"rows have {model.row_length} tokens, and the model was made for {model.h.ctx}"
     if found.cache == "off" and found.plan.breakdown.packed_copies:
         copy_size = Size(found.plan.breakdown.packed_copies).text
         yield f"weights of types that no product unpacks on its way are unpacked once, which takes {copy_size}"
-    if trainable.kind == "train_model" and inputs.base and not inputs.resumed:
+    if trainable.kind == "train_model" and inputs.base and not inputs.resume_point:
         kinds = {inputs.base.tensors[name].type.name for name in model.h.shapes} - {"F32"}
         if kinds:
             yield f"weights in {', '.join(sorted(kinds))} are unpacked: all are trained in F32, and {trainable.result_name} is written so"
@@ -224,26 +224,26 @@ def plan_unread(request: RunRequest, graphs: bool, ranks: int) -> PlannedRun:
     found_files = find_data(files_named, raw=config.data.raw) if files_named else None
     plain = all(source.kind == "text" for source in (found_files.sources if found_files else ()))
     whole = plain and not config.data.pattern
-    model = model_for(config, inputs, request.changed, read=False)
-    sine = None if config.files else sine_of(model, 0)
-    resolved = resolve(config, model.row, lambda epochs: epochs, ranks)
+    model = make_model(config, inputs, request.changed, read=False)
+    sine = None if config.files else make_sine(model, 0)
+    resolved = resolve(config, model.row_length, lambda epochs: epochs, ranks)
     shape = DataShape(
-        lengths=row_lengths(model.row, config.data, whole, plain, config.preference.data_kind),
+        lengths=row_lengths(model.row_length, config.data, whole, plain, config.preference.data_kind),
         sparse=not whole,
         has_validation=bool(
             config.data.val or config.data.val_split or (found_files and found_files.validation)
         ),
         decoder_positions=build_sampler(resolved, model, sine).positions,
-        is_resume=inputs.goes_on,
+        is_resume=inputs.is_resume,
         teacher=teacher_for(config, model, inputs),
         later_bytes=unlearned_vocab_bytes(model, inputs)
         + (MPI_BYTES if ranks > 1 and get_comm().size == 1 else 0),
         may_extrapolate=not graphs,
     )
     refuse = config.train.memory is not None  # else it is told what would be needed
-    found = fit_memory(resolved, target_of(config, model, inputs, None), shape, refuse)
+    found = fit_memory(resolved, choose_trainable(config, model, inputs, None), shape, refuse)
     steps = None if config.train.epochs is not None else max(0, resolved.iters - inputs.step)
-    return PlannedRun(plan=found, config=config, batches=resolved.asked.train.grad_acc, steps=steps)
+    return PlannedRun(plan=found, config=config, batches=resolved.config.train.grad_acc, steps=steps)
 
 
 # ---- files -----------------------------------------------------------------
@@ -253,7 +253,9 @@ def input_files(config: RunConfig, inputs: RunInputs, config_file: Path | None) 
     """All files that a run is made from."""
     yield from (path for path in (config.model.vocab_from, config.train.teacher, config_file) if path)
     yield from (
-        path for path in (inputs.base and inputs.base.path, inputs.resumed and inputs.resumed.path) if path
+        path
+        for path in (inputs.base and inputs.base.path, inputs.resume_point and inputs.resume_point.path)
+        if path
     )
     for adapter in config.adapters:
         yield from adapter.iterdir() if adapter.is_dir() else (adapter,)
@@ -290,12 +292,12 @@ def resolve_peft_folder(
     so is one that only a checkpoint names, unless this user wrote that and the folder lies in the run's own. Return what is
     asked then, the folder, and what to say of it."""
     path, folder_options = config.tune.peft, request.folder_options
-    is_other_folder = inputs.home is not None and folder.path != inputs.home
+    is_other_folder = inputs.folder is not None and folder.path != inputs.folder
     if path is None or (is_other_folder and "peft" not in request.given):
         return replace(config, tune=replace(config.tune, peft=None)), None, []
     real, is_override = os.path.realpath(path), "peft" in request.overrides
-    if "peft" not in request.given and not may_write(path, folder.path, inputs.resumed):
-        if inputs.resumed and inputs.resumed.own:
+    if "peft" not in request.given and not may_write(path, folder.path, inputs.resume_point):
+        if inputs.resume_point and inputs.resume_point.is_own:
             peft_files.remove_partial(path)
         else:
             config = replace(config, tune=replace(config.tune, peft=None))
@@ -311,7 +313,7 @@ def resolve_peft_folder(
         if os.path.realpath(read) == real:
             raise UsageError(f"--peft {path} would replace {read}, which is being read: another name will do")
     peft_files.check_writable(path)
-    stored = stored_peft(inputs.resumed)
+    stored = stored_peft(inputs.resume_point)
     is_own = not is_other_folder and stored is not None and os.path.realpath(stored) == real
     if peft_files.has_adapter(path) and not is_own and not (folder_options.overwrite and is_override):
         replaced = (

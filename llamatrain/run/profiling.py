@@ -16,33 +16,33 @@ from llamatrain.run.signals import Interrupts
 from llamatrain.train.protocols import Listener
 
 
-def age() -> float:
+def process_age() -> float:
     """The seconds that this process has lived; where the system does not tell, those that it has worked."""
     with suppress(OSError, ValueError, IndexError, AttributeError):
-        begun = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf(
+        start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf(
             "SC_CLK_TCK"
         )
-        return max(time.process_time(), time.clock_gettime(time.CLOCK_BOOTTIME) - begun)
+        return max(time.process_time(), time.clock_gettime(time.CLOCK_BOOTTIME) - start)
     return time.process_time()
 
 
 @contextmanager
-def profiled(asked: bool, interrupts: Interrupts) -> Iterator[None]:
+def profile(enabled: bool, interrupts: Interrupts) -> Iterator[None]:
     """With a table at the end, however a run ends that had something to show; of a process that is ended at once, too."""
-    if not asked:
+    if not enabled:
         yield
         return
-    recorder = Recorder(age() if interrupts.alone else 0.0)
-    interrupts.last_words = lambda: tell(recorder)
+    recorder = Recorder(process_age() if interrupts.owns_process else 0.0)
+    interrupts.after_exit = lambda: print_profile(recorder)
     try:
         with record(recorder):
             yield
     finally:
         if recorder.steps or recorder.trace:
-            tell(recorder)
+            print_profile(recorder)
 
 
-def tell(recorder: Recorder) -> None:
+def print_profile(recorder: Recorder) -> None:
     from llamatrain.report.profile import profile_table, trace_contents
 
     for line in profile_table(recorder):
@@ -51,7 +51,7 @@ def tell(recorder: Recorder) -> None:
         log_line(f"the trace: {recorder.trace}, {trace_contents(recorder)}")
 
 
-def keep_trace(command: str, folder: RunFolder, warn: Callable[[str], None]) -> None:
+def write_trace(command: str, folder: RunFolder, warn: Callable[[str], None]) -> None:
     """Beside the run's other files, where it is profiled."""
     if not (recorder := current_recorder()):
         return
@@ -66,7 +66,7 @@ def keep_trace(command: str, folder: RunFolder, warn: Callable[[str], None]) -> 
         warn(str(error))
 
 
-def watched(listener: Listener) -> Listener:
+def with_profile(listener: Listener) -> Listener:
     """The same, but that a profile is told, too."""
     recorder = current_recorder()
     return ProfiledRun(listener, recorder) if recorder else listener

@@ -27,33 +27,33 @@ class CheckpointSink(Protocol):
 class RankZeroCheckpointer:
     """The first rank: what comes of its saves is told to all, and what fails there fails everywhere."""
 
-    saver: CheckpointSink
-    world: Comm
+    checkpointer: CheckpointSink
+    comm: Comm
 
     def begin(self, state: RunState) -> str:
-        return self._told(lambda: self.saver.begin(state))
+        return self._broadcast(lambda: self.checkpointer.begin(state))
 
     def save(self, state: RunState, last: bool = False) -> str:
-        return self._told(lambda: self.saver.save(state, last))
+        return self._broadcast(lambda: self.checkpointer.save(state, last))
 
     def end(self, state: RunState) -> None:
-        def ended() -> str:
-            self.saver.end(state)
+        def save() -> str:
+            self.checkpointer.end(state)
             return ""
 
-        self._told(ended)
+        self._broadcast(save)
 
     def keep_best(self, state: RunState) -> None:
-        self.saver.keep_best(state)
+        self.checkpointer.keep_best(state)
 
-    def _told(self, save: Callable[[], str]) -> str:
+    def _broadcast(self, save: Callable[[], str]) -> str:
         try:
             path = save()
         except FileError as error:
-            self.world.broadcast(("", "", str(error)))
+            self.comm.broadcast(("", "", str(error)))
             error.shared = True
             raise
-        self.world.broadcast(("", path, ""))
+        self.comm.broadcast(("", path, ""))
         return path
 
 
@@ -62,23 +62,23 @@ class FollowerCheckpointer:
     """Another one, while the first keeps the run."""
 
     programs: TrainPrograms
-    world: Comm
+    comm: Comm
 
     def begin(self, state: RunState) -> str:
-        return self._served()
+        return self._serve_save()
 
     def save(self, state: RunState, last: bool = False) -> str:
-        return self._served()
+        return self._serve_save()
 
     def end(self, state: RunState) -> None:
-        self._served()
+        self._serve_save()
 
     def keep_best(self, state: RunState) -> None: ...
 
-    def _served(self) -> str:
+    def _serve_save(self) -> str:
         """Until it is done there: the checkpoint's name."""
         while True:
-            kind, path, fault = self.world.broadcast(("", "", ""))
+            kind, path, fault = self.comm.broadcast(("", "", ""))
             if fault:
                 error = FileError(fault)
                 error.shared = True

@@ -28,23 +28,23 @@ GROUPS = 8  # of a step, for up to so many ranks
 class ResolvedConfig:
     """Made once of what was asked; what is still to be decided is how it is done in the memory that there is."""
 
-    asked: RunConfig
+    config: RunConfig
     iters: int
     warmup: int
     decay_steps: int
     lr_min: float
-    row: int  # tokens
+    row_length: int  # tokens
     threads: int
     precision: Precision
     optimizer: Optimizer
     gradients: Gradients
     ranks: int
-    parts: int  # that a batch is run in for groups that nobody asked for
-    alpha: float | None  # of a new adapter
+    forced_splits: int  # that a batch is run in for groups that nobody asked for
+    lora_alpha: float | None  # of a new adapter
 
     @property
     def schedule(self) -> Schedule:
-        train = self.asked.train
+        train = self.config.train
         return Schedule(
             kind=train.schedule,
             peak=train.lr,
@@ -55,9 +55,9 @@ class ResolvedConfig:
             end=self.iters,
         )
 
-    def course(self, splits: int) -> LoopConfig:
+    def loop_config(self, splits: int) -> LoopConfig:
         """With batches in so many parts."""
-        train, run = self.asked.train, self.asked.run
+        train, run = self.config.train, self.config.run
         return LoopConfig(
             iters=self.iters,
             grad_acc=train.grad_acc * splits,
@@ -77,15 +77,15 @@ class ResolvedConfig:
             iters_per_rows=train.lbfgs_refresh,
         )
 
-    def kept(self, policy: str, splits: int, cache: Literal["auto", "bf16", "off"]) -> RunConfig:
+    def stored_config(self, policy: str, splits: int, cache: Literal["auto", "bf16", "off"]) -> RunConfig:
         """As options in which nothing is open, for checkpoints and config.toml; with how it is done."""
-        asked, train = self.asked, self.asked.train
+        asked, train = self.config, self.config.train
         if (batches := train.grad_acc * splits) > COUNT:
             told = f" {train.grad_acc} cannot be: in {splits} parts each it makes {batches} batches, and less than 2^31 can be"
             raise OptionError(lambda spelt: spelt("grad_acc") + told)
         return replace(
             asked,
-            model=replace(asked.model, ctx=self.row),
+            model=replace(asked.model, ctx=self.row_length),
             train=replace(
                 train,
                 iters=self.iters,
@@ -99,85 +99,91 @@ class ResolvedConfig:
                 grad_acc=batches,
             ),
             preference=asked.preference.with_defaults,
-            tune=replace(asked.tune, ctx=self.row, lora_alpha=self.alpha, cache_base=cache),
+            tune=replace(asked.tune, ctx=self.row_length, lora_alpha=self.lora_alpha, cache_base=cache),
         )
 
 
-def resolve(asked: RunConfig, row: int, rows_of: Callable[[int], int], ranks: int = 0) -> ResolvedConfig:
+def resolve(
+    config: RunConfig, row_length: int, count_rows: Callable[[int], int], ranks: int = 0
+) -> ResolvedConfig:
     """`rows_of` counts those of so many epochs; `ranks` are to come, where they are not here."""
-    before, asked = asked.train, divided(asked, ranks or get_comm().size, ranks > 1)
-    train, tune = asked.train, asked.tune
+    requested, config = config.train, split_for_ranks(config, ranks or get_comm().size, ranks > 1)
+    train, tune = config.train, config.tune
     iters = train.iters if train.iters is not None else ITERS
     if train.epochs is not None:
-        steps = -(-rows_of(train.epochs) // (train.batch * train.grad_acc))
+        steps = -(-count_rows(train.epochs) // (train.batch * train.grad_acc))
         iters = steps if train.iters is None else min(steps, train.iters)
         if iters > COUNT:
-            told = (
+            problem = (
                 f" {train.epochs} cannot be: it takes {iters} steps, and less than 2^31 can be; fewer will do"
             )
-            raise OptionError(lambda spelt: spelt("epochs") + told)
+            raise OptionError(lambda spelt: spelt("epochs") + problem)
     warmup = train.warmup if train.warmup is not None else round(WARMUP * iters)
-    optimizer = get_optimizer(train.optimizer).from_options(asdict(train)).with_precision(precision_of(train))
+    optimizer = (
+        get_optimizer(train.optimizer).from_options(asdict(train)).with_precision(resolve_precision(train))
+    )
     return ResolvedConfig(
-        asked=asked,
+        config=config,
         iters=iters,
         warmup=warmup,
-        decay_steps=train.decay_steps or decay_steps_of(train.schedule, iters, warmup),
+        decay_steps=train.decay_steps or default_decay_steps(train.schedule, iters, warmup),
         lr_min=train.lr_min if train.lr_min is not None else LR_MIN * train.lr,
-        row=row,
-        threads=asked.run.threads or count_cores(),
-        precision=precision_of(train),
+        row_length=row_length,
+        threads=config.run.threads or count_cores(),
+        precision=resolve_precision(train),
         optimizer=optimizer,
         ranks=ranks or get_comm().size,
-        parts=before.batch // asked.train.batch if before.grad_groups is None else 1,
-        gradients=gradients_of(train, optimizer, reads_base=asked.command == "finetune" and not tune.full),
-        alpha=tune.lora_alpha if tune.full or tune.lora_init else tune.alpha,
+        forced_splits=requested.batch // config.train.batch if requested.grad_groups is None else 1,
+        gradients=choose_gradients(
+            train, optimizer, reads_base=config.command == "finetune" and not tune.full
+        ),
+        lora_alpha=tune.lora_alpha if tune.full or tune.lora_init else tune.alpha,
     )
 
 
-def decay_steps_of(kind: str, iters: int, warmup: int) -> int:
+def default_decay_steps(kind: str, iters: int, warmup: int) -> int:
     """Return how many steps the rate falls for. The fall starts at the peak, which without a warm-up is step 1."""
     return max(1, round(WSD_DECAY * iters) if kind == "wsd" else iters - max(warmup, 1))
 
 
-def divided(asked: RunConfig, ranks: int, planned: bool = False) -> RunConfig:
+def split_for_ranks(config: RunConfig, ranks: int, is_planned: bool = False) -> RunConfig:
     """With --grad-groups decided, and with batches in as many parts as that takes; `planned`: the ranks are to come."""
-    train = asked.train
-    splits = not asked.preference.needs_whole_batch  # which are compared within a batch
-    rows = train.grad_acc * (train.batch if splits else 1)
-    groups = train.grad_groups or groups_of(rows, ranks, planned or get_launch_info() is not None)
+    train = config.train
+    can_split = not config.preference.needs_whole_batch  # which are compared within a batch
+    rows = train.grad_acc * (train.batch if can_split else 1)
+    groups = train.grad_groups or default_groups(rows, ranks, is_planned or get_launch_info() is not None)
     if groups > rows:
-        told = f" {groups} cannot be: a step has {rows} {'rows' if splits else 'batches, which are compared as wholes'}"
-        raise OptionError(lambda spelt: spelt("grad_groups") + told)
+        problem = f" {groups} cannot be: a step has {rows} {'rows' if can_split else 'batches, which are compared as wholes'}"
+        raise OptionError(lambda spelt: spelt("grad_groups") + problem)
     if ranks > groups and train.grad_groups:
-        told = f" {groups} are divided among so many ranks at most, and there are {ranks}"
-        raise OptionError(lambda spelt: spelt("grad_groups") + told)
+        problem = f" {groups} are divided among so many ranks at most, and there are {ranks}"
+        raise OptionError(lambda spelt: spelt("grad_groups") + problem)
     if ranks > groups:
         raise UsageError(
             f"a step of {rows} rows cannot be divided among {ranks} ranks: --batch and --grad-acc make it larger"
         )
     if groups == 1:
-        return asked
+        return config
     parts = min(parts for parts in divisors(train.batch) if train.grad_acc * parts >= groups)
     batch, batches = train.batch // parts, train.grad_acc * parts
-    return replace(asked, train=replace(train, grad_groups=groups, batch=batch, grad_acc=batches))
+    return replace(config, train=replace(train, grad_groups=groups, batch=batch, grad_acc=batches))
 
 
 def divisors(number: int) -> Iterator[int]:
-    for each in range(1, math.isqrt(number) + 1):
-        if number % each == 0:
-            yield from (each, number // each)
+    for divisor in range(1, math.isqrt(number) + 1):
+        if number % divisor == 0:
+            yield from (divisor, number // divisor)
 
 
-def groups_of(rows: int, ranks: int, several: bool) -> int:
+def default_groups(rows: int, ranks: int, several: bool) -> int:
     """As many as there are for eight ranks, or more; one where there are none."""
     if not several:
         return 1
-    most = 1 << (rows.bit_length() - 1)
-    return min(most, max(GROUPS, 1 << (ranks - 1).bit_length()))
+    limit = 1 << (rows.bit_length() - 1)
+    return min(limit, max(GROUPS, 1 << (ranks - 1).bit_length()))
 
 
-def precision_of(options: TrainOptions) -> Precision:
+def resolve_precision(options: TrainOptions) -> Precision:
     if options.precision != "auto":
         return options.precision
     if get_optimizer(options.optimizer).needs_f32:
@@ -185,7 +191,7 @@ def precision_of(options: TrainOptions) -> Precision:
     return "bf16" if enabled_units() & {"amx", "avx512bf16"} and is_compiled(options.kernels) else "f32"
 
 
-def gradients_of(train: TrainOptions, optimizer: Optimizer, reads_base: bool) -> Gradients:
+def choose_gradients(train: TrainOptions, optimizer: Optimizer, reads_base: bool) -> Gradients:
     """Those that a base was read for are not used before it was seen to be what it was."""
     if not isinstance(optimizer, ElementwiseRule) or train.grad_acc > 1 or train.grad_groups not in (None, 1):
         return "flat"

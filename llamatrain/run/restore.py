@@ -8,7 +8,7 @@ from llamatrain.errors import FileError
 from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.optim.optimizer import MinimizerState
 from llamatrain.report.report import Report
-from llamatrain.run.checkpointer import restored
+from llamatrain.run.checkpointer import restore
 from llamatrain.run.prepare import PreparedRun
 from llamatrain.run.rank_roles import NullListener
 from llamatrain.run.resume import ResumePoint
@@ -18,48 +18,49 @@ from llamatrain.train.state import Best, RunState
 
 
 @contextmanager
-def telling(resumed: ResumePoint) -> Iterator[None]:
+def checking_state(resume_point: ResumePoint) -> Iterator[None]:
     """What a checkpoint says of itself may be nonsense, though its checksum holds."""
     try:
         yield
     except (KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
-        raise FileError(f"{resumed.path}: its state cannot be gone on with: {error!r}"[:200]) from error
+        raise FileError(f"{resume_point.path}: its state cannot be gone on with: {error!r}"[:200]) from error
 
 
-def state_of(
+def initial_state(
     prepared: PreparedRun,
     programs: TrainPrograms,
-    descent: MinimizerState | None,
-    course: LoopConfig,
+    minimizer: MinimizerState | None,
+    loop_config: LoopConfig,
     report: Report | NullListener,
 ) -> RunState:
     """Where it begins: at nothing, or where a checkpoint was, whose vectors and rows are put back."""
-    resumed, rows = prepared.inputs.resumed, prepared.data.rows
-    if not resumed:  # the base's own loss is line 0
+    resume_point, rows = prepared.inputs.resume_point, prepared.data.rows
+    if not resume_point:  # the base's own loss is line 0
         return RunState(
-            data=rows.state, validation_due=prepared.config.command == "finetune" and course.eval_every > 0
+            data=rows.state,
+            validation_due=prepared.config.command == "finetune" and loop_config.eval_every > 0,
         )
-    with telling(resumed), verify_unchanged(resumed.checkpoint.files):
-        state, warnings = restored(resumed.checkpoint, programs, descent, rows, course.grad_acc)
+    with checking_state(resume_point), verify_unchanged(resume_point.checkpoint.files):
+        state, warnings = restore(resume_point.checkpoint, programs, minimizer, rows, loop_config.grad_acc)
     for line in warnings:
         report.warn(line)
-    report.set_start(resumed.step)
-    if course.iters > (
-        kept_of(resumed, "train", "iters") or 0
+    report.set_start(resume_point.step)
+    if loop_config.iters > (
+        stored_option(resume_point, "train", "iters") or 0
     ):  # more steps are taken after a stop rule or --epochs ended it
         state.stop_reason = None
         if rows.end:  # a step that was left half way had fewer rows, perhaps
             rows.end, state.partial = 0, None
             state.data = rows.state
-        state.best.stale = 0 if state.best.stop_reason(course.patience) else state.best.stale
-    if tuple(kept_of(resumed, "data", "val") or ()) != prepared.config.data.val:
+        state.best.stale = 0 if state.best.stop_reason(loop_config.patience) else state.best.stale
+    if tuple(stored_option(resume_point, "data", "val") or ()) != prepared.config.data.val:
         if state.best.step is not None:
             report.warn("the validation data is another: which validation is the best begins anew")
         state.best = Best()
     return state
 
 
-def kept_of(resumed: ResumePoint, part: str, name: str) -> Any:
+def stored_option(resume_point: ResumePoint, part: str, name: str) -> Any:
     """An option of the run that goes on; an ancestor's had none."""
-    options = resumed.checkpoint.options.get(part)
+    options = resume_point.checkpoint.options.get(part)
     return options.get(name) if isinstance(options, dict) else None

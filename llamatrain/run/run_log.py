@@ -6,42 +6,47 @@ from llamatrain.report.html_report import RunPage
 from llamatrain.report.loggers import LoggerContext, Loggers
 from llamatrain.report.memory_layout import MemoryLayout
 from llamatrain.report.metrics import Metrics
-from llamatrain.run.header import facts
+from llamatrain.run.header import describe_run
 from llamatrain.run.prepare import PreparedRun
 
 
-def metrics_of(prepared: PreparedRun, folder: RunFolder) -> Metrics:
+def open_metrics(prepared: PreparedRun, folder: RunFolder) -> Metrics:
     """New, or those of the run so far; in a new folder its first part is told, too."""
-    name, sources, run = "metrics.jsonl", prepared.inputs, prepared.config.run
-    owed = sources.checkpoint is not None and sources.checkpoint.state.validation_due
-    metrics = Metrics(folder.result_path(name), sources.home and sources.home / name, sources.step, owed)
+    name, inputs, run = "metrics.jsonl", prepared.inputs, prepared.config.run
+    validation_due = inputs.checkpoint is not None and inputs.checkpoint.state.validation_due
+    metrics = Metrics(
+        folder.result_path(name), inputs.folder and inputs.folder / name, inputs.step, validation_due
+    )
     if run.log:
-        told = LoggerContext(
+        context = LoggerContext(
             folder=lambda: metrics.path.parent,
             name=run.name or folder.path.resolve().name,
             note=run.note,
             options=prepared.config.plain(),
-            step=sources.step,
+            step=inputs.step,
             lines=metrics.lines,
         )
 
         def warn(line: str) -> None:
             metrics.warn(line)  # by whoever listens then
 
-        metrics.sink = Loggers(run.log, told, warn)
+        metrics.sink = Loggers(run.log, context, warn)
     return metrics
 
 
-def shows_first(checkpoint: Checkpoint | None) -> bool:
+def repeats_first_sample(checkpoint: Checkpoint | None) -> bool:
     """Tell whether a run that goes on shows its sample of step 0 again: nothing was learned before it was ended."""
     return checkpoint is not None and not checkpoint.state.counters.step and not checkpoint.state.partial
 
 
-def page_of(prepared: PreparedRun, folder: RunFolder, metrics: Metrics) -> RunPage:
+def open_page(prepared: PreparedRun, folder: RunFolder, metrics: Metrics) -> RunPage:
     """It shows the memory of a batch of the longest rows, too."""
-    name, sources, graphs = "samples.jsonl", prepared.inputs, prepared.plan.plan.graphs
-    again = bool(prepared.config.run.sample_every) and shows_first(sources.checkpoint)
-    samples = Metrics(folder.result_path(name), sources.home and sources.home / name, sources.step - again)
-    arena = MemoryLayout.from_plan(graphs.plan(graphs.largest))
-    told = {"facts": facts(prepared, folder.path), "memory": arena.to_json() if arena else None}
-    return RunPage(metrics, samples, told, metrics.warn)
+    name, inputs, graphs = "samples.jsonl", prepared.inputs, prepared.plan.plan.graphs
+    repeats = bool(prepared.config.run.sample_every) and repeats_first_sample(inputs.checkpoint)
+    samples = Metrics(folder.result_path(name), inputs.folder and inputs.folder / name, inputs.step - repeats)
+    layout = MemoryLayout.from_plan(graphs.plan(graphs.largest))
+    page_facts = {
+        "facts": describe_run(prepared, folder.path),
+        "memory": layout.to_json() if layout else None,
+    }
+    return RunPage(metrics, samples, page_facts, metrics.warn)

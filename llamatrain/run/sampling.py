@@ -16,29 +16,29 @@ from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions
 from llamatrain.sample.text import stream_text
 
-TOKENS = 64  # that a model writes
+SAMPLE_TOKENS = 64  # that a model writes
 PHASE = 1.0  # where the wave begins that it goes on with
 
 
 class Sampler(Protocol):
     positions: int  # of the decoder's cache; 0: none
 
-    def foresee(self, leaves: TrainableWeights, parts: Arrays) -> None:
+    def compile(self, weights: TrainableWeights, parts: Arrays) -> None:
         """Make what will be needed to show any."""
 
-    def show(self, step: int, leaves: TrainableWeights, parts: Arrays, report: Report) -> None: ...
+    def show(self, step: int, weights: TrainableWeights, parts: Arrays, report: Report) -> None: ...
 
-    def end(self, leaves: TrainableWeights, parts: Arrays, report: Report) -> None: ...
+    def end(self, weights: TrainableWeights, parts: Arrays, report: Report) -> None: ...
 
 
 class NoSampler:
     positions = 0
 
-    def foresee(self, leaves: TrainableWeights, parts: Arrays) -> None: ...
+    def compile(self, weights: TrainableWeights, parts: Arrays) -> None: ...
 
-    def show(self, step: int, leaves: TrainableWeights, parts: Arrays, report: Report) -> None: ...
+    def show(self, step: int, weights: TrainableWeights, parts: Arrays, report: Report) -> None: ...
 
-    def end(self, leaves: TrainableWeights, parts: Arrays, report: Report) -> None: ...
+    def end(self, weights: TrainableWeights, parts: Arrays, report: Report) -> None: ...
 
 
 class TextSampler:
@@ -58,13 +58,13 @@ class TextSampler:
                 f"--sample-prompt has {len(self.prompt)} tokens, the context {h.ctx}; a shorter one will do"
             )
         self.h, self.tokenizer, self.seed, self.threads, self.kernels = h, tokenizer, seed, threads, kernels
-        self.positions = min(h.ctx, len(self.prompt) + TOKENS)
+        self.positions = min(h.ctx, len(self.prompt) + SAMPLE_TOKENS)
         self.decoder: Decoder | None = None
 
-    def foresee(self, leaves: TrainableWeights, parts: Arrays) -> None:
-        self._decoder(leaves, parts).precompile(len(self.prompt), 1)
+    def compile(self, weights: TrainableWeights, parts: Arrays) -> None:
+        self.get_decoder(weights, parts).precompile(len(self.prompt), 1)
 
-    def _decoder(self, leaves: TrainableWeights, parts: Arrays) -> Decoder:
+    def get_decoder(self, leaves: TrainableWeights, parts: Arrays) -> Decoder:
         self.decoder = self.decoder or Decoder(
             self.h,
             {**leaves.frozen, **parts},
@@ -76,18 +76,18 @@ class TextSampler:
         )
         return self.decoder
 
-    def show(self, step: int, leaves: TrainableWeights, parts: Arrays, report: Report) -> None:
-        options = SamplingOptions(n=TOKENS, seed=mix(self.seed, step) >> 33)
+    def show(self, step: int, weights: TrainableWeights, parts: Arrays, report: Report) -> None:
+        options = SamplingOptions(n=SAMPLE_TOKENS, seed=mix(self.seed, step) >> 33)
         ends = {
             *self.tokenizer.ends.all,
             *range(len(self.tokenizer), self.h.vocab),
         }  # the last stand for no text
-        made = Generation(self._decoder(leaves, parts), self.prompt, options, ends)
-        words = StreamDecoder(self.tokenizer)
+        generation = Generation(self.get_decoder(weights, parts), self.prompt, options, ends)
+        decoder = StreamDecoder(self.tokenizer)
         start = self.tokenizer.decode(self.prompt, special=False).decode("utf-8", "replace")
-        report.print_sample(step, start + "".join(stream_text(made, words)))
+        report.print_sample(step, start + "".join(stream_text(generation, decoder)))
 
-    def end(self, leaves: TrainableWeights, parts: Arrays, report: Report) -> None: ...
+    def end(self, weights: TrainableWeights, parts: Arrays, report: Report) -> None: ...
 
 
 class SineSampler:
@@ -96,13 +96,13 @@ class SineSampler:
     def __init__(self, h: Hyperparameters, sine: Sine, threads: int, kernels: str) -> None:
         self.h, self.sine, self.threads, self.kernels = h, sine, threads, kernels
         self.prompt = [BEGIN, *map(int, sine.to_tokens(PHASE, PERIOD))]
-        self.positions = len(self.prompt) + TOKENS
+        self.positions = len(self.prompt) + SAMPLE_TOKENS
         self.decoder: Decoder | None = None
 
-    def foresee(self, leaves: TrainableWeights, parts: Arrays) -> None:
-        self._decoder(leaves, parts).precompile(len(self.prompt), 1)
+    def compile(self, weights: TrainableWeights, parts: Arrays) -> None:
+        self.get_decoder(weights, parts).precompile(len(self.prompt), 1)
 
-    def _decoder(self, leaves: TrainableWeights, parts: Arrays) -> Decoder:
+    def get_decoder(self, leaves: TrainableWeights, parts: Arrays) -> Decoder:
         self.decoder = self.decoder or Decoder(
             self.h,
             parts,
@@ -113,27 +113,31 @@ class SineSampler:
         )
         return self.decoder
 
-    def made(self, leaves: TrainableWeights, parts: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    def compare(self, weights: TrainableWeights, parts: Arrays) -> tuple[np.ndarray, np.ndarray]:
         """The true heights of the steps after the prompt, and the model's."""
         tokens = list(
-            Generation(self._decoder(leaves, parts), self.prompt, SamplingOptions(n=TOKENS, temp=0.0))
+            Generation(
+                self.get_decoder(weights, parts), self.prompt, SamplingOptions(n=SAMPLE_TOKENS, temp=0.0)
+            )
         )
-        places = PERIOD + np.arange(1, TOKENS + 1)
-        return np.sin(PHASE + 2 * np.pi / PERIOD * places), self.sine.to_heights(np.array(tokens))
+        steps = PERIOD + np.arange(1, SAMPLE_TOKENS + 1)
+        return np.sin(PHASE + 2 * np.pi / PERIOD * steps), self.sine.to_heights(np.array(tokens))
 
-    def show(self, step: int, leaves: TrainableWeights, parts: Arrays, report: Report) -> None:
-        target, model = self.made(leaves, parts)
+    def show(self, step: int, weights: TrainableWeights, parts: Arrays, report: Report) -> None:
+        target, model = self.compare(weights, parts)
         report.print_waves(target.tolist(), model.tolist())
 
-    def end(self, leaves: TrainableWeights, parts: Arrays, report: Report) -> None:
-        target, model = self.made(leaves, parts)
+    def end(self, weights: TrainableWeights, parts: Arrays, report: Report) -> None:
+        target, model = self.compare(weights, parts)
         report.print_waves(target.tolist(), model.tolist())
         with np.errstate(invalid="ignore"):  # a model that stays on one level has no correlation
             correlation = float(np.nan_to_num(np.corrcoef(target, model)[0, 1]))
-        report.log(f"{TOKENS} steps generated greedily: their correlation with the sine is {correlation:.3f}")
+        report.log(
+            f"{SAMPLE_TOKENS} steps generated greedily: their correlation with the sine is {correlation:.3f}"
+        )
 
 
-def samples_of(
+def make_sampler(
     model: RunModel, sine: Sine | None, prompt: str | None, seed: int, threads: int, kernels: str
 ) -> Sampler:
     """Of the sine wave itself, or what goes on from a prompt; without one, none."""

@@ -11,7 +11,7 @@ from llamatrain.planner.scaling_model import FLOAT, LinkModel, ShardedStep, Step
 from llamatrain.planner.speeds import OpSpeeds, get_speeds
 from llamatrain.run.config import RunConfig
 from llamatrain.run.options import TrainOptions
-from llamatrain.run.resolve import divided, gradients_of
+from llamatrain.run.resolve import choose_gradients, split_for_ranks
 from llamatrain.train.graphs import Policy, StepGraphs, StepSpec
 
 MAX_RANKS = 4096  # ranks that are told of
@@ -82,7 +82,7 @@ class StepShape:
     def _shard(self, train: TrainOptions, ranks: int) -> tuple[ShardedStep, int]:
         if train.grad_groups and (ranks > train.grad_groups or ranks == 1):
             train = replace(train, grad_groups=None)
-        train = divided(replace(self.config, train=train), ranks, planned=ranks > 1).train
+        train = split_for_ranks(replace(self.config, train=train), ranks, is_planned=ranks > 1).train
         rows, micro = train.batch, train.grad_acc
         while rows > self.max_rows and rows % 2 == 0:
             rows, micro = rows // 2, micro * 2
@@ -149,7 +149,7 @@ def forecast_scaling(
     assert speeds  # here all may be compiled
     shared, optimizer = replace(spec, groups=1, ranks=1), spec.optimizer
     assert optimizer
-    gradients = gradients_of(
+    gradients = choose_gradients(
         config.train, optimizer, reads_base=config.command == "finetune" and not config.tune.full
     )
     alone, sharded = (

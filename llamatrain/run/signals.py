@@ -16,22 +16,22 @@ from typing import Self
 from llamatrain.platform.exit import exit_on_signal, exit_signals
 from llamatrain.platform.threads import start_thread
 
-ONE = 0.3  # seconds: signals that come so close were meant as one, such as those of `timeout` to a process and to its group
+SAME_SIGNAL = 0.3  # seconds: signals that come so close were meant as one, such as those of `timeout` to a process and to its group
 
 
-def without_terminal() -> None:
+def drop_lost_terminal() -> None:
     """Where the terminal is no more, what would be written to it goes nowhere, and does not fail."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # one without a number
-            place = stream.fileno()
+            descriptor = stream.fileno()
             try:
-                os.write(place, b"")
+                os.write(descriptor, b"")
             except OSError as error:
                 if error.errno == errno.EIO:
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), place)
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
-def in_main_thread() -> bool:
+def is_main_thread() -> bool:
     """Elsewhere there are no signals to be had."""
     return threading.current_thread() is threading.main_thread()
 
@@ -39,13 +39,13 @@ def in_main_thread() -> bool:
 class Interrupts:
     """While this is open, `asked` is the number of the signal that came, or 0, once `saving` says that a run can be saved."""
 
-    alone = False  # the process is there for the run alone
+    owns_process = False  # the process is there for the run alone
 
     def __init__(self) -> None:
         self.pending, self.can_save = 0, False
-        self.leaving: Callable[[], None] = lambda: None  # called where the process is ended at once
-        self.last_words: Callable[[], None] = lambda: None  # and after that
-        self.home: Path | None = None  # the folder of what was saved
+        self.on_exit: Callable[[], None] = lambda: None  # called where the process is ended at once
+        self.after_exit: Callable[[], None] = lambda: None  # and after that
+        self.saved_folder: Path | None = None  # the folder of what was saved
 
     def __enter__(self) -> Self:
         return self
@@ -61,12 +61,14 @@ class CommandInterrupts(Interrupts):
     A thread listens, since Python's own handlers wait for the end of whatever compiled code the main thread is in.
     """
 
-    alone = True
+    owns_process = True
 
     def __enter__(self) -> Self:
-        self._main = in_main_thread()
+        self._main = is_main_thread()
         if self._main:
-            self._before = {each: signal.signal(each, lambda number, frame: None) for each in exit_signals()}
+            self._handlers = {
+                each: signal.signal(each, lambda number, frame: None) for each in exit_signals()
+            }
             self._reader, self._writer = socket.socketpair()
             self._writer.setblocking(False)
             self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
@@ -78,7 +80,7 @@ class CommandInterrupts(Interrupts):
     ) -> None:
         if self._main:
             signal.set_wakeup_fd(self._wakeup)
-            for each, before in self._before.items():
+            for each, before in self._handlers.items():
                 signal.signal(each, before)
             self._writer.close()  # ends the thread, which closes its own end
 
@@ -86,18 +88,18 @@ class CommandInterrupts(Interrupts):
         with reader:
             while numbers := reader.recv(16):
                 for number in numbers:
-                    self._note(number)
+                    self._on_signal(number)
 
-    def _note(self, number: int) -> None:
-        if number not in self._before:
+    def _on_signal(self, number: int) -> None:
+        if number not in self._handlers:
             return
-        without_terminal()
+        drop_lost_terminal()
         if self.can_save and not self.pending:
             self.pending, self._first = number, time.monotonic()
             return
-        if self.pending and time.monotonic() - self._first < ONE:
+        if self.pending and time.monotonic() - self._first < SAME_SIGNAL:
             return
-        for tell in (self.leaving, self.last_words):
+        for tell in (self.on_exit, self.after_exit):
             with suppress(Exception):
                 tell()
         exit_on_signal(number)
@@ -108,20 +110,20 @@ class CallerInterrupts(Interrupts):
     nothing to save, or no time; all other signals stay the caller's."""
 
     def __enter__(self) -> Self:
-        self._before = signal.getsignal(signal.SIGINT) if in_main_thread() else None
-        if callable(self._before):
-            signal.signal(signal.SIGINT, self._note)
+        self._handler = signal.getsignal(signal.SIGINT) if is_main_thread() else None
+        if callable(self._handler):
+            signal.signal(signal.SIGINT, self._on_signal)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if callable(self._before):
-            signal.signal(signal.SIGINT, self._before)
+        if callable(self._handler):
+            signal.signal(signal.SIGINT, self._handler)
         if self.pending and error is None:
-            raise KeyboardInterrupt(f"the run is saved; resume={str(self.home)!r} goes on with it")
+            raise KeyboardInterrupt(f"the run is saved; resume={str(self.saved_folder)!r} goes on with it")
 
-    def _note(self, number: int, frame: object) -> None:
+    def _on_signal(self, number: int, frame: object) -> None:
         if self.pending or not self.can_save:
             raise KeyboardInterrupt
         self.pending = number

@@ -12,31 +12,31 @@ from llamatrain.train.config import DONE, StopReason
 from llamatrain.train.state import RunState
 
 
-def tell_end(made: str, files: Sequence[Path], outcome: StopReason, to_go_on: str = "") -> None:
-    if not outcome.finished:
-        log_line(f"{outcome.reason}; to go on: {to_go_on}")
+def log_end(product: str, files: Sequence[Path], stop: StopReason, resume_command: str = "") -> None:
+    if not stop.finished:
+        log_line(f"{stop.reason}; to go on: {resume_command}")
         return
-    if outcome.reason != DONE:
-        log_line(f"stopped: {outcome.reason}")
+    if stop.reason != DONE:
+        log_line(f"stopped: {stop.reason}")
     log_line(
-        f"the {made}: {'; beside it '.join(map(str, files[:2]))}{''.join(f', {file}' for file in files[2:])}"
+        f"the {product}: {'; beside it '.join(map(str, files[:2]))}{''.join(f', {file}' for file in files[2:])}"
     )
 
 
-def tell_best(state: RunState, folder: RunFolder, base: str) -> Path | None:
+def log_best(state: RunState, folder: RunFolder, base: str) -> Path | None:
     """Which validation was the best, and how what was made then is used, alone or with its base: the file, if there is one."""
     best, path = state.best, folder.path / BEST
     if best.step is None:
         return None
-    told = f"the best validation: loss {format_loss(best.loss)} at step {best.step}"
+    text = f"the best validation: loss {format_loss(best.loss)} at step {best.step}"
     if not (folder.path / best_filename(best.step)).exists():
-        log_line(f"{told}, of which there is no file")
+        log_line(f"{text}, of which there is no file")
         return None
     file = shlex.quote(str(path))
     if best.step == state.counters.step:
-        log_line(f"{told}, the last: {path} is the same")
+        log_line(f"{text}, the last: {path} is the same")
     elif not base:
-        log_line(f"{told}: {path}; `llamatrain generate {file}` runs it")
+        log_line(f"{text}: {path}; `llamatrain generate {file}` runs it")
     else:
-        log_line(f"{told}: {path}; `llamatrain generate {shlex.quote(base)} --lora {file}` runs it")
+        log_line(f"{text}: {path}; `llamatrain generate {shlex.quote(base)} --lora {file}` runs it")
     return path

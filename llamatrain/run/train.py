@@ -24,15 +24,22 @@ from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.platform.terminal import is_verbose, log_line
 from llamatrain.report.console import null_console
 from llamatrain.report.report import Report
-from llamatrain.run.build import loop_of, programs_of, trained_in
-from llamatrain.run.checkpointer import Checkpointer, check_trained
-from llamatrain.run.choose_trainable import target_of
+from llamatrain.run.build import build_loop, build_programs, run_loop
+from llamatrain.run.checkpointer import Checkpointer, check_weights
+from llamatrain.run.choose_trainable import choose_trainable
 from llamatrain.run.config import RunConfig
 from llamatrain.run.extra_output_options import ExtraOutputOptions
-from llamatrain.run.extra_outputs import ExtraOutputs, check, flags_of, named_here
-from llamatrain.run.header import facts, in_a_line
-from llamatrain.run.inputs import TEACHER, RunInputs, fingerprint, identity_of, print_of_adapters, whole_print
-from llamatrain.run.model import model_for
+from llamatrain.run.extra_outputs import ExtraOutputs, check_extra_outputs, drop_unnamed, format_flags
+from llamatrain.run.header import describe_run, join_settings
+from llamatrain.run.inputs import (
+    TEACHER,
+    RunInputs,
+    file_identity,
+    fingerprint,
+    fingerprint_factors,
+    fingerprint_fully,
+)
+from llamatrain.run.model import make_model
 from llamatrain.run.options import RunFolderOptions
 from llamatrain.run.prepare import (
     PreparedRun,
@@ -42,13 +49,13 @@ from llamatrain.run.prepare import (
     resolve_peft_folder,
     start_request,
 )
-from llamatrain.run.profiling import keep_trace, profiled
+from llamatrain.run.profiling import profile, write_trace
 from llamatrain.run.rank_roles import CheckpointSink, FollowerCheckpointer, NullListener, RankZeroCheckpointer
 from llamatrain.run.request import RunRequest
 from llamatrain.run.resume import ResumePoint
-from llamatrain.run.run_log import metrics_of, page_of
+from llamatrain.run.run_log import open_metrics, open_page
 from llamatrain.run.signals import Interrupts
-from llamatrain.run.summary import tell_best, tell_end
+from llamatrain.run.summary import log_best, log_end
 from llamatrain.run.trainable import Trainable
 from llamatrain.train.config import DONE, StopReason
 from llamatrain.train.loop import Loop
@@ -56,7 +63,7 @@ from llamatrain.train.loop import Loop
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    outcome: StopReason
+    stop: StopReason
     folder: Path
     result: Path
     steps: int  # in all
@@ -66,35 +73,41 @@ class RunResult:
 
 def train(request: RunRequest, interrupts: Interrupts) -> RunResult:
     """The run that is asked for, and in a line or two how it ended, and what is left to do."""
-    with request.naming_sources(), profiled(request.config.run.profile, interrupts):
-        return trained(request, interrupts)
+    with request.naming_sources(), profile(request.config.run.profile, interrupts):
+        return train_run(request, interrupts)
 
 
-def trained(request: RunRequest, interrupts: Interrupts) -> RunResult:
+def train_run(request: RunRequest, interrupts: Interrupts) -> RunResult:
     get_comm().assert_equal_on_all({"options": request.config.plain()})
     with phase("files"):
-        asked, sources, notes = start_request(request)
-    place = request.folder_options
-    if asked.tune.only_write_lora or place.only_write_model:
-        return written(asked, sources, request, interrupts)
+        config, inputs, notes = start_request(request)
+    folder_options = request.folder_options
+    if config.tune.only_write_lora or folder_options.only_write_model:
+        return write_only(config, inputs, request, interrupts)
     if get_comm().rank:
-        return followed(asked, sources, notes, request, interrupts)
-    with folder_of(asked.command, place, sources) as folder:
-        interrupts.leaving = folder.undo
+        return run_follower(config, inputs, notes, request, interrupts)
+    with open_folder(config.command, folder_options, inputs) as folder:
+        interrupts.on_exit = folder.undo
         with interrupts:
             try:
-                asked, peft, more = resolve_peft_folder(asked, sources, folder, request)
-                outs, kept, named = named_here(asked.outs, request.given, folder.path, sources.resumed)
-                if outs.said:
-                    check(
-                        outs, folder.path, input_files(asked, sources, place.config), sources.resumed, place
+                config, peft, peft_notes = resolve_peft_folder(config, inputs, folder, request)
+                extra_outputs, stored_outputs, more_notes = drop_unnamed(
+                    config.outs, request.given, folder.path, inputs.resume_point
+                )
+                if extra_outputs.files_by_option:
+                    check_extra_outputs(
+                        extra_outputs,
+                        folder.path,
+                        input_files(config, inputs, folder_options.config),
+                        inputs.resume_point,
+                        folder_options,
                     )
-                asked, more = replace(asked, outs=kept), [*more, *named]
-                get_comm().broadcast(RunFolderInfo(asked.tune.peft, peft, folder.path))
-                prepared = prepare(asked, sources, peft, [*notes, *more], request.changed)
-                compare(prepared)
-                settle(prepared, folder, place.config)
-                return run(prepared, folder, interrupts, outs, place.verbose)
+                config, peft_notes = replace(config, outs=stored_outputs), [*peft_notes, *more_notes]
+                get_comm().broadcast(RunFolderInfo(config.tune.peft, peft, folder.path))
+                prepared = prepare(config, inputs, peft, [*notes, *peft_notes], request.changed)
+                compare_ranks(prepared)
+                prepare_folder(prepared, folder, folder_options.config)
+                return run_leader(prepared, folder, interrupts, extra_outputs, folder_options.verbose)
             finally:
                 folder.undo()
 
@@ -103,147 +116,168 @@ def trained(request: RunRequest, interrupts: Interrupts) -> RunResult:
 class RunFolderInfo:
     """What the first rank has found out for all."""
 
-    kept: Path | None  # as PEFT's folder
+    stored_peft: Path | None  # as PEFT's folder
     peft: Path | None  # where that is one to be written
     folder: Path
 
 
-def followed(
-    asked: RunConfig, sources: RunInputs, notes: list[str], request: RunRequest, interrupts: Interrupts
+def run_follower(
+    config: RunConfig, inputs: RunInputs, notes: list[str], request: RunRequest, interrupts: Interrupts
 ) -> RunResult:
     """The same run on another rank than the first, which has its folder."""
     with interrupts:
-        led = get_comm().broadcast(RunFolderInfo(None, None, Path()))
-        asked = replace(asked, tune=replace(asked.tune, peft=led.kept))
-        prepared = prepare(asked, sources, led.peft, notes, request.changed)
-        compare(prepared)
-        listener, programs = NullListener(), programs_of(prepared)
-        loop, keeper = (
-            loop_of(prepared, programs, listener, interrupts),
+        info = get_comm().broadcast(RunFolderInfo(None, None, Path()))
+        config = replace(config, tune=replace(config.tune, peft=info.stored_peft))
+        prepared = prepare(config, inputs, info.peft, notes, request.changed)
+        compare_ranks(prepared)
+        listener, programs = NullListener(), build_programs(prepared)
+        loop, sink = (
+            build_loop(prepared, programs, listener, interrupts),
             FollowerCheckpointer(programs, get_comm()),
         )
-        loop.save, loop.save_best = keeper.save, keeper.keep_best
-        with get_comm().watch(prepared.config.run.timeout, lambda: to_go_on(prepared, led.folder)):
-            outcome = trained_in(
-                loop, prepared.data.rows, keeper, lambda: prepared.compile_validation(programs)
-            )
-            keeper.end(loop.state)
-    result = led.folder / prepared.trainable.result_name
-    return RunResult(outcome=outcome, folder=led.folder, result=result, steps=loop.state.counters.step)
+        loop.save, loop.save_best = sink.save, sink.keep_best
+        with get_comm().watch(prepared.config.run.timeout, lambda: resume_command(prepared, info.folder)):
+            stop = run_loop(loop, prepared.data.rows, sink, lambda: prepared.compile_validation(programs))
+            sink.end(loop.state)
+    result = info.folder / prepared.trainable.result_name
+    return RunResult(stop=stop, folder=info.folder, result=result, steps=loop.state.counters.step)
 
 
-def compare(prepared: PreparedRun) -> None:
+def compare_ranks(prepared: PreparedRun) -> None:
     """With what the other ranks are about to do."""
     if get_comm().size == 1:
         return
-    sources, data, kept = prepared.inputs, prepared.data, prepared.config
-    base, taught_by = sources.base, sources.taught_by
+    inputs, data, config = prepared.inputs, prepared.data, prepared.config
+    base, teacher = inputs.base, inputs.teacher
     facts = {
-        "kernels": kernel_class(kept.train.kernels),
-        "base": run_once_per_value(identity_of(base), lambda: whole_print(base)) if base else None,
-        "teacher": run_once_per_value(identity_of(taught_by), lambda: whole_print(taught_by))
-        if taught_by
+        "kernels": kernel_class(config.train.kernels),
+        "base": run_once_per_value(file_identity(base), lambda: fingerprint_fully(base)) if base else None,
+        "teacher": run_once_per_value(file_identity(teacher), lambda: fingerprint_fully(teacher))
+        if teacher
         else None,
-        "adapters": print_of_adapters(sources.factors),
-        "checkpoint": read_stored_checksum(sources.resumed.path) if sources.resumed else None,
+        "adapters": fingerprint_factors(inputs.merged_factors),
+        "checkpoint": read_stored_checksum(inputs.resume_point.path) if inputs.resume_point else None,
         "data": data.rows.state.fingerprint,
         "validation": data.validation.state.fingerprint if data.validation else None,
-        "way": {name: getattr(kept.train, name) for name in ("batch", "grad_acc", "grad_groups", "remat")},
+        "way": {name: getattr(config.train, name) for name in ("batch", "grad_acc", "grad_groups", "remat")},
     }
     get_comm().assert_equal_on_all(facts)
 
 
-def written(asked: RunConfig, sources: RunInputs, request: RunRequest, interrupts: Interrupts) -> RunResult:
+def write_only(
+    config: RunConfig, inputs: RunInputs, request: RunRequest, interrupts: Interrupts
+) -> RunResult:
     """What comes of a checkpoint, and nothing else."""
-    place, (resumed, made) = request.folder_options, written_of(sources, request.folder_options)
+    folder_options, (resume_point, product) = (
+        request.folder_options,
+        checkpoint_to_write(inputs, request.folder_options),
+    )
     if get_comm().size > 1:
         raise UsageError(
-            f"--only-write-{made} is the work of one process, and {get_comm().size} were started"
+            f"--only-write-{product} is the work of one process, and {get_comm().size} were started"
         )
     if request.config.run.profile:
         raise UsageError(
-            f"--profile is of a training, and --only-write-{made} trains nothing; leave one of them out"
+            f"--profile is of a training, and --only-write-{product} trains nothing; leave one of them out"
         )
-    model = model_for(asked, sources, ())
-    if place.overwrite and not asked.outs.said:
+    model = make_model(config, inputs, ())
+    if folder_options.overwrite and not config.outs.files_by_option:
         raise UsageError(
-            f"--only-write-{made} replaces no run: leave --overwrite out, and name a new folder with --out"
+            f"--only-write-{product} replaces no run: leave --overwrite out, and name a new folder with --out"
         )
-    with folder_of(asked.command, place, sources) as folder:
-        named, _, notes = named_here(asked.outs, request.given, folder.path, resumed)
-        outs = ExtraOutputs(named)
-        if alone := bool(outs.newest and not (place.out or place.resume)):
+    with open_folder(config.command, folder_options, inputs) as folder:
+        extra_options, _, notes = drop_unnamed(config.outs, request.given, folder.path, resume_point)
+        extra_outputs = ExtraOutputs(extra_options)
+        if is_temporary := bool(extra_outputs.newest and not (folder_options.out or folder_options.resume)):
             folder.replace_run()  # it is for the time of writing
-        interrupts.leaving = folder.undo
+        interrupts.on_exit = folder.undo
         with interrupts:
             try:
-                asked, peft, more = resolve_peft_folder(asked, sources, folder, request)
-                target = target_of(asked, model, sources, peft)
-                notes += [*more, *target.notes()]
+                config, peft, peft_notes = resolve_peft_folder(config, inputs, folder, request)
+                trainable = choose_trainable(config, model, inputs, peft)
+                notes += [*peft_notes, *trainable.notes()]
                 for line in notes:
                     log_line(f"note: {line}")
-                if named.said:
-                    reads = input_files(replace(asked, files=(), data=DataOptions()), sources, place.config)
-                    check(named, folder.path, reads, resumed, place)
-                write_result(resumed, target, folder, outs)
+                if extra_options.files_by_option:
+                    inputs_read = input_files(
+                        replace(config, files=(), data=DataOptions()), inputs, folder_options.config
+                    )
+                    check_extra_outputs(extra_options, folder.path, inputs_read, resume_point, folder_options)
+                write_result(resume_point, trainable, folder, extra_outputs)
             finally:
                 folder.undo()
-    if alone:
+    if is_temporary:
         with suppress(OSError):  # there are others in it
             folder.path.parent.rmdir()
-    files = outs.newest if alone else [folder.path / target.result_name, *outs.newest]
-    tell_end(made, files, StopReason(DONE))
+    files = (
+        extra_outputs.newest if is_temporary else [folder.path / trainable.result_name, *extra_outputs.newest]
+    )
+    log_end(product, files, StopReason(DONE))
     return RunResult(
-        outcome=StopReason(DONE), folder=folder.path, result=files[0], steps=resumed.step, notes=tuple(notes)
+        stop=StopReason(DONE),
+        folder=folder.path,
+        result=files[0],
+        steps=resume_point.step,
+        notes=tuple(notes),
     )
 
 
-def write_result(resumed: ResumePoint, target: Trainable, folder: RunFolder, outs: ExtraOutputs) -> None:
+def write_result(
+    resume_point: ResumePoint, trainable: Trainable, folder: RunFolder, extra_outputs: ExtraOutputs
+) -> None:
     """Write what comes of a checkpoint as it is."""
-    trained = target.make_weights("off").trainable
-    check_trained(resumed, trained)
-    with verify_unchanged(resumed.checkpoint.files):
-        parts = {name: np.array(resumed.checkpoint.weights[name]) for name in trained}
-    target.write_result(folder.result_path(target.result_name), parts)
-    outs.write(resumed.step, resumed.path, folder.result_path(target.result_name))
-    target.write_extra(parts)
+    names = trainable.make_weights("off").trainable
+    check_weights(resume_point, names)
+    with verify_unchanged(resume_point.checkpoint.files):
+        parts = {name: np.array(resume_point.checkpoint.weights[name]) for name in names}
+    trainable.write_result(folder.result_path(trainable.result_name), parts)
+    extra_outputs.write(resume_point.step, resume_point.path, folder.result_path(trainable.result_name))
+    trainable.write_extra(parts)
 
 
-def written_of(sources: RunInputs, place: RunFolderOptions) -> tuple[ResumePoint, str]:
+def checkpoint_to_write(inputs: RunInputs, folder_options: RunFolderOptions) -> tuple[ResumePoint, str]:
     """The checkpoint, and what is to be made of it."""
-    resumed = sources.resumed
-    option, made = ("only_write_model", "model") if place.only_write_model else ("only_write_lora", "adapter")
-    if resumed is None:
+    resume_point = inputs.resume_point
+    option, product = (
+        ("only_write_model", "model") if folder_options.only_write_model else ("only_write_lora", "adapter")
+    )
+    if resume_point is None:
         raise UsageError(
-            f"{format_flag(option)} writes the {made} of a checkpoint, and {place.checkpoint_in} is a model"
+            f"{format_flag(option)} writes the {product} of a checkpoint, and {folder_options.checkpoint_in} is a model"
         )
-    if resumed.checkpoint.kind != ("train_model" if place.only_write_model else "finetune_lora"):
-        other = format_flag("only_write_lora" if place.only_write_model else "only_write_model")
+    if resume_point.checkpoint.kind != (
+        "train_model" if folder_options.only_write_model else "finetune_lora"
+    ):
+        other = format_flag("only_write_lora" if folder_options.only_write_model else "only_write_model")
         raise UsageError(
-            f"{format_flag(option)}: {resumed.path} is of a run that makes no {made}; {other} writes what it makes"
+            f"{format_flag(option)}: {resume_point.path} is of a run that makes no {product}; {other} writes what it makes"
         )
-    return resumed, made
+    return resume_point, product
 
 
 # ---- the folder ------------------------------------------------------------
 
 
-def folder_of(command: str, place: RunFolderOptions, sources: RunInputs) -> RunFolder:
+def open_folder(command: str, folder_options: RunFolderOptions, inputs: RunInputs) -> RunFolder:
     """A new folder, or the one that the run has."""
-    home = sources.home if place.resume else None
-    if home is None or (place.out and os.path.realpath(place.out) != os.path.realpath(home)):
-        return RunFolder.create(place.out, command, place.overwrite)
-    assert place.resume
-    if place.resume.is_file() and any(later > sources.step for later in numbered_checkpoints(home)):
+    run_folder = inputs.folder if folder_options.resume else None
+    if run_folder is None or (
+        folder_options.out and os.path.realpath(folder_options.out) != os.path.realpath(run_folder)
+    ):
+        return RunFolder.create(folder_options.out, command, folder_options.overwrite)
+    assert folder_options.resume
+    if folder_options.resume.is_file() and any(
+        later > inputs.step for later in numbered_checkpoints(run_folder)
+    ):
         raise UsageError(
-            f"{place.resume}: its folder has later checkpoints; --resume {home} takes the newest, --out begins another run"
+            f"{folder_options.resume}: its folder has later checkpoints; --resume {run_folder} takes the newest, --out begins another run"
         )
-    return RunFolder(home)
+    return RunFolder(run_folder)
 
 
-def settle(prepared: PreparedRun, folder: RunFolder, config: Path | None) -> None:
+def prepare_folder(prepared: PreparedRun, folder: RunFolder, config: Path | None) -> None:
     """Make the folder the run's own."""
-    if folder.path == prepared.inputs.home:
+    if folder.path == prepared.inputs.folder:
         folder.rewind(prepared.inputs.step)  # past those that are damaged
     else:
         folder.replace_run(input_files(prepared.config, prepared.inputs, config))
@@ -252,92 +286,96 @@ def settle(prepared: PreparedRun, folder: RunFolder, config: Path | None) -> Non
 # ---- the run ---------------------------------------------------------------
 
 
-def run(
+def run_leader(
     prepared: PreparedRun,
     folder: RunFolder,
     interrupts: Interrupts,
-    outs: ExtraOutputOptions,
+    extra_outputs: ExtraOutputOptions,
     verbose: bool = False,
 ) -> RunResult:
-    resolved, target, leaves, metrics = (
+    resolved, trainable, weights, metrics = (
         prepared.resolved,
         prepared.trainable,
         prepared.plan.weights,
-        metrics_of(prepared, folder),
+        open_metrics(prepared, folder),
     )
 
-    def command() -> str:  # as the folder is called by then
-        return to_go_on(prepared, folder.path)
+    def resume() -> str:  # as the folder is called by then
+        return resume_command(prepared, folder.path)
 
     console, every = (
         None if is_verbose() else null_console(),
         prepared.config.run.report_every or (1 if verbose else None),
     )
     with Report(metrics, iters=resolved.iters, every=every, console=console) as report:
-        report.page = page = page_of(prepared, folder, metrics)
-        options = [("options", in_a_line(format_config(prepared.config)))] if verbose else []
-        report.print_header([*facts(prepared, folder.path), *options], prepared.plan.plan.breakdown.total)
+        report.page = page = open_page(prepared, folder, metrics)
+        options = [("options", join_settings(format_config(prepared.config)))] if verbose else []
+        report.print_header(
+            [*describe_run(prepared, folder.path), *options], prepared.plan.plan.breakdown.total
+        )
         for line in prepared.notes:
             report.log(f"note: {line}")
-        programs = programs_of(prepared)
-        loop = loop_of(prepared, programs, report, interrupts)
-        saver = saver_of(prepared, loop, folder, report, outs)
-        keeper: CheckpointSink = RankZeroCheckpointer(saver, get_comm()) if get_comm().size > 1 else saver
-        loop.save, loop.save_best = keeper.save, keeper.keep_best
+        programs = build_programs(prepared)
+        loop = build_loop(prepared, programs, report, interrupts)
+        checkpointer = make_checkpointer(prepared, loop, folder, report, extra_outputs)
+        sink: CheckpointSink = (
+            RankZeroCheckpointer(checkpointer, get_comm()) if get_comm().size > 1 else checkpointer
+        )
+        loop.save, loop.save_best = sink.save, sink.keep_best
         loop.sample = partial(
-            prepared.sampler.show, leaves=leaves, parts=programs.weights.parts, report=report
+            prepared.sampler.show, weights=weights, parts=programs.weights.parts, report=report
         )
 
-        def begun() -> None:
-            interrupts.home, interrupts.leaving = (
+        def on_start() -> None:
+            interrupts.saved_folder, interrupts.on_exit = (
                 folder.path,
-                lambda: log_line(f"interrupted; to go on: {command()}"),
+                lambda: log_line(f"interrupted; to go on: {resume()}"),
             )
 
-        with get_comm().watch(prepared.config.run.timeout, command):
-            outcome = trained_in(
-                loop, prepared.data.rows, keeper, lambda: prepared.compile_ahead(programs), begun
+        with get_comm().watch(prepared.config.run.timeout, resume):
+            stop = run_loop(
+                loop, prepared.data.rows, sink, lambda: prepared.compile_ahead(programs), on_start
             )
-            interrupts.home = folder.path
-            prepared.sampler.end(leaves, programs.weights.parts, report)
+            interrupts.saved_folder = folder.path
+            prepared.sampler.end(weights, programs.weights.parts, report)
             report.end(folder.path)
-            keeper.end(loop.state)
-        keep_trace(prepared.config.command, folder, report.warn)
-        page.end(outcome.reason)
-    result, steps = folder.path / target.result_name, loop.state.counters.step
-    tell_end(result.stem, [result, *saver.outs.newest], outcome, command())
-    best = tell_best(loop.state, folder, prepared.config.base if target.kind == "finetune_lora" else "")
-    for line in (told := list(target.notes())):
+            sink.end(loop.state)
+        write_trace(prepared.config.command, folder, report.warn)
+        page.end(stop.reason)
+    result, steps = folder.path / trainable.result_name, loop.state.counters.step
+    log_end(result.stem, [result, *checkpointer.extra_outputs.newest], stop, resume())
+    best = log_best(loop.state, folder, prepared.config.base if trainable.kind == "finetune_lora" else "")
+    for line in (result_notes := list(trainable.notes())):
         log_line(f"note: {line}")
-    notes = (*prepared.notes, *report.warnings, *told)
-    return RunResult(outcome=outcome, folder=folder.path, result=result, steps=steps, best=best, notes=notes)
+    notes = (*prepared.notes, *report.warnings, *result_notes)
+    return RunResult(stop=stop, folder=folder.path, result=result, steps=steps, best=best, notes=notes)
 
 
-def to_go_on(prepared: PreparedRun, folder: Path) -> str:
-    kept = prepared.config
-    return f"llamatrain {kept.command} --resume {shlex.quote(str(folder))}{flags_of(kept.outs, kept.tune.peft, folder)}"
+def resume_command(prepared: PreparedRun, folder: Path) -> str:
+    config = prepared.config
+    return f"llamatrain {config.command} --resume {shlex.quote(str(folder))}{format_flags(config.outs, config.tune.peft, folder)}"
 
 
-def saver_of(
-    prepared: PreparedRun, loop: Loop, folder: RunFolder, report: Report, outs: ExtraOutputOptions
+def make_checkpointer(
+    prepared: PreparedRun, loop: Loop, folder: RunFolder, report: Report, extra_outputs: ExtraOutputOptions
 ) -> Checkpointer:
-    kept = prepared.config
-    options, teacher = kept.plain(), prepared.inputs.taught_by
+    config = prepared.config
+    options, teacher = config.plain(), prepared.inputs.teacher
     extra = {TEACHER: fingerprint(teacher)} if teacher else {}
     return Checkpointer(
         options=options,
-        keep=kept.run.keep,
-        keep_results=kept.outs.keep_results,
-        outs=ExtraOutputs(outs),
-        target=prepared.trainable,
+        keep=config.run.keep,
+        keep_results=config.outs.keep_results,
+        extra_outputs=ExtraOutputs(extra_outputs),
+        trainable=prepared.trainable,
         metadata=prepared.model.metadata,
         programs=loop.programs,
-        descent=loop.minimizer,
+        minimizer=loop.minimizer,
         folder=folder,
         metrics=report.metrics,
-        config=format_config(kept).encode("utf-8", "replace"),
+        config=format_config(config).encode("utf-8", "replace"),
         warn=report.warn,
         extra={**extra, SIGNATURE: sign(options)},
-        home=prepared.inputs.home,
+        resumed_folder=prepared.inputs.folder,
         tell=loop.input_guard.report,
     )

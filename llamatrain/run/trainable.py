@@ -108,14 +108,14 @@ class FullModel:
             init.init_weights(self.h, self.seed, dict(parts))
 
     def checkpoint_tensors(self, parts: Arrays) -> dict[str, np.ndarray]:
-        return self.result_of(parts)
+        return self.result_tensors(parts)
 
-    def result_of(self, parts: Arrays) -> dict[str, np.ndarray]:
+    def result_tensors(self, parts: Arrays) -> dict[str, np.ndarray]:
         """The tensors of the model's file."""
         return {**parts, **self.untrained}
 
     def write_result(self, path: Path, parts: Arrays) -> None:
-        write_model(path, self.metadata, self.result_of(parts))
+        write_model(path, self.metadata, self.result_tensors(parts))
 
     def write_extra(self, parts: Arrays) -> None: ...
 
@@ -150,7 +150,7 @@ class LoraAdapter:
         all_copied = cache == "bf16"
         weights, arrays = load_frozen(self.base, self.h, self.threads, all_copied, self.half)
         copied = [leaf for name, leaf in weights.tensors.items() if name not in arrays]
-        reference, arrays = add_frozen_adapters(weights, arrays, self.sources.factors)
+        reference, arrays = add_frozen_adapters(weights, arrays, self.sources.merged_factors)
         weights, trained = adapted(reference, self.h, self.ranks, self.scales, self.dropout)
         drops = not all_copied
         return TrainableWeights(
@@ -169,8 +169,8 @@ class LoraAdapter:
         """What is added begins at nothing: one factor is random, the other zero."""
         for name, rank in self.ranks.items():
             a, b = parts[f"{name}.lora_a"], parts[f"{name}.lora_b"]
-            if self.sources.first:
-                pair = self.sources.first.pairs[name]
+            if self.sources.initial_adapter:
+                pair = self.sources.initial_adapter.pairs[name]
                 a[...], b[...] = pair.a, pair.b
                 continue
             turned = self.h.weight_kind(name).has_transposed_lora
@@ -209,8 +209,8 @@ class LoraAdapter:
             "ranks": dict(self.ranks),
             "scales": dict(self.scales),
             "alpha": self.alpha,
-            "base": self.sources.print_of_base,
-            "mixed": self.sources.prints_of_mixed,
+            "base": self.sources.base_fingerprint,
+            "mixed": self.sources.adapter_fingerprints,
         }
 
     def notes(self) -> Iterator[str]:

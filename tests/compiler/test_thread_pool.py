@@ -27,7 +27,7 @@ from llamatrain.compiler.thread_pool import (
     load,
     pause_spinning,
 )
-from llamatrain.run.signals import ONE
+from llamatrain.run.signals import SAME_SIGNAL
 from tests.compiler.test_cache import COUNT
 from tests.helpers.cli import PROGRAM, ROOT, TINY, environment, text_file
 
@@ -355,7 +355,7 @@ def test_a_signal_in_the_middle_of_a_step_ends_the_run_at_once(
             assert process.stdout.read(1) == ".", process.stderr.read()
             process.send_signal(number)
             with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(1.5 * ONE)
+                process.wait(1.5 * SAME_SIGNAL)
             process.send_signal(number)
             _, err = process.communicate(timeout=5)
         finally:
