@@ -206,7 +206,7 @@ def test_a_step_stays_what_it_is(batch: int, grad_acc: int) -> None:
 
 
 def test_groups_that_are_asked_for() -> None:
-    step = one_step(8, 1, shards=2)
+    step = one_step(8, 1, grad_groups=2)
     assert [(step.strong_scaled(ranks)[0].groups, step.strong_scaled(ranks)[1]) for ranks in (1, 2, 4)] == [
         (1, 8),
         (2, 4),

@@ -75,8 +75,8 @@ def test_what_computing_does_not_hide_is_waited_for() -> None:
 
 def test_half_the_bytes_on_the_wire_and_a_shared_link() -> None:
     assert (
-        step(2, wire=2).sent_gradients == step(2).sent_gradients / 2
-        and step(2, wire=2).sent_weights == step(2).sent_weights
+        step(2, grad_bytes=2).sent_gradients == step(2).sent_gradients / 2
+        and step(2, grad_bytes=2).sent_weights == step(2).sent_weights
     )
     shared, own = (
         step_seconds(step(4), TEMPO, ranks_per_host=2),
