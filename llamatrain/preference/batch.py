@@ -1,11 +1,10 @@
-"""Inputs and metrics of preference batches."""
+"""Totals and metrics of preference batches."""
 
 from typing import NamedTuple, Self, TypedDict
 
 import numpy as np
 
 from llamatrain.data.batches import Batch
-from llamatrain.preference.loss import MISMATCHED, Objective
 
 
 class PreferenceTotals(NamedTuple):
@@ -14,61 +13,6 @@ class PreferenceTotals(NamedTuple):
     weight: float = 1.0
     answers: float = 1.0  # or pairs
     chosen_tokens: float = 1.0  # tokens of chosen answers with their prompts
-
-
-VARYING_INPUTS = "shares", f"{MISMATCHED}shares"  # as long as there are tokens whose loss is asked for
-
-
-def build_inputs(
-    batch: Batch, objective: Objective, totals: PreferenceTotals, sparse: bool
-) -> dict[str, np.ndarray]:
-    """Return the preference inputs of a batch by name; if `sparse`, only tokens with a loss are included."""
-    compared = batch.compared
-    assert compared
-    sides, total = compared.sides, np.float32(totals.answers)
-    inputs = token_inputs(batch, objective, totals, sparse)
-    worth = (
-        sides
-        if objective.compares_pairs
-        else np.where(sides > 0, objective.desirable, objective.undesirable) * np.abs(sides)
-    )
-    inputs["worth"] = worth.astype(np.float32) / total
-    if compared.others:
-        inputs |= {"sides": sides, f"{MISMATCHED}part": np.abs(sides) / np.float32(max(1, compared.count))}
-        mismatched = token_inputs(compared.others, objective, totals, sparse)
-        mismatched |= {name: getattr(compared.others, name) for name in ("tokens", "positions", "starts")}
-        inputs |= {f"{MISMATCHED}{name}": array for name, array in mismatched.items()}
-    return inputs
-
-
-def token_inputs(
-    batch: Batch, objective: Objective, totals: PreferenceTotals, sparse: bool
-) -> dict[str, np.ndarray]:
-    """Return the per-token inputs of a batch by name."""
-    compared = batch.compared
-    assert compared
-    chosen_tokens = compared.chosen if objective.kind == "orpo" else np.zeros(batch.weights.shape, bool)
-    positions = (
-        np.flatnonzero((batch.weights > 0) | chosen_tokens) if sparse else np.arange(batch.weights.size)
-    )
-    inputs = {
-        "sequences": compared.sequences,
-        "shares": token_shares(batch, objective),
-        "targets": batch.targets,
-    }
-    if objective.kind == "orpo":
-        inputs["words"] = chosen_tokens.astype(np.float32) / np.float32(totals.chosen_tokens)
-    return {"weighed": positions, **{name: array.reshape(-1)[positions] for name, array in inputs.items()}}
-
-
-def token_shares(batch: Batch, objective: Objective) -> np.ndarray:
-    """Return the weight of each token in the log-probability of its answer."""
-    assert batch.compared
-    answers, trained = batch.compared.sequences, batch.weights > 0
-    if not objective.averages_tokens:
-        return trained.astype(np.float32)
-    counts = np.bincount(answers[trained], minlength=int(answers.max()) + 1)
-    return np.where(trained, 1 / np.maximum(counts, 1)[answers], 0).astype(np.float32)
 
 
 class PreferenceMetrics(TypedDict):

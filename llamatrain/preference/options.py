@@ -4,14 +4,26 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from llamatrain.config.options import Condition, Option, OptionError, Options, needs
+from llamatrain.preference.registry import OBJECTIVES, get_objective
 
 if TYPE_CHECKING:
     from llamatrain.data.preference_records import Compare
-    from llamatrain.preference.loss import Objective
+    from llamatrain.preference.objective import Objective
+
+    ObjectiveName = str
+else:
+    ObjectiveName = Literal[OBJECTIVES]
+
+
+def used_by_objective(name: str) -> Condition:
+    """Return the condition that the objective has this option."""
+    return Condition(
+        lambda values: values["objective"] and name in get_objective(values["objective"]).option_names(),
+        "with --objective {objective}",
+    )
+
 
 LARGEST = 1e6  # what these numbers may be
-KTO = Condition(lambda values: values["objective"] == "kto", "with --objective {objective}")
-SIMPO = Condition(lambda values: values["objective"] == "simpo", "with --objective {objective}")
 
 
 @dataclass(frozen=True)
@@ -19,7 +31,7 @@ class PreferenceDataOptions(Options, panel="Preferences"):
     """The option that decides how preference data is read."""
 
     objective: Annotated[
-        Literal["orpo", "dpo", "simpo", "kto"] | None,
+        ObjectiveName | None,
         Option(
             "Learn from answers that are compared: prompt, chosen and rejected; kto: or prompt, completion and label."
         ),
@@ -28,7 +40,7 @@ class PreferenceDataOptions(Options, panel="Preferences"):
     @property
     def data_kind(self) -> "Compare | None":
         """The kind of data that the objective needs, or None without one."""
-        return None if self.objective is None else "answers" if self.objective == "kto" else "pairs"
+        return None if self.objective is None else get_objective(self.objective).data
 
     @property
     def needs_whole_batch(self) -> bool:
@@ -56,7 +68,7 @@ class PreferenceOptions(PreferenceDataOptions, panel="Preferences"):
             "The margin of rewards that SimPO asks for.",
             least=0,
             most=LARGEST,
-            when=(needs("objective"), SIMPO),
+            when=(needs("objective"), used_by_objective("gamma")),
         ),
     ] = 1.0
     desirable_weight: Annotated[
@@ -67,7 +79,7 @@ class PreferenceOptions(PreferenceDataOptions, panel="Preferences"):
             least=0,
             most=LARGEST,
             example="1.33",
-            when=(needs("objective"), KTO),
+            when=(needs("objective"), used_by_objective("desirable_weight")),
         ),
     ] = 1.0
     undesirable_weight: Annotated[
@@ -78,7 +90,7 @@ class PreferenceOptions(PreferenceDataOptions, panel="Preferences"):
             least=0,
             most=LARGEST,
             example="1",
-            when=(needs("objective"), KTO),
+            when=(needs("objective"), used_by_objective("undesirable_weight")),
         ),
     ] = 1.0
 
@@ -90,26 +102,19 @@ class PreferenceOptions(PreferenceDataOptions, panel="Preferences"):
     @property
     def built(self) -> "Objective | None":
         """The objective, or None."""
-        from llamatrain.preference.loss import DEFAULT_BETA, Objective
-
         if self.objective is None:
             return None
-        return Objective(
-            kind=self.objective,
-            beta=DEFAULT_BETA[self.objective] if self.beta is None else self.beta,
-            gamma=self.gamma,
-            desirable=self.desirable_weight,
-            undesirable=self.undesirable_weight,
-        )
+        return get_objective(self.objective).from_options(vars(self))
 
 
 def check_compatible(
     options: PreferenceOptions, optimizer: str, full: bool, batch: int, pack: bool | None
 ) -> None:
     """Raise if the objective cannot be combined with the other options."""
-    kind = options.objective
-    if kind is None:
+    name = options.objective
+    if name is None:
         return
+    objective = get_objective(name)
     if optimizer == "lbfgs":
         raise OptionError(
             lambda spelt: (
@@ -117,39 +122,45 @@ def check_compatible(
             ),
             code="objective-needs-rate",
         )
-    if full and kind in ("dpo", "kto"):
-        reason = "needs the original model, which full training does not keep; choose orpo or simpo"
-        raise OptionError(
-            lambda spelt: f"{spelt('full')} cannot be used with {spelt('objective')} {kind}: {kind} {reason}",
-            code="objective-needs-reference",
-        )
-    if kind == "kto" and pack:
+    if full and objective.uses_reference:
+        others = " or ".join(other for other in OBJECTIVES if not get_objective(other).uses_reference)
         raise OptionError(
             lambda spelt: (
-                f"{spelt('pack')} cannot be used with {spelt('objective')} kto: each answer has its own row; "
-                "leave it out"
+                f"{spelt('full')} cannot be used with {spelt('objective')} {name}: {name} needs the original "
+                f"model, which full training does not keep; choose {others}"
             ),
-            code="kto-pack",
+            code="objective-needs-reference",
+        )
+    if pack and objective.data == "answers":
+        raise OptionError(
+            lambda spelt: (
+                f"{spelt('pack')} cannot be used with {spelt('objective')} {name}: each answer has its own "
+                "row; leave it out"
+            ),
+            code="objective-packs-nothing",
         )
     check_batch(options, batch)
 
 
 def check_batch(options: PreferenceOptions, batch: int) -> None:
     """Raise if the batch is too small for the objective."""
-    if options.objective == "kto" and batch < 2:
+    if options.objective is None:
+        return
+    least = get_objective(options.objective).min_batch
+    if batch < least:
         raise OptionError(
             lambda spelt: (
-                f"{spelt('batch')} must be at least 2 with {spelt('objective')} kto, "
+                f"{spelt('batch')} must be at least {least} with {spelt('objective')} {options.objective}, "
                 f"which compares each answer with others of its batch (got {batch})"
             ),
-            code="kto-batch",
+            code="batch-too-small",
         )
 
 
 def check_evaluation(options: PreferenceOptions, batch: int, adapted: bool) -> None:
     """Raise if the objective cannot be evaluated with these options."""
     check_batch(options, batch)
-    if options.objective in ("dpo", "kto") and not adapted:
+    if options.objective and get_objective(options.objective).uses_reference and not adapted:
         raise OptionError(
             lambda spelt: (
                 f"{spelt('objective')} {options.objective} compares a model that has an adapter with the "

@@ -33,7 +33,8 @@ from llamatrain.optim.update_graph import (
     streamed_update,
     update_step,
 )
-from llamatrain.preference.loss import Objective, preference_loss
+from llamatrain.preference.loss import preference_loss
+from llamatrain.preference.objective import Objective
 from llamatrain.train.parallel.partition import ParamSlice, Partition
 
 P = ParamSpec("P")

@@ -20,8 +20,10 @@ from llamatrain.io.madvise import release_pages
 from llamatrain.model import transformer
 from llamatrain.model.limits import MANY_LAYERS
 from llamatrain.platform.terminal import log_if_slow
-from llamatrain.preference.batch import VARYING_INPUTS, PreferenceTotals, Rewards, build_inputs
+from llamatrain.preference.batch import PreferenceTotals, Rewards
+from llamatrain.preference.inputs import InputSource
 from llamatrain.train.graphs import StepGraph, StepGraphs
+from llamatrain.train.inputs import INPUTS, MASKS, STEP_INPUTS
 
 DropoutKey = tuple[int, int]  # seed and first row of a batch
 
@@ -280,40 +282,30 @@ class BoundGraph:
 
     def feed(self, batch: Batch, totals: PreferenceTotals, key: DropoutKey = (0, 0)) -> "BoundGraph":
         """Write the inputs for a batch."""
-        preference_inputs = (
-            build_inputs(batch, self.objective, totals, "weighed" in self.graph.inputs)
-            if self.objective
-            else {}
+        source = InputSource(
+            batch=batch,
+            totals=totals,
+            sparse="weighed" in self.graph.inputs,
+            objective=self.objective,
+            dropout_key=key,
         )
-        positions = (
-            np.flatnonzero(batch.weights) if "weighed" in self.graph.inputs else np.arange(batch.weights.size)
-        )
-        self.program.set_dynamic_size(
-            max(len(preference_inputs.get(name, positions)) for name in (*VARYING_INPUTS, ""))
-        )
-        first = np.s_[: len(positions)]
+        self.program.set_dynamic_size(source.scored_tokens)
         for name, tensor in self.graph.inputs.items():
-            if name.endswith("mask"):
-                mismatched = batch.compared.others if batch.compared and name != "mask" else None
-                for queries, mask in transformer.dense_mask_chunks((mismatched or batch).starts):
+            if name in MASKS:
+                for queries, mask in transformer.dense_mask_chunks(MASKS[name](source)):
                     self.program.write(tensor, mask, np.s_[:, queries])
-            elif name in preference_inputs:
-                self.program.write(tensor, 0)
-                self.program.write(tensor, preference_inputs[name], np.s_[: len(preference_inputs[name])])
-            elif name == "weighed":
-                self.program.write(tensor, positions, first)
-            elif name == "targets":
-                self.program.write(tensor, batch.targets.reshape(-1)[positions], first)
-            elif name == "weights":
-                self.program.write(tensor, 0.0)
-                self.program.write(
-                    tensor, batch.weights.reshape(-1)[positions] / np.float32(totals.weight), first
-                )
-            elif name == "dropout":
-                self.program.write(tensor, key)
-            elif name != "schedule":
-                self.program.write(tensor, getattr(batch, name).reshape(tensor.shape))
+            elif name not in STEP_INPUTS:
+                self._write(tensor, INPUTS[name](source))
         return self
+
+    def _write(self, tensor: Tensor, array: np.ndarray) -> None:
+        """Write an array; if it is shorter than a vector, set the rest to zero."""
+        if array.ndim > 1:
+            self.program.write(tensor, array.reshape(tensor.shape))
+            return
+        if len(array) < tensor.size:
+            self.program.write(tensor, 0)
+        self.program.write(tensor, array, np.s_[: len(array)])
 
     def set_schedule(self, step: int, rate: float) -> "BoundGraph":
         """Write the optimizer's numbers for a step."""

@@ -17,7 +17,7 @@ from llamatrain.model.limits import BadHyperparameter
 from llamatrain.model.options import ModelOptions
 from llamatrain.model.rope import Rope
 from llamatrain.model.transformer import build_training, rope_state, trainable_weights
-from llamatrain.preference.loss import PairForward
+from llamatrain.preference.forward import PairForward
 from tests.helpers.small_models import loss_of, small, weights, written
 
 OWN = {  # numbers that only some have, such that all of them matter
@@ -93,7 +93,7 @@ def test_blocks_with_windows_may_be_listed(tmp_path: Path) -> None:
         and seen([False] * 4) == [0] * 4
     )
     for marks in ([True, False, False, True], [True, False]):
-        with pytest.raises(FileError, match=r"sliding_window_pattern is no pattern of 4 blocks that repeats"):
+        with pytest.raises(FileError, match=r"sliding_window_pattern is not a repeating pattern of 4 blocks"):
             seen(marks)
 
 

@@ -113,7 +113,7 @@ def test_from_python(place: Path, tmp_path: Path) -> None:
     )
     assert [step for step, _ in made.margins] == [0, 2] and made.margins[-1][1] > made.margins[0][1] == 0
     assert made.perplexity is None and made.validations[0][1] == pytest.approx(np.log(2))
-    with pytest.raises(llamatrain.UsageError, match="full and objective dpo compares"):
+    with pytest.raises(llamatrain.UsageError, match="full cannot be used with objective dpo"):
         llamatrain.finetune(place / "base.gguf", place / "pairs.jsonl", objective="dpo", full=True)
 
 
@@ -268,8 +268,8 @@ REFUSED = {
         "--optimizer",
         "lbfgs",
     ): "[objective-needs-rate]",
-    ("--objective", "kto", "--batch", "1"): "[kto-batch]",
-    ("--objective", "kto", "--pack"): "[kto-pack]",
+    ("--objective", "kto", "--batch", "1"): "[batch-too-small]",
+    ("--objective", "kto", "--pack"): "[objective-packs-nothing]",
     (
         "--objective",
         "dpo",
@@ -324,9 +324,9 @@ def test_data_of_another_kind(data: str, objective: str, told: str, place: Path,
 
 def test_a_reference_is_asked_for_an_adapter(place: Path) -> None:
     done = run("evaluate", place / "base.gguf", place / "pairs.jsonl", "--objective", "dpo")
-    assert done.code == 2 and "name one with --lora" in done.err
+    assert done.code == 2 and "[objective-needs-adapter]" in done.err
     done = run("evaluate", place / "base.gguf", place / "pairs.jsonl", "--objective", "kto", "--batch", 1)
-    assert done.code == 2 and "[kto-batch]" in done.err
+    assert done.code == 2 and "[batch-too-small]" in done.err
 
 
 def test_a_plan_counts_all_ways_through_the_model(place: Path) -> None:

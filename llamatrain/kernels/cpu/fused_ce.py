@@ -257,12 +257,12 @@ def make_loss(ins: Sequence[Any], attrs: dict[str, Any], threads: int, **what: b
 
 def make_row_loss(ins: Sequence[Any], attrs: dict[str, Any], threads: int) -> FusedLoss:
     """Return a fused loss that gives the loss of each row."""
-    return make_loss(ins, attrs, threads, apart=True)
+    return make_loss(ins, attrs, threads, per_row=True)
 
 
 def make_eval_loss(ins: Sequence[Any], attrs: dict[str, Any], threads: int) -> FusedLoss:
     """Return a fused loss that counts correct rows."""
-    return make_loss(ins, attrs, threads, judged=True)
+    return make_loss(ins, attrs, threads, counts_correct=True)
 
 
 def make_loss_back(ins: Sequence[Any], attrs: dict[str, Any], threads: int) -> FusedLoss:
