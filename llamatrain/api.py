@@ -26,7 +26,7 @@ from llamatrain.commands.plan import RunPlan, plan_of
 from llamatrain.commands.preview import PreviewOptions, PreviewRow, previewed
 from llamatrain.compiler.cache import code_cache
 from llamatrain.config.flag_hints import suggest_option
-from llamatrain.config.messages import shorten, shorten_line, suggest, worded
+from llamatrain.config.messages import quote, shorten, shorten_line, suggest
 from llamatrain.config.options import (
     OptionError,
     Options,
@@ -46,7 +46,7 @@ from llamatrain.platform.terminal import show_log
 from llamatrain.preference.options import PreferenceDataOptions, PreferenceOptions
 from llamatrain.report.listener import Listener, add_listener
 from llamatrain.report.metrics import read_lines
-from llamatrain.run.in_memory_rows import Data, Place, path_in, rows_for_call, rows_for_run
+from llamatrain.run.in_memory_rows import Data, Place, check_path, rows_for_call, rows_for_run
 from llamatrain.run.options import RunFolderOptions
 from llamatrain.run.request import (
     FINETUNE_DEFAULTS,
@@ -202,7 +202,7 @@ def plan(command: str, *data: Data, measure: bool = False, **options: Any) -> Ru
     """
     with door():
         if command not in ("from-scratch", "finetune"):
-            raise UsageError(f"{worded(command)} cannot be planned; from-scratch and finetune can")
+            raise UsageError(f"{quote(command)} cannot be planned; from-scratch and finetune can")
         base = path_of(data[0]) if command == "finetune" and data else None
         with rows_for_call(data[1:] if base else data) as files:
             if command == "finetune":
@@ -265,7 +265,7 @@ class LoadedModel:
         """The text that goes on from a prompt, piece by piece, as it is drawn."""
         with door():
             if not isinstance(prompt, str | bytes):
-                raise UsageError(f"{worded(prompt)} is no prompt: it takes a text, or bytes")
+                raise UsageError(f"{quote(prompt)} is no prompt: it takes a text, or bytes")
             options = build(SamplingOptions, values_of(sampling, SamplingOptions))
             text = self._model.text(prompt if isinstance(prompt, bytes) else to_bytes(prompt), options)
             self._last = text.notes
@@ -315,7 +315,7 @@ class ChatSession:
     def stream(self, words: str) -> Iterator[str]:
         """The answer to the next turn, piece by piece. One that is not read to its end is taken as far as it was read."""
         if not isinstance(words, str):
-            raise UsageError(f"{worded(words)} is no turn of a chat: it takes a text")
+            raise UsageError(f"{quote(words)} is no turn of a chat: it takes a text")
         return pieces(piece.text for piece in self._talk.said(words) if not piece.thought)
 
     def __enter__(self) -> "ChatSession":
@@ -350,7 +350,7 @@ def pieces(text: Iterable[str]) -> Iterator[str]:
 
 
 def path_of(place: Any) -> Path:
-    return Path(path_in(place))
+    return Path(check_path(place))
 
 
 def values_of(options: Mapping[str, Any], *classes: type[Options]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from llamatrain.cli.typer_app import Command, a_path, application, options_of
 from llamatrain.commands.chat import ChatOptions, Conversation, line_for_llama
 from llamatrain.commands.generate import LoadOptions, TextModel
 from llamatrain.config.options import Option, Options, build
-from llamatrain.config.read_limited import contents, limited
+from llamatrain.config.read_limited import check_size, read_limited
 from llamatrain.errors import UsageError
 from llamatrain.platform import terminal
 from llamatrain.platform.escape import make_printable
@@ -110,7 +110,9 @@ def typed_lines() -> Iterator[str]:
 
 def piped_lines() -> Iterator[str]:
     while line := sys.stdin.buffer.readline(LONGEST + 1):
-        words = limited(line, LONGEST, "standard input", "a turn").decode("utf-8", "replace").rstrip("\r\n")
+        words = (
+            check_size(line, LONGEST, "standard input", "a turn").decode("utf-8", "replace").rstrip("\r\n")
+        )
         if words.strip():
             yield words
 
@@ -127,11 +129,11 @@ def read_prompt(options: PromptOptions) -> bytes:
     from llamatrain.data.tokenizer import to_bytes
 
     if options.prompt == "-":
-        return limited(sys.stdin.buffer.read(LONGEST + 1), LONGEST, "standard input", NEEDED).removesuffix(
+        return check_size(sys.stdin.buffer.read(LONGEST + 1), LONGEST, "standard input", NEEDED).removesuffix(
             b"\n"
         )
     return (
-        contents(options.file, LONGEST, NEEDED).removesuffix(b"\n")
+        read_limited(options.file, LONGEST, NEEDED).removesuffix(b"\n")
         if options.file
         else to_bytes(options.prompt)
     )

@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from llamatrain.cli.legacy_translate import in_our_words
 from llamatrain.config.flag_hints import suggest_command
-from llamatrain.config.messages import suggest, worded
+from llamatrain.config.messages import quote, suggest
 from llamatrain.config.options import Options, OptionSpec, format_flag, option_specs
 from llamatrain.distributed.comm import get_comm, get_launch_info
 from llamatrain.errors import UsageError
@@ -142,7 +142,7 @@ class CommandGroup(TyperGroup):
                 or first_of(args[0], self.list_commands(ctx), ctx)
                 or suggest(args[0], (*self.list_commands(ctx), *ALIASES))
             )
-            raise UsageError(f"no such command {worded(args[0])}{near or see_help(ctx)}")
+            raise UsageError(f"no such command {quote(args[0])}{near or see_help(ctx)}")
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:

@@ -1,0 +1,1 @@
+"""How options are declared, checked, and read from TOML."""

@@ -1,4 +1,4 @@
-"""Options that several commands have, each in its own words."""
+"""Options that several commands have, each with its own sentence."""
 
 from llamatrain.config.options import COUNT, Option
 

@@ -1,4 +1,4 @@
-"""What other tools that train and generate call the options that are here, too."""
+"""The names that other tools give to options and commands, for hints in errors."""
 
 BASE, DATA = "BASE", "DATA"
 TRAINERS = {
@@ -174,12 +174,12 @@ SUBCOMMANDS = {
 
 
 def suggest_command(command: str) -> str:
-    """What would do for a command that there is not."""
+    """Return a hint for a command that does not exist."""
     return f"; that is {SUBCOMMANDS[command]}" if command in SUBCOMMANDS else ""
 
 
 def suggest_option(option: str) -> str:
-    """What would do for an option that there is not."""
+    """Return a hint for an option that does not exist."""
     flag = f"--{option.partition('=')[0].lstrip('-')}".replace("_", "-")
     if flag in ANSWERS:
         return f"; {ANSWERS[flag]}"

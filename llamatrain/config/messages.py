@@ -1,4 +1,4 @@
-"""Values and names in messages."""
+"""Formats values and names for messages."""
 
 import re
 from collections.abc import Iterable
@@ -11,14 +11,14 @@ PATH, LINE = 300, 600  # of a word, and of all of them
 WORD = re.compile(rf"\S{{{PATH + 1},}}")
 
 
-def worded(value: Any, inside: int = 0) -> str:
-    """A value in a message, however long it is, and however deep."""
+def quote(value: Any, inside: int = 0) -> str:
+    """Return a value for a message, shortened if it is long or deeply nested."""
     if isinstance(value, dict):
         return "a table"
     if isinstance(value, list | tuple):
         if inside > 1 or not value:
             return "a list"
-        return " ".join(worded(item, inside + 1) for item in value[:3]) + (" ..." if len(value) > 3 else "")
+        return " ".join(quote(item, inside + 1) for item in value[:3]) + (" ..." if len(value) > 3 else "")
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, int):  # Python writes no number of thousands of digits
@@ -30,18 +30,18 @@ def worded(value: Any, inside: int = 0) -> str:
 
 
 def shorten(text: str, limit: int = 2 * LONGEST) -> str:
-    """Without the middle of what is too long to be read."""
+    """Cut out the middle of a text that is too long to be read."""
     gap, end = " ... ", limit // 3
     return text if len(text) <= limit else text[: limit - end - len(gap)] + gap + text[len(text) - end :]
 
 
 def shorten_line(line: str) -> str:
-    """A line in which no word is longer than a path may be, and which ends: what is cut is cut in its place."""
+    """Shorten the words of a line that are longer than a path may be, and then the line."""
     return shorten(WORD.sub(lambda word: shorten(word[0], PATH), line), LINE)
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """The name that may have been meant, in words; hyphens, which all options share, make none alike."""
+    """Return the hint "did you mean ...?" if a known name is similar; hyphens do not count."""
     bare = {option.lstrip("-").lower(): option for option in known}
     close = get_close_matches(name[:LONGEST].lstrip("-").lower(), bare, 1, ALIKE)
     return f"; did you mean {bare[close[0]]}?" if close else ""

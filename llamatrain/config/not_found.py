@@ -1,4 +1,4 @@
-"""A path that was said and leads nowhere, and the name beside it that may have been meant."""
+"""Errors for paths that do not exist, with the similar name that may have been meant."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llamatrain.errors import MissingError
 
-LOOKED_AT = 2000  # names beside it
+MAX_NEIGHBORS = 2000  # names beside it
 ALIKE = 0.75
 HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # as Hugging Face calls a model
 HOSTED = re.compile(  # as llama.cpp and Ollama call a file there: of a repository the one of a type
@@ -21,61 +21,70 @@ ADDRESS = re.compile(r"(?:.*/)?((?:https?|ftp|s3|gs|hf):)//?(.*)")  # a path has
 CONVERTER = "llama.cpp's convert_hf_to_gguf.py"
 
 
-def missing(path: Path, told: str = "No such file or directory") -> MissingError:
-    if said := ADDRESS.fullmatch(str(path)):
-        return MissingError(f"{said[1]}//{said[2]}: nothing is fetched: get it first, and name the file")
-    return MissingError(f"{path}: {told}{near_to(path)}")
+def missing_file(path: Path, problem: str = "No such file or directory") -> MissingError:
+    """Return the error for a file that does not exist."""
+    if address := ADDRESS.fullmatch(str(path)):
+        return MissingError(
+            f"{address[1]}//{address[2]}: nothing is fetched: get it first, and name the file"
+        )
+    return MissingError(f"{path}: {problem}{suggest_path(path)}")
 
 
-def near_to(path: Path) -> str:
+def suggest_path(path: Path) -> str:
+    """Return a hint that names a similar file in the same folder."""
     with suppress(OSError, ValueError), os.scandir(path.parent) as beside:
         close = get_close_matches(
-            path.name, sorted({each.name for each in islice(beside, LOOKED_AT)} - {path.name}), 1, ALIKE
+            path.name, sorted({each.name for each in islice(beside, MAX_NEIGHBORS)} - {path.name}), 1, ALIKE
         )
         return f"; did you mean {path.parent / close[0]}?" if close else ""
     return ""
 
 
 def missing_model(path: Path) -> MissingError:
+    """Return the error for a model that does not exist, with advice if it looks like a name on Hugging Face."""
     if (hosted := HOSTED.fullmatch(str(path))) and (
         hosted["type"] or "hf.co/" in str(path) or "huggingface.co/" in str(path)
     ):
         kind = f", such as the one of type {hosted['type']}" if hosted["type"] else ""
-        would = f"get a GGUF file of https://huggingface.co/{hosted['repository']}{kind}, and name that file"
-        return MissingError(f"{path}: no such file, and nothing is fetched: {would}")
+        advice = f"get a GGUF file of https://huggingface.co/{hosted['repository']}{kind}, and name that file"
+        return MissingError(f"{path}: no such file, and nothing is fetched: {advice}")
     if HUB.fullmatch(str(path)) and path.suffix != ".gguf" and not path.parent.exists():
-        would = f"fetch one (such as from {path.name}-GGUF there), or make it with {CONVERTER}"
+        advice = f"fetch one (such as from {path.name}-GGUF there), or make it with {CONVERTER}"
         return MissingError(
-            f"{path}: no such file; if that is a model of Hugging Face's, it is needed as GGUF: {would}"
+            f"{path}: no such file; if that is a model of Hugging Face's, it is needed as GGUF: {advice}"
         )
-    error = missing(path)
-    bare = path.suffix != ".gguf" and path.name == str(path) and "; " not in str(error)
-    return MissingError(f"{error}; a model is named by its GGUF file") if bare else error
+    error = missing_file(path)
+    is_bare_name = path.suffix != ".gguf" and path.name == str(path) and "; " not in str(error)
+    return MissingError(f"{error}; a model is named by its GGUF file") if is_bare_name else error
 
 
 def missing_adapter(path: Path) -> MissingError:
+    """Return the error for an adapter that does not exist, also if it is written FILE:SCALE."""
     name, _, scale = str(path).rpartition(":")
     if name and re.fullmatch(r"[-+]?[0-9.]+", scale) and Path(name).exists():
         return MissingError(f"{path}: No such file or directory; --lora-scaled {name} {scale} adds it scaled")
-    return missing(path)
+    return missing_file(path)
 
 
-def missing_data(name: str, told: str = "no such file or folder") -> MissingError:
+def missing_data(name: str, problem: str = "no such file or folder") -> MissingError:
+    """Return the error for data that does not exist, also if it looks like an option."""
     path = Path(name)
     if SWITCH.fullmatch(path.name):
         return MissingError(
-            f"{name}: {told}; an option that is on or off takes no value: --no-shuffle says that it is off"
+            f"{name}: {problem}; an option that is on or off takes no value: --no-shuffle says that it is off"
         )
-    if said := ASSIGNED.fullmatch(name if "/" not in name else path.name):
-        return MissingError(f"{name}: {told}; an option is written --{said[1].replace('_', '-')} {said[2]}")
-    if path.name[:1] in "\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}":
-        return MissingError(f"{name}: {told}; an option begins with two plain hyphens, --")
-    inside = os.path.relpath(name)
-    if HUB.fullmatch(inside) and not path.parent.exists() and not path.suffix:
-        would = "get its files (Parquet, JSON or CSV) from there, and name them or their folder"
+    if assignment := ASSIGNED.fullmatch(name if "/" not in name else path.name):
         return MissingError(
-            f"{inside}: {told}; if that is a dataset of Hugging Face's, nothing is fetched: {would}"
+            f"{name}: {problem}; an option is written --{assignment[1].replace('_', '-')} {assignment[2]}"
+        )
+    if path.name[:1] in "\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}":
+        return MissingError(f"{name}: {problem}; an option begins with two plain hyphens, --")
+    relative = os.path.relpath(name)
+    if HUB.fullmatch(relative) and not path.parent.exists() and not path.suffix:
+        advice = "get its files (Parquet, JSON or CSV) from there, and name them or their folder"
+        return MissingError(
+            f"{relative}: {problem}; if that is a dataset of Hugging Face's, nothing is fetched: {advice}"
         )
     if " -" in path.name:
-        return MissingError(f"{name}: {told}; quotes that begin before it end too late")
-    return missing(path, told)
+        return MissingError(f"{name}: {problem}; quotes that begin before it end too late")
+    return missing_file(path, problem)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from llamatrain.config.messages import worded
+from llamatrain.config.messages import quote
 from llamatrain.config.values import NAMES, UNITS, convert, parse, suggest_value
 from llamatrain.errors import UsageError
 
@@ -160,11 +160,11 @@ class OptionSpec:
         o = self.option
         if o.takes or (o.least, o.above) == (None, None):
             return self.accepted_type
-        least = f"more than {o.above:g}" if o.least is None else f"{worded(o.least)} or more"
+        least = f"more than {o.above:g}" if o.least is None else f"{quote(o.least)} or more"
         if o.most == COUNT:
             least += ", and less than 2^31"
         elif o.most is not None:
-            least = f"{worded(o.least)} to {worded(o.most)}"
+            least = f"{quote(o.least)} to {quote(o.most)}"
         elif o.below is not None:
             least += f" and less than {o.below:g}"
         return f"{least}, such as {o.example}" if o.example else least
@@ -207,7 +207,7 @@ class OptionSpec:
 
     def _invalid(self, value: Any, accepted: str) -> OptionError:
         return self._error(
-            f" must be {accepted} (got {worded(value)}){suggest_value(value, self.kind, self.choices)}"
+            f" must be {accepted} (got {quote(value)}){suggest_value(value, self.kind, self.choices)}"
         )
 
     def _error(self, problem: str) -> OptionError:

@@ -15,7 +15,7 @@ WIDTH = 100
 def document_options(
     *classes: type[Options], defaults: Mapping[str, Any] | None = None, without: Collection[str] = ()
 ) -> Callable[[F], F]:
-    """Show the options of these classes in a function's signature and docstring, where it has `**options`."""
+    """Show the options of these classes in a function's signature and docstring, in place of `**options`."""
     options = {
         name: spec for cls in classes for name, spec in option_specs(cls).items() if name not in without
     }
@@ -46,6 +46,7 @@ def document_options(
 
 
 def parameter_default(default: Any) -> Any:
+    """Return the default of an option as a parameter shows it."""
     return (
         inspect.Parameter.empty
         if default is MISSING
@@ -56,7 +57,7 @@ def parameter_default(default: Any) -> Any:
 
 
 def describe_option(name: str, option: OptionSpec, default: Any) -> Iterator[str]:
-    """An option in a docstring."""
+    """Yield the lines that describe an option in a docstring."""
     default_text = "" if default in (MISSING, None, "", ()) else f" Default: {default!r}."
     choices = f" One of {', '.join(map(repr, option.choices))}." if option.choices else ""
     text = f"{name}: {sentence_for(option)}{choices}{default_text}"
@@ -64,7 +65,7 @@ def describe_option(name: str, option: OptionSpec, default: Any) -> Iterator[str
 
 
 def sentence_for(option: OptionSpec) -> str:
-    """What it does, with other options as keywords."""
+    """Return the sentence of an option, with other options named as keywords."""
     return replace_flags(
         option.option.sentence,
         lambda name: f"{name.removeprefix('no_')}=False" if name.startswith("no_") else name,

@@ -1,4 +1,7 @@
-"""Options in a TOML file: what a run was told, and what `--config` reads. Names are those of the command line."""
+"""Options in TOML files: reading them for --config, and writing config.toml.
+
+Names are those of the command line.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -6,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from llamatrain.config.flag_hints import suggest_option
-from llamatrain.config.messages import shorten, suggest, worded
+from llamatrain.config.messages import quote, shorten, suggest
 from llamatrain.config.options import Option, OptionError, Options, option_specs, plain, present_name
-from llamatrain.config.read_limited import contents
+from llamatrain.config.read_limited import read_limited
 from llamatrain.errors import UsageError
 
 LONGEST = 1 << 20  # bytes: of all options at their longest, and many names of files
@@ -16,21 +19,23 @@ LONGEST = 1 << 20  # bytes: of all options at their longest, and many names of f
 
 @dataclass(frozen=True)
 class DataArgument(Options):
-    """What has a place on the command line, and a name in a file only."""
+    """An argument that has a position on the command line, and a name only in files."""
 
     data: Annotated[tuple[str, ...], Option("The files to train on.")] = ()
 
 
 @dataclass(frozen=True)
 class BaseArgument(DataArgument):
+    """The same for the base model."""
+
     base: Annotated[str, Option("The model that is tuned.")] = ""
 
 
 def read_config(path: Path, *classes: type[Options]) -> dict[str, Any]:
-    """The options in a file, by field name, each of its field's type."""
+    """Return the options in a file by field name, each in its field's type."""
     import tomllib
 
-    raw = contents(path, LONGEST, "a file of options")
+    raw = read_limited(path, LONGEST, "a file of options")
     try:
         table = tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, or a number of thousands of digits
@@ -48,11 +53,11 @@ def read_config(path: Path, *classes: type[Options]) -> dict[str, Any]:
             )
         if name not in options and (hint := suggest_option(key)):
             raise UsageError(
-                f"{path}: the option {worded(key)} is unknown{hint.replace('; it is called --', '; it is called ')}"
+                f"{path}: the option {quote(key)} is unknown{hint.replace('; it is called --', '; it is called ')}"
             )
         if name not in options:
             raise UsageError(
-                f"{path}: the option {worded(key)} is unknown{suggest(key, map(format_key, options))}"
+                f"{path}: the option {quote(key)} is unknown{suggest(key, map(format_key, options))}"
             )
         try:
             values[name] = options[name].check(value)
@@ -62,18 +67,19 @@ def read_config(path: Path, *classes: type[Options]) -> dict[str, Any]:
 
 
 def format_key(name: str) -> str:
+    """Return the key of an option in a file."""
     return name.rstrip("_").replace("_", "-")
 
 
 def format_setting(name: str) -> str:
-    """How an option is written in a file."""
+    """Return how an option is written in a file."""
     return f"{format_key(name.removeprefix('no_'))} = false" if name.startswith("no_") else format_key(name)
 
 
 def config_text(
     head: str, data: tuple[str, ...], options: Sequence[Any], omit: Collection[str], base: str = ""
 ) -> str:
-    """A file of all options that are set and have an effect, under a comment."""
+    """Return the text of a file with all options that are set and have an effect, under a comment."""
     import tomli_w
 
     arguments = {"base": base, "data": list(data)}

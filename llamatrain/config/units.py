@@ -1,10 +1,10 @@
-"""Sizes, times and speeds of networks as people write them: 6GB, 512MiB; 90s, 90m, 2h; 10Gbit."""
+"""Sizes, times and network speeds as people write them: 6GB, 512MiB; 90s, 90m, 2h; 10Gbit."""
 
 import math
 import re
 from typing import Self
 
-from llamatrain.config.messages import worded
+from llamatrain.config.messages import quote
 from llamatrain.errors import UsageError
 
 PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -13,22 +13,23 @@ FASTEST = 1e15  # bits a second
 
 
 class Size(int):
-    """Bytes: kB, MB, GB and TB in thousands, KiB, MiB, GiB and TiB in 1024s; a bare number is bytes."""
+    """A number of bytes. kB, MB, GB and TB count in thousands, KiB, MiB, GiB and TiB in 1024s."""
 
     @classmethod
     def parse(cls, text: str | int) -> Self:
+        """Read a size."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", str(text).strip().lower())
         if not match or (match[3] and not match[2]):
-            raise UsageError(f"{worded(text)} is no size; write it as 6GB, 800MB or 6GiB")
+            raise UsageError(f"{quote(text)} is no size; write it as 6GB, 800MB or 6GiB")
         bytes_ = float(match[1][:30]) * (1024 if match[3] else 1000) ** PREFIXES[match[2]]
         size = cls(min(bytes_, 2.0**62))
         if size < 1:
-            raise UsageError(f"a size of {worded(text)} cannot be; it takes more than 0 bytes")
+            raise UsageError(f"a size of {quote(text)} cannot be; it takes more than 0 bytes")
         return size
 
     @property
     def text(self) -> str:
-        """With three digits, in thousands."""
+        """The size with three digits, in thousands."""
         power = min(4, max(0, (len(str(int(self))) - 1) // 3))
         return (
             f"{self / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
@@ -42,6 +43,7 @@ class Duration(float):
 
     @classmethod
     def parse(cls, text: str | float) -> Self:
+        """Read a duration."""
         found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([smhd]?)", str(text).strip().lower())
         seconds = (
             float(text)
@@ -51,7 +53,7 @@ class Duration(float):
             else math.nan
         )
         if not 0 < seconds < math.inf:
-            raise UsageError(f"{worded(text)} is no length of time; write it as 90s, 90m or 2h")
+            raise UsageError(f"{quote(text)} is no length of time; write it as 90s, 90m or 2h")
         return cls(seconds)
 
 
@@ -60,15 +62,17 @@ class Bandwidth(float):
 
     @classmethod
     def parse(cls, text: str | float) -> Self:
+        """Read a network speed."""
         found = re.fullmatch(
             r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)bit(?:/s)?", str(text).strip().lower(), re.ASCII
         )
         bits = float(found[1]) * 1000 ** PREFIXES[found[2]] if found else math.nan
         if not 0 < bits <= FASTEST:
-            raise UsageError(f"{worded(text)} is no speed of a network; write it as 100Mbit, 1Gbit or 10Gbit")
+            raise UsageError(f"{quote(text)} is no speed of a network; write it as 100Mbit, 1Gbit or 10Gbit")
         return cls(bits)
 
     @property
     def words(self) -> str:
+        """The speed in words."""
         power = min(4, max(0, (len(str(int(self))) - 1) // 3))
         return f"{self / 1000**power:.4g} {('bit', 'kbit', 'Mbit', 'Gbit', 'Tbit')[power]}/s"

@@ -1,4 +1,4 @@
-"""The values that an option can have, by its type: made of a text, or checked where they have types already."""
+"""Converts and checks option values by type."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from llamatrain.config.messages import suggest, worded
+from llamatrain.config.messages import quote, suggest
 from llamatrain.config.units import Bandwidth, Duration, Size
 from llamatrain.errors import UsageError
 
@@ -39,7 +39,7 @@ NAMES = {
 
 
 def parse(text: Any, kind: Any) -> Any:
-    """A value as it is written on a command line; each of several, where they come as a tuple."""
+    """Convert the text of a command line, or a tuple of texts."""
     if get_origin(kind) is tuple:
         return tuple(parse(item, part) for item, part in zip(text, get_args(kind), strict=True))
     if kind in (int, float):
@@ -48,7 +48,9 @@ def parse(text: Any, kind: Any) -> Any:
 
 
 def suggest_value(value: Any, kind: Any, choices: Sequence[str] = ()) -> str:
-    """What was probably meant, in words: a number with a comma, a unit or a share of a hundred; a word that is nearly one."""
+    """Return a hint for what was probably meant: a number with a comma, a unit or a percent sign, or a
+    similar word.
+    """
     if not isinstance(value, str):
         return ""
     if choices:
@@ -66,7 +68,7 @@ def suggest_value(value: Any, kind: Any, choices: Sequence[str] = ()) -> str:
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """A value as its type has it: a whole number will do for a float or a text, a text for a path, and little else."""
+    """Return a value in a type: a whole number becomes a float or a text, a text becomes a path, little else."""
     if get_origin(kind) is Literal:
         return require(isinstance(value, str) and value in get_args(kind), value)
     if get_origin(kind) is tuple:
@@ -91,7 +93,7 @@ def convert(value: Any, kind: Any) -> Any:
 
 
 def is_valid_path(place: str | bytes) -> bool:
-    """Whether a file can be called so: the system knows names of bytes, and none of them is zero."""
+    """Return True if a file may have this name."""
     try:
         return b"\0" not in os.fsencode(place)
     except UnicodeEncodeError:
@@ -99,6 +101,7 @@ def is_valid_path(place: str | bytes) -> bool:
 
 
 def require(fits: bool, value: Any) -> Any:
+    """Return a value, or raise ValueError if it does not fit."""
     if not fits:
-        raise ValueError(worded(value))
+        raise ValueError(quote(value))
     return value

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from llamatrain.config.messages import LONGEST, suggest, worded
+from llamatrain.config.messages import LONGEST, quote, suggest
 from llamatrain.errors import DataError, UsageError
 
 MESSAGES = ("messages", "conversations", "conversation")  # keys of chats
@@ -23,7 +23,8 @@ PREFERENCES = ("chosen", "rejected", "preferred_output", "non_preferred_output")
 KEYS = (*WHOLE, *PROMPTS, *ANSWERS, "system", "history", "tools", *PREFERENCES, "label", "kto_tag")
 SEPARATOR = re.compile(rf",(?=(?:{'|'.join(KEYS)})=)")  # column names may contain commas, too
 FORMS = (
-    '{"text"}, {"prompt", "completion"}, {"question", "answer"}, {"instruction", "output"} with or without "input", '
+    '{"text"}, {"prompt", "completion"}, {"question", "answer"}, {"instruction", "output"} with or '
+    'without "input", '
     '{"messages": [{"role", "content"}]}, {"conversations": [{"from", "value"}]}'
 )
 MAX_LISTED = 8  # names in a message
@@ -36,17 +37,17 @@ def parse_mapping(text: str) -> dict[str, str]:
         key, equals, column = part.partition("=")
         if not equals or not column:
             raise UsageError(
-                f"expected KEY=COLUMN (got {worded(part)}); write prompt=question,completion=answer",
+                f"expected KEY=COLUMN (got {quote(part)}); write prompt=question,completion=answer",
                 code="bad-columns",
             )
         if key not in KEYS:
             raise UsageError(
-                f"unknown key {worded(key)}{suggest(key, KEYS)}; known keys are {', '.join(KEYS)}",
+                f"unknown key {quote(key)}{suggest(key, KEYS)}; known keys are {', '.join(KEYS)}",
                 code="bad-columns",
             )
         if key in mapping or column in mapping.values():
             name = key if key in mapping else column
-            raise UsageError(f"{worded(name)} is given twice; give it once", code="bad-columns")
+            raise UsageError(f"{quote(name)} is given twice; give it once", code="bad-columns")
         mapping[key] = column
     return mapping
 
@@ -86,36 +87,37 @@ def lower_keys(row: dict[str, Any], known: Collection[str] = KEYS) -> dict[str, 
     }
 
 
-def rename_keys(row: dict[str, Any], columns: Mapping[str, str], place: str) -> dict[str, Any]:
+def rename_keys(row: dict[str, Any], columns: Mapping[str, str], location: str) -> dict[str, Any]:
     """Rename the columns of a row to the keys they were mapped to; drop the keys they replace."""
     if not columns:
         return lower_keys(row)
-    check_columns(list(row), columns, place)
+    check_columns(list(row), columns, location)
     replaced = {*columns, *columns.values()}
     renamed = {key: row[name] for key, name in columns.items()}
     return renamed | {key: value for key, value in row.items() if key not in replaced}
 
 
-def check_columns(names: Sequence[str], columns: Mapping[str, str], place: str) -> None:
+def check_columns(names: Sequence[str], columns: Mapping[str, str], location: str) -> None:
     """Raise DataError if a mapped column does not exist."""
     for key, name in columns.items():
         if name not in names:
             raise DataError(
-                f"{place}: no column {quote_name(name)}, which --columns maps to {key} (got {format_keys(names)})",
+                f"{location}: no column {quote_name(name)}, which --columns maps to {key} (got "
+                f"{format_keys(names)})",
                 code="no-such-column",
             )
 
 
-def select_columns(names: Sequence[str], columns: Mapping[str, str], place: str) -> list[str]:
+def select_columns(names: Sequence[str], columns: Mapping[str, str], location: str) -> list[str]:
     """Return the columns of a table that are read; raise DataError if they make no known row."""
-    check_columns(names, columns, place)
+    check_columns(names, columns, location)
     mapped = {*columns.values()}
     by_key = {name.lower(): name for name in names if name.lower() in KEYS and name not in mapped}
     by_key |= columns
     has_whole = any(key in by_key for key in (*WHOLE, *PREFERENCES))
     if not has_whole and not any({*pair} <= {*by_key} for pair in PAIRS):
         raise DataError(
-            f"{place}: no known columns (got {format_keys(names)}); known are {FORMS}; "
+            f"{location}: no known columns (got {format_keys(names)}); known are {FORMS}; "
             "--columns prompt=NAME,... maps others",
             code="unknown-columns",
         )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from mpi4py import MPI
 
-from llamatrain.config.messages import shorten, worded
+from llamatrain.config.messages import quote, shorten
 from llamatrain.distributed.heartbeat import TIMEOUT, Heartbeat
 from llamatrain.distributed.single import ExitStatus
 from llamatrain.distributed.stderr import exit_status_for, print_error
@@ -272,4 +272,4 @@ def first_difference(name: str, own: Any, first: Any) -> tuple[str, str, str] | 
 
 def format_value(value: Any) -> str:
     """Return a value in words."""
-    return "not there" if value is None else worded(value)
+    return "not there" if value is None else quote(value)

@@ -1,4 +1,6 @@
-"""Tells how far other programs disturb a measurement: how long the threads of this process waited for a processor."""
+"""Measures how much other programs disturb a measurement: how long this process's threads waited for a
+processor.
+"""
 
 import time
 from collections.abc import Callable
@@ -9,10 +11,10 @@ TASKS = Path("/proc/self/task")
 
 
 def total_wait() -> float:
-    """Seconds that threads of this process were ready to run and did not, in all so far; only differences mean anything.
+    """Return the seconds that threads of this process were ready but did not run; only differences mean anything.
 
-    Linux counts them for each thread. Elsewhere it is the time that this thread did not run, which is right for one that never
-    sleeps.
+    Linux counts them per thread. Elsewhere it is the time that this thread did not run, which is right if it
+    never sleeps.
     """
     total, known = 0, False
     with suppress(OSError):
@@ -24,7 +26,7 @@ def total_wait() -> float:
 
 
 def wait_share(work: Callable[[], None]) -> float:
-    """Do some work; return the share of its time in which a thread waited, counting no time twice."""
+    """Do some work; return the share of its time in which a thread waited."""
     before, start = total_wait(), time.perf_counter()
     work()
     took = time.perf_counter() - start

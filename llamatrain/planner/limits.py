@@ -1,4 +1,4 @@
-"""How much memory a run may take, and that nothing before it takes more."""
+"""Computes how much memory a run may take, and checks what it takes before it is planned."""
 
 from collections.abc import Iterable, Iterator
 
@@ -11,7 +11,7 @@ FREE_SHARE = 0.9  # of what is free, where no limit is given
 
 
 def memory_limit(option: int | None) -> int | None:
-    """Bytes that a run may take: as it was told, or nearly all that is free, its own share included."""
+    """Return the bytes that a run may take: the --memory option, or nearly all that is free."""
     if option is not None:
         return option
     free = available_bytes()
@@ -19,7 +19,7 @@ def memory_limit(option: int | None) -> int | None:
 
 
 def check_resident(limit: int | None) -> None:
-    """What the program has taken before its run is planned is a part of what it was told to take."""
+    """Raise if the process already takes more than the limit, which covers the whole process."""
     if limit is not None and (resident := resident_bytes()) > limit:
         raise MemoryPlanError(
             f"the program itself holds {Size(resident).text} by now, and --memory allows {Size(limit).text}"
@@ -27,7 +27,7 @@ def check_resident(limit: int | None) -> None:
 
 
 def read_within(limit: int | None, texts: Iterable[str]) -> Iterator[str]:
-    """The texts, as long as what is made of them leaves the program within its limit."""
+    """Yield texts, and raise when reading them takes more memory than the limit."""
     for text in texts:
         yield text
         check_resident(limit)

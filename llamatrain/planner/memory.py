@@ -1,4 +1,4 @@
-"""What a run will take, before it takes it; and what is computed again, or split, so that it fits."""
+"""Plans how much memory a run takes."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,7 +37,7 @@ MIN_SPLIT_TOKENS = (
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryBreakdown:
-    """Bytes, by what they are for."""
+    """Bytes of a run, by what they are for."""
 
     weights: int
     gradients: int
@@ -52,16 +52,18 @@ class MemoryBreakdown:
 
     @property
     def total(self) -> int:
+        """All bytes."""
         return sum(asdict(self).values())
 
     def describe(self) -> str:
+        """Return the total and its parts in words."""
         kinds = [f"{name} {Size(size).text}" for name, size in asdict(self).items() if size]
         return f"{Size(self.total).text}: {', '.join(kinds)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryDemand:
-    """What of a run decides its memory, beside the setting."""
+    """Facts about a run, besides its step, that decide how much memory it takes."""
 
     lengths: Sequence[int]
     has_validation: bool
@@ -74,7 +76,7 @@ class MemoryDemand:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """A way to run: with its graphs, so that they are built once."""
+    """A way to run a step, with its graphs and its memory."""
 
     spec: StepSpec
     policy: Policy
@@ -85,11 +87,12 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
+        """All bytes of the run."""
         return self.breakdown.total
 
 
 def fixed_bytes(spec: StepSpec, demand: MemoryDemand) -> int:
-    """What no way to run it can change: weights, gradients that stay, moments, and a graph of all layers."""
+    """Return what every plan takes: weights, stored gradients, moments, and a graph of all layers."""
     sizes = {name: 4 * tensor.size for name, tensor in spec.trainable.items()}
     trained = sum(sizes.values())
     embedding_bytes = (
@@ -106,16 +109,17 @@ def fixed_bytes(spec: StepSpec, demand: MemoryDemand) -> int:
 
 
 def batch_bytes(spec: StepSpec, demand: MemoryDemand) -> int:
-    """Bytes of a step's batches, which no way to run it can change."""
+    """Return the bytes of a step's batches, which are the same in every plan."""
     return TOKEN_BYTES * spec.batch * max(demand.lengths) * (demand.batches + prefetch_count(demand.batches))
 
 
 def moment_bytes(spec: StepSpec) -> int:
+    """Return the bytes of the optimizer's states."""
     return 4 * spec.optimizer.count_floats(spec.shapes) if spec.optimizer else 0
 
 
 def comm_bytes(graphs: StepGraphs, batches: int) -> int:
-    """Of a step with so many micro-batches."""
+    """Return the bytes for sums that wait for other ranks, and for what they send."""
     spec, partition = graphs.spec, graphs.partition
     vectors = max(
         plan_accumulation(rank_range(spec.groups, spec.ranks, rank), spec.groups, batches).vector_count
@@ -132,7 +136,7 @@ def comm_bytes(graphs: StepGraphs, batches: int) -> int:
 
 
 def state_bytes(graphs: StepGraphs) -> int:
-    """Bytes of the optimizer's states, on the rank that holds most."""
+    """Return the bytes of the optimizer's states on the rank that holds most."""
     spec, rule = graphs.spec, graphs.spec.rule
     if not rule or spec.groups == 1:
         return moment_bytes(spec)
@@ -148,27 +152,29 @@ def state_bytes(graphs: StepGraphs) -> int:
 
 
 def sample_ranks(spec: StepSpec) -> range:
-    """Ranks that tell of all, the same ones whoever asks: what is planned must not depend on who plans it."""
+    """Return the ranks that are looked at; they are the same on every rank, so that all plan alike."""
     return range(0, spec.ranks, -(-spec.ranks // MAX_SAMPLED_RANKS))
 
 
 def process_growth(spec: StepSpec, decoding: bool) -> int:
-    """Return the bytes that a process grows by beside its programs and what they run over."""
+    """Return the bytes that the process will grow by besides its programs and their data."""
     largest = max((4 * tensor.size for tensor in spec.trainable.values()), default=0)
     return PROCESS_GROWTH + min(INIT_GROWTH, 6 * largest) + (SAMPLING_GROWTH if decoding else 0)
 
 
 def decoder_bytes(spec: StepSpec, positions: int) -> int:
+    """Return the bytes of a decoder with a cache of this many positions."""
     return Decoder.plan(spec.h, positions, spec.threads, spec.kernels, spec.weights).total
 
 
 def split_batch(spec: StepSpec, splits: int) -> StepSpec:
-    """For a batch in so many parts."""
+    """Return the spec of a micro-batch, if a batch is split into this many."""
     gradients = "flat" if splits > 1 else spec.gradients
     return replace(spec, batch=spec.batch // splits, gradients=gradients)
 
 
 def plan_memory(spec: StepSpec, policy: Policy, demand: MemoryDemand, splits: int = 1) -> MemoryPlan:
+    """Build the graphs of a step and compute the memory of the run."""
     batch_size_bytes, spec = batch_bytes(spec, demand), split_batch(spec, splits)
     graphs, gradients = StepGraphs(spec, policy), spec.gradients
     shared, own = graphs.build_all(demand.lengths, gradients == "flat", demand.has_validation)
@@ -220,7 +226,7 @@ def plan_memory(spec: StepSpec, policy: Policy, demand: MemoryDemand, splits: in
 
 
 def memory_error(way: MemoryPlan, limit: int | None, available: int | None) -> str | None:
-    """What to say of a run that takes more than was allowed, or is free."""
+    """Return the message for a plan that exceeds the memory, or None if it fits."""
     if available is None or way.total <= available:
         return None
     limit_text = (

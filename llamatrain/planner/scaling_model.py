@@ -19,7 +19,7 @@ FLOAT = 4  # bytes
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedStep:
-    """A step that ranks share: its micro-batches lie in groups, and these are divided among ranks."""
+    """A step shared by ranks: its micro-batches lie in groups, and the groups are divided among the ranks."""
 
     ranks: int
     micro: int  # micro-batches
@@ -29,12 +29,12 @@ class ShardedStep:
 
     @property
     def rank_groups(self) -> list[range]:
-        """Of each rank."""
+        """The groups of each rank."""
         return [rank_range(self.groups, self.ranks, rank) for rank in range(self.ranks)]
 
     @cached_property
     def max_micro(self) -> int:
-        """Micro-batches of the rank that has most of them."""
+        """Micro-batches of the rank that has most."""
         group_starts = [rank_range(self.micro, self.groups, group).start for group in range(self.groups)] + [
             self.micro
         ]
@@ -42,21 +42,22 @@ class ShardedStep:
 
     @cached_property
     def max_sums(self) -> int:
-        """Of branches of the tree, that the rank with most of them sends."""
+        """Partial sums that are sent by the rank that sends most."""
         return max(len(cover_with_nodes(groups)) for groups in self.rank_groups)
 
     @property
     def buckets(self) -> int:
+        """Buckets that the gradients are sent in."""
         return -(-self.trained // BUCKET)
 
     @property
     def sent_gradients(self) -> float:
-        """Bytes that a rank sends; it receives as many."""
+        """Bytes of gradients that a rank sends; it receives as many."""
         return self._others * self.trained * self.grad_bytes * self.max_sums
 
     @property
     def sent_weights(self) -> float:
-        """Bytes that it sends of what it has changed, and likewise receives."""
+        """Bytes of updated weights that a rank sends; it receives as many."""
         return self._others * self.trained * FLOAT
 
     @property
@@ -66,7 +67,7 @@ class ShardedStep:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkModel:
-    """Of a rank and its network, in seconds."""
+    """The speed of a rank and its network, in seconds."""
 
     micro: float  # a micro-batch
     update: float  # the optimizer's step over all that is trained
@@ -78,7 +79,7 @@ class LinkModel:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimeBreakdown:
-    """Of a step, by what they go to."""
+    """The seconds of a step, by what they are spent on."""
 
     computing: float
     straggling: float
@@ -89,16 +90,17 @@ class StepTimeBreakdown:
 
     @property
     def total(self) -> float:
+        """All seconds of the step."""
         return sum(asdict(self).values())
 
     @property
     def exposed(self) -> float:
-        """Seconds of communication."""
+        """Seconds of communication that computing does not hide."""
         return self.exchanging + self.gathering + self.asking
 
 
 def step_seconds(step: ShardedStep, link: LinkModel, ranks_per_host: int = 1) -> StepTimeBreakdown:
-    """With so many of the ranks on each host."""
+    """Return the time of a step, with this many ranks on each host."""
     peers, barrier = step.ranks - 1, link.message * (step.ranks - 1).bit_length()
     bucket = step.sent_gradients / step.buckets * ranks_per_host * link.byte + peers * link.message + barrier
     hidden = BACKWARD * link.micro
@@ -116,5 +118,5 @@ def step_seconds(step: ShardedStep, link: LinkModel, ranks_per_host: int = 1) ->
 
 
 def expected_slowest(ranks: int) -> float:
-    """The expected largest of so many standard normals."""
+    """Return the expected maximum of this many standard normal variables."""
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))

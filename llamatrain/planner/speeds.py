@@ -1,8 +1,8 @@
-"""How fast this machine does what training is made of: small models are trained for a moment, and each op is timed.
+"""Measures the speed of this machine: trains small models for a moment and times each op.
 
-An op takes so long for each call, each operation and each byte; that is fitted to what was timed, and kept for a day. Where other
-programs are at work, runs in which a thread had to wait for a processor count only if there are no others, and what comes of
-them is kept for ten minutes.
+The time of an op is fitted as a cost per call, per operation and per byte. The fit is stored for a day. If
+other programs
+are at work, disturbed runs count only if there are no others, and the result is stored for ten minutes.
 """
 
 import json
@@ -63,6 +63,8 @@ Cost = Sequence[float]  # seconds of a call, and of each thing that Work counts
 
 
 class OpTiming(NamedTuple):
+    """The time of one op of a model."""
+
     name: str
     kind: str  # with the types that it reads
     cost: OpCost
@@ -70,7 +72,7 @@ class OpTiming(NamedTuple):
 
 
 class ModelTiming(NamedTuple):
-    """The ops of a model that was trained for a moment."""
+    """The times of all ops of a model that was trained for a moment."""
 
     ops: Sequence[OpTiming]
     wait_share: float = (
@@ -81,6 +83,8 @@ class ModelTiming(NamedTuple):
 
 @dataclass(frozen=True)
 class OpSpeeds:
+    """The fitted costs of ops on this machine."""
+
     costs: Mapping[str, Cost]
     measured_at: float  # they were measured: seconds since 1970
     disturbed: float = (
@@ -88,6 +92,7 @@ class OpSpeeds:
     )
 
     def node_seconds(self, node: Node) -> float:
+        """Return the expected seconds of a node."""
         if node.op.layout or not any(output.size for output in node.outputs):
             return 0.0
         cost = self.costs.get(op_kind(node)) or self.costs.get(node.op.name) or self.costs[OTHER_OPS]
@@ -96,24 +101,29 @@ class OpSpeeds:
         )
 
     def graph_seconds(self, graph: StepGraph) -> float:
-        """The seconds that all of it takes."""
+        """Return the expected seconds of a graph."""
         return sum(map(self.node_seconds, collect_nodes(graph.outputs)))
 
     def copy_seconds(self, moved: int) -> float:
+        """Return the expected seconds to move bytes."""
         return self.costs[OTHER_OPS][2] * moved
 
 
 def op_kind(node: Node) -> str:
+    """Return the name of a node's op with the types it reads."""
     return f"{node.op.name} {' '.join(source.dtype.name for source in node.sources[:3])}"
 
 
 def cost_terms(cost: OpCost) -> tuple[int, ...]:
+    """Return the quantities that the cost of an op is fitted to."""
     return 1, cost.flops, cost.bytes_moved, cost.bytes_written, cost.exponentials, cost.dequantized
 
 
 def get_speeds(spec: StepSpec, measure: bool = False) -> OpSpeeds | None:
-    """The speeds for a model of this kind: those that were measured lately, unless they are to be measured anew, or now.
-    None where kernels would have to be compiled, which may not be."""
+    """Return the speeds for a model of this kind: stored ones, or, with `measure` or if there are none, measured ones.
+
+    Return None if kernels would have to be compiled and that is not allowed.
+    """
     base, rule = frozen_type(spec), spec.rule
     spec_facts = (
         spec.precision,
@@ -149,7 +159,7 @@ def get_speeds(spec: StepSpec, measure: bool = False) -> OpSpeeds | None:
 
 
 def frozen_type(spec: StepSpec) -> DType | None:
-    """Of most of what is not trained, if anything is not."""
+    """Return the type of most frozen weights, or None if there are none."""
     sizes: dict[DType, int] = {}
     for name, tensor in spec.weights.items():
         if name not in spec.trainable and len(tensor.shape) > 1:
@@ -161,6 +171,7 @@ def frozen_type(spec: StepSpec) -> DType | None:
 
 
 def measure_speeds(spec: StepSpec, base: DType | None) -> OpSpeeds | None:
+    """Time small models of this kind, and fit costs to their ops."""
     timings, worst_wait, disturbed_left = list[OpTiming](), 0.0, MAX_DISTURBED_SECONDS
     for size in QUANTIZED_SIZES if base else SIZES:
         model_timing = time_model(small_spec(spec, base, size), disturbed_left)
@@ -177,6 +188,7 @@ def measure_speeds(spec: StepSpec, base: DType | None) -> OpSpeeds | None:
 
 
 def fit_costs(timings: Iterable[OpTiming]) -> dict[str, Cost]:
+    """Fit costs per op, per op and type, and for all ops that only move memory."""
     groups: dict[str, list[OpTiming]] = {}
     for timing in timings:
         groups.setdefault(timing.name, []).append(timing)
@@ -187,12 +199,13 @@ def fit_costs(timings: Iterable[OpTiming]) -> dict[str, Cost]:
 
 
 def fit_cost(group: Sequence[OpTiming]) -> Cost:
+    """Fit the cost of an op to its timings."""
     columns = list(zip(*(cost_terms(timing.cost) for timing in group), strict=True))
     return [float(timing) for timing in least_squares(columns, [timing.seconds for timing in group])]
 
 
 def small_spec(spec: StepSpec, base: DType | None, size: Sequence[int]) -> StepSpec:
-    """A model of one layer, which is computed as another one."""
+    """Return a model of one layer that is computed like the given one."""
     embd, heads, ff, vocab, length, batch = size
     h = Hyperparameters(
         vocab=vocab,
@@ -226,6 +239,7 @@ def small_spec(spec: StepSpec, base: DType | None, size: Sequence[int]) -> StepS
 
 
 def adapter_weights(h: Hyperparameters, base: DType) -> Weights:
+    """Return frozen weights with adapters."""
     tensors, deltas = {}, {}
     for name, shape in h.shapes.items():
         tensors[name] = state(name, shape, base if len(shape) > 1 else F32)
@@ -239,8 +253,10 @@ def adapter_weights(h: Hyperparameters, base: DType) -> Weights:
 
 
 def time_model(spec: StepSpec, max_disturbed: float = MAX_DISTURBED_SECONDS) -> ModelTiming:
-    """Time each op over zeros, which take as long as anything else: its least seconds in runs that nothing disturbed. Where
-    disturbed runs have lost more seconds than `patience`, its least seconds in all runs."""
+    """Time each op over zeros: the least seconds of runs that nothing disturbed.
+
+    If disturbed runs have taken more than `max_disturbed` seconds, it is the least of all runs.
+    """
     graphs, length = StepGraphs(spec), spec.positions
     step_graphs = [graphs.grad_graph(length, True), graphs.update_graph(length)]
     if spec.gradients == "flat":
@@ -259,7 +275,9 @@ def time_model(spec: StepSpec, max_disturbed: float = MAX_DISTURBED_SECONDS) -> 
 
 
 def run_until_quiet(programs: Sequence[Program], recorder: Recorder, max_disturbed: float) -> ModelTiming:
-    """Run a model's programs until enough runs were quiet, or disturbed runs have lost more seconds than `patience`."""
+    """Run programs until enough runs were quiet, or disturbed runs have taken more than `max_disturbed`
+    seconds.
+    """
 
     def run() -> None:
         for program in programs:
@@ -289,13 +307,13 @@ def run_until_quiet(programs: Sequence[Program], recorder: Recorder, max_disturb
 
 
 def needs_compiling(program: Program) -> bool:
-    """Whether something that it calls would have to be compiled."""
+    """Return True if a program calls a kernel that is not compiled."""
     tables = (part for segment in program.segments for part in segment.batches if isinstance(part, CallTable))
     return bool(find_missing(call.entry for table in tables for call in table.calls))
 
 
 def make_zeros(graphs: Iterable[StepGraph]) -> dict[Tensor, np.ndarray]:
-    """For weights, which are held once, and as their type has it."""
+    """Return zeros for all weights of some graphs, in the types the weights have."""
     leaves = {
         leaf
         for graph in graphs
@@ -306,13 +324,15 @@ def make_zeros(graphs: Iterable[StepGraph]) -> dict[Tensor, np.ndarray]:
 
 
 def graph_weights(graph: StepGraph, weights: Mapping[Tensor, np.ndarray]) -> dict[Tensor, np.ndarray]:
+    """Return the arrays of the weights in a graph."""
     return {leaf: weights[leaf] for leaf in collect_leaves(graph.outputs) if leaf in weights}
 
 
 def least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -> np.ndarray:
-    """The unknowns, none of them below 0, that come nearest to the values, each as a share of itself.
+    """Return the non-negative unknowns with the least relative errors.
 
-    They are few: each choice of those that are not 0 is tried, and of two that are as near the one with fewer is taken.
+    There are few unknowns: every subset that is not 0 is tried, and of two equally good ones the smaller is
+    taken.
     """
     rows = np.array(columns, np.float64).T / np.array(values, np.float64)[:, None]
     scales = np.maximum(np.abs(rows).max(axis=0), 1e-300)

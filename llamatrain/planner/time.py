@@ -1,4 +1,4 @@
-"""How long a run is expected to take, of what was measured of this machine."""
+"""Forecasts how long a run takes, from the measured speed of this machine."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ OVERHEAD = 5e-4  # seconds of a step that are between its programs
 
 @dataclass(frozen=True, kw_only=True)
 class TimeForecast:
-    """Of a run's steps; what is done beside them takes its own time."""
+    """The time of a run's steps, without validation, samples and saves."""
 
     step_seconds: float  # seconds
     tokens: int  # of a step: with what rows are filled up with
@@ -21,17 +21,19 @@ class TimeForecast:
 
     @property
     def tokens_per_second(self) -> float:
+        """Tokens per second, including padding."""
         return self.tokens / self.step_seconds
 
     @property
     def run_seconds(self) -> float | None:
+        """Seconds of all steps, or None if their number is not known."""
         return None if self.steps is None else self.steps * self.step_seconds
 
 
 def forecast_time(
     way: MemoryPlan, batches: int, steps: int | None, measure: bool = False
 ) -> TimeForecast | str:
-    """Of steps of so many batches, each in the parts of the way; or why nothing can be said. `anew` measures again."""
+    """Forecast steps of this many batches, or return why that is not possible. `measure` measures again."""
     spec, optimizer = way.spec, way.spec.optimizer
     if optimizer and not spec.rule:
         return f"how often {type(optimizer).__name__} looks at a step's rows is not known before"

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from llamatrain.config.not_found import missing
+from llamatrain.config.not_found import missing_file
 from llamatrain.errors import FileError
 from llamatrain.platform.terminal import log_line
 from llamatrain.report.compare import runs_page
@@ -33,7 +33,7 @@ def check_run(folder: Path) -> None:
     """Raise if a path is not the folder of a run."""
     try:
         if not folder.exists():
-            raise missing(folder, "no such folder; give the folder of a run")
+            raise missing_file(folder, "no such folder; give the folder of a run")
         if not folder.is_dir():
             home = f", which is {folder.parent}" if (folder.parent / METRICS).is_file() else ""
             raise FileError(f"{folder}: this is a file; give the folder of a run{home}", code="not-a-run")

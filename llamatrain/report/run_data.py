@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llamatrain.config.read_limited import contents
+from llamatrain.config.read_limited import read_limited
 from llamatrain.errors import FileError, LlamatrainError
 from llamatrain.report.memory_layout import MemoryLayout
 from llamatrain.report.metrics import read_lines
@@ -27,9 +27,9 @@ METRICS, SAMPLES, REPORT_FILE, TRACE, CONFIG, PAGE = (
     "config.toml",
     "report.html",
 )
-MAX_TRACE = 8 << 20  # bytes of a trace; of other files much less
+MAX_TRACE = 8 << 20  # bytes; other files are smaller
 FILES, SAMPLES_SHOWN, FACTS, OPS, OPTIONS = 40, 40, 20, 16, 300
-MAX_SAMPLES = 2000  # samples that are held at once
+MAX_SAMPLES = 2000  # samples in memory at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class ShownSample:
 
     step: int
     text: str = ""
-    waves: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # the sine, and the model's
+    waves: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # target and model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ def read_run_data(folder: Path, tell: Callable[[str], None] = lambda line: None)
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; empty if there is none."""
     with suppress(LlamatrainError, ValueError, RecursionError):
-        value = json.loads(contents(path, MAX_TRACE, "a file of a run"))
+        value = json.loads(read_limited(path, MAX_TRACE, "a file of a run"))
         if isinstance(value, dict):
             return value
     return {}
@@ -111,7 +111,7 @@ def read_options(path: Path) -> tuple[dict[str, Any], str]:
     import tomllib
 
     with suppress(LlamatrainError, ValueError, RecursionError):
-        text = contents(path, 1 << 20, "a file of options").decode()
+        text = read_limited(path, 1 << 20, "a file of options").decode()
         head = text.partition("\n")[0].removeprefix("# ").split()
         command = head[1] if head[:1] == ["llamatrain"] and len(head) > 1 else ""
         return dict(list(tomllib.loads(text).items())[:OPTIONS]), command

@@ -1,0 +1,1 @@
+"""One training run: options, request, inputs, resolved config, memory plan, loop, result."""

@@ -1,4 +1,4 @@
-"""What a run is assembled of: its programs with their memory filled, its loop, its rows."""
+"""Builds the parts of a prepared run: programs with their memory filled, the loop, and the rows it reads."""
 
 import zlib
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def run_loop(
     compile_ahead: Callable[[], None],
     on_start: Callable[[], None] = lambda: None,
 ) -> StopReason:
-    """From its first save to its last."""
+    """Train from the first save to the last, reading rows ahead and compiling later programs meanwhile."""
     with prefetch_rows(loop, rows) as loop.loader, compile_together_with(compile_ahead):
         loop.last_checkpoint = sink.begin(loop.state)
         on_start()
@@ -41,7 +41,7 @@ def run_loop(
 
 
 def build_programs(prepared: PreparedRun) -> TrainPrograms:
-    """Their memory taken and filled, where the run begins or goes on."""
+    """Build the programs of a run, and load their weights from the checkpoint, the base or random numbers."""
     plan, weights, trainable, resume_point = (
         prepared.plan.plan,
         prepared.plan.weights,
@@ -71,7 +71,7 @@ def build_programs(prepared: PreparedRun) -> TrainPrograms:
 def build_loop(
     prepared: PreparedRun, programs: TrainPrograms, listener: Report | NullListener, interrupts: Interrupts
 ) -> Loop:
-    """Where it begins or goes on; it is still to be said who keeps it."""
+    """Build the loop of a new or resumed run. The caller sets `save`, `keep` and `show`."""
     data, loop_config = prepared.data, prepared.resolved.loop_config(prepared.plan.plan.splits)
     minimizer = prepared.resolved.optimizer.create_minimizer(programs.weights.vector)
     inputs, arrays = prepared.inputs, prepared.plan.weights.frozen.values()
@@ -96,13 +96,13 @@ def build_loop(
 
 
 def load_teacher(prepared: PreparedRun) -> dict[str, np.ndarray]:
-    """What the teacher knows."""
+    """Load the arrays of the teacher, or none without a teacher."""
     teacher, gguf = prepared.plan.plan.spec.teacher, prepared.inputs.teacher
     return teacher.load(gguf, prepared.resolved.threads) if teacher and gguf else {}
 
 
 def prefetch_rows(loop: Loop, rows: SkippableLoader) -> AbstractContextManager[Batches]:
-    """Its rows, read ahead, but for those that are the same in every step; of each step those of this rank."""
+    """Return the batches of this rank, read ahead by a thread unless every step uses the same rows."""
     loop_config, steps = loop.config, loop.config.iters - loop.state.counters.step
     own_batches = loop.programs.local_microbatches(loop_config.grad_acc)
     own_rows: Batches = (

@@ -1,4 +1,4 @@
-"""A run's checkpoints and its result: written as it stands, and put back as it was."""
+"""Writes the checkpoints and results of a run, and restores a run from its checkpoint."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -32,7 +32,7 @@ from llamatrain.train.state import RunState
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpointer:
-    """Writes a run as it stands."""
+    """Writes the state of a run to its folder."""
 
     options: dict[str, Any]  # JSON
     keep: int  # checkpoints
@@ -51,7 +51,7 @@ class Checkpointer:
     tell: Callable[[], None] = lambda: None  # of what became of the run's inputs
 
     def begin(self, state: RunState) -> str:
-        """Before anything is trained, so that a full disk shows now; only then there is more than a checkpoint in the folder."""
+        """Save before the first step, so that a full disk shows at once."""
         with phase("saving"):
             try:
                 return self._write_first(state)
@@ -77,7 +77,7 @@ class Checkpointer:
         return path
 
     def _adopt_best(self, state: RunState) -> None:
-        """What was made at the best validation of the run that goes on is that of this folder, too."""
+        """Take over the best result of the run that is resumed, which may lie in another folder."""
         best, path = state.best.step, self.folder.path
         if best in (None, state.counters.step) or self.folder.link_best(
             best, (self.resumed_folder or path) / best_filename(best)
@@ -88,7 +88,9 @@ class Checkpointer:
         )
 
     def save(self, state: RunState, last: bool = False) -> str:
-        """The last time in another folder, where this one takes it no more."""
+        """Save a checkpoint and the result; the last save goes to another folder if this one cannot be
+        written.
+        """
         self.tell()
         try:
             path = self._write_checkpoint(state)
@@ -108,18 +110,18 @@ class Checkpointer:
         return path
 
     def end(self, state: RunState) -> None:
-        """Once more, where the folder went after the last time."""
+        """Save once more if the folder was moved after the last save."""
         if self._folder_moved():
             self.save(state, last=True)
             self._write_config()
 
     def _write_extra(self, state: RunState) -> None:
-        """What is wanted of a save beside the run itself."""
+        """Write the files that are wanted outside the run's folder."""
         self._copy(state)
         self.trainable.write_extra(self.programs.weights.parts)
 
     def _copy(self, state: RunState) -> None:
-        """Copy the checkpoint and the result of this step to where they are wanted, too."""
+        """Copy the checkpoint and the result of this step to the extra outputs."""
         step, result = state.counters.step, self.folder.result_path(self.trainable.result_name)
         if self.keep_results:
             self.folder.link_result(result.name, step, self.keep_results)
@@ -139,7 +141,7 @@ class Checkpointer:
         return str(path)
 
     def keep_best(self, state: RunState) -> None:
-        """What is made by now validates best, and no save is due."""
+        """Keep the present weights as the best ones, between two saves."""
         step = state.counters.step
         try:
             try:
@@ -159,14 +161,16 @@ class Checkpointer:
         self.folder.prune_best()
 
     def _folder_moved(self) -> bool:
-        """Whether the folder is another than before, which is said."""
+        """Return True, after a warning, if the run's folder is no longer where it was."""
         if line := self.folder.locate():
             self.warn(line)
             self.metrics.path = self.folder.result_path(self.metrics.path.name)
         return line is not None
 
     def _save_elsewhere(self, state: RunState, error: FileError) -> FileError:
-        """What is to be told where it is saved elsewhere, or nowhere."""
+        """Save to a fallback folder, and return the error to raise: it names that folder if saving there
+        worked.
+        """
         for folder in self.folder.move_to_fallbacks():
             with (
                 suppress(FileError),
@@ -187,6 +191,7 @@ class Checkpointer:
             file.write(self.config)
 
     def make_checkpoint(self, state: RunState) -> Checkpoint:
+        """Return a checkpoint of the present state."""
         optimizer, parts = self.programs.spec.optimizer, self.programs.weights.parts
         assert optimizer
         minimizer_state: dict[str, Any] = self.minimizer.state_values() if self.minimizer else {}
@@ -225,7 +230,7 @@ class Checkpointer:
 
 
 def check_weights(resume_point: ResumePoint, trainable: Mapping[str, Tensor]) -> None:
-    """A checkpoint has all that is trained, and nothing else in its vectors."""
+    """Raise if a checkpoint lacks trained weights, or holds state of other weights."""
     weights, order = resume_point.checkpoint.weights, resume_point.checkpoint.order
     for name, tensor in trainable.items():
         if name not in weights or weights[name].shape != tensor.shape:
@@ -238,6 +243,7 @@ def check_weights(resume_point: ResumePoint, trainable: Mapping[str, Tensor]) ->
 
 
 def load_weights(checkpoint: Checkpoint, parts: Mapping[str, np.ndarray]) -> None:
+    """Copy the weights of a checkpoint into the program's memory."""
     with verify_unchanged(checkpoint.files):
         for name, part in parts.items():
             part[...] = checkpoint.weights[name]
@@ -251,7 +257,10 @@ def restore(
     rows: CountedBatches,
     grad_acc: int,
 ) -> tuple[RunState, list[str]]:
-    """Vectors and rows put back where a checkpoint was, and its state; and what could not be."""
+    """Restore optimizer state and data position.
+
+    Return the run's state, and warnings about what was not restored.
+    """
     optimizer, state, warnings = programs.spec.optimizer, checkpoint.state, list[str]()
     assert optimizer
     if checkpoint.optimizer != optimizer.checkpoint_name:

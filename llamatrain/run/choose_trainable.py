@@ -1,4 +1,4 @@
-"""Which target a run has, by its options, or by the checkpoint that it goes on from."""
+"""Chooses what a run trains, by its options or its checkpoint."""
 
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -20,6 +20,7 @@ from llamatrain.run.trainable import FullModel, LoraAdapter, Trainable
 
 
 def choose_trainable(config: RunConfig, model: RunModel, inputs: RunInputs, peft: Path | None) -> Trainable:
+    """Return the model or the adapter that a run trains."""
     threads = config.run.threads or count_cores()
     if config.command == "from-scratch" or config.tune.full:
         model_class = partial(LowRankModel, rank=config.model.lora_r) if config.model.lora_r else FullModel
@@ -55,7 +56,9 @@ Numbers = tuple[dict[str, int], dict[str, float], float]
 
 
 def adapter_numbers(tune: LoraOptions, h: Hyperparameters, inputs: RunInputs) -> Numbers:
-    """Ranks, scales and alpha: of the checkpoint, of the adapter that is gone on from, or by the options."""
+    """Return ranks, scales and alpha of an adapter, from the checkpoint, from --lora-init or from the
+    options.
+    """
     if inputs.resume_point:
         return read_numbers(inputs.resume_point.checkpoint.extra, h, inputs.resume_point.path)
     if first := inputs.initial_adapter:
@@ -67,6 +70,7 @@ def adapter_numbers(tune: LoraOptions, h: Hyperparameters, inputs: RunInputs) ->
 
 
 def read_numbers(stored: Mapping[str, Any], h: Hyperparameters, path: Path) -> Numbers:
+    """Read ranks, scales and alpha from a checkpoint, and check them."""
     match stored.get("ranks"), stored.get("scales"), stored.get("alpha"):
         case dict() as ranks, dict() as scales, (int() | float()) as alpha if (
             ranks.keys() == scales.keys() and ranks
@@ -84,4 +88,5 @@ def read_numbers(stored: Mapping[str, Any], h: Hyperparameters, path: Path) -> N
 
 
 def are_valid(numbers: Collection[Any]) -> bool:
+    """Return True if all values are numbers of a sensible size."""
     return all(isinstance(number, int | float) and abs(number) <= LARGEST for number in numbers)

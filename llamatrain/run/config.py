@@ -1,4 +1,4 @@
-"""What was asked of a run, the first of three stages: asked, resolved, fitted."""
+"""The options of a run, as they were given or as a checkpoint stores them."""
 
 import glob
 import os
@@ -36,7 +36,7 @@ COMMAND_PARTS = {"from-scratch": ("model", "data", "train", "run", "outs"), "fin
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Options as they were given, or as a run has kept them. None and auto are open."""
+    """All options of a run. None and "auto" are still open."""
 
     files: tuple[str, ...]
     data: DataOptions
@@ -52,7 +52,7 @@ class RunConfig:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """Those that the command has."""
+        """The option classes of the command, by name."""
         return {name: getattr(self, name) for name in COMMAND_PARTS[self.command]}
 
     @property
@@ -70,12 +70,14 @@ class RunConfig:
 
     @property
     def adapters(self) -> list[Path]:
-        """The files that are read for it."""
+        """The adapter files that the run reads."""
         first = [self.tune.lora_init] if self.tune.lora_init else []
         return [*first, *(path for path, _ in self.lora.scaled)]
 
     def inputs(self, trains: bool = True) -> list[str]:
-        """List what a run that goes on reads, as it was named; one that does not train reads no data."""
+        """Return the files that a resumed run reads, as the user named them; without training it reads no
+        data.
+        """
         base = self.base if self.command == "finetune" and not self.tune.full else ""
         template = self.data.chat_template if not self.data.is_named_template else None
         models = (base, *(path for path, _ in self.lora.scaled), self.train.teacher)
@@ -83,7 +85,7 @@ class RunConfig:
         return [str(each) for each in (*models, *data) if each and str(each) != "-"]
 
     def make_absolute(self, base: str = "") -> "RunConfig":
-        """With paths that mean the same from any folder."""
+        """Return the same options with absolute paths, so that the run can be resumed from any folder."""
         template_option = self.data.chat_template
         paths = (
             self.model.vocab_from,
@@ -115,7 +117,7 @@ class RunConfig:
     # ---- as JSON -----------------------------------------------------------
 
     def plain(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the options as JSON values, as a checkpoint stores them."""
         parts = {name: plain(part) for name, part in self.parts.items()}
         for part, name, default in transient_options():
             parts[part][name] = default
@@ -123,7 +125,7 @@ class RunConfig:
 
     @classmethod
     def from_plain(cls, stored: Mapping[str, Any], source: object) -> "RunConfig":
-        """Of a run that has begun."""
+        """Make a config from the options in a checkpoint, which may be damaged."""
         files, command, base = stored.get("files", []), stored.get("command"), stored.get("base", "")
         parts = {name: stored.get(name, {}) for name in PARTS}
         is_valid = isinstance(files, list) and all(isinstance(text, str) for text in (*files, command, base))
@@ -162,7 +164,7 @@ def transient_options() -> Iterator[tuple[str, str, Any]]:
 
 
 def make_absolute(files: Sequence[str]) -> tuple[str, ...]:
-    """So that a run goes on from any folder."""
+    """Return absolute paths; glob patterns stay patterns."""
     here = os.getcwd()  # noqa: PTH109 - as it is spelt
     homes = {True: glob.escape(here), False: here}  # a pattern stays one, and a folder's name becomes none
     return tuple(

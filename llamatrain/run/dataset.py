@@ -1,4 +1,4 @@
-"""The rows that a run is given: of text, opened and tokenized, or of the built-in sine wave."""
+"""Opens the training data of a run: tokenized text, or the built-in sine wave."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,25 +22,32 @@ if TYPE_CHECKING:
 
 
 class CountedBatches(SkippableLoader, Protocol):
-    """Whose batches can be counted, begun anywhere, and ended with an epoch."""
+    """Batches that can be counted, resumed anywhere, and ended with an epoch."""
 
     end: int  # the epoch before which they end; 0: never
 
     @property
-    def lengths(self) -> tuple[int, ...]: ...
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths that rows may have, in tokens."""
 
     @property
-    def sparse(self) -> bool: ...
+    def sparse(self) -> bool:
+        """True if many tokens are not trained."""
 
-    def restore(self, state: CursorState) -> bool: ...
+    def restore(self, state: CursorState) -> bool:
+        """Continue where a checkpoint was; return False if the data has changed."""
 
-    def count(self, epochs: int) -> int: ...
+    def count(self, epochs: int) -> int:
+        """Return the number of rows in a number of epochs."""
 
-    def measure_packing(self, count: int) -> PackingStats: ...
+    def measure_packing(self, count: int) -> PackingStats:
+        """Return how full the first `count` rows are."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
+    """The training and validation batches of a run, and facts about them."""
+
     rows: CountedBatches
     validation: CountedBatches | None
     description: str
@@ -48,7 +55,7 @@ class TrainingData:
     packed: bool = False
 
     def describe_packing(self, batch: int) -> str:
-        """How full its rows are, in words, where they may be not."""
+        """Describe how full the rows are, if they are not always full."""
         if not self.rows.sparse:
             return ""
         used, trained = (f"{100 * part:.0f} %" for part in self.rows.measure_packing(batch))
@@ -58,7 +65,7 @@ class TrainingData:
 def load_data(
     files: Sequence[str], model: RunModel, data: DataOptions, seed: int, compare: "Compare | None" = None
 ) -> TrainingData:
-    """With the data opened: tokenized, counted, split."""
+    """Open, tokenize, count and split the data."""
     if not files:
         sine = make_sine(model, seed)
         return TrainingData(
@@ -107,7 +114,7 @@ def load_data(
 
 
 def check_first_rows(files: Sequence[str], data: DataOptions, compare: "Compare | None") -> None:
-    """The first rows of each file, before anything is compiled to read them all."""
+    """Parse the first rows of each file, so that errors show before anything is compiled."""
     from llamatrain.data.find_files import find_sources
     from llamatrain.data.json_values import RecordTooLarge
     from llamatrain.data.preference_records import check_has_rows, parse_preference
@@ -128,7 +135,7 @@ def check_first_rows(files: Sequence[str], data: DataOptions, compare: "Compare 
 
 
 def check_skipped(dataset: "Dataset", row: int) -> None:
-    """Of answers that are compared most are learned from."""
+    """Raise if most preference rows had to be skipped."""
     from llamatrain.data.dataset import format_places
 
     skipped = [*dataset.skipped, *dataset.too_large, *dataset.refused]
@@ -140,6 +147,7 @@ def check_skipped(dataset: "Dataset", row: int) -> None:
 
 
 def make_sine(model: RunModel, seed: int) -> Sine:
+    """Return the built-in sine wave for a model without a text vocabulary."""
     if model.tokenizer is not None:
         raise UsageError(
             "no data: name files (text, JSON, CSV, Parquet), folders, globs, or - for standard input"

@@ -1,4 +1,4 @@
-"""The options that say what a run writes beside its folder, and what of it stays."""
+"""Options for the files that a run writes outside its folder."""
 
 import os
 import re
@@ -17,7 +17,7 @@ FILES = ("checkpoint_out", "model_out", "lora_out")
 
 @dataclass(frozen=True)
 class ExtraOutputOptions(Options, panel="The run", resumable=True):
-    """They may change when a run goes on, and stay with it."""
+    """Options for extra output files. They may change when a run is resumed."""
 
     checkpoint_out: Annotated[str, Option(f"Write each checkpoint to this file, too{NAMES}", unit="FILE")] = (
         ""
@@ -70,23 +70,24 @@ class ExtraOutputOptions(Options, panel="The run", resumable=True):
 
     @property
     def files_by_option(self) -> dict[str, str]:
-        """The files that are to be written, by their options."""
+        """The extra files to write, by option name."""
         named = {name: getattr(self, name) for name in FILES}
         return {name: file for name, file in named.items() if file}
 
     def make_absolute(self, absolute: Callable[[str], str]) -> "ExtraOutputOptions":
+        """Return the same options with absolute paths."""
         checkpoint, model, lora = (
             file and absolute(file) for file in (self.checkpoint_out, self.model_out, self.lora_out)
         )
         return replace(self, checkpoint_out=checkpoint, model_out=model, lora_out=lora)
 
     def path_at_step(self, name: str, step: int | None) -> Path:
-        """That of a step; without one, that of the newest."""
+        """Return the path of a step's file, or of the newest one."""
         word = self.fn_latest if step is None else str(step)
         path = Path(getattr(self, name))
         return path.with_name(path.name.replace(self.pattern_fn_it, word))
 
     def name_pattern(self, name: str) -> re.Pattern[str]:
-        """The names that its files may have."""
+        """Return a pattern that matches the names of all files of an option."""
         parts = map(re.escape, Path(getattr(self, name)).name.split(self.pattern_fn_it))
         return re.compile(rf"(?:{re.escape(self.fn_latest)}|[0-9]+)".join(parts))

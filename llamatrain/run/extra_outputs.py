@@ -1,4 +1,4 @@
-"""Files that a run writes beside its folder at each save: under names in which the step stands, and under one of the newest."""
+"""Writes extra output files at each save: one named by the step, and one for the newest."""
 
 import os
 import re
@@ -20,7 +20,9 @@ from llamatrain.run.resume import ResumePoint
 
 
 def may_write(path: Path, folder: Path, resume_point: ResumePoint | None) -> bool:
-    """Tell whether a run writes to a place that only its checkpoint names: to one in its folder, if this user wrote that."""
+    """Return True if a run may write to a path that only its checkpoint names: the user wrote it, and it lies
+    inside.
+    """
     inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
     return resume_point is not None and resume_point.is_own and inside
 
@@ -28,7 +30,7 @@ def may_write(path: Path, folder: Path, resume_point: ResumePoint | None) -> boo
 def drop_unnamed(
     options: ExtraOutputOptions, given: Collection[str], folder: Path, resume_point: ResumePoint | None
 ) -> tuple[ExtraOutputOptions, ExtraOutputOptions, list[str]]:
-    """Leave out the files that only a checkpoint names. Return what is written, what is kept for the next run, and notes."""
+    """Leave out the files that only a checkpoint names. Return what is written, what is stored, and notes."""
     written, notes = options, list[str]()
     if resume_point is None or not resume_point.has_options:
         return options, options, notes
@@ -51,7 +53,7 @@ def drop_unnamed(
 
 
 def format_flags(options: ExtraOutputOptions, peft: Path | None, folder: Path) -> str:
-    """Name the places outside a run's folder again, as the command that goes on with it needs them."""
+    """Return the flags that name the files outside the run's folder, for the command that resumes it."""
     places = {**options.files_by_option, **({"peft": str(peft)} if peft else {})}
     outside = {
         name: file for name, file in places.items() if not Path(file).is_relative_to(folder.absolute())
@@ -66,7 +68,7 @@ def check_extra_outputs(
     resume_point: ResumePoint | None,
     folder_options: RunFolderOptions,
 ) -> None:
-    """That there is room for them, and that they replace nothing that is read, and without leave nothing of others."""
+    """Raise if an extra output cannot be written, or would replace an input or a file of another run."""
     stored, inputs, taken = stored_outputs(resume_point), list(reads), dict[Path, str]()
     for name, file in options.files_by_option.items():
         newest, names, flag = options.path_at_step(name, None), options.name_pattern(name), format_flag(name)
@@ -101,11 +103,12 @@ def check_extra_outputs(
 
 
 def matches_output(path: Path, names: re.Pattern[str], home: str) -> bool:
+    """Return True if a path is one of an option's output files."""
     return names.fullmatch(path.name) is not None and os.path.realpath(path.parent) == home
 
 
 def stored_outputs(resume_point: ResumePoint | None) -> Mapping[str, Any]:
-    """As the run that goes on had them."""
+    """Return the extra outputs of the run that is resumed."""
     outputs = resume_point.checkpoint.options.get("outs") if resume_point else None
     return outputs if isinstance(outputs, dict) else {}
 
@@ -115,12 +118,12 @@ def stored_outputs(resume_point: ResumePoint | None) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class ExtraOutputs:
-    """Where they go at each save."""
+    """The extra output files of a run."""
 
     options: ExtraOutputOptions
 
     def write(self, step: int, checkpoint: Path, result: Path) -> None:
-        """Of what lies in the folder by now."""
+        """Copy the checkpoint or the result of a step to each extra output."""
         for name in self.options.files_by_option:
             place, newest = self.options.path_at_step(name, step), self.options.path_at_step(name, None)
             copy_file(checkpoint if name == "checkpoint_out" else result, place)
@@ -129,4 +132,5 @@ class ExtraOutputs:
 
     @property
     def newest(self) -> list[Path]:
+        """The paths of the newest extra files."""
         return [self.options.path_at_step(name, None) for name in self.options.files_by_option]

@@ -1,4 +1,4 @@
-"""What a run is, in a few lines, before it begins."""
+"""Describes a run in a few lines before it starts."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ from llamatrain.run.prepare import PreparedRun
 
 
 def describe_run(prepared: PreparedRun, folder: Path) -> list[tuple[str, str]]:
+    """Return the lines of the header: label and text."""
     train, plan, h = prepared.config.train, prepared.plan.plan, prepared.model.h
     batches = f", {train.grad_acc} batches a step" if train.grad_acc > 1 else ""
     steps = f"{train.iters} step{'s' * (train.iters != 1)}"
@@ -31,6 +32,6 @@ def describe_run(prepared: PreparedRun, folder: Path) -> list[tuple[str, str]]:
 
 
 def join_settings(config: str) -> str:
-    """What a file of options says."""
+    """Return the settings of a TOML text in one line."""
     whole = config.replace("[\n    ", "[").replace(",\n    ", ", ").replace(",\n]", "]")
     return ", ".join(line for line in whole.splitlines() if line and not line.startswith("#"))

@@ -1,7 +1,8 @@
-"""Data that a Python program holds in memory: rows become a file of JSON lines, which is read like any other.
+"""Passes rows from the memory of a Python program: they are written as JSON lines, and read like any other file.
 
-A run's rows lie in its own folder, so that it goes on from there with nothing else. The file is named for what is in it: rows
-that are given again are the same file, and those of another run in the same folder are left alone.
+The rows of a run lie in its own folder, so that it can be resumed. The file is named by a hash of its
+content: the same
+rows are the same file, and those of another run in the same folder stay as they are.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from typing import Any
 from llamatrain.checkpoints.filenames import run_files
 from llamatrain.checkpoints.new_run_dir import create_next_folder, ensure_folder, missing_parents
 from llamatrain.checkpoints.run_folder import RUNS
-from llamatrain.config.messages import worded
+from llamatrain.config.messages import quote
 from llamatrain.config.values import is_valid_path
 from llamatrain.distributed.comm import get_launch_info
 from llamatrain.errors import UsageError
@@ -30,35 +31,36 @@ NAME = re.compile(r"(?:data|val)-[0-9a-f]{12}\.jsonl")
 TAKES = "data is a path, a list of paths, or a list of rows, each a dict"
 
 
-def split(data: Sequence[Data]) -> tuple[list[str], list[Row]]:
-    """The paths among the data, and the rows."""
+def split_data(data: Sequence[Data]) -> tuple[list[str], list[Row]]:
+    """Return the paths among the data, and the rows."""
     paths, rows = list[str](), list[Row]()
-    for each in data:
-        if isinstance(each, str | os.PathLike):
-            paths.append(path_in(each))
+    for item_or_list in data:
+        if isinstance(item_or_list, str | os.PathLike):
+            paths.append(check_path(item_or_list))
             continue
-        if isinstance(each, Mapping):
+        if isinstance(item_or_list, Mapping):
             raise UsageError("one row is no data; put rows into a list, such as [{'text': ...}]")
-        if isinstance(each, Mapping | bytes) or not isinstance(each, Iterable):
-            raise UsageError(f"{worded(each)} is no data; {TAKES}")
-        for item in each:
+        if isinstance(item_or_list, Mapping | bytes) or not isinstance(item_or_list, Iterable):
+            raise UsageError(f"{quote(item_or_list)} is no data; {TAKES}")
+        for item in item_or_list:
             if isinstance(item, Mapping):
                 rows.append(item)
             elif isinstance(item, str | os.PathLike):
-                paths.append(path_in(item))
+                paths.append(check_path(item))
             else:
-                raise UsageError(f"{worded(item)} in a list is no data; {TAKES}")
+                raise UsageError(f"{quote(item)} in a list is no data; {TAKES}")
     if data and not paths and not rows:
         raise UsageError("the data is an empty list: there is nothing to train on")
     return paths, rows
 
 
-def path_in(place: Any) -> str:
-    if not isinstance(place, str | os.PathLike):
-        raise UsageError(f"{worded(place)} is no path: files are named one by one, options by keyword")
-    if not is_valid_path(os.fspath(place)):
-        raise UsageError(f"{worded(os.fspath(place))} is no path: no file can be called so")
-    return os.fspath(place)
+def check_path(path: Any) -> str:
+    """Return a path as text; raise if it is none."""
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"{quote(path)} is no path: files are named one by one, options by keyword")
+    if not is_valid_path(os.fspath(path)):
+        raise UsageError(f"{quote(os.fspath(path))} is no path: no file can be called so")
+    return os.fspath(path)
 
 
 # ---- as files ----------------------------------------------------------------
@@ -66,14 +68,14 @@ def path_in(place: Any) -> str:
 
 @contextmanager
 def rows_for_call(data: Sequence[Data]) -> Iterator[list[str]]:
-    """The data as paths; rows lie in a temporary file meanwhile."""
-    paths, rows = split(data)
+    """Yield the data as paths; rows lie in a temporary file meanwhile."""
+    paths, rows = split_data(data)
     if not rows:
         yield paths
         return
     folder = create_temp_folder()
     try:
-        yield [*paths, str(written(folder, "data", rows))]
+        yield [*paths, str(write_rows(folder, "data", rows))]
     finally:
         remove_path(folder)
 
@@ -82,12 +84,15 @@ def rows_for_call(data: Sequence[Data]) -> Iterator[list[str]]:
 def rows_for_run(
     command: str, data: Sequence[Data], values: dict[str, Any]
 ) -> Iterator[tuple[list[str], dict[str, Any]]]:
-    """The data of a run as paths, and its options; rows lie in its folder, which goes again if nothing is saved in it."""
-    (paths, rows), val, val_rows = split(data), list[str](), list[Row]()
+    """Yield the data of a run as paths, and its options.
+
+    Rows lie in its folder, which is removed if nothing is saved in it.
+    """
+    (paths, rows), val, val_rows = split_data(data), list[str](), list[Row]()
     if isinstance(given := values.get("val"), list | tuple) and any(
-        isinstance(each, Mapping) for each in given
+        isinstance(item, Mapping) for item in given
     ):
-        val, val_rows = split([given])
+        val, val_rows = split_data([given])
     if not rows and not val_rows:
         yield paths, values
         return
@@ -95,79 +100,82 @@ def rows_for_run(
         raise UsageError(
             f"rows in memory are those of one process, and {started.description}; write them to a file that all can read"
         )
-    folder, made = folder_for(command, values)
-    files, before = list[Path](), saved_in(folder)
+    folder, new_folders = make_folder(command, values)
+    files, saved_before = list[Path](), saved_files(folder)
     try:
-        for stem, some, names in (("data", rows, paths), ("val", val_rows, val)):
-            if some:
-                path = folder / name_of(stem, some)
+        for stem, some_rows, names in (("data", rows, paths), ("val", val_rows, val)):
+            if some_rows:
+                path = folder / file_name(stem, some_rows)
                 files += [] if path.exists() else [path]
-                names.append(str(written(folder, stem, some)))
-        more = {} if values.get("resume") and not values.get("out") else {"out": folder}
-        yield paths, {**values, **more, **({"val": val} if val else {})}
+                names.append(str(write_rows(folder, stem, some_rows)))
+        extra = {} if values.get("resume") and not values.get("out") else {"out": folder}
+        yield paths, {**values, **extra, **({"val": val} if val else {})}
     finally:
         with suppress(OSError):
-            if saved_in(folder) == before:
+            if saved_files(folder) == saved_before:
                 for file in files:
                     remove_path(file)
-                for each in made:
-                    each.rmdir()
+                for item in new_folders:
+                    item.rmdir()
 
 
-def saved_in(folder: Path) -> set[tuple[str, int]]:
-    """What a run has saved in its folder: names and inodes of its checkpoints and results."""
+def saved_files(folder: Path) -> set[tuple[str, int]]:
+    """Return names and inodes of the checkpoints and results in a folder."""
     return {(file.name, file.stat().st_ino) for file in run_files(folder) if file.suffix == ".gguf"}
 
 
-def folder_for(command: str, values: Mapping[str, Any]) -> tuple[Path, list[Path]]:
-    """The folder that a run will have, which is made here where it is not there; and the folders that were made."""
+def make_folder(command: str, values: Mapping[str, Any]) -> tuple[Path, list[Path]]:
+    """Return the folder that a run will have, and the folders that were made for it."""
     if out := values.get("out") or values.get("resume"):
         folder = Path(out)
         if folder.is_file():  # a checkpoint
             return folder.parent, []
-        above = missing_parents(folder)
-        return folder, [folder, *above] if ensure_folder(folder) else []
-    above = missing_parents(RUNS / command)
+        new_parents = missing_parents(folder)
+        return folder, [folder, *new_parents] if ensure_folder(folder) else []
+    new_parents = missing_parents(RUNS / command)
     folder = create_next_folder(RUNS, command)
-    return folder, [folder, *above]
+    return folder, [folder, *new_parents]
 
 
-def name_of(stem: str, rows: Sequence[Row]) -> str:
+def file_name(stem: str, rows: Sequence[Row]) -> str:
+    """Return the name of a file for rows: a stem and a hash of their content."""
     key = hashlib.sha256()
-    for line in lines_of(rows):
+    for line in encode_rows(rows):
         key.update(line)
     return f"{stem}-{key.hexdigest()[:12]}.jsonl"
 
 
-def written(folder: Path, stem: str, rows: Sequence[Row]) -> Path:
-    path = folder / name_of(stem, rows)
+def write_rows(folder: Path, stem: str, rows: Sequence[Row]) -> Path:
+    """Write rows to a file of JSON lines in a folder."""
+    path = folder / file_name(stem, rows)
     with AtomicFile(path) as file:
-        for line in lines_of(rows):
+        for line in encode_rows(rows):
             file.write(line)
     return path
 
 
-def lines_of(rows: Sequence[Row]) -> Iterator[bytes]:
+def encode_rows(rows: Sequence[Row]) -> Iterator[bytes]:
+    """Yield rows as JSON lines."""
     for number, row in enumerate(rows, 1):
         try:
-            yield json.dumps(dict(row), allow_nan=False, default=plainly).encode() + b"\n"
+            yield json.dumps(dict(row), allow_nan=False, default=to_json).encode() + b"\n"
         except (TypeError, ValueError, RecursionError) as error:
             raise UsageError(f"row {number} of the data cannot be written as JSON: {error}") from None
 
 
-def plainly(value: Any) -> Any:
-    """What JSON does not know: numbers and arrays of numpy, mappings and other sequences."""
+def to_json(value: Any) -> Any:
+    """Convert what JSON does not know: NumPy numbers and arrays, mappings and other sequences."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Iterable) and not isinstance(value, bytes):
         return list(value)
-    raise TypeError(f"{type(value).__name__} {worded(value)}")
+    raise TypeError(f"{type(value).__name__} {quote(value)}")
 
 
 def find_moved(files: Sequence[str], folder: Path) -> tuple[str, ...]:
-    """The files of a run, whose rows lie in its folder, which may have been moved."""
+    """Return the files of a run; rows in its folder are found again if the folder was moved."""
 
     def current(file: str) -> str:
         moved = folder / Path(file).name

@@ -1,4 +1,4 @@
-"""The files that a run was begun with, looked at again while it runs: whether they are still what they were."""
+"""Watches the input files of a run for changes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -14,12 +14,17 @@ from llamatrain.train.protocols import InputChanged
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedFile:
+    """An input file as it was when the run started."""
+
     identity: FileIdentity
     needed: bool  # again, when the run goes on with --resume
 
 
 def watch_files(paths: Iterable[tuple[Path, bool]]) -> dict[Path, WatchedFile]:
-    """As they are before they are opened. One that is not there is told by whoever opens it."""
+    """Record the identity of input files before they are opened.
+
+    Missing files are reported by their readers.
+    """
     return {
         file: WatchedFile(identity=FileIdentity.read(file), needed=needed)
         for path, needed in paths
@@ -28,12 +33,13 @@ def watch_files(paths: Iterable[tuple[Path, bool]]) -> dict[Path, WatchedFile]:
 
 
 def existing_files(path: Path) -> Iterator[Path]:
+    """Yield the files of an input that exist."""
     with suppress(OSError):
         yield from (file for file in files_of_input(path) if file.is_file())
 
 
 def files_of_input(path: Path) -> Iterator[Path]:
-    """All parts of a split model, all files of a folder; else the file itself."""
+    """Yield all parts of a split model, all files of a folder, or the file itself."""
     part = PART_NAME.fullmatch(path.name)
     if part:
         names = (PART_NAME.fullmatch(file.name) for file in path.parent.iterdir())
@@ -46,7 +52,7 @@ def files_of_input(path: Path) -> Iterator[Path]:
 
 @dataclass(kw_only=True)
 class InputWatcher:
-    """What steps read in place is asked for in each of them, all else before a save, where it can do no harm any more."""
+    """Checks the files that steps read in place at each step, and all other inputs before a save."""
 
     inputs: Mapping[Path, WatchedFile]
     warn: Callable[[str], None]
@@ -59,6 +65,7 @@ class InputWatcher:
         self._mapped = mapped_files(self.frozen)
 
     def check(self) -> None:
+        """Raise InputChanged if a file that steps read has different content."""
         for file in self._mapped:
             now = file.current_identity
             if (change := file.describe_change()) is None:
@@ -76,7 +83,7 @@ class InputWatcher:
                 )
 
     def report(self) -> None:
-        """Before a save; of each file once."""
+        """Warn, once per file, about inputs that changed since the start."""
         for path, watched in self.inputs.items():
             if path not in self.reported and (
                 change := describe_change(path, watched.identity, self._mapped)
@@ -89,7 +96,7 @@ class InputWatcher:
 
 
 def describe_change(path: Path, identity: FileIdentity, mapped: Iterable[MappedFile]) -> str:
-    """To a file, since a run began with it."""
+    """Return how a file changed since the run started, or an empty text."""
     try:
         now = FileIdentity.read(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""What a run is made from beside its data: a base, adapters, a checkpoint. Each is opened once, and handed on."""
+"""Opens the inputs of a run besides its data: base, adapters, teacher and checkpoint."""
 
 import platform
 import zlib
@@ -29,6 +29,8 @@ Factors = Mapping[str, tuple[np.ndarray, np.ndarray, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class RunInputs:
+    """The opened inputs of a run."""
+
     base: Gguf | None = (
         None  # the model that is tuned, that weights are taken from, or that a checkpoint holds
     )
@@ -43,40 +45,44 @@ class RunInputs:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
+        """The checkpoint that is resumed."""
         return self.resume_point.checkpoint if self.resume_point else None
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the run that goes on; an ancestor had none."""
+        """The folder of the run that is resumed. Checkpoints of llama.cpp's programs have none."""
         return self.resume_point.path.parent if self.resume_point and self.is_resume else None
 
     @property
     def is_resume(self) -> bool:
-        """With options of its own."""
+        """True if a run of this program is resumed, whose checkpoint stores its options."""
         return self.resume_point is not None and self.resume_point.has_options
 
     @property
     def step(self) -> int:
+        """The steps that the run has done."""
         return self.resume_point.step if self.resume_point else 0
 
     @cached_property
     def base_fingerprint(self) -> str:
+        """The fingerprint of the base when the run started."""
         assert self.base
         with verify_unchanged(self.base.mapped_files):
             return fingerprint(self.base)
 
     def is_same_base(self) -> bool:
-        """Though somebody has written to its file."""
+        """Return True if the base still has the same fingerprint, although its file was written to."""
         assert self.base
         return fingerprint(self.base) == self.base_fingerprint
 
     @cached_property
     def adapter_fingerprints(self) -> list[str]:
+        """The fingerprints of the adapters that are merged into the base."""
         return [fingerprint_adapter(adapter) for adapter in self.merged_adapters]
 
 
 def open_inputs(config: RunConfig, resume_point: ResumePoint | None) -> RunInputs:
-    """All of it, seen to fit together."""
+    """Open all inputs, and check that they fit each other and the checkpoint."""
     watched = watch_files(files_to_watch(config, resume_point))
     base, teacher = open_base(config, resume_point), open_teacher(config, resume_point)
     if not trains_adapter(config) or base is None:
@@ -104,11 +110,12 @@ def open_inputs(config: RunConfig, resume_point: ResumePoint | None) -> RunInput
 
 
 def trains_adapter(config: RunConfig) -> bool:
+    """Return True if the run trains an adapter."""
     return config.command == "finetune" and not config.tune.full
 
 
 def files_to_watch(config: RunConfig, resume_point: ResumePoint | None) -> Iterator[tuple[Path, bool]]:
-    """The files, and whether they are needed again when the run goes on."""
+    """Yield the input files, and whether each is needed again to resume the run."""
     if config.base and (trains_adapter(config) or not resume_point):
         yield Path(config.base), trains_adapter(config)
     if trains_adapter(config):
@@ -120,7 +127,7 @@ def files_to_watch(config: RunConfig, resume_point: ResumePoint | None) -> Itera
 
 
 def open_base(config: RunConfig, resume_point: ResumePoint | None) -> Gguf | None:
-    """A run of every weight that goes on has it in its checkpoint."""
+    """Open the base. A resumed run of a full model has its weights in the checkpoint."""
     if resume_point and (config.command != "finetune" or config.tune.full or not config.base):
         return open_gguf(resume_point.path)
     if not config.base:
@@ -139,7 +146,7 @@ def open_base(config: RunConfig, resume_point: ResumePoint | None) -> Gguf | Non
 
 
 def open_teacher(config: RunConfig, resume_point: ResumePoint | None) -> Gguf | None:
-    """That which the run began with, if it goes on."""
+    """Open the teacher; a resumed run must have the one it started with."""
     path = config.train.teacher
     if path is None:
         return None
@@ -156,7 +163,7 @@ def open_teacher(config: RunConfig, resume_point: ResumePoint | None) -> Gguf | 
 
 
 def check_unchanged(inputs: RunInputs, resume_point: ResumePoint, config: RunConfig) -> None:
-    """Base and adapters are those that the run began with."""
+    """Raise if the base or the adapters are not those that the run started with."""
     extra = resume_point.checkpoint.extra
     if extra.get("base") != inputs.base_fingerprint:
         raise FileError(f"{config.base}: not the model that the run in {resume_point.path} was for")
@@ -177,7 +184,7 @@ def check_unchanged(inputs: RunInputs, resume_point: ResumePoint, config: RunCon
 
 
 def fingerprint_adapter(adapter: Adapter) -> str:
-    """Of all that an adapter changes."""
+    """Return a checksum of everything that an adapter changes."""
     crc = 0
     for name, pair in adapter.pairs.items():
         crc = zlib.crc32(f"{name} {pair.scale!r}".encode(), crc)
@@ -191,7 +198,7 @@ CHUNKS = 16  # of a tensor, that a fingerprint is taken of
 
 
 def fingerprint_factors(factors: Iterable[Factors]) -> str:
-    """Of all their numbers."""
+    """Return a checksum of all numbers of some adapters."""
     crc = 0
     for adapter in factors:
         for name, (a, b, scale) in adapter.items():
@@ -202,7 +209,7 @@ def fingerprint_factors(factors: Iterable[Factors]) -> str:
 
 
 def fingerprint_fully(base: Gguf) -> str:
-    """Of all its tensors, each byte of them."""
+    """Return a checksum of a model that covers every byte of its tensors."""
     crc = 0
     with (
         verify_unchanged(base.mapped_files),
@@ -217,7 +224,7 @@ def fingerprint_fully(base: Gguf) -> str:
 
 
 def fingerprint(base: Gguf) -> str:
-    """Of the base's numbers, its tensors' names and types, and some pieces of each: another model is told apart."""
+    """Return a checksum of a model's hyperparameters, tensor names and types, and samples of its data."""
     h = hyperparameters.read_hyperparameters(base)
     crc = zlib.crc32(f"{h!r}{h.extra or ''}".encode())
     for tensor in base.tensors.values():
@@ -230,5 +237,5 @@ def fingerprint(base: Gguf) -> str:
 
 
 def file_identity(gguf: Gguf) -> Hashable:
-    """Of its files, on all machines."""
+    """Return a key that identifies the files of a model on this machine."""
     return platform.node(), tuple((file.path, file.identity) for file in gguf.mapped_files)

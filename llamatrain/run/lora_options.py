@@ -1,4 +1,4 @@
-"""The options of `finetune`, and which weights an adapter is for."""
+"""The options of `finetune`, and the ranks of an adapter's weights."""
 
 import math
 from dataclasses import dataclass
@@ -22,13 +22,15 @@ NEW_ADAPTER = excluded_by("lora_init")
 
 
 def is_rank(text: str) -> bool:
-    """Of a weight, with its name."""
+    """Return True if a text is WEIGHT=RANK."""
     name, _, number = text.partition("=")
     return bool(name) and number.isdecimal() and len(number) < 6 and 1 <= int(number) <= HIGHEST
 
 
 @dataclass(frozen=True)
 class LoraOptions(Options, panel="An adapter"):
+    """Options of an adapter, or of training a whole model."""
+
     ctx: Annotated[int | None, CTX] = None
     full: Annotated[bool, Option("Train every weight of the model, in float32, instead of an adapter.")] = (
         False
@@ -141,19 +143,22 @@ class LoraOptions(Options, panel="An adapter"):
 
     @property
     def alpha(self) -> float:
+        """The alpha of the adapter."""
         return self.lora_alpha if self.lora_alpha is not None else float(self.lora_r)
 
     def scale(self, rank: int) -> float:
+        """Return the factor of an adapter's product at a rank."""
         return self.alpha / (math.sqrt(rank) if self.rslora else rank)
 
 
 def parse_rank(text: str) -> tuple[str, int]:
+    """Split WEIGHT=RANK."""
     name, _, number = text.partition("=")
     return name, int(number)
 
 
 def adapter_ranks(options: LoraOptions, h: "Hyperparameters") -> dict[str, int]:
-    """The weights that get an adapter, in the file's order, and their ranks."""
+    """Return the ranks of the weights that get an adapter, in the order of the file."""
     from llamatrain.model.lora_targets import block_matrices, norm_weights
 
     targets = [target for text in options.target for target in text.split(",")]
@@ -175,7 +180,7 @@ def adapter_ranks(options: LoraOptions, h: "Hyperparameters") -> dict[str, int]:
 
 
 def match_weights(option: str, target: str, h: "Hyperparameters") -> set[str]:
-    """The weights that an option means."""
+    """Return the weights that an option's value names."""
     from llamatrain.model.lora_targets import match_target
 
     try:

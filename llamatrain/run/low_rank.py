@@ -1,6 +1,7 @@
-"""A new model of low rank: attention and output are products of factors, and those are trained, with all else that it has.
+"""A new model whose attention and output matrices are products of trained low-rank factors.
 
-As baby-llama's model of that kind. What comes of it is a whole model; its checkpoints have that, and the factors beside.
+baby-llama's LoRA model was built like this. The result is a full model; checkpoints hold that and the
+factors.
 """
 
 import zlib
@@ -18,6 +19,7 @@ from llamatrain.run.trainable import Arrays, Cache, FullModel, TrainableWeights
 
 
 def low_rank_weights(h: Hyperparameters) -> list[str]:
+    """Return the names of the weights that are products of factors."""
     kinds = h.weight_kinds()
     return [
         name for name, kind in kinds if kind.role == "output" or (kind.role == "matrix" and ".attn_" in name)
@@ -26,9 +28,12 @@ def low_rank_weights(h: Hyperparameters) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class LowRankModel(FullModel):
+    """A full model in which some matrices are products of factors of a given rank."""
+
     rank: int
 
     def make_weights(self, cache: Cache) -> TrainableWeights:
+        """Return the graph's weights; low-rank ones are products of two parameters."""
         trained, weights = dict[str, Tensor](), dict[str, Tensor]()
         for name, shape in self.h.shapes.items():
             if name not in low_rank_weights(self.h):
@@ -43,7 +48,9 @@ class LowRankModel(FullModel):
         return TrainableWeights(weights=Weights(weights), trainable=trained)
 
     def init_weights(self, parts: Arrays) -> None:
-        """Both factors are random; their products are as large as the matrices of any new model."""
+        """Initialize both factors randomly, so that their products have the variance of a new model's
+        matrices.
+        """
         low = low_rank_weights(self.h)
         init.init_weights(
             self.h, self.seed, {name: part for name, part in parts.items() if name in self.h.shapes}
@@ -56,17 +63,21 @@ class LowRankModel(FullModel):
                 parts[factor] *= np.float32(size)
 
     def full_weights(self, parts: Arrays) -> dict[str, np.ndarray]:
+        """Return all weights of the model, with the factors multiplied."""
         return {
             name: parts[name] if name in parts else parts[f"{name}.lora_b"] @ parts[f"{name}.lora_a"]
             for name in self.h.shapes
         } | dict(self.untrained)
 
     def checkpoint_tensors(self, parts: Arrays) -> dict[str, np.ndarray]:
+        """Return the full weights and the factors."""
         return {**self.full_weights(parts), **parts}
 
     def result_tensors(self, parts: Arrays) -> dict[str, np.ndarray]:
+        """Return the weights of the result file."""
         return self.full_weights(parts)
 
     def notes(self) -> Iterator[str]:
+        """Yield a note about the low-rank matrices."""
         which = "attention" if self.h.tied else "attention and output"
         yield f"the matrices of {which} are products of factors of rank {self.rank}, in {self.result_name} as any others"

@@ -1,4 +1,4 @@
-"""The model that a run works on: its numbers, and its vocabulary."""
+"""Makes the model of a run: its hyperparameters and its vocabulary."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +35,8 @@ FINETUNE_CTX = 512  # at most, where it is not given
 
 @dataclass(frozen=True, kw_only=True)
 class RunModel:
+    """The model that a run trains."""
+
     h: Hyperparameters
     metadata: dict[str, Value]  # of the model file
     tokenizer: Tokenizer | None  # None: its tokens stand for no text
@@ -42,7 +44,9 @@ class RunModel:
     extra_tensors: dict[str, np.ndarray] = field(default_factory=dict)  # tensors that are no weights
 
     def with_template(self, options: DataOptions, files: Sequence[str] = ()) -> "RunModel":
-        """With the template through which it is trained on chats: one that is named, or for a new model one that files need."""
+        """Return the model with the chat template of the options, or for a new model the one that its data
+        needs.
+        """
         if self.tokenizer is None or not (options.chat_template or files):
             return self
         from llamatrain.data.chat.default import choose_template
@@ -61,7 +65,7 @@ class RunModel:
 
 
 def make_model(config: RunConfig, inputs: RunInputs, changed: Collection[str], read: bool = True) -> RunModel:
-    """The one in a file, or a new one; `read`: whether text may be, to learn a vocabulary from."""
+    """Read the model of a file, or make a new one. Without `read`, no text is read to learn a vocabulary."""
     if not inputs.base:
         return new_model(config, read).with_template(config.data, config.files if read else ())
     model = model_from_file(inputs.base, config, inputs, changed)
@@ -73,6 +77,7 @@ def make_model(config: RunConfig, inputs: RunInputs, changed: Collection[str], r
 
 
 def model_from_file(base: Gguf, config: RunConfig, inputs: RunInputs, changed: Collection[str]) -> RunModel:
+    """Read the model of a base or a checkpoint, with the options that override its metadata."""
     if config.command == "finetune":
         model = read_model(base, config.tune.ctx, FINETUNE_CTX)
         h = override_rope(model.h, config.tune)
@@ -89,7 +94,7 @@ def model_from_file(base: Gguf, config: RunConfig, inputs: RunInputs, changed: C
 
 
 def add_vocabulary(base: Gguf, path: Path | None) -> tuple[Gguf, dict[str, Value]]:
-    """Of another file, where a checkpoint has none; and that."""
+    """Add the vocabulary of another file to a checkpoint that has none. Return both."""
     if "tokenizer.ggml.model" in base.metadata:
         return base, {}
     if path is None:
@@ -101,7 +106,7 @@ def add_vocabulary(base: Gguf, path: Path | None) -> tuple[Gguf, dict[str, Value
 
 
 def check_teacher_vocab(model: RunModel, teacher: Gguf) -> None:
-    """Its distributions are of the same tokens."""
+    """Raise if the teacher's vocabulary differs from the model's."""
     key, teacher_tokens = "tokenizer.ggml.tokens", hyperparameters.read_hyperparameters(teacher).vocab
     tokens = [
         metadata[key].raw if key in metadata else None
@@ -115,6 +120,7 @@ def check_teacher_vocab(model: RunModel, teacher: Gguf) -> None:
 
 
 def check_size_options(base: Gguf, changed: Collection[str]) -> None:
+    """Raise if an option describes a new model although one is loaded."""
     for name in NEW_MODEL:
         if name in changed:
             raise UsageError(
@@ -123,7 +129,7 @@ def check_size_options(base: Gguf, changed: Collection[str]) -> None:
 
 
 def override_rope(h: Hyperparameters, options: LoraOptions) -> Hyperparameters:
-    """Rope and epsilon, other than in the file."""
+    """Return hyperparameters with the rope and epsilon of the options."""
     rope_config = h.rope
     with name_by_option():
         if options.rope_freq_base is not None:
@@ -137,7 +143,7 @@ def override_rope(h: Hyperparameters, options: LoraOptions) -> Hyperparameters:
 
 
 def update_metadata(metadata: Mapping[str, Value], h: Hyperparameters) -> dict[str, Value]:
-    """A file's keys with the rope and the epsilon of another model."""
+    """Return a file's metadata with the rope and epsilon of other hyperparameters."""
     others = {
         key: value for key, value in metadata.items() if not key.startswith(f"{h.architecture.name}.rope.")
     }
@@ -145,7 +151,7 @@ def update_metadata(metadata: Mapping[str, Value], h: Hyperparameters) -> dict[s
 
 
 def new_model(config: RunConfig, read: bool) -> RunModel:
-    """By the options. Unread, the text gives as many tokens as may be."""
+    """Make a new model by the options. Without `read`, its vocabulary has the largest possible size."""
     vocabulary, tokenizer, size = new_vocabulary(config, read)
     h = config.model.hyperparameters(size)
     return RunModel(
@@ -154,7 +160,9 @@ def new_model(config: RunConfig, read: bool) -> RunModel:
 
 
 def read_model(gguf: Gguf, ctx: int | None, default_ctx: int) -> RunModel:
-    """The one in a file; without `ctx` rows have the `usual` length, or the model's."""
+    """Read the model of a file; without `ctx`, rows have the default length or the model's, whichever is
+    shorter.
+    """
     h = hyperparameters.read_hyperparameters(gguf)
     metadata = {
         key: value for key, value in gguf.metadata.raw_values.items() if not key.startswith(FILE_KEYS)
@@ -174,7 +182,7 @@ def read_model(gguf: Gguf, ctx: int | None, default_ctx: int) -> RunModel:
 
 
 def new_vocabulary(config: RunConfig, read: bool) -> tuple[dict[str, Value], Tokenizer | None, int]:
-    """Its keys, its tokenizer, and how many tokens it has."""
+    """Return the metadata of a new vocabulary, its tokenizer, and its number of tokens."""
     options = config.model
     if options.vocab_from:
         gguf = open_gguf(options.vocab_from)
@@ -190,6 +198,7 @@ def new_vocabulary(config: RunConfig, read: bool) -> tuple[dict[str, Value], Tok
 
 
 def learn_vocabulary(config: RunConfig, size: int) -> dict[str, Value]:
+    """Learn a vocabulary from the training text."""
     from llamatrain.data.find_files import find_sources
     from llamatrain.data.tokenizer import learn_process
     from llamatrain.data.vocabulary_text import read_texts

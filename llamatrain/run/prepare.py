@@ -1,4 +1,4 @@
-"""Prepares a run: everything that can fail, before anything is written."""
+"""Prepares a run: does everything that can fail before anything is written."""
 
 import os
 import secrets
@@ -41,7 +41,7 @@ from llamatrain.train.programs import TrainPrograms
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
-    """A run that could begin."""
+    """A run that is ready to start."""
 
     resolved: ResolvedConfig
     plan: FittedRun
@@ -54,17 +54,18 @@ class PreparedRun:
     notes: tuple[str, ...]
 
     def compile_ahead(self, programs: TrainPrograms) -> None:
-        """Make the programs that will be needed after the first step, too."""
+        """Compile the programs that are needed after the first step."""
         self.sampler.compile(self.plan.weights, programs.weights.parts)
         self.compile_validation(programs)
 
     def compile_validation(self, programs: TrainPrograms) -> None:
+        """Compile the validation program."""
         if self.data.validation:
             programs.eval_program(self.resolved.row_length)
 
 
 def start_request(request: RunRequest) -> tuple[RunConfig, RunInputs, list[str]]:
-    """What is asked in the end, what it is made from, and what is to be said of the run that goes on."""
+    """Return the final config of a run, its opened inputs, and notes about resuming it."""
     config, folder_options = request.config, request.folder_options
     resume_point = find_checkpoint(folder_options, config.command)
     notes = [*request.notes, *(resume_point.notes if resume_point else ())]
@@ -88,6 +89,7 @@ def start_request(request: RunRequest) -> tuple[RunConfig, RunInputs, list[str]]
 def prepare(
     config: RunConfig, inputs: RunInputs, peft: Path | None, notes: list[str], changed: Collection[str]
 ) -> PreparedRun:
+    """Open the data, resolve the options and fit the run into memory."""
     with get_comm().raise_on_all():
         check(config)
     with phase("tokenizer"):
@@ -132,7 +134,7 @@ def prepare(
 
 
 def check(config: RunConfig) -> None:
-    """What is found out in no time."""
+    """Check what can be checked at once."""
     check_resident(config.train.memory)
     check_loggers(config.run.log)
     if config.files:
@@ -140,6 +142,7 @@ def check(config: RunConfig) -> None:
 
 
 def teacher_for(config: RunConfig, model: RunModel, inputs: RunInputs) -> Teacher | None:
+    """Return the teacher of the run, or None."""
     if inputs.teacher is None:
         return None
     check_teacher_vocab(model, inputs.teacher)
@@ -148,6 +151,7 @@ def teacher_for(config: RunConfig, model: RunModel, inputs: RunInputs) -> Teache
 
 
 def build_sampler(resolved: ResolvedConfig, model: RunModel, sine: Sine | None) -> Sampler:
+    """Return the sampler of a run."""
     run, train = resolved.config.run, resolved.config.train
     return make_sampler(
         model,
@@ -162,7 +166,7 @@ def build_sampler(resolved: ResolvedConfig, model: RunModel, sine: Sine | None) 
 def describe_surprises(
     resolved: ResolvedConfig, found: FittedRun, inputs: RunInputs, model: RunModel, trainable: Trainable
 ) -> Iterator[str]:
-    """What a run's user should know of it."""
+    """Yield notes about what the user may not expect of the run."""
     config, tune = resolved.config, resolved.config.tune
     if inputs.resume_point and inputs.step >= resolved.iters:
         yield f"all {resolved.iters} steps are done already; --iters with a larger number goes on"
@@ -193,7 +197,7 @@ def describe_surprises(
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """How a run would be run, and what is asked of it in the end."""
+    """How a run would be run."""
 
     plan: FittedRun
     config: RunConfig
@@ -202,7 +206,7 @@ class PlannedRun:
 
 
 def plan_run(request: RunRequest, graphs: bool = True, ranks: int = 0) -> PlannedRun:
-    """On so many ranks. The text is not read, and nothing is written."""
+    """Plan a run on a number of ranks, without reading its text or writing anything."""
     with request.naming_sources():
         return plan_unread(request, graphs, ranks)
 
@@ -213,11 +217,12 @@ TOKEN_BYTES = 500  # bytes of each in a vocabulary that was read: texts, merges,
 
 
 def unlearned_vocab_bytes(model: RunModel, inputs: RunInputs) -> int:
-    """What a vocabulary takes that is not learned yet."""
+    """Return the memory that a vocabulary will take that is not learned yet."""
     return 0 if inputs.base or not model.tokenizer else TOKEN_BYTES * (model.h.vocab - len(model.tokenizer))
 
 
 def plan_unread(request: RunRequest, graphs: bool, ranks: int) -> PlannedRun:
+    """Fit a run into memory whose data is not read."""
     config, inputs, _ = start_request(request)
     check_resident(config.train.memory)
     files_named = [file for file in config.files if file != "-"]
@@ -250,7 +255,7 @@ def plan_unread(request: RunRequest, graphs: bool, ranks: int) -> PlannedRun:
 
 
 def input_files(config: RunConfig, inputs: RunInputs, config_file: Path | None) -> Iterator[Path]:
-    """All files that a run is made from."""
+    """Yield all files that a run reads."""
     yield from (path for path in (config.model.vocab_from, config.train.teacher, config_file) if path)
     yield from (
         path
@@ -267,7 +272,7 @@ def input_files(config: RunConfig, inputs: RunInputs, config_file: Path | None) 
 
 
 def format_config(config: RunConfig) -> str:
-    """A file that says the same run again."""
+    """Return the text of config.toml, which starts the same run again."""
     is_new = config.command == "from-scratch"
     omit = {
         *config.unused,
@@ -288,9 +293,14 @@ def format_config(config: RunConfig) -> str:
 def resolve_peft_folder(
     config: RunConfig, inputs: RunInputs, folder: RunFolder, request: RunRequest
 ) -> tuple[RunConfig, Path | None, list[str]]:
-    """Find the folder for PEFT, which replaces nothing that is read or was not asked for. That of another run is left to it, and
-    so is one that only a checkpoint names, unless this user wrote that and the folder lies in the run's own. Return what is
-    asked then, the folder, and what to say of it."""
+    """Check the folder for the PEFT adapter, and return the config, the folder and notes.
+
+    The folder replaces no input, and nothing that the user did not ask for. A folder that belongs to another
+    run stays
+    with that run. A folder that only a checkpoint names is used only if this user wrote the checkpoint and
+    the folder
+    lies inside the run's own.
+    """
     path, folder_options = config.tune.peft, request.folder_options
     is_other_folder = inputs.folder is not None and folder.path != inputs.folder
     if path is None or (is_other_folder and "peft" not in request.given):
@@ -328,6 +338,7 @@ def resolve_peft_folder(
 
 
 def stored_peft(resume_point: ResumePoint | None) -> str | None:
+    """Return the PEFT folder of the run that is resumed."""
     tune = resume_point.checkpoint.options.get("tune") if resume_point else None
     kept = tune.get("peft") if isinstance(tune, dict) else None
     return kept if isinstance(kept, str) else None

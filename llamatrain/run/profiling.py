@@ -1,4 +1,4 @@
-"""A run that is profiled: who asks for the clock, when it is read, and where what it says goes."""
+"""Profiles a run: starts the recorder, prints the table, and writes the trace."""
 
 import os
 import time
@@ -17,7 +17,7 @@ from llamatrain.train.protocols import Listener
 
 
 def process_age() -> float:
-    """The seconds that this process has lived; where the system does not tell, those that it has worked."""
+    """Return the seconds since this process started, or its CPU time if the system does not say."""
     with suppress(OSError, ValueError, IndexError, AttributeError):
         start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf(
             "SC_CLK_TCK"
@@ -28,7 +28,7 @@ def process_age() -> float:
 
 @contextmanager
 def profile(enabled: bool, interrupts: Interrupts) -> Iterator[None]:
-    """With a table at the end, however a run ends that had something to show; of a process that is ended at once, too."""
+    """Record a run, and print a table at its end, also if it is interrupted."""
     if not enabled:
         yield
         return
@@ -43,6 +43,7 @@ def profile(enabled: bool, interrupts: Interrupts) -> Iterator[None]:
 
 
 def print_profile(recorder: Recorder) -> None:
+    """Print the table of a recorder."""
     from llamatrain.report.profile import profile_table, trace_contents
 
     for line in profile_table(recorder):
@@ -52,7 +53,7 @@ def print_profile(recorder: Recorder) -> None:
 
 
 def write_trace(command: str, folder: RunFolder, warn: Callable[[str], None]) -> None:
-    """Beside the run's other files, where it is profiled."""
+    """Write trace.json to the run's folder, if the run is profiled."""
     if not (recorder := current_recorder()):
         return
     from llamatrain.report.profile import trace_json
@@ -67,13 +68,13 @@ def write_trace(command: str, folder: RunFolder, warn: Callable[[str], None]) ->
 
 
 def with_profile(listener: Listener) -> Listener:
-    """The same, but that a profile is told, too."""
+    """Return a listener that also tells the recorder where steps end."""
     recorder = current_recorder()
     return ProfiledRun(listener, recorder) if recorder else listener
 
 
 class ProfiledRun:
-    """Where a step ends; what is told in between is of no step."""
+    """A listener that tells the recorder where a step ends."""
 
     def __init__(self, listener: Listener, recorder: Recorder) -> None:
         self.listener, self.recorder = listener, recorder
@@ -85,6 +86,7 @@ class ProfiledRun:
         self.on_save, self.on_save_error = listener.on_save, listener.on_save_error
 
     def on_step(self, line: StepLine) -> None:
+        """End the step in the recorder, and pass the line on."""
         self.recorder.end_step(line.step, line.seconds_waited or 0.0)
         self.listener.on_step(line)
         self.recorder.discard_step()

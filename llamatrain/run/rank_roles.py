@@ -1,4 +1,4 @@
-"""Who of the ranks does what of a run: the first writes and tells, the others have their parts of a checkpoint ready."""
+"""The roles of ranks when a run is saved: rank 0 writes and reports, the others send their parts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,31 +12,39 @@ from llamatrain.train.state import RunState
 
 
 class CheckpointSink(Protocol):
-    """Whoever keeps a run, as it begins, at each save and when it has ended."""
+    """Saves a run: at its start, at each save, and at its end."""
 
-    def begin(self, state: RunState) -> str: ...
+    def begin(self, state: RunState) -> str:
+        """Save before the first step; return the path of the checkpoint."""
 
-    def save(self, state: RunState, last: bool = False) -> str: ...
+    def save(self, state: RunState, last: bool = False) -> str:
+        """Save; return the path of the checkpoint."""
 
-    def end(self, state: RunState) -> None: ...
+    def end(self, state: RunState) -> None:
+        """Finish after the last save."""
 
-    def keep_best(self, state: RunState) -> None: ...
+    def keep_best(self, state: RunState) -> None:
+        """Keep the present weights as the best ones."""
 
 
 @dataclass
 class RankZeroCheckpointer:
-    """The first rank: what comes of its saves is told to all, and what fails there fails everywhere."""
+    """Saves on rank 0, and broadcasts the outcome, so that a failure stops all ranks."""
 
     checkpointer: CheckpointSink
     comm: Comm
 
     def begin(self, state: RunState) -> str:
+        """Save before the first step."""
         return self._broadcast(lambda: self.checkpointer.begin(state))
 
     def save(self, state: RunState, last: bool = False) -> str:
+        """Save a checkpoint."""
         return self._broadcast(lambda: self.checkpointer.save(state, last))
 
     def end(self, state: RunState) -> None:
+        """Finish after the last save."""
+
         def save() -> str:
             self.checkpointer.end(state)
             return ""
@@ -44,6 +52,7 @@ class RankZeroCheckpointer:
         self._broadcast(save)
 
     def keep_best(self, state: RunState) -> None:
+        """Keep the present weights as the best ones."""
         self.checkpointer.keep_best(state)
 
     def _broadcast(self, save: Callable[[], str]) -> str:
@@ -59,24 +68,28 @@ class RankZeroCheckpointer:
 
 @dataclass
 class FollowerCheckpointer:
-    """Another one, while the first keeps the run."""
+    """Sends this rank's part of the state while rank 0 saves."""
 
     programs: TrainPrograms
     comm: Comm
 
     def begin(self, state: RunState) -> str:
+        """Take part in the first save."""
         return self._serve_save()
 
     def save(self, state: RunState, last: bool = False) -> str:
+        """Take part in a save."""
         return self._serve_save()
 
     def end(self, state: RunState) -> None:
+        """Take part in the end of the run."""
         self._serve_save()
 
-    def keep_best(self, state: RunState) -> None: ...
+    def keep_best(self, state: RunState) -> None:
+        """Do nothing: weights are complete on rank 0."""
 
     def _serve_save(self) -> str:
-        """Until it is done there: the checkpoint's name."""
+        """Send state until rank 0 has saved; return the path of its checkpoint."""
         while True:
             kind, path, fault = self.comm.broadcast(("", "", ""))
             if fault:
@@ -89,20 +102,28 @@ class FollowerCheckpointer:
 
 
 class NullListener:
-    """A listener where another rank tells."""
+    """A listener that reports nothing, for all ranks but the first."""
 
-    def on_step(self, line: StepLine) -> None: ...
+    def on_step(self, line: StepLine) -> None:
+        """Ignore a step."""
 
-    def log(self, line: str) -> None: ...
+    def log(self, line: str) -> None:
+        """Ignore a line."""
 
-    def warn(self, line: str) -> None: ...
+    def warn(self, line: str) -> None:
+        """Ignore a warning."""
 
-    def show_activity(self) -> None: ...
+    def show_activity(self) -> None:
+        """Ignore activity."""
 
-    def set_start(self, step: int) -> None: ...
+    def set_start(self, step: int) -> None:
+        """Ignore the first step."""
 
-    def on_validation(self, step: int, score: Score, best: bool = False) -> None: ...
+    def on_validation(self, step: int, score: Score, best: bool = False) -> None:
+        """Ignore a validation."""
 
-    def on_save(self, step: int, path: str) -> None: ...
+    def on_save(self, step: int, path: str) -> None:
+        """Ignore a save."""
 
-    def on_save_error(self, step: int, why: str) -> None: ...
+    def on_save_error(self, step: int, why: str) -> None:
+        """Ignore a failed save."""

@@ -1,4 +1,4 @@
-"""What a user said, on a command line, in a file of `--config` or from Python, as a run that can be begun."""
+"""Turns what a user gave on the command line, in a config file or from Python into a request for a run."""
 
 import os
 import shlex
@@ -53,7 +53,7 @@ Said = Mapping[str, Any]  # options by name, without those that are left to thei
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """None of its options is without effect."""
+    """A valid request for a run, in which every option has an effect."""
 
     config: RunConfig
     folder_options: RunFolderOptions
@@ -64,13 +64,14 @@ class RunRequest:
 
     @contextmanager
     def naming_sources(self) -> Iterator[None]:
-        """What options cannot be is told as they were given: those of a file by their names there."""
+        """Name options in errors as they were given: those from a config file by their keys there."""
         with naming_sources(self.folder_options.config, self.given, self.overrides):
             yield
 
 
 @contextmanager
 def naming_sources(config: Path | None, given: Collection[str], overrides: Collection[str]) -> Iterator[None]:
+    """Name options in errors by their keys in the config file, if they come from there."""
     try:
         yield
     except UsageError as error:
@@ -85,7 +86,7 @@ def naming_sources(config: Path | None, given: Collection[str], overrides: Colle
 
 
 def merge_config_file(overrides: Said, *classes: type[Options]) -> dict[str, Any]:
-    """What the config file says under what was said beside it."""
+    """Return the options of the config file, overridden by those given directly."""
     folder_options = build(RunFolderOptions, overrides)
     return {
         **(read_config(folder_options.config, *classes) if folder_options.config else {}),
@@ -94,7 +95,10 @@ def merge_config_file(overrides: Said, *classes: type[Options]) -> dict[str, Any
 
 
 def latest_or_new(overrides: Said, values: Said) -> tuple[RunFolderOptions, tuple[str, ...]]:
-    """A script that goes on from its LATEST each time finds none the first time."""
+    """Start a new run, with a note, if --checkpoint-in names a LATEST file that does not exist yet.
+
+    A script that always continues from its LATEST checkpoint finds none the first time.
+    """
     folder_options = build(RunFolderOptions, overrides)
     if folder_options.trust and not (folder_options.resume or folder_options.checkpoint_in):
         raise UsageError(
@@ -109,7 +113,10 @@ def latest_or_new(overrides: Said, values: Said) -> tuple[RunFolderOptions, tupl
 def build_config(
     command: str, files: tuple[str, ...], base: str, values: Said, changed: Collection[str], is_resume: bool
 ) -> RunConfig:
-    """What has no effect beside the options of a run that goes on is seen where they are known."""
+    """Build the config of a run.
+
+    For a resumed run, unused options are rejected later, when its own are known.
+    """
     parts: dict[str, Any] = {name: build(PARTS[name], values) for name in COMMAND_PARTS[command]}
     config = RunConfig(files=files, command=command, base=base, **parts)
     reject_unused({} if is_resume else config.unused, changed)
@@ -120,6 +127,7 @@ def build_config(
 
 
 def request_from_scratch(data: Sequence[str], overrides: Said) -> RunRequest:
+    """Return the request for `from-scratch`."""
     values = merge_config_file(overrides, *FROM_SCRATCH_OPTIONS, DataArgument)
     folder_options, notes = latest_or_new(overrides, values)
     given, files, changed = (
@@ -153,6 +161,7 @@ def request_from_scratch(data: Sequence[str], overrides: Said) -> RunRequest:
 
 
 def check_vocabulary(options: ModelOptions, has_text: bool) -> None:
+    """Raise if the vocabulary cannot have the size that was asked for."""
     from llamatrain.data.tokenizer.new_vocab import LARGEST, SMALLEST
 
     size, (least, most) = options.vocab_size, (SMALLEST, LARGEST) if has_text else SINE_VOCAB_SIZES
@@ -167,7 +176,7 @@ def check_vocabulary(options: ModelOptions, has_text: bool) -> None:
 
 
 def check_student(config: RunConfig, changed: Collection[str]) -> None:
-    """A new model that is taught has text to read, and its teacher's vocabulary."""
+    """Raise unless a new model with a teacher has text and takes the teacher's vocabulary."""
     if config.train.teacher is None:
         return
     if not config.files:
@@ -179,7 +188,7 @@ def check_student(config: RunConfig, changed: Collection[str]) -> None:
 
 
 def add_sine_defaults(values: Said) -> dict[str, Any]:
-    """With its own defaults; of the options of data none says more than that there is none."""
+    """Return the options with the defaults of the sine wave; raise if one of them is about data."""
     for name, spec in option_specs(DataOptions).items():
         if name in values and spec.check(values[name]) != spec.default:
             option = f"no_{name}" if values[name] is False else name
@@ -197,6 +206,7 @@ def add_sine_defaults(values: Said) -> dict[str, Any]:
 
 
 def request_finetune(base: str | None, data: Sequence[str], overrides: Said) -> RunRequest:
+    """Return the request for `finetune`."""
     values = merge_config_file(overrides, *FINETUNE_OPTIONS, BaseArgument)
     folder_options, notes = latest_or_new(overrides, values)
     base_in_file = None if folder_options.checkpoint_in else values.get("base")
@@ -221,7 +231,10 @@ def request_finetune(base: str | None, data: Sequence[str], overrides: Said) -> 
 def build_finetune_config(
     base: str | None, data: tuple[str, ...], values: Said, changed: set[str], folder_options: RunFolderOptions
 ) -> tuple[RunConfig, RunFolderOptions]:
-    """With a base and data, unless a run goes on that has them. A model as --checkpoint-in is a base that is trained whole."""
+    """Build the config of `finetune`, and check that there are a base and data unless a resumed run has them.
+
+    A model given as --checkpoint-in is a base that is trained as a whole.
+    """
     from llamatrain.gguf.reader import open_gguf
 
     if folder_options.checkpoint_in and open_gguf(folder_options.checkpoint_in).kind != "checkpoint":
@@ -260,7 +273,7 @@ def build_finetune_config(
 
 
 def check_model(base: str | None, data: Sequence[str], command: str = "finetune") -> None:
-    """What comes first is a model, before anything is read of what follows."""
+    """Raise if the first argument is no model, before anything else is read."""
     if base is None or is_gguf(base):
         return
     if model := next((name for name in data if is_gguf(name)), None):
@@ -275,7 +288,7 @@ def check_model(base: str | None, data: Sequence[str], command: str = "finetune"
 
 
 def check_single_model(base: str | None, changed: set[str], folder_options: RunFolderOptions) -> None:
-    """There is one model, and it gets no adapter."""
+    """Raise if --checkpoint-in names a model and there is another one, or an option about adapters."""
     if base and is_gguf(base):
         raise UsageError(
             f"--checkpoint-in {folder_options.checkpoint_in} is a model, as {base} is; leave one of them out"
@@ -288,6 +301,7 @@ def check_single_model(base: str | None, changed: set[str], folder_options: RunF
 
 
 def is_gguf(path: str) -> bool:
+    """Return True if a file is a GGUF file or one of its predecessors."""
     from llamatrain.gguf.constants import MAGIC
     from llamatrain.gguf.legacy import KINDS
 

@@ -1,4 +1,4 @@
-"""What a run does, the second of three stages: nothing of it is open any more."""
+"""Resolves options that were left open, such as the number of steps and the precision."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ GROUPS = 8  # of a step, for up to so many ranks
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedConfig:
-    """Made once of what was asked; what is still to be decided is how it is done in the memory that there is."""
+    """A config in which nothing is open, except how the run fits into memory."""
 
     config: RunConfig
     iters: int
@@ -44,6 +44,7 @@ class ResolvedConfig:
 
     @property
     def schedule(self) -> Schedule:
+        """The learning rate schedule."""
         train = self.config.train
         return Schedule(
             kind=train.schedule,
@@ -56,7 +57,7 @@ class ResolvedConfig:
         )
 
     def loop_config(self, splits: int) -> LoopConfig:
-        """With batches in so many parts."""
+        """Return the config of the loop, with each batch split into this many micro-batches."""
         train, run = self.config.train, self.config.run
         return LoopConfig(
             iters=self.iters,
@@ -78,7 +79,7 @@ class ResolvedConfig:
         )
 
     def stored_config(self, policy: str, splits: int, cache: Literal["auto", "bf16", "off"]) -> RunConfig:
-        """As options in which nothing is open, for checkpoints and config.toml; with how it is done."""
+        """Return the options to store in checkpoints and config.toml, including the memory plan."""
         asked, train = self.config, self.config.train
         if (batches := train.grad_acc * splits) > COUNT:
             told = f" {train.grad_acc} cannot be: in {splits} parts each it makes {batches} batches, and less than 2^31 can be"
@@ -106,7 +107,10 @@ class ResolvedConfig:
 def resolve(
     config: RunConfig, row_length: int, count_rows: Callable[[int], int], ranks: int = 0
 ) -> ResolvedConfig:
-    """`rows_of` counts those of so many epochs; `ranks` are to come, where they are not here."""
+    """Resolve the options.
+
+    `count_rows` counts the rows of some epochs; `ranks` is given if they do not run yet.
+    """
     requested, config = config.train, split_for_ranks(config, ranks or get_comm().size, ranks > 1)
     train, tune = config.train, config.tune
     iters = train.iters if train.iters is not None else ITERS
@@ -142,12 +146,15 @@ def resolve(
 
 
 def default_decay_steps(kind: str, iters: int, warmup: int) -> int:
-    """Return how many steps the rate falls for. The fall starts at the peak, which without a warm-up is step 1."""
+    """Return how many steps the rate falls for.
+
+    The fall starts at the peak, which without a warm-up is step 1.
+    """
     return max(1, round(WSD_DECAY * iters) if kind == "wsd" else iters - max(warmup, 1))
 
 
 def split_for_ranks(config: RunConfig, ranks: int, is_planned: bool = False) -> RunConfig:
-    """With --grad-groups decided, and with batches in as many parts as that takes; `planned`: the ranks are to come."""
+    """Resolve --grad-groups, and split batches so that there is a micro-batch for each group."""
     train = config.train
     can_split = not config.preference.needs_whole_batch  # which are compared within a batch
     rows = train.grad_acc * (train.batch if can_split else 1)
@@ -170,13 +177,14 @@ def split_for_ranks(config: RunConfig, ranks: int, is_planned: bool = False) -> 
 
 
 def divisors(number: int) -> Iterator[int]:
+    """Yield the divisors of a number."""
     for divisor in range(1, math.isqrt(number) + 1):
         if number % divisor == 0:
             yield from (divisor, number // divisor)
 
 
 def default_groups(rows: int, ranks: int, several: bool) -> int:
-    """As many as there are for eight ranks, or more; one where there are none."""
+    """Return the default number of groups: enough for eight ranks or more, 1 for a single process."""
     if not several:
         return 1
     limit = 1 << (rows.bit_length() - 1)
@@ -184,6 +192,9 @@ def default_groups(rows: int, ranks: int, several: bool) -> int:
 
 
 def resolve_precision(options: TrainOptions) -> Precision:
+    """Return the precision; bf16 is the default if the processor has units for it and the optimizer allows
+    it.
+    """
     if options.precision != "auto":
         return options.precision
     if get_optimizer(options.optimizer).needs_f32:
@@ -192,7 +203,10 @@ def resolve_precision(options: TrainOptions) -> Precision:
 
 
 def choose_gradients(train: TrainOptions, optimizer: Optimizer, reads_base: bool) -> Gradients:
-    """Those that a base was read for are not used before it was seen to be what it was."""
+    """Choose where gradients are held: one flat vector, the arena, or nowhere (streamed to the optimizer).
+
+    A base that is read in place may change on disk: its gradients are not used before it was checked.
+    """
     if not isinstance(optimizer, ElementwiseRule) or train.grad_acc > 1 or train.grad_groups not in (None, 1):
         return "flat"
     return "arena" if train.clip > 0 or reads_base else "streamed"

@@ -1,4 +1,4 @@
-"""Where a run stands as it begins, or goes on."""
+"""Restores the state that a loop starts with."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from llamatrain.train.state import Best, RunState
 
 @contextmanager
 def checking_state(resume_point: ResumePoint) -> Iterator[None]:
-    """What a checkpoint says of itself may be nonsense, though its checksum holds."""
+    """Turn errors caused by nonsensical values in a checkpoint into FileError."""
     try:
         yield
     except (KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
@@ -33,7 +33,7 @@ def initial_state(
     loop_config: LoopConfig,
     report: Report | NullListener,
 ) -> RunState:
-    """Where it begins: at nothing, or where a checkpoint was, whose vectors and rows are put back."""
+    """Return the state of a new run, or that of the checkpoint with its vectors and rows restored."""
     resume_point, rows = prepared.inputs.resume_point, prepared.data.rows
     if not resume_point:  # the base's own loss is line 0
         return RunState(
@@ -61,6 +61,6 @@ def initial_state(
 
 
 def stored_option(resume_point: ResumePoint, part: str, name: str) -> Any:
-    """An option of the run that goes on; an ancestor's had none."""
+    """Return an option of the run that is resumed, or None."""
     options = resume_point.checkpoint.options.get(part)
     return options.get(name) if isinstance(options, dict) else None

@@ -1,4 +1,4 @@
-"""The run that is gone on with: its checkpoint, and its options with those changed that may be."""
+"""Resumes a run: finds its checkpoint, and merges its options with those that may change."""
 
 import sys
 from collections.abc import Collection
@@ -10,7 +10,7 @@ from llamatrain.checkpoints.checkpoint import KERNELS, Checkpoint
 from llamatrain.checkpoints.run_folder import RunFolder
 from llamatrain.checkpoints.signature import SIGNATURE, is_own
 from llamatrain.config.messages import LINE, shorten
-from llamatrain.config.not_found import missing
+from llamatrain.config.not_found import missing_file
 from llamatrain.config.options import format_flag, option_specs, reject_unused
 from llamatrain.data.find_files import check_saved_names
 from llamatrain.distributed.comm import get_comm, get_launch_info
@@ -31,7 +31,7 @@ MAX_LISTED, PATH = 4, 120  # files of a checkpoint from elsewhere in one message
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a run goes on."""
+    """The checkpoint from which a run is resumed."""
 
     checkpoint: Checkpoint
     path: Path
@@ -40,21 +40,22 @@ class ResumePoint:
 
     @property
     def step(self) -> int:
+        """The step of the checkpoint."""
         return self.checkpoint.state.counters.step
 
     @property
     def has_options(self) -> bool:
-        """Whether it knows its options; an ancestor's does not."""
+        """True if the checkpoint stores its options. Those of llama.cpp's programs do not."""
         return bool(self.checkpoint.options)
 
 
 def find_checkpoint(folder_options: RunFolderOptions, command: str) -> ResumePoint | None:
-    """The checkpoint that there is to go on from, which must be of this command."""
+    """Return the checkpoint to resume from, which must be of this command, or None."""
     path = folder_options.resume or folder_options.checkpoint_in
     if path is None or (not folder_options.resume and open_gguf(path).kind != "checkpoint"):
         return None
     if not path.exists():
-        raise missing(path)
+        raise missing_file(path)
     checkpoint, checkpoint_path, notes = RunFolder.read_newest(path)
     stored_command = checkpoint.options.get("command", COMMANDS.get(checkpoint.kind))
     if stored_command != command:
@@ -77,7 +78,7 @@ def find_checkpoint(folder_options: RunFolderOptions, command: str) -> ResumePoi
 def apply_resume(
     config: RunConfig, resume_point: ResumePoint, given: Collection[str], changed_names: Collection[str]
 ) -> tuple[RunConfig, list[str]]:
-    """Return a run's own options, with those changed that may be; and what is to be said of it."""
+    """Return the options of a resumed run, with the changes that are allowed, and notes about them."""
     if not resume_point.has_options:
         check_legacy_options(config, resume_point, changed_names)
         reject_unused(config.unused, changed_names)
@@ -144,13 +145,13 @@ def apply_resume(
 
 
 def resumed_groups(stored: TrainOptions) -> int | None:
-    """Its own, but where there are more ranks: then it is decided anew."""
+    """Return the stored number of gradient groups, or None if there are now more ranks than groups."""
     groups = stored.grad_groups or 1
     return None if get_comm().size > groups else groups if get_launch_info() else stored.grad_groups
 
 
 def describe_schedule_change(stored: TrainOptions, merged: TrainOptions, step: int) -> str:
-    """What becomes of it where there are more steps."""
+    """Describe what happens to the learning rate if there are more steps."""
     if merged.schedule != "wsd":
         return f"the schedule stays: after step {stored.iters} the rate is --lr-min {stored.lr_min:g}"
     fall_start = (stored.iters or 0) - (stored.decay_steps or 0) + 1
@@ -161,7 +162,9 @@ def describe_schedule_change(stored: TrainOptions, merged: TrainOptions, step: i
 def check_legacy_options(
     config: RunConfig, resume_point: ResumePoint, changed_names: Collection[str]
 ) -> None:
-    """What an ancestor's checkpoint of an adapter does not know is said beside it, and nothing that it knows."""
+    """Raise unless the base and data of a llama.cpp adapter checkpoint are given, and none of its own
+    options.
+    """
     if config.command != "finetune":
         return
     if not config.base or not (config.files or config.tune.only_write_lora):
@@ -177,6 +180,7 @@ def check_legacy_options(
 
 
 def check_files(stored: RunConfig, config: RunConfig) -> None:
+    """Raise if a resumed run is given other data or another base."""
     if config.files and config.files != stored.files:
         before = shorten(" ".join(stored.files), LINE) or "the sine wave"
         raise UsageError(f"the data may not change when a run goes on: it has {before}; leave it out")
@@ -191,7 +195,9 @@ def check_files(stored: RunConfig, config: RunConfig) -> None:
 def check_inputs(
     config: RunConfig, named_config: RunConfig, resume_point: ResumePoint, folder_options: RunFolderOptions
 ) -> None:
-    """List the files that only the checkpoint names; of another user's checkpoint they are read with --trust alone."""
+    """Print the files that only the checkpoint names; raise if someone else wrote it, unless --trust is
+    given.
+    """
     trains, known = (
         not (config.tune.only_write_lora or folder_options.only_write_model),
         {*named_config.inputs()},

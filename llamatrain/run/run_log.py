@@ -1,4 +1,4 @@
-"""The figures of a run: metrics.jsonl, what is told of it elsewhere, and its page."""
+"""Opens the metrics and the page of a run."""
 
 from llamatrain.checkpoints.checkpoint import Checkpoint
 from llamatrain.checkpoints.run_folder import RunFolder
@@ -11,7 +11,7 @@ from llamatrain.run.prepare import PreparedRun
 
 
 def open_metrics(prepared: PreparedRun, folder: RunFolder) -> Metrics:
-    """New, or those of the run so far; in a new folder its first part is told, too."""
+    """Open metrics.jsonl and the loggers; a resumed run in a new folder takes over its earlier lines."""
     name, inputs, run = "metrics.jsonl", prepared.inputs, prepared.config.run
     validation_due = inputs.checkpoint is not None and inputs.checkpoint.state.validation_due
     metrics = Metrics(
@@ -35,12 +35,12 @@ def open_metrics(prepared: PreparedRun, folder: RunFolder) -> Metrics:
 
 
 def repeats_first_sample(checkpoint: Checkpoint | None) -> bool:
-    """Tell whether a run that goes on shows its sample of step 0 again: nothing was learned before it was ended."""
+    """Return True if a resumed run prints the sample of step 0 again, because it had learned nothing."""
     return checkpoint is not None and not checkpoint.state.counters.step and not checkpoint.state.partial
 
 
 def open_page(prepared: PreparedRun, folder: RunFolder, metrics: Metrics) -> RunPage:
-    """It shows the memory of a batch of the longest rows, too."""
+    """Open the report page, which also shows the memory layout of the longest batch."""
     name, inputs, graphs = "samples.jsonl", prepared.inputs, prepared.plan.plan.graphs
     repeats = bool(prepared.config.run.sample_every) and repeats_first_sample(inputs.checkpoint)
     samples = Metrics(folder.result_path(name), inputs.folder and inputs.folder / name, inputs.step - repeats)

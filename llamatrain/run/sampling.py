@@ -1,4 +1,4 @@
-"""What a run shows of its model while it learns: text that it writes, or the sine wave that it draws."""
+"""Shows what the model has learned while it trains: a text, or the sine wave."""
 
 from typing import Protocol
 
@@ -21,28 +21,37 @@ PHASE = 1.0  # where the wave begins that it goes on with
 
 
 class Sampler(Protocol):
+    """Shows samples of a model in training."""
+
     positions: int  # of the decoder's cache; 0: none
 
     def compile(self, weights: TrainableWeights, parts: Arrays) -> None:
-        """Make what will be needed to show any."""
+        """Compile the programs that samples need."""
 
-    def show(self, step: int, weights: TrainableWeights, parts: Arrays, report: Report) -> None: ...
+    def show(self, step: int, weights: TrainableWeights, parts: Arrays, report: Report) -> None:
+        """Show a sample at a step."""
 
-    def end(self, weights: TrainableWeights, parts: Arrays, report: Report) -> None: ...
+    def end(self, weights: TrainableWeights, parts: Arrays, report: Report) -> None:
+        """Show a sample at the end of the run."""
 
 
 class NoSampler:
+    """Shows no samples."""
+
     positions = 0
 
-    def compile(self, weights: TrainableWeights, parts: Arrays) -> None: ...
+    def compile(self, weights: TrainableWeights, parts: Arrays) -> None:
+        """Do nothing."""
 
-    def show(self, step: int, weights: TrainableWeights, parts: Arrays, report: Report) -> None: ...
+    def show(self, step: int, weights: TrainableWeights, parts: Arrays, report: Report) -> None:
+        """Do nothing."""
 
-    def end(self, weights: TrainableWeights, parts: Arrays, report: Report) -> None: ...
+    def end(self, weights: TrainableWeights, parts: Arrays, report: Report) -> None:
+        """Do nothing."""
 
 
 class TextSampler:
-    """A text that goes on from a prompt, drawn anew each time by seed and step."""
+    """Continues a prompt; each sample is drawn by the seed and the step."""
 
     def __init__(
         self, h: Hyperparameters, tokenizer: Tokenizer, prompt: str, seed: int, threads: int, kernels: str
@@ -62,9 +71,11 @@ class TextSampler:
         self.decoder: Decoder | None = None
 
     def compile(self, weights: TrainableWeights, parts: Arrays) -> None:
+        """Compile the decoder."""
         self.get_decoder(weights, parts).precompile(len(self.prompt), 1)
 
     def get_decoder(self, leaves: TrainableWeights, parts: Arrays) -> Decoder:
+        """Return the decoder, which shares its weights with training."""
         self.decoder = self.decoder or Decoder(
             self.h,
             {**leaves.frozen, **parts},
@@ -77,6 +88,7 @@ class TextSampler:
         return self.decoder
 
     def show(self, step: int, weights: TrainableWeights, parts: Arrays, report: Report) -> None:
+        """Print a sample."""
         options = SamplingOptions(n=SAMPLE_TOKENS, seed=mix(self.seed, step) >> 33)
         ends = {
             *self.tokenizer.ends.all,
@@ -87,11 +99,12 @@ class TextSampler:
         start = self.tokenizer.decode(self.prompt, special=False).decode("utf-8", "replace")
         report.print_sample(step, start + "".join(stream_text(generation, decoder)))
 
-    def end(self, weights: TrainableWeights, parts: Arrays, report: Report) -> None: ...
+    def end(self, weights: TrainableWeights, parts: Arrays, report: Report) -> None:
+        """Do nothing."""
 
 
 class SineSampler:
-    """The wave that goes on greedily from one period of it."""
+    """Continues one period of the sine wave greedily."""
 
     def __init__(self, h: Hyperparameters, sine: Sine, threads: int, kernels: str) -> None:
         self.h, self.sine, self.threads, self.kernels = h, sine, threads, kernels
@@ -100,9 +113,11 @@ class SineSampler:
         self.decoder: Decoder | None = None
 
     def compile(self, weights: TrainableWeights, parts: Arrays) -> None:
+        """Compile the decoder."""
         self.get_decoder(weights, parts).precompile(len(self.prompt), 1)
 
     def get_decoder(self, leaves: TrainableWeights, parts: Arrays) -> Decoder:
+        """Return the decoder, which shares its weights with training."""
         self.decoder = self.decoder or Decoder(
             self.h,
             parts,
@@ -114,7 +129,7 @@ class SineSampler:
         return self.decoder
 
     def compare(self, weights: TrainableWeights, parts: Arrays) -> tuple[np.ndarray, np.ndarray]:
-        """The true heights of the steps after the prompt, and the model's."""
+        """Return the true heights after the prompt, and those of the model."""
         tokens = list(
             Generation(
                 self.get_decoder(weights, parts), self.prompt, SamplingOptions(n=SAMPLE_TOKENS, temp=0.0)
@@ -124,10 +139,12 @@ class SineSampler:
         return np.sin(PHASE + 2 * np.pi / PERIOD * steps), self.sine.to_heights(np.array(tokens))
 
     def show(self, step: int, weights: TrainableWeights, parts: Arrays, report: Report) -> None:
+        """Draw both waves."""
         target, model = self.compare(weights, parts)
         report.print_waves(target.tolist(), model.tolist())
 
     def end(self, weights: TrainableWeights, parts: Arrays, report: Report) -> None:
+        """Draw both waves, and print their correlation."""
         target, model = self.compare(weights, parts)
         report.print_waves(target.tolist(), model.tolist())
         with np.errstate(invalid="ignore"):  # a model that stays on one level has no correlation
@@ -140,7 +157,7 @@ class SineSampler:
 def make_sampler(
     model: RunModel, sine: Sine | None, prompt: str | None, seed: int, threads: int, kernels: str
 ) -> Sampler:
-    """Of the sine wave itself, or what goes on from a prompt; without one, none."""
+    """Return the sampler for the sine wave, for a prompt, or for neither."""
     if sine:
         return SineSampler(model.h, sine, threads, kernels)
     if prompt is None or not model.tokenizer:

@@ -1,4 +1,4 @@
-"""What a run takes on several ranks, one on each of as many machines like this one: bytes on the wire, seconds of a step."""
+"""Forecasts memory traffic and step time of a run on several machines like this one."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +22,9 @@ MIN_SPEEDUP = 1.25  # times as fast, at least, that twice as many ranks should b
 
 @dataclass(frozen=True, kw_only=True)
 class RankForecast:
-    """So many ranks: on the step as it is, or on a row for each where there are more ranks; and where all have as many rows as
-    one has alone."""
+    """A step on a number of ranks: the same step (strong scaling), and one that grows with the ranks (weak
+    scaling).
+    """
 
     ranks: int
     rows: int
@@ -33,12 +34,14 @@ class RankForecast:
 
     @property
     def rows_per_second(self) -> float:
-        """Rows a second."""
+        """Rows per second of all ranks."""
         return self.rows / self.seconds.total
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingForecast:
+    """The forecast for several numbers of ranks."""
+
     step: ShardedStep  # of as many ranks as were asked for
     rows: Sequence[RankForecast]
     useful_ranks: int  # ranks up to which twice as many are worth it, for the step as it is
@@ -47,7 +50,7 @@ class ScalingForecast:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that a rank sends in a step, and as many that it receives."""
+        """Bytes that a rank sends in a step; it receives as many."""
         return round(self.step.sent_gradients + self.step.sent_weights)
 
 
@@ -56,7 +59,7 @@ class ScalingForecast:
 
 @dataclass(frozen=True, kw_only=True)
 class StepShape:
-    """What is asked of one process alone, which other numbers of ranks divide each in its way."""
+    """The shape of a step on one rank, from which shapes on several ranks follow."""
 
     config: RunConfig
     trained: int
@@ -65,10 +68,13 @@ class StepShape:
 
     @property
     def rows(self) -> int:
+        """Rows of a step."""
         return self.config.train.batch * self.config.train.grad_acc
 
     def strong_scaled(self, ranks: int) -> tuple[ShardedStep, int]:
-        """The same step on so many ranks, and the rows of its micro-batches; one row for each where it has fewer than that."""
+        """Return the same step on several ranks and the rows of its micro-batches; each rank has at least one
+        row.
+        """
         train = self.config.train
         whole = self.config.preference.needs_whole_batch  # which are compared within a batch
         if ranks > (train.grad_acc if whole else self.rows):
@@ -76,7 +82,7 @@ class StepShape:
         return self._shard(train, ranks)
 
     def weak_scaled(self, ranks: int) -> tuple[ShardedStep, int]:
-        """As many rows for each as one has alone."""
+        """Return a step in which each rank has as many rows as one has alone."""
         return self._shard(replace(self.config.train, grad_acc=ranks * self.config.train.grad_acc), ranks)
 
     def _shard(self, train: TrainOptions, ranks: int) -> tuple[ShardedStep, int]:
@@ -100,7 +106,7 @@ class StepShape:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Of a model, in seconds."""
+    """The parts of a step's time, in seconds."""
 
     row: float
     overhead: float  # of a micro-batch, whatever its rows
@@ -108,11 +114,12 @@ class StepTime:
     update: float
 
     def micro_batch(self, rows: int) -> float:
+        """Return the seconds of a micro-batch."""
         return self.overhead + self.row * rows
 
 
 def step_time(spec: StepSpec, policy: Policy, speeds: OpSpeeds) -> StepTime:
-    """All grows evenly with rows and with layers, so that few of either will do."""
+    """Return the parts of a step's time, extrapolated from one and two rows, and one and two layers."""
     if spec.h.layers > 2 and str(policy) in POLICY_NAMES and layers_are_alike(spec):
         one, two = (vars(_step_time(with_layers(spec, layers), policy, speeds)) for layers in (1, 2))
         more = spec.h.layers - 1
@@ -138,7 +145,7 @@ def _step_time(spec: StepSpec, policy: Policy, speeds: OpSpeeds) -> StepTime:
 def forecast_scaling(
     way: MemoryPlan, config: RunConfig, bits: float, measure: bool = False
 ) -> ScalingForecast:
-    """Of a way to run it on several ranks, over links of so many bits a second."""
+    """Forecast steps on several ranks that are connected by links of this speed (bits per second)."""
     spec, ranks = way.spec, way.spec.ranks
     trained = sum(tensor.size for tensor in spec.trainable.values())
     max_rows = spec.batch if way.splits > 1 else config.train.batch
@@ -169,10 +176,10 @@ def forecast_scaling(
 def forecast_ranks(
     step: StepShape, alone: StepTime, sharded: StepTime, bits: float, ranks: int
 ) -> Iterator[RankForecast]:
-    """For 1, 2, 4 and so on, and for those that are asked for, as far as rows can be counted."""
+    """Yield forecasts for 1, 2, 4 and so on, and for the number of ranks that was asked for."""
 
     def seconds(of: ShardedStep, rows: int) -> StepTimeBreakdown:
-        """With micro-batches of so many rows."""
+        """Return the time of a step with micro-batches of this many rows."""
         effort = alone if of.ranks == 1 else sharded
         own = {"micro": effort.micro_batch(rows), "adding": effort.adding, "update": effort.update}
         return step_seconds(of, LinkModel(**own, byte=8 / bits, message=MESSAGE_SECONDS, spread=SPREAD))
@@ -193,8 +200,9 @@ def forecast_ranks(
 
 
 def find_useful_ranks(step: StepShape, rows: Sequence[RankForecast]) -> tuple[int, float]:
-    """Up to how many ranks twice as many are worth it for this step, and how many times as fast those would be; 0 where it has
-    no rows for them."""
+    """Return the ranks up to which doubling them pays, and the speed-up of the next doubling (0: there are no
+    rows for it).
+    """
     rate = {row.ranks: row.rows_per_second for row in rows if row.rows == step.rows}
     ranks = 1
     while 2 * ranks in rate:

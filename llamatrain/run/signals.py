@@ -1,4 +1,6 @@
-"""Ctrl-C, SIGTERM and the end of a terminal in a run: the first asks it to save and end, the second ends it at once."""
+"""Handles Ctrl-C, SIGTERM and the loss of the terminal: the first signal saves the run, a second one exits at
+once.
+"""
 
 import errno
 import os
@@ -20,7 +22,7 @@ SAME_SIGNAL = 0.3  # seconds: signals that come so close were meant as one, such
 
 
 def drop_lost_terminal() -> None:
-    """Where the terminal is no more, what would be written to it goes nowhere, and does not fail."""
+    """Redirect output to nowhere if the terminal is gone, so that writing does not fail."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # one without a number
             descriptor = stream.fileno()
@@ -32,12 +34,14 @@ def drop_lost_terminal() -> None:
 
 
 def is_main_thread() -> bool:
-    """Elsewhere there are no signals to be had."""
+    """Return True in the main thread, the only one that can handle signals."""
     return threading.current_thread() is threading.main_thread()
 
 
 class Interrupts:
-    """While this is open, `asked` is the number of the signal that came, or 0, once `saving` says that a run can be saved."""
+    """Signals that arrived while this is open: `pending` is the number of the first one, once the run can be
+    saved.
+    """
 
     owns_process = False  # the process is there for the run alone
 
@@ -56,9 +60,9 @@ class Interrupts:
 
 
 class CommandInterrupts(Interrupts):
-    """Those of a process that is there for the run alone: before there is anything to save, the first ends it.
+    """Signals of a process that exists for the run. Before there is anything to save, the first one ends it.
 
-    A thread listens, since Python's own handlers wait for the end of whatever compiled code the main thread is in.
+    A thread listens, since Python's own handlers wait until compiled code in the main thread returns.
     """
 
     owns_process = True
@@ -106,8 +110,10 @@ class CommandInterrupts(Interrupts):
 
 
 class CallerInterrupts(Interrupts):
-    """Ctrl-C in the process of somebody else, which is never ended: it becomes a KeyboardInterrupt, at once where there is
-    nothing to save, or no time; all other signals stay the caller's."""
+    """Ctrl-C in a process that called the Python API.
+
+    It becomes a KeyboardInterrupt; other signals stay the caller's.
+    """
 
     def __enter__(self) -> Self:
         self._handler = signal.getsignal(signal.SIGINT) if is_main_thread() else None

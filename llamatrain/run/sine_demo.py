@@ -1,4 +1,6 @@
-"""The options of `from-scratch` without data: a tiny model of the built-in sine wave (configs/sine.toml says the same)."""
+"""The options of `from-scratch` without data: a tiny model of the built-in sine wave (as in
+configs/sine.toml).
+"""
 
 SINE: dict[str, object] = {
     "embd": 32,

@@ -1,4 +1,4 @@
-"""How a run ended, in a line or two, and what is left to do."""
+"""Prints how a run ended, and what to do next."""
 
 import shlex
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from llamatrain.train.state import RunState
 
 
 def log_end(product: str, files: Sequence[Path], stop: StopReason, resume_command: str = "") -> None:
+    """Print why the run ended, and its result files or the command that resumes it."""
     if not stop.finished:
         log_line(f"{stop.reason}; to go on: {resume_command}")
         return
@@ -24,7 +25,7 @@ def log_end(product: str, files: Sequence[Path], stop: StopReason, resume_comman
 
 
 def log_best(state: RunState, folder: RunFolder, base: str) -> Path | None:
-    """Which validation was the best, and how what was made then is used, alone or with its base: the file, if there is one."""
+    """Print which validation was the best and how to use its result. Return the file, if there is one."""
     best, path = state.best, folder.path / BEST
     if best.step is None:
         return None

@@ -1,4 +1,4 @@
-"""Assembles a run: from options, or from the run that is gone on with, to everything that the loop is given."""
+"""Runs a request: opens the folder, prepares the run, trains, and reports the result."""
 
 import os
 import shlex
@@ -63,6 +63,8 @@ from llamatrain.train.loop import Loop
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
+    """How a run ended."""
+
     stop: StopReason
     folder: Path
     result: Path
@@ -72,12 +74,13 @@ class RunResult:
 
 
 def train(request: RunRequest, interrupts: Interrupts) -> RunResult:
-    """The run that is asked for, and in a line or two how it ended, and what is left to do."""
+    """Train as requested, and print how the run ended."""
     with request.naming_sources(), profile(request.config.run.profile, interrupts):
         return train_run(request, interrupts)
 
 
 def train_run(request: RunRequest, interrupts: Interrupts) -> RunResult:
+    """Train as requested, on all ranks."""
     get_comm().assert_equal_on_all({"options": request.config.plain()})
     with phase("files"):
         config, inputs, notes = start_request(request)
@@ -114,7 +117,7 @@ def train_run(request: RunRequest, interrupts: Interrupts) -> RunResult:
 
 @dataclass(frozen=True)
 class RunFolderInfo:
-    """What the first rank has found out for all."""
+    """What rank 0 tells the others about the run's folder."""
 
     stored_peft: Path | None  # as PEFT's folder
     peft: Path | None  # where that is one to be written
@@ -124,7 +127,7 @@ class RunFolderInfo:
 def run_follower(
     config: RunConfig, inputs: RunInputs, notes: list[str], request: RunRequest, interrupts: Interrupts
 ) -> RunResult:
-    """The same run on another rank than the first, which has its folder."""
+    """Train on another rank than the first, which writes the folder."""
     with interrupts:
         info = get_comm().broadcast(RunFolderInfo(None, None, Path()))
         config = replace(config, tune=replace(config.tune, peft=info.stored_peft))
@@ -144,7 +147,7 @@ def run_follower(
 
 
 def compare_ranks(prepared: PreparedRun) -> None:
-    """With what the other ranks are about to do."""
+    """Raise on all ranks if they are about to do different things."""
     if get_comm().size == 1:
         return
     inputs, data, config = prepared.inputs, prepared.data, prepared.config
@@ -167,7 +170,7 @@ def compare_ranks(prepared: PreparedRun) -> None:
 def write_only(
     config: RunConfig, inputs: RunInputs, request: RunRequest, interrupts: Interrupts
 ) -> RunResult:
-    """What comes of a checkpoint, and nothing else."""
+    """Write the result of a checkpoint, without training."""
     folder_options, (resume_point, product) = (
         request.folder_options,
         checkpoint_to_write(inputs, request.folder_options),
@@ -225,7 +228,7 @@ def write_only(
 def write_result(
     resume_point: ResumePoint, trainable: Trainable, folder: RunFolder, extra_outputs: ExtraOutputs
 ) -> None:
-    """Write what comes of a checkpoint as it is."""
+    """Write the result of a checkpoint as it is."""
     names = trainable.make_weights("off").trainable
     check_weights(resume_point, names)
     with verify_unchanged(resume_point.checkpoint.files):
@@ -236,7 +239,7 @@ def write_result(
 
 
 def checkpoint_to_write(inputs: RunInputs, folder_options: RunFolderOptions) -> tuple[ResumePoint, str]:
-    """The checkpoint, and what is to be made of it."""
+    """Return the checkpoint, and "model" or "adapter", whichever is to be written."""
     resume_point = inputs.resume_point
     option, product = (
         ("only_write_model", "model") if folder_options.only_write_model else ("only_write_lora", "adapter")
@@ -259,7 +262,7 @@ def checkpoint_to_write(inputs: RunInputs, folder_options: RunFolderOptions) -> 
 
 
 def open_folder(command: str, folder_options: RunFolderOptions, inputs: RunInputs) -> RunFolder:
-    """A new folder, or the one that the run has."""
+    """Return a new folder, or that of the run that is resumed."""
     run_folder = inputs.folder if folder_options.resume else None
     if run_folder is None or (
         folder_options.out and os.path.realpath(folder_options.out) != os.path.realpath(run_folder)
@@ -276,7 +279,9 @@ def open_folder(command: str, folder_options: RunFolderOptions, inputs: RunInput
 
 
 def prepare_folder(prepared: PreparedRun, folder: RunFolder, config: Path | None) -> None:
-    """Make the folder the run's own."""
+    """Remove what does not belong to the run: files of a replaced run, or checkpoints later than the resumed
+    one.
+    """
     if folder.path == prepared.inputs.folder:
         folder.rewind(prepared.inputs.step)  # past those that are damaged
     else:
@@ -293,6 +298,7 @@ def run_leader(
     extra_outputs: ExtraOutputOptions,
     verbose: bool = False,
 ) -> RunResult:
+    """Train a prepared run on rank 0, and write its folder."""
     resolved, trainable, weights, metrics = (
         prepared.resolved,
         prepared.trainable,
@@ -352,6 +358,7 @@ def run_leader(
 
 
 def resume_command(prepared: PreparedRun, folder: Path) -> str:
+    """Return the command that resumes the run."""
     config = prepared.config
     return f"llamatrain {config.command} --resume {shlex.quote(str(folder))}{format_flags(config.outs, config.tune.peft, folder)}"
 
@@ -359,6 +366,7 @@ def resume_command(prepared: PreparedRun, folder: Path) -> str:
 def make_checkpointer(
     prepared: PreparedRun, loop: Loop, folder: RunFolder, report: Report, extra_outputs: ExtraOutputOptions
 ) -> Checkpointer:
+    """Return the checkpointer of a run."""
     config = prepared.config
     options, teacher = config.plain(), prepared.inputs.teacher
     extra = {TEACHER: fingerprint(teacher)} if teacher else {}

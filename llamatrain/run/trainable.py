@@ -1,4 +1,4 @@
-"""What a run trains and what becomes of it: every weight of a model, or an adapter for a frozen one."""
+"""What a run trains and writes: all weights of a model, or an adapter for a frozen base."""
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ Cache = Literal["auto", "bf16", "off"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainableWeights:
-    """What the graphs of a run are built over, and the arrays of what is not trained."""
+    """The weights that graphs are built on, and the arrays of those that are not trained."""
 
     weights: Weights
     trainable: Mapping[str, Tensor]  # in the order of the file
@@ -41,50 +41,53 @@ class TrainableWeights:
 
     @property
     def copy_bytes(self) -> int:
-        """Bytes of what is copied."""
+        """Bytes of the base's copies."""
         return sum(tensor.nbytes for tensor in self.copied_tensors)
 
 
 class Trainable(Protocol):
+    """What a run trains: it makes the weights, and writes the result."""
+
     @property
     def kind(self) -> str:
-        """training.type"""
+        """The value of training.type in checkpoints."""
 
     @property
     def result_name(self) -> str:
-        """The file that comes of it."""
+        """The name of the result file."""
 
     @property
-    def h(self) -> Hyperparameters: ...
+    def h(self) -> Hyperparameters:
+        """The hyperparameters of the model."""
 
     def make_weights(self, cache: Cache) -> TrainableWeights:
-        """With a base's matrices copied, or not."""
+        """Return the weights of the graph; `cache` says how a base's matrices are held."""
 
     def load_copies(self, leaves: TrainableWeights) -> None:
-        """Make the copies that a plan counts."""
+        """Make the copies of the base that the plan counts."""
 
     def init_weights(self, parts: Arrays) -> None:
-        """The first values of what is trained."""
+        """Set the initial values of the trained weights."""
 
     def checkpoint_tensors(self, parts: Arrays) -> dict[str, np.ndarray]:
-        """The tensors that a checkpoint keeps."""
+        """Return the tensors that a checkpoint stores."""
 
     def write_result(self, path: Path, parts: Arrays) -> None:
-        """The result."""
+        """Write the result file."""
 
     def write_extra(self, parts: Arrays) -> None:
-        """What of it is wanted outside the run's folder."""
+        """Write results that go outside the run's folder."""
 
     def checkpoint_extra(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside."""
+        """Return further facts that a checkpoint stores."""
 
     def notes(self) -> Iterator[str]:
-        """What whoever uses the result should know of it."""
+        """Yield what users of the result should know."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FullModel:
-    """From a file or from a seed."""
+    """All weights of a model are trained."""
 
     h: Hyperparameters
     metadata: Mapping[str, Value]
@@ -96,18 +99,22 @@ class FullModel:
     result_name: str = "model.gguf"
 
     def make_weights(self, cache: Cache) -> TrainableWeights:
+        """Return the model's weights, all of them trained."""
         weights = trainable_weights(self.h)
         return TrainableWeights(weights=weights, trainable=weights.tensors)
 
-    def load_copies(self, leaves: TrainableWeights) -> None: ...
+    def load_copies(self, leaves: TrainableWeights) -> None:
+        """Do nothing: there is no frozen base."""
 
     def init_weights(self, parts: Arrays) -> None:
+        """Load the weights of the base, or random ones."""
         if self.base:
             load.load_weights(self.base, parts, self.threads)
         else:
             init.init_weights(self.h, self.seed, dict(parts))
 
     def checkpoint_tensors(self, parts: Arrays) -> dict[str, np.ndarray]:
+        """Return the weights, and the base's tensors that are not trained."""
         return self.result_tensors(parts)
 
     def result_tensors(self, parts: Arrays) -> dict[str, np.ndarray]:
@@ -115,14 +122,18 @@ class FullModel:
         return {**parts, **self.untrained}
 
     def write_result(self, path: Path, parts: Arrays) -> None:
+        """Write the model."""
         write_model(path, self.metadata, self.result_tensors(parts))
 
-    def write_extra(self, parts: Arrays) -> None: ...
+    def write_extra(self, parts: Arrays) -> None:
+        """Do nothing."""
 
     def checkpoint_extra(self) -> dict[str, Any]:
+        """Return no further facts."""
         return {}
 
     def notes(self) -> Iterator[str]:
+        """Yield notes about the base's tensors that the result lacks."""
         if self.base and (names := unused_tensors(self.base, self.h)):
             yield describe_unused(names, f"left out of {self.result_name}")
 
@@ -147,6 +158,7 @@ class LoraAdapter:
     result_name: str = "adapter.gguf"
 
     def make_weights(self, cache: Cache) -> TrainableWeights:
+        """Return the frozen weights of the base with trained adapter factors."""
         all_copied = cache == "bf16"
         weights, arrays = load_frozen(self.base, self.h, self.threads, all_copied, self.half)
         copied = [leaf for name, leaf in weights.tensors.items() if name not in arrays]
@@ -163,6 +175,7 @@ class LoraAdapter:
         )
 
     def load_copies(self, leaves: TrainableWeights) -> None:
+        """Copy the base's matrices to bf16, if the plan says so."""
         leaves.frozen.update(copy_weights(self.base, leaves.copied_tensors, self.threads))
 
     def init_weights(self, parts: Arrays) -> None:
@@ -181,9 +194,11 @@ class LoraAdapter:
             zero[...] = 0.0
 
     def checkpoint_tensors(self, parts: Arrays) -> dict[str, np.ndarray]:
+        """Return the factors of the adapter."""
         return dict(parts)
 
     def adapter(self, parts: Arrays) -> Adapter:
+        """Return the adapter with its present values."""
         pairs = {
             name: LoraPair(parts[f"{name}.lora_a"], parts[f"{name}.lora_b"], self.scales[name])
             for name in self.ranks
@@ -198,13 +213,16 @@ class LoraAdapter:
         )
 
     def write_result(self, path: Path, parts: Arrays) -> None:
+        """Write the adapter as GGUF."""
         adapter_files.write_adapter(path, self.adapter(parts), self.number_type)
 
     def write_extra(self, parts: Arrays) -> None:
+        """Write the adapter for PEFT, if that was asked for."""
         if self.peft:
             peft.write_peft(self.peft, self.adapter(parts), str(self.base.path), self.h)
 
     def checkpoint_extra(self) -> dict[str, Any]:
+        """Return ranks, scales and fingerprints of the base and the merged adapters."""
         return {
             "ranks": dict(self.ranks),
             "scales": dict(self.scales),
@@ -214,6 +232,7 @@ class LoraAdapter:
         }
 
     def notes(self) -> Iterator[str]:
+        """Yield notes about how the adapter is to be used."""
         if norms := select_norms(self.h.architecture, self.ranks):
             yield adapter_files.norms_note(norms)
             if self.peft:

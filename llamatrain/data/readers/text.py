@@ -4,7 +4,7 @@ import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
-from llamatrain.config.messages import worded
+from llamatrain.config.messages import quote
 from llamatrain.config.options import format_flag
 from llamatrain.data.files import DataFile, Format
 from llamatrain.data.readers.compressed import open_seekable
@@ -56,7 +56,8 @@ def cut_samples(
         match = text.find(pattern)
         if match < 0:
             raise DataError(
-                f"{source.name}: the sample start {worded(pattern.decode('utf-8', 'replace'))} does not occur "
+                f"{source.name}: the sample start {quote(pattern.decode('utf-8', 'replace'))} does "
+                "not occur "
                 f"in it; check the pattern ({format_flag('escape')} reads \\n as the end of a line)",
                 code="pattern-not-found",
             )
