@@ -12,23 +12,23 @@ Place = str | os.PathLike[str]
 
 class FromScratchOptions(TypedDict, total=False):
     out: Place | None
-    """The folder of the run; else a new one, runs/<command>-<n>."""
+    """Folder of the run; default: a new one, runs/<command>-<n>."""
     overwrite: bool
-    """Replace the run that is in the folder out."""
+    """Replace the run in the folder out."""
     resume: Place | None
-    """Go on with the run in this folder, or from this checkpoint of one."""
+    """Resume the run in this folder, or from this checkpoint."""
     checkpoint_in: Place | None
-    """Start from this GGUF file: a model's weights, or a checkpoint with all that goes with them."""
+    """Start from this GGUF file: the weights of a model, or the full state of a checkpoint."""
     trust: bool
-    """Read the files that a checkpoint from elsewhere names, without naming them again."""
+    """Read the files that someone else's checkpoint names, without naming them again."""
     only_write_model: bool
-    """Write the model of a checkpoint, and train nothing."""
+    """Write the model of a checkpoint, without training."""
     config: Place | None
-    """Read options from this TOML file; those given here win."""
+    """Read options from this TOML file; the command line overrides them."""
     quiet: bool
-    """Say nothing but what went wrong."""
+    """Print errors only."""
     verbose: bool
-    """Say each step, and each option as it was resolved."""
+    """Print every step, and every option as it was resolved."""
     arch: str
     """What it is built like: gemma2, gemma3, granite, llama, olmo2, phi3, qwen2, qwen3, smollm3."""
     size: Literal["tiny", "small", "medium", "large"]
@@ -62,154 +62,158 @@ class FromScratchOptions(TypedDict, total=False):
     lora_r: int | None
     """The matrices of attention and output are products of factors of this rank."""
     train_on: Literal["completion", "last", "all"]
-    """Train on the answers of prompts and chats, on the last of a chat alone, or on all tokens; text is always all."""
+    """Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. In plain text, all
+    tokens are trained."""
     thinking: Literal["auto", "keep", "strip"]
-    """Thoughts of answers: as the chat template has them; all of them kept, in older turns, too; or all left out."""
+    """Reasoning of answers: as the chat template renders it; kept in all turns; or removed from all."""
     columns: str
-    """What keys of the data's form are called in the data: prompt=question,completion=answer."""
+    """The column names that the data has for known keys: prompt=question,completion=answer."""
     as_: Literal["text", "rest"] | None
-    """Train on data as it stands, whatever it looks like; rest: on what is left where most pairs fall away."""
+    """text: train on files as they are, whatever they look like; rest: train on the remaining pairs even if most are
+    unusable."""
     as_chat: bool | None
-    """Put prompts with answers through the model's chat template, as chats are; auto: where it has one."""
+    """Render prompts with answers by the model's chat template, like chats; auto: if it has one."""
     skip_bad_rows: bool
-    """Leave out rows that are of no known form, or that the chat template refuses, and list them."""
+    """Skip rows of unknown form, or that the chat template refuses, and list them."""
     date: str
-    """The day that a chat template reads, as 2026-11-23; else that on which the run begins."""
+    """The date that a chat template sees, such as 2026-11-23; default: the day on which the run begins."""
     chat_template: Place | None
-    """Put chats through the Jinja template in this file, or a known one: chatml, gemma, granite, llama3, mistral-v7-tekken,
-    olmo2, phi3, phi4, phi4-mini; else the model's own."""
+    """Render chats with the Jinja template in this file, or a built-in one (chatml, gemma, granite, llama3,
+    mistral-v7-tekken, olmo2, phi3, phi4, phi4-mini); default: the model's own."""
     parse_special: bool
-    """Read marks of chats and other control tokens in text as such, as in chats that were rendered already."""
+    """Read chat marks and other control tokens in text as tokens, for chats that are already rendered."""
     pack: bool | None
-    """Put several short samples in a row; each sees only itself; auto: where not all is plain text."""
+    """Pack several short samples into a row, each attending only to itself; auto: unless all data is plain text."""
     shuffle: bool
-    """Shuffle the samples anew in each epoch."""
+    """Shuffle the samples in each epoch."""
     val: Place | Sequence[Place] | Sequence[Mapping[str, Any]]
-    """A file, folder or glob of validation data; may be repeated."""
+    """A file, folder or glob of validation data; may be given several times."""
     val_split: float
-    """The part of the data that is kept for validation and never trained on, such as 0.05."""
+    """The share of the data to hold out for validation, such as 0.05."""
     sample_start: str
-    """Text samples begin after this pattern; empty: wherever the one before ended."""
+    """Text samples begin after this pattern; default: where the previous one ended."""
     include_sample_start: bool
     """Include the pattern in the samples."""
     escape: bool
-    """Read \\n, \\r, \\t, \\', \\" and \\\\ in the pattern as the characters they stand for."""
+    """Interpret the escapes \\n, \\r, \\t, \\', \\" and \\\\ in the pattern."""
     overlapping_samples: bool
-    """Samples run on into the next; without a pattern, one begins at every token of a text."""
+    """Let samples overlap the next ones; without a pattern, one begins at every token of a text."""
     fill_with_next_samples: bool
-    """Fill the rows of short samples with those that follow in shuffled order."""
+    """Fill the rows of short samples with the next ones in shuffled order."""
     separate_with_eos: bool
     """When filling, put an end token between samples."""
     separate_with_bos: bool
     """When filling, put a begin token between samples."""
     sample_random_offsets: bool
-    """Begin text samples at a random token of theirs."""
+    """Begin text samples at a random one of their tokens."""
     force_reshuffle: bool
-    """On resuming, begin a new shuffle instead of going on in the old one."""
+    """When resuming, begin a new shuffle instead of continuing the old one."""
     batch: int
     """Rows that are run together."""
     grad_acc: int
-    """Batches whose gradients make one step."""
+    """Batches per step; their gradients are added up."""
     iters: int | None
-    """Steps in all, those before a resume included; else 256, or by epochs."""
+    """Steps in total, including those before a resume; default: 256, or as many as epochs takes."""
     epochs: int | None
-    """End after so many times through the data, or by iters if that is sooner."""
+    """Stop after this many passes over the data, or after iters if that is sooner."""
     optimizer: Literal["adamw", "lbfgs", "muon", "sgd"]
-    """How weights are changed; Muon: of whole models, SGD: with momentum beta1, L-BFGS: on the same rows in every step."""
+    """Optimizer. muon trains whole models, sgd has momentum beta1, lbfgs uses the same rows in every step."""
     lr: float
-    """Learning rate, the highest of the schedule."""
+    """Learning rate, at the peak of the schedule."""
     lr_min: float | None
-    """The lowest rate of the schedule, warm-up included; else a tenth of lr."""
+    """Lowest learning rate of the schedule, also of the warm-up; default: a tenth of lr."""
     warmup: int | None
-    """Steps in which the rate rises; else 5 % of all."""
+    """Steps in which the learning rate rises; default: 5 % of all steps."""
     schedule: Literal["constant", "linear", "cosine", "wsd"]
-    """How the rate falls after the warm-up; wsd: at the end alone, and later where more iters follow."""
+    """How the learning rate falls after the warm-up; wsd falls at the end only, and later if iters is raised."""
     decay_steps: int | None
-    """Steps in which it falls; else all that follow the warm-up, with wsd a fifth."""
+    """Steps in which the learning rate falls; default: all after the warm-up, with wsd a fifth."""
     restart_growth: float
-    """Restart the cosine, each period this many times as long as the one before; 0: never."""
+    """Restart the cosine; each period is longer than the one before by this factor. 0: never."""
     line_search: Literal["armijo", "wolfe", "strong-wolfe"]
     """Line search of L-BFGS."""
     lbfgs_history: int
-    """Moves that L-BFGS remembers."""
-    lbfgs_fresh: int
-    """New rows for L-BFGS, and no history, after so many steps; 0: never."""
+    """Updates that L-BFGS keeps in its history."""
+    lbfgs_refresh: int
+    """Give L-BFGS new rows and an empty history after this many steps; 0: never."""
     weight_decay: float
     """Decoupled weight decay."""
     decay_min_ndim: int
-    """Only tensors of so many dimensions decay."""
+    """Decay only tensors with at least this many dimensions."""
     clip: float
-    """The most that the norm of all gradients together may be; 0: no limit."""
+    """Clip the global gradient norm to this; 0: off."""
     beta1: float
-    """AdamW's first beta, SGD's momentum."""
+    """Beta 1 of AdamW, momentum of SGD."""
     beta2: float
-    """AdamW's second beta."""
+    """Beta 2 of AdamW."""
     eps: float
-    """AdamW's epsilon."""
-    past: int
-    """Stop when the loss differs by less than delta from the one so many steps ago; 0: never."""
-    delta: float
-    """What past compares with: a share of the loss."""
+    """Epsilon of AdamW."""
+    stop_window: int
+    """Stop if the loss changed by less than stop_delta over this many steps; 0: never."""
+    stop_delta: float
+    """Least change of the loss over stop_window steps, as a share of the loss."""
     max_no_improvement: int
-    """Stop after so many steps in a row without a new lowest loss; 0: never."""
-    epsf: float
-    """Stop when the loss differs by less than this share from the one before; 0: never."""
+    """Stop after this many consecutive steps without a new lowest training loss; 0: never."""
+    stop_rel: float
+    """Stop if the loss changed by less than this share from one step to the next; 0: never."""
     loss: Literal["cross-entropy", "squared-error"]
-    """What is minimised; the squared error is for the sine wave only."""
+    """Loss function; squared-error is for the sine wave only."""
     teacher: Place | None
-    """Learn the distributions of this model, too, which has the same vocabulary."""
+    """Distill this model, which must have the same vocabulary."""
     teacher_weight: float
-    """The teacher's share of the loss; the rest is the data's."""
-    shards: int | None
-    """Groups of rows that ranks divide a step by, whose sum has the same bits for any number of them; else 8 with ranks."""
+    """Share of the distillation loss; the data has the rest."""
+    grad_groups: int | None
+    """Groups of rows whose gradients are added in a fixed order, so that any number of ranks up to this one gives the same
+    bits; default: 8 with several ranks."""
     seed: int
-    """What first weights, shuffling and samples follow from; -1: a random one, which is told."""
+    """Seed of initial weights, shuffling and samples; -1: draw one, and print it."""
     precision: Literal["auto", "f32", "bf16"]
-    """Of matrix products; auto: bf16 where the processor has it, but for L-BFGS."""
+    """Number type of matrix products; auto: bf16 if the processor supports it, f32 for L-BFGS."""
     flash: bool
-    """Attention that never holds all its scores."""
+    """Compute attention without storing all scores."""
     remat: str
-    """Made again, not kept: none, light, block, optimal, so many blocks, block:3,wide:2; auto: light, or what fits best."""
+    """Activations to recompute in the backward pass: none, light, block, optimal, a number of blocks, or a list such as
+    block:3,wide:2; auto: light, or whatever fits the memory best."""
     memory: int | str | None
-    """The most that the run may take, such as 6GB; else what is free."""
+    """Memory limit of the run, such as 6GB; default: all that is free."""
     kernels: Literal["cpu", "reference"]
-    """Compiled kernels, or the plain numpy ones that define them."""
+    """Compiled kernels, or the numpy ones that define them."""
     threads: int | None
     """Threads; else one for each processor."""
     save_every: int
-    """Save a checkpoint and the model every so many steps; 0: at the end only."""
+    """Save a checkpoint and the model every N steps; 0: at the end only."""
     keep: int
-    """Checkpoints that stay; older ones are removed."""
+    """Checkpoints to keep; older ones are deleted."""
     eval_every: int
-    """Validate every so many steps and at the end; 0: never."""
+    """Validate every N steps and at the end; 0: never."""
     patience: int
-    """Stop after so many validations in a row without a new lowest loss; 0: never."""
+    """Stop after this many consecutive validations without a new lowest loss; 0: never."""
     sample_every: int
-    """Show what the model writes every so many steps; 0: never."""
+    """Print a text that the model writes every N steps; 0: never."""
     sample_prompt: str
-    """What those samples begin with."""
+    """Prompt of these samples."""
     report_every: int
-    """Print a line every so many steps; 0: as often as reads well."""
+    """Print a line every N steps; 0: at a readable rate."""
     max_time: float | str | None
     """Validate, save and stop after this time, such as 90m or 2h."""
-    wire: Literal["f32", "bf16"]
-    """Of gradients between ranks; bf16 is half as much, and bits depend on how many they are."""
+    grad_comm_dtype: Literal["f32", "bf16"]
+    """Number type of gradients between ranks; bf16 halves the traffic, and bits then depend on the number of ranks."""
     timeout: float | str
-    """End with code 75 where one of several processes falls silent for so long."""
+    """Exit with code 75 if one of several processes is silent for this long."""
     log: Literal["tensorboard", "wandb", "trackio", "csv"] | Sequence[Literal["tensorboard", "wandb", "trackio", "csv"]]
-    """Write the figures there, too; may be repeated."""
+    """Also send metrics there; may be repeated."""
     name: str
-    """What the run is called there; else as its folder."""
+    """Name of the run there; default: the name of its folder."""
     note: str
-    """Some words on the run, which are kept with it."""
+    """A note that is stored with the run."""
     profile: bool
-    """Say where the time went, and write trace.json for Chrome and Perfetto."""
+    """Print where the time went, and write trace.json for Chrome and Perfetto."""
     checkpoint_out: str
     """Write each checkpoint to this file, too; in its name ITERATION becomes the step, and LATEST in another one."""
     model_out: str
-    """Write the model of each save to this file, too, named likewise."""
+    """Also write the model of each save to this file, named likewise."""
     lora_out: str
-    """Write the adapter of each save to this file, too, named likewise."""
+    """Also write the adapter of each save to this file, named likewise."""
     pattern_fn_it: str
     """What becomes the step."""
     fn_latest: str
@@ -220,23 +224,23 @@ class FromScratchOptions(TypedDict, total=False):
 
 class FinetuneOptions(TypedDict, total=False):
     out: Place | None
-    """The folder of the run; else a new one, runs/<command>-<n>."""
+    """Folder of the run; default: a new one, runs/<command>-<n>."""
     overwrite: bool
-    """Replace the run that is in the folder out."""
+    """Replace the run in the folder out."""
     resume: Place | None
-    """Go on with the run in this folder, or from this checkpoint of one."""
+    """Resume the run in this folder, or from this checkpoint."""
     checkpoint_in: Place | None
-    """Start from this GGUF file: a model's weights, or a checkpoint with all that goes with them."""
+    """Start from this GGUF file: the weights of a model, or the full state of a checkpoint."""
     trust: bool
-    """Read the files that a checkpoint from elsewhere names, without naming them again."""
+    """Read the files that someone else's checkpoint names, without naming them again."""
     only_write_model: bool
-    """Write the model of a checkpoint, and train nothing."""
+    """Write the model of a checkpoint, without training."""
     config: Place | None
-    """Read options from this TOML file; those given here win."""
+    """Read options from this TOML file; the command line overrides them."""
     quiet: bool
-    """Say nothing but what went wrong."""
+    """Print errors only."""
     verbose: bool
-    """Say each step, and each option as it was resolved."""
+    """Print every step, and every option as it was resolved."""
     ctx: int | None
     """Tokens in a row; else what the model was made for, but no more than 512."""
     full: bool
@@ -247,7 +251,7 @@ class FinetuneOptions(TypedDict, total=False):
     """What is added is scaled by alpha / rank; else alpha is lora_r."""
     target: str | Sequence[str]
     """Weights that get an adapter: attn_q, blk.0-3.ffn_down, blk.8-, output, token_embd, norms; else all linear ones."""
-    rank: str | Sequence[str]
+    lora_rank_of: str | Sequence[str]
     """A rank of its own for a weight, such as attn_q=16 or blk.0.ffn_up=4; may be repeated. Norms have 1."""
     lora_dropout: float
     """The share of its input that an adapter does not see in a step."""
@@ -286,154 +290,158 @@ class FinetuneOptions(TypedDict, total=False):
     undesirable_weight: float
     """What an answer that is not good counts for in KTO."""
     train_on: Literal["completion", "last", "all"]
-    """Train on the answers of prompts and chats, on the last of a chat alone, or on all tokens; text is always all."""
+    """Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. In plain text, all
+    tokens are trained."""
     thinking: Literal["auto", "keep", "strip"]
-    """Thoughts of answers: as the chat template has them; all of them kept, in older turns, too; or all left out."""
+    """Reasoning of answers: as the chat template renders it; kept in all turns; or removed from all."""
     columns: str
-    """What keys of the data's form are called in the data: prompt=question,completion=answer."""
+    """The column names that the data has for known keys: prompt=question,completion=answer."""
     as_: Literal["text", "rest"] | None
-    """Train on data as it stands, whatever it looks like; rest: on what is left where most pairs fall away."""
+    """text: train on files as they are, whatever they look like; rest: train on the remaining pairs even if most are
+    unusable."""
     as_chat: bool | None
-    """Put prompts with answers through the model's chat template, as chats are; auto: where it has one."""
+    """Render prompts with answers by the model's chat template, like chats; auto: if it has one."""
     skip_bad_rows: bool
-    """Leave out rows that are of no known form, or that the chat template refuses, and list them."""
+    """Skip rows of unknown form, or that the chat template refuses, and list them."""
     date: str
-    """The day that a chat template reads, as 2026-11-23; else that on which the run begins."""
+    """The date that a chat template sees, such as 2026-11-23; default: the day on which the run begins."""
     chat_template: Place | None
-    """Put chats through the Jinja template in this file, or a known one: chatml, gemma, granite, llama3, mistral-v7-tekken,
-    olmo2, phi3, phi4, phi4-mini; else the model's own."""
+    """Render chats with the Jinja template in this file, or a built-in one (chatml, gemma, granite, llama3,
+    mistral-v7-tekken, olmo2, phi3, phi4, phi4-mini); default: the model's own."""
     parse_special: bool
-    """Read marks of chats and other control tokens in text as such, as in chats that were rendered already."""
+    """Read chat marks and other control tokens in text as tokens, for chats that are already rendered."""
     pack: bool | None
-    """Put several short samples in a row; each sees only itself; auto: where not all is plain text."""
+    """Pack several short samples into a row, each attending only to itself; auto: unless all data is plain text."""
     shuffle: bool
-    """Shuffle the samples anew in each epoch."""
+    """Shuffle the samples in each epoch."""
     val: Place | Sequence[Place] | Sequence[Mapping[str, Any]]
-    """A file, folder or glob of validation data; may be repeated."""
+    """A file, folder or glob of validation data; may be given several times."""
     val_split: float
-    """The part of the data that is kept for validation and never trained on, such as 0.05."""
+    """The share of the data to hold out for validation, such as 0.05."""
     sample_start: str
-    """Text samples begin after this pattern; empty: wherever the one before ended."""
+    """Text samples begin after this pattern; default: where the previous one ended."""
     include_sample_start: bool
     """Include the pattern in the samples."""
     escape: bool
-    """Read \\n, \\r, \\t, \\', \\" and \\\\ in the pattern as the characters they stand for."""
+    """Interpret the escapes \\n, \\r, \\t, \\', \\" and \\\\ in the pattern."""
     overlapping_samples: bool
-    """Samples run on into the next; without a pattern, one begins at every token of a text."""
+    """Let samples overlap the next ones; without a pattern, one begins at every token of a text."""
     fill_with_next_samples: bool
-    """Fill the rows of short samples with those that follow in shuffled order."""
+    """Fill the rows of short samples with the next ones in shuffled order."""
     separate_with_eos: bool
     """When filling, put an end token between samples."""
     separate_with_bos: bool
     """When filling, put a begin token between samples."""
     sample_random_offsets: bool
-    """Begin text samples at a random token of theirs."""
+    """Begin text samples at a random one of their tokens."""
     force_reshuffle: bool
-    """On resuming, begin a new shuffle instead of going on in the old one."""
+    """When resuming, begin a new shuffle instead of continuing the old one."""
     batch: int
     """Rows that are run together."""
     grad_acc: int
-    """Batches whose gradients make one step."""
+    """Batches per step; their gradients are added up."""
     iters: int | None
-    """Steps in all, those before a resume included; else 256, or by epochs."""
+    """Steps in total, including those before a resume; default: 256, or as many as epochs takes."""
     epochs: int | None
-    """End after so many times through the data, or by iters if that is sooner."""
+    """Stop after this many passes over the data, or after iters if that is sooner."""
     optimizer: Literal["adamw", "lbfgs", "muon", "sgd"]
-    """How weights are changed; Muon: of whole models, SGD: with momentum beta1, L-BFGS: on the same rows in every step."""
+    """Optimizer. muon trains whole models, sgd has momentum beta1, lbfgs uses the same rows in every step."""
     lr: float
-    """Learning rate, the highest of the schedule."""
+    """Learning rate, at the peak of the schedule."""
     lr_min: float | None
-    """The lowest rate of the schedule, warm-up included; else a tenth of lr."""
+    """Lowest learning rate of the schedule, also of the warm-up; default: a tenth of lr."""
     warmup: int | None
-    """Steps in which the rate rises; else 5 % of all."""
+    """Steps in which the learning rate rises; default: 5 % of all steps."""
     schedule: Literal["constant", "linear", "cosine", "wsd"]
-    """How the rate falls after the warm-up; wsd: at the end alone, and later where more iters follow."""
+    """How the learning rate falls after the warm-up; wsd falls at the end only, and later if iters is raised."""
     decay_steps: int | None
-    """Steps in which it falls; else all that follow the warm-up, with wsd a fifth."""
+    """Steps in which the learning rate falls; default: all after the warm-up, with wsd a fifth."""
     restart_growth: float
-    """Restart the cosine, each period this many times as long as the one before; 0: never."""
+    """Restart the cosine; each period is longer than the one before by this factor. 0: never."""
     line_search: Literal["armijo", "wolfe", "strong-wolfe"]
     """Line search of L-BFGS."""
     lbfgs_history: int
-    """Moves that L-BFGS remembers."""
-    lbfgs_fresh: int
-    """New rows for L-BFGS, and no history, after so many steps; 0: never."""
+    """Updates that L-BFGS keeps in its history."""
+    lbfgs_refresh: int
+    """Give L-BFGS new rows and an empty history after this many steps; 0: never."""
     weight_decay: float
     """Decoupled weight decay."""
     decay_min_ndim: int
-    """Only tensors of so many dimensions decay."""
+    """Decay only tensors with at least this many dimensions."""
     clip: float
-    """The most that the norm of all gradients together may be; 0: no limit."""
+    """Clip the global gradient norm to this; 0: off."""
     beta1: float
-    """AdamW's first beta, SGD's momentum."""
+    """Beta 1 of AdamW, momentum of SGD."""
     beta2: float
-    """AdamW's second beta."""
+    """Beta 2 of AdamW."""
     eps: float
-    """AdamW's epsilon."""
-    past: int
-    """Stop when the loss differs by less than delta from the one so many steps ago; 0: never."""
-    delta: float
-    """What past compares with: a share of the loss."""
+    """Epsilon of AdamW."""
+    stop_window: int
+    """Stop if the loss changed by less than stop_delta over this many steps; 0: never."""
+    stop_delta: float
+    """Least change of the loss over stop_window steps, as a share of the loss."""
     max_no_improvement: int
-    """Stop after so many steps in a row without a new lowest loss; 0: never."""
-    epsf: float
-    """Stop when the loss differs by less than this share from the one before; 0: never."""
+    """Stop after this many consecutive steps without a new lowest training loss; 0: never."""
+    stop_rel: float
+    """Stop if the loss changed by less than this share from one step to the next; 0: never."""
     loss: Literal["cross-entropy", "squared-error"]
-    """What is minimised; the squared error is for the sine wave only."""
+    """Loss function; squared-error is for the sine wave only."""
     teacher: Place | None
-    """Learn the distributions of this model, too, which has the same vocabulary."""
+    """Distill this model, which must have the same vocabulary."""
     teacher_weight: float
-    """The teacher's share of the loss; the rest is the data's."""
-    shards: int | None
-    """Groups of rows that ranks divide a step by, whose sum has the same bits for any number of them; else 8 with ranks."""
+    """Share of the distillation loss; the data has the rest."""
+    grad_groups: int | None
+    """Groups of rows whose gradients are added in a fixed order, so that any number of ranks up to this one gives the same
+    bits; default: 8 with several ranks."""
     seed: int
-    """What first weights, shuffling and samples follow from; -1: a random one, which is told."""
+    """Seed of initial weights, shuffling and samples; -1: draw one, and print it."""
     precision: Literal["auto", "f32", "bf16"]
-    """Of matrix products; auto: bf16 where the processor has it, but for L-BFGS."""
+    """Number type of matrix products; auto: bf16 if the processor supports it, f32 for L-BFGS."""
     flash: bool
-    """Attention that never holds all its scores."""
+    """Compute attention without storing all scores."""
     remat: str
-    """Made again, not kept: none, light, block, optimal, so many blocks, block:3,wide:2; auto: light, or what fits best."""
+    """Activations to recompute in the backward pass: none, light, block, optimal, a number of blocks, or a list such as
+    block:3,wide:2; auto: light, or whatever fits the memory best."""
     memory: int | str | None
-    """The most that the run may take, such as 6GB; else what is free."""
+    """Memory limit of the run, such as 6GB; default: all that is free."""
     kernels: Literal["cpu", "reference"]
-    """Compiled kernels, or the plain numpy ones that define them."""
+    """Compiled kernels, or the numpy ones that define them."""
     threads: int | None
     """Threads; else one for each processor."""
     save_every: int
-    """Save a checkpoint and the model every so many steps; 0: at the end only."""
+    """Save a checkpoint and the model every N steps; 0: at the end only."""
     keep: int
-    """Checkpoints that stay; older ones are removed."""
+    """Checkpoints to keep; older ones are deleted."""
     eval_every: int
-    """Validate every so many steps and at the end; 0: never."""
+    """Validate every N steps and at the end; 0: never."""
     patience: int
-    """Stop after so many validations in a row without a new lowest loss; 0: never."""
+    """Stop after this many consecutive validations without a new lowest loss; 0: never."""
     sample_every: int
-    """Show what the model writes every so many steps; 0: never."""
+    """Print a text that the model writes every N steps; 0: never."""
     sample_prompt: str
-    """What those samples begin with."""
+    """Prompt of these samples."""
     report_every: int
-    """Print a line every so many steps; 0: as often as reads well."""
+    """Print a line every N steps; 0: at a readable rate."""
     max_time: float | str | None
     """Validate, save and stop after this time, such as 90m or 2h."""
-    wire: Literal["f32", "bf16"]
-    """Of gradients between ranks; bf16 is half as much, and bits depend on how many they are."""
+    grad_comm_dtype: Literal["f32", "bf16"]
+    """Number type of gradients between ranks; bf16 halves the traffic, and bits then depend on the number of ranks."""
     timeout: float | str
-    """End with code 75 where one of several processes falls silent for so long."""
+    """Exit with code 75 if one of several processes is silent for this long."""
     log: Literal["tensorboard", "wandb", "trackio", "csv"] | Sequence[Literal["tensorboard", "wandb", "trackio", "csv"]]
-    """Write the figures there, too; may be repeated."""
+    """Also send metrics there; may be repeated."""
     name: str
-    """What the run is called there; else as its folder."""
+    """Name of the run there; default: the name of its folder."""
     note: str
-    """Some words on the run, which are kept with it."""
+    """A note that is stored with the run."""
     profile: bool
-    """Say where the time went, and write trace.json for Chrome and Perfetto."""
+    """Print where the time went, and write trace.json for Chrome and Perfetto."""
     checkpoint_out: str
     """Write each checkpoint to this file, too; in its name ITERATION becomes the step, and LATEST in another one."""
     model_out: str
-    """Write the model of each save to this file, too, named likewise."""
+    """Also write the model of each save to this file, named likewise."""
     lora_out: str
-    """Write the adapter of each save to this file, too, named likewise."""
+    """Also write the adapter of each save to this file, named likewise."""
     pattern_fn_it: str
     """What becomes the step."""
     fn_latest: str
@@ -502,50 +510,52 @@ class EvaluateOptionsGiven(TypedDict, total=False):
     undesirable_weight: float
     """What an answer that is not good counts for in KTO."""
     train_on: Literal["completion", "last", "all"]
-    """Train on the answers of prompts and chats, on the last of a chat alone, or on all tokens; text is always all."""
+    """Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. In plain text, all
+    tokens are trained."""
     thinking: Literal["auto", "keep", "strip"]
-    """Thoughts of answers: as the chat template has them; all of them kept, in older turns, too; or all left out."""
+    """Reasoning of answers: as the chat template renders it; kept in all turns; or removed from all."""
     columns: str
-    """What keys of the data's form are called in the data: prompt=question,completion=answer."""
+    """The column names that the data has for known keys: prompt=question,completion=answer."""
     as_: Literal["text", "rest"] | None
-    """Train on data as it stands, whatever it looks like; rest: on what is left where most pairs fall away."""
+    """text: train on files as they are, whatever they look like; rest: train on the remaining pairs even if most are
+    unusable."""
     as_chat: bool | None
-    """Put prompts with answers through the model's chat template, as chats are; auto: where it has one."""
+    """Render prompts with answers by the model's chat template, like chats; auto: if it has one."""
     skip_bad_rows: bool
-    """Leave out rows that are of no known form, or that the chat template refuses, and list them."""
+    """Skip rows of unknown form, or that the chat template refuses, and list them."""
     date: str
-    """The day that a chat template reads, as 2026-11-23; else that on which the run begins."""
+    """The date that a chat template sees, such as 2026-11-23; default: the day on which the run begins."""
     chat_template: Place | None
-    """Put chats through the Jinja template in this file, or a known one: chatml, gemma, granite, llama3, mistral-v7-tekken,
-    olmo2, phi3, phi4, phi4-mini; else the model's own."""
+    """Render chats with the Jinja template in this file, or a built-in one (chatml, gemma, granite, llama3,
+    mistral-v7-tekken, olmo2, phi3, phi4, phi4-mini); default: the model's own."""
     parse_special: bool
-    """Read marks of chats and other control tokens in text as such, as in chats that were rendered already."""
+    """Read chat marks and other control tokens in text as tokens, for chats that are already rendered."""
     pack: bool | None
-    """Put several short samples in a row; each sees only itself; auto: where not all is plain text."""
+    """Pack several short samples into a row, each attending only to itself; auto: unless all data is plain text."""
     shuffle: bool
-    """Shuffle the samples anew in each epoch."""
+    """Shuffle the samples in each epoch."""
     val: Place | Sequence[Place] | Sequence[Mapping[str, Any]]
-    """A file, folder or glob of validation data; may be repeated."""
+    """A file, folder or glob of validation data; may be given several times."""
     val_split: float
-    """The part of the data that is kept for validation and never trained on, such as 0.05."""
+    """The share of the data to hold out for validation, such as 0.05."""
     sample_start: str
-    """Text samples begin after this pattern; empty: wherever the one before ended."""
+    """Text samples begin after this pattern; default: where the previous one ended."""
     include_sample_start: bool
     """Include the pattern in the samples."""
     escape: bool
-    """Read \\n, \\r, \\t, \\', \\" and \\\\ in the pattern as the characters they stand for."""
+    """Interpret the escapes \\n, \\r, \\t, \\', \\" and \\\\ in the pattern."""
     overlapping_samples: bool
-    """Samples run on into the next; without a pattern, one begins at every token of a text."""
+    """Let samples overlap the next ones; without a pattern, one begins at every token of a text."""
     fill_with_next_samples: bool
-    """Fill the rows of short samples with those that follow in shuffled order."""
+    """Fill the rows of short samples with the next ones in shuffled order."""
     separate_with_eos: bool
     """When filling, put an end token between samples."""
     separate_with_bos: bool
     """When filling, put a begin token between samples."""
     sample_random_offsets: bool
-    """Begin text samples at a random token of theirs."""
+    """Begin text samples at a random one of their tokens."""
     force_reshuffle: bool
-    """On resuming, begin a new shuffle instead of going on in the old one."""
+    """When resuming, begin a new shuffle instead of continuing the old one."""
 
 
 class PreviewOptionsGiven(TypedDict, total=False):
@@ -560,50 +570,52 @@ class PreviewOptionsGiven(TypedDict, total=False):
     objective: Literal["orpo", "dpo", "simpo", "kto"] | None
     """Learn from answers that are compared: prompt, chosen and rejected; kto: or prompt, completion and label."""
     train_on: Literal["completion", "last", "all"]
-    """Train on the answers of prompts and chats, on the last of a chat alone, or on all tokens; text is always all."""
+    """Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. In plain text, all
+    tokens are trained."""
     thinking: Literal["auto", "keep", "strip"]
-    """Thoughts of answers: as the chat template has them; all of them kept, in older turns, too; or all left out."""
+    """Reasoning of answers: as the chat template renders it; kept in all turns; or removed from all."""
     columns: str
-    """What keys of the data's form are called in the data: prompt=question,completion=answer."""
+    """The column names that the data has for known keys: prompt=question,completion=answer."""
     as_: Literal["text", "rest"] | None
-    """Train on data as it stands, whatever it looks like; rest: on what is left where most pairs fall away."""
+    """text: train on files as they are, whatever they look like; rest: train on the remaining pairs even if most are
+    unusable."""
     as_chat: bool | None
-    """Put prompts with answers through the model's chat template, as chats are; auto: where it has one."""
+    """Render prompts with answers by the model's chat template, like chats; auto: if it has one."""
     skip_bad_rows: bool
-    """Leave out rows that are of no known form, or that the chat template refuses, and list them."""
+    """Skip rows of unknown form, or that the chat template refuses, and list them."""
     date: str
-    """The day that a chat template reads, as 2026-11-23; else that on which the run begins."""
+    """The date that a chat template sees, such as 2026-11-23; default: the day on which the run begins."""
     chat_template: Place | None
-    """Put chats through the Jinja template in this file, or a known one: chatml, gemma, granite, llama3, mistral-v7-tekken,
-    olmo2, phi3, phi4, phi4-mini; else the model's own."""
+    """Render chats with the Jinja template in this file, or a built-in one (chatml, gemma, granite, llama3,
+    mistral-v7-tekken, olmo2, phi3, phi4, phi4-mini); default: the model's own."""
     parse_special: bool
-    """Read marks of chats and other control tokens in text as such, as in chats that were rendered already."""
+    """Read chat marks and other control tokens in text as tokens, for chats that are already rendered."""
     pack: bool | None
-    """Put several short samples in a row; each sees only itself; auto: where not all is plain text."""
+    """Pack several short samples into a row, each attending only to itself; auto: unless all data is plain text."""
     shuffle: bool
-    """Shuffle the samples anew in each epoch."""
+    """Shuffle the samples in each epoch."""
     val: Place | Sequence[Place] | Sequence[Mapping[str, Any]]
-    """A file, folder or glob of validation data; may be repeated."""
+    """A file, folder or glob of validation data; may be given several times."""
     val_split: float
-    """The part of the data that is kept for validation and never trained on, such as 0.05."""
+    """The share of the data to hold out for validation, such as 0.05."""
     sample_start: str
-    """Text samples begin after this pattern; empty: wherever the one before ended."""
+    """Text samples begin after this pattern; default: where the previous one ended."""
     include_sample_start: bool
     """Include the pattern in the samples."""
     escape: bool
-    """Read \\n, \\r, \\t, \\', \\" and \\\\ in the pattern as the characters they stand for."""
+    """Interpret the escapes \\n, \\r, \\t, \\', \\" and \\\\ in the pattern."""
     overlapping_samples: bool
-    """Samples run on into the next; without a pattern, one begins at every token of a text."""
+    """Let samples overlap the next ones; without a pattern, one begins at every token of a text."""
     fill_with_next_samples: bool
-    """Fill the rows of short samples with those that follow in shuffled order."""
+    """Fill the rows of short samples with the next ones in shuffled order."""
     separate_with_eos: bool
     """When filling, put an end token between samples."""
     separate_with_bos: bool
     """When filling, put a begin token between samples."""
     sample_random_offsets: bool
-    """Begin text samples at a random token of theirs."""
+    """Begin text samples at a random one of their tokens."""
     force_reshuffle: bool
-    """On resuming, begin a new shuffle instead of going on in the old one."""
+    """When resuming, begin a new shuffle instead of continuing the old one."""
 
 
 class LoadOptionsGiven(TypedDict, total=False):

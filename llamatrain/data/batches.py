@@ -1,16 +1,12 @@
 """Packs samples into rows of a fixed length, in training order.
 
 A row holds one sample or several: packed (each attends to itself only, and its positions begin at 0) or
-filled up
-with the next ones (as llama.cpp's trainer did: one continuous text). The rest of a row has weight 0, and each
-padding
-token attends to itself only.
+filled up with the next ones (as llama.cpp's trainer did: one continuous text). The rest of a row has weight
+0, and each padding token attends to itself only.
 
 The position in the data is (seed, epoch, position, row): rows from `position` on in the epoch's order, `row`
-of which
-were already returned where one window of samples makes several rows. If rows end with an epoch, the rest of
-the
-last batch is padding.
+of which were already returned where one window of samples makes several rows. If rows end with an epoch, the
+rest of the last batch is padding.
 """
 
 from collections.abc import Iterator, Sequence
@@ -108,8 +104,7 @@ def row_lengths(
     """Return the possible lengths of a batch: one compiled program each.
 
     Full, packed and filled rows all have the length `ctx`. Rows of pairs have room for both answers; a
-    labelled answer
-    has a row of its own.
+    labelled answer has a row of its own.
     """
     if compare == "pairs":
         return row_lengths(2 * ctx, options, False, plain)
@@ -130,10 +125,12 @@ class Batches:
         eos: int | None = None,
         bos: int | None = None,
     ) -> None:
-        self.dataset, self.options, self.ctx = dataset, options, dataset.ctx
+        self.dataset = dataset
+        self.options = options
+        self.ctx = dataset.ctx
         self.padding = next((token for token in (eos, bos) if token is not None), 0)
-        between = ((eos, options.separate_with_eos), (bos, options.separate_with_bos))
-        self.separators = [token for token, wanted in between if wanted and token is not None]
+        separators = ((eos, options.separate_with_eos), (bos, options.separate_with_bos))
+        self.separators = [token for token, wanted in separators if wanted and token is not None]
         self.eos = eos
         self.packs = options.packs(dataset.is_plain_text)
         self.seed = seed
@@ -175,26 +172,29 @@ class Batches:
 
         It starts over if the state belongs to other data or if a new shuffle was requested.
         """
-        same = state.fingerprint in ("", self.dataset.fingerprint) and not (
-            state.fingerprint and self.options.force_reshuffle
-        )
-        if not same:
-            forced = (
-                state.fingerprint == self.dataset.fingerprint
-            )  # a new shuffle of the same data needs a new seed
-            state = CursorState(mix(state.seed, state.epoch, state.position) >> 33 if forced else self.seed)
-        self.seed, self.end = state.seed, state.end
+        is_same_data = state.fingerprint in ("", self.dataset.fingerprint)
+        reshuffles = bool(state.fingerprint) and self.options.force_reshuffle
+        continues = is_same_data and not reshuffles
+        if not continues:
+            seed = self.seed
+            if is_same_data:  # a new shuffle of the same data needs a new seed
+                seed = mix(state.seed, state.epoch, state.position) >> 33
+            state = CursorState(seed)
+        self.seed = state.seed
+        self.end = state.end
         self.order = Order(len(self.dataset), self.seed, self.options.shuffle)
         self._cursor = RowCursor(self._plan, state.epoch * len(self.dataset) + state.position, state.row)
         if self._cursor.is_invalid:  # a state that `state` never returned
-            return self.restore(CursorState(self.seed)) and False
-        return same
+            self.restore(CursorState(self.seed))
+            return False
+        return continues
 
     def batch(self, count: int) -> Batch:
         """Return the next `count` rows, padded after the last one."""
-        return self.collate(
-            [[] if self._has_ended else self._build_row(self._cursor.next_row()) for _ in range(count)]
-        )
+        rows = list[Row]()
+        for _ in range(count):
+            rows.append([] if self._has_ended else self._build_row(self._cursor.next_row()))
+        return self.collate(rows)
 
     @property
     def _has_ended(self) -> bool:
@@ -208,30 +208,34 @@ class Batches:
 
     def count(self, epochs: int) -> int:
         """Count the rows of `epochs` epochs, including partly filled ones."""
-        end, place, rows = epochs * len(self.dataset), 0, 0
+        end = epochs * len(self.dataset)
+        index = 0
+        rows = 0
         if not (self.packs or self.options.fill_with_next_samples):
             return end
         with progress_bar("counting rows", total=end) as bar:
-            while place < end:
-                planned, place = self._plan(place)
+            while index < end:
+                planned, index = self._plan(index)
                 rows += len(planned)
-                bar.update(place - bar.n)
+                bar.update(index - bar.n)
         return rows
 
     def measure_packing(self, count: int) -> PackingStats:
-        """Measure how full the first batches are: those of one window, or of ENOUGH tokens."""
+        """Measure how full the first batches are: those of one window, or MEASURED_TOKENS."""
         rows = type(self)(self.dataset, self.options, self.seed, self.eos)
         samples = computed = used = trained = 0
         while samples < min(PACKING_WINDOW, len(self.dataset)) and computed < MEASURED_TOKENS:
             batch = rows.batch(count)
-            samples, computed, used = samples + batch.samples, computed + batch.tokens.size, used + batch.size
+            samples += batch.samples
+            computed += batch.tokens.size
+            used += batch.size
             trained += int(np.count_nonzero(batch.weights))
         return PackingStats(used / computed, trained / computed)
 
     def one_epoch(self, count: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         """Yield all rows once, in the order of the files; padding fills the last batch.
 
-        If `of` ranks share the batches in turn, yield only those of rank `mine`, without reading the tokens
+        If several ranks share the batches in turn, yield only those of this rank, without reading the tokens
         of the others.
         """
         plain = DataOptions(shuffle=False, pack=self.packs)
@@ -246,19 +250,17 @@ class Batches:
     def _plan(self, index: int) -> PlannedRows:
         """Return the rows that begin with the sample at an index, and the index after them."""
         if self.packs:
-            window = range(
-                index, min(index + PACKING_WINDOW, (index // len(self.dataset) + 1) * len(self.dataset))
-            )
-            return best_fit(
-                dict(zip(window, self._sizes_in_row(self.order.take(window)), strict=True)), self.room
-            ), window.stop
+            end_of_epoch = (index // len(self.dataset) + 1) * len(self.dataset)
+            window = range(index, min(index + PACKING_WINDOW, end_of_epoch))
+            sizes = self._sizes_in_row(self.order.take(window))
+            return best_fit(dict(zip(window, sizes, strict=True)), self.room), window.stop
         end = self._end_of_row(index) if self.options.fill_with_next_samples else index + 1
         return [range(index, end)], end
 
     def _build_row(self, indices: Sequence[int]) -> Row:
         if self.options.fill_with_next_samples and not self.packs:
             return [self._concatenate(indices)]
-        return [piece for index in indices for piece in self._segments(index)]
+        return [segment for index in indices for segment in self._segments(index)]
 
     def _segments(self, index: int) -> Row:
         return [self._segment(*self._read_sample(index))]
@@ -300,8 +302,8 @@ class Batches:
 
     def _concatenate(self, indices: Sequence[int]) -> Segment:
         tokens, weights = self._read_sample(indices[0])
-        for before, index in pairwise(indices):
-            separators = self._separators_after(before)
+        for previous, index in pairwise(indices):
+            separators = self._separators_after(previous)
             next_tokens, next_weights, text = self.dataset[self.order[index]]
             tokens = np.concatenate([tokens, separators, next_tokens])
             weights = np.concatenate([weights, np.full(len(separators), float(text)), next_weights])
@@ -313,13 +315,13 @@ class Batches:
 
     def _last_token(self, index: int) -> int:
         end = self._span(index)[1]
-        part, _ = self.dataset.locate(self.order[index])
-        return int(part.store.tokens.read(end - 1, end)[0])
+        shard, _ = self.dataset.locate(self.order[index])
+        return int(shard.store.tokens.read(end - 1, end)[0])
 
     def _span(self, index: int) -> tuple[int, int, bool]:
         """Return where the tokens of a sample are, and whether it is text that may begin anywhere."""
-        part, number = self.dataset.locate(self.order[index])
-        return part.span(number)
+        shard, number = self.dataset.locate(self.order[index])
+        return shard.span(number)
 
     def _sizes_in_row(self, numbers: np.ndarray) -> list[int]:
         """Return how many tokens of a row the samples take at most."""
@@ -340,12 +342,11 @@ class Batches:
     def to_arrays(self, rows: list[Row], length: int) -> Batch:
         """Copy rows into arrays of a given length."""
         shape = (len(rows), length)
-        tokens, targets = np.full(shape, self.padding, np.int32), np.full(shape, self.padding, np.int32)
-        weights, positions, starts = (
-            np.zeros(shape, np.float32),
-            np.zeros(shape, np.int32),
-            np.zeros(shape, np.int32),
-        )
+        tokens = np.full(shape, self.padding, np.int32)
+        targets = np.full(shape, self.padding, np.int32)
+        weights = np.zeros(shape, np.float32)
+        positions = np.zeros(shape, np.int32)
+        starts = np.zeros(shape, np.int32)
         for index, row in enumerate(rows):
             begin = 0
             for segment in row:

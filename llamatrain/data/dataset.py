@@ -53,7 +53,8 @@ class Shard:
     @cached_property
     def reachable_counts(self) -> np.ndarray:
         """The number of samples in each document; 0 if no trained token is within reach."""
-        size, first = self.documents["size"], self.documents["first"]
+        size = self.documents["size"]
+        first = self.documents["first"]
         targets = size - 1 + self.lead
         windows = np.maximum(size - self.ctx, 1) if self.overlapping else -(-targets // self.ctx)
         reached = (first >= 0) & (first <= self.ctx - self.lead) & (targets > 0)
@@ -70,7 +71,8 @@ class Shard:
     @property
     def sizes(self) -> np.ndarray:
         """The number of tokens in each sample."""
-        documents, counts = np.repeat(self.documents, self.counts), self.counts
+        documents = np.repeat(self.documents, self.counts)
+        counts = self.counts
         first = (np.arange(len(self)) - np.repeat(self.ends - counts, counts)) * (
             1 if self.overlapping else self.ctx
         )
@@ -78,10 +80,11 @@ class Shard:
         return np.where(documents["single"], documents["size"], windows)
 
     def span(self, number: int) -> tuple[int, int, bool]:
-        """Return the begin and end of a sample in the store, and whether it is text that may begin anywhere."""
+        """Return begin and end of a sample in the store, and whether it may begin at any token."""
         index = int(np.searchsorted(self.ends, number, side="right"))
         document = self.documents[index]
-        begin, size = int(document["begin"]), int(document["size"])
+        begin = int(document["begin"])
+        size = int(document["size"])
         if document["single"]:
             return begin, begin + size, self.store.marks is None
         first = (number - int(self.ends[index] - self.counts[index])) * (1 if self.overlapping else self.ctx)
@@ -94,10 +97,12 @@ class Shard:
 
     def read(self, begin: int, end: int, text: bool) -> "Sample":
         """Read the tokens and weights of a range."""
-        tokens, marks = self.store.tokens.read(begin, end), self.store.marks
-        weights = (
-            np.ones(len(tokens), np.float32) if marks is None else marks.read(begin, end).astype(np.float32)
-        )
+        tokens = self.store.tokens.read(begin, end)
+        marks = self.store.marks
+        if marks is None:
+            weights = np.ones(len(tokens), np.float32)
+        else:
+            weights = marks.read(begin, end).astype(np.float32)
         return Sample(tokens, weights, text)
 
     def select(self, selection: np.ndarray) -> "Shard":
@@ -163,31 +168,33 @@ class Dataset:
     """The samples of all shards under consecutive numbers."""
 
     def __init__(self, shards: Sequence[Shard], ctx: int, lead: int | None) -> None:
-        self.shards, self.ctx, self.lead = list(shards), ctx, lead
+        self.shards = list(shards)
+        self.ctx = ctx
+        self.lead = lead
         self.ends = np.cumsum([len(shard) for shard in self.shards])
 
     def __len__(self) -> int:
         return int(self.ends[-1])
 
     def __getitem__(self, number: int) -> Sample:
-        part, begin, end, text = self._locate_span(number)
-        return part.read(begin, end, text)
+        shard, begin, end, text = self._locate_span(number)
+        return shard.read(begin, end, text)
 
     @cached_property
     def sizes(self) -> np.ndarray:
         """The number of tokens in each sample."""
-        return np.concatenate([part.sizes for part in self.shards])
+        return np.concatenate([shard.sizes for shard in self.shards])
 
     def first_answers(self, limit: int) -> Iterator[Sample]:
-        """Yield the first `most` prompts and chats of each shard."""
+        """Yield the first `limit` prompts and chats of each shard."""
         for shard, end in zip(self.shards, self.ends.tolist(), strict=True):
             if shard.sources[0].kind == "lines":
                 for index in np.flatnonzero(shard.documents["single"] & (shard.counts > 0))[:limit]:
                     yield self[end - len(shard) + int(shard.ends[index]) - 1]
 
     def _locate_span(self, number: int) -> tuple[Shard, int, int, bool]:
-        part, number = self.locate(number)
-        return part, *part.span(number)
+        shard, number = self.locate(number)
+        return shard, *shard.span(number)
 
     def locate(self, number: int) -> tuple[Shard, int]:
         """Return the shard of a sample, and its number there."""
@@ -197,37 +204,37 @@ class Dataset:
     @property
     def is_full_text(self) -> bool:
         """True if all rows are full except the last of each document."""
-        return all(part.is_full_text for part in self.shards)
+        return all(shard.is_full_text for shard in self.shards)
 
     @property
     def is_plain_text(self) -> bool:
         """True if all data is plain text."""
-        return all(part.sources[0].kind == "text" for part in self.shards)
+        return all(shard.sources[0].kind == "text" for shard in self.shards)
 
     @property
     def tokens(self) -> int:
         """The number of tokens in documents that are used."""
-        return sum(int(part.documents["size"][part.is_used].sum()) for part in self.shards)
+        return sum(int(shard.documents["size"][shard.is_used].sum()) for shard in self.shards)
 
     @property
     def truncated(self) -> list[str]:
         """The places of documents that are longer than a row and lose their end."""
-        return [place for part in self.shards for place in part.locate(part.is_truncated)]
+        return [place for shard in self.shards for place in shard.locate(shard.is_truncated)]
 
     @property
     def skipped(self) -> list[str]:
         """The places of documents without a trained token within a row."""
-        return [place for part in self.shards for place in part.locate(part.is_untrained)]
+        return [place for shard in self.shards for place in shard.locate(shard.is_untrained)]
 
     @property
     def too_large(self) -> list[str]:
         """The places of rows that were skipped because they take too much time or memory."""
-        return [place for part in self.shards for place in part.locate(part.is_too_large)]
+        return [place for shard in self.shards for place in shard.locate(shard.is_too_large)]
 
     @property
     def refused(self) -> list[str]:
         """The places of rows of no known form, or that the chat template refused."""
-        return [place for part in self.shards for place in part.locate(part.is_refused)]
+        return [place for shard in self.shards for place in shard.locate(shard.is_refused)]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -253,7 +260,9 @@ PLAIN_KIND = DatasetKind()
 
 def format_places(places: list[str]) -> str:
     """List places for a message: `data.jsonl:3, 8, other.jsonl:1 and 5 more`."""
-    rest, parts, previous_file = len(places) - MAX_LISTED, list[str](), ""
+    rest = len(places) - MAX_LISTED
+    parts = list[str]()
+    previous_file = ""
     for place in places[:MAX_LISTED]:
         file, _, number = place.rpartition(":")
         parts.append(number if file and file == previous_file else relative_path(place))
@@ -282,33 +291,33 @@ def open_dataset(
 ) -> tuple[Dataset, Dataset | None]:
     """Open the training dataset and, if there is one, the validation dataset."""
     files = find_data(data, options.mapping, use, options.raw)
-    sources, others = files.sources, [] if options.val_split else files.validation
+    training_files = files.sources
+    validation_files = [] if options.val_split else files.validation
     if options.val:
-        others = find_sources(options.val, options.mapping, "validate", options.raw)
+        validation_files = find_sources(options.val, options.mapping, "validate", options.raw)
     for line in files.messages:
-        log_line(
-            line
-            if not files.validation or others is not files.validation
-            else f"{line}; validating with {describe_files(others)}"
-        )
-    check_disjoint(sources, others)
+        if files.validation and validation_files is files.validation:
+            line += f"; validating with {describe_files(validation_files)}"
+        log_line(line)
+    check_disjoint(training_files, validation_files)
     encoder = Encoder(tokenizer, options, ctx, kind.compare)
     build = partial(build_dataset, ctx=ctx, lead=encoder.lead, kind=kind)
-    shards = open_shards(sources, encoder, kind)
+    shards = open_shards(training_files, encoder, kind)
     check_length(shards, ctx, encoder.lead)
     if options.val_split:
         train, validation = split_shards(shards, describe_shards(shards), options.val_split, seed)
         return build(train), build(validation)
-    encoder_without_overlap = Encoder(
-        tokenizer, replace(options, overlapping_samples=False), ctx, kind.compare
-    )  # validation scores each token once
-    return build(shards), build(open_shards(others, encoder_without_overlap, kind)) if others else None
+    if not validation_files:
+        return build(shards), None
+    options = replace(options, overlapping_samples=False)  # validation scores each token once
+    encoder = Encoder(tokenizer, options, ctx, kind.compare)
+    return build(shards), build(open_shards(validation_files, encoder, kind))
 
 
 def open_shards(sources: list[DataFile], encoder: Encoder, kind: DatasetKind) -> list[Shard]:
     """Encode files into shards.
 
-    Small files of the same kind share a shard up to GROUP bytes, so that a changed file re-encodes only its
+    Small files of the same kind share a shard up to GROUP_BYTES, so that a changed file re-encodes only its
     own shard.
     """
     groups = list[list[DataFile]]()
@@ -350,7 +359,7 @@ def build_dataset(shards: list[Shard], ctx: int, lead: int | None, kind: Dataset
 
 def check_length(shards: list[Shard], ctx: int, lead: int | None) -> None:
     """Raise DataError if plain text is shorter than one row."""
-    targets = sum(int(part.documents["size"].sum()) for part in shards) - (lead is None)
+    targets = sum(int(shard.documents["size"].sum()) for shard in shards) - (lead is None)
     if Dataset(shards, ctx, lead).is_full_text and targets < ctx:
         hint = f"use {format_flag('ctx')} {max(targets, 1)} or less, or add text"
         raise DataError(
@@ -360,7 +369,7 @@ def check_length(shards: list[Shard], ctx: int, lead: int | None) -> None:
 
 def describe_shards(shards: list[Shard]) -> str:
     """Name the files of some shards for a message."""
-    return describe_files([source for part in shards for source in part.sources])
+    return describe_files([source for shard in shards for source in shard.sources])
 
 
 # ---- validation split ------------------------------------------------------------
@@ -370,8 +379,8 @@ SPLIT_KEY = 0x5911  # makes the shuffle of the split differ from those of the ep
 
 def split_shards(shards: list[Shard], name: str, share: float, seed: int) -> tuple[list[Shard], list[Shard]]:
     """Split documents into training and validation by a seed; documents of one line stay together."""
-    pieces = [part.split_units() for part in shards]
-    units = [np.unique(part.documents[["file", "line"]], return_inverse=True)[1] for part in pieces]
+    pieces = [shard.split_units() for shard in shards]
+    units = [np.unique(shard.documents[["file", "line"]], return_inverse=True)[1] for shard in pieces]
     starts = np.cumsum([0, *(int(unit.max()) + 1 if len(unit) else 0 for unit in units)])
     total = int(starts[-1])
     if total < 2:
@@ -379,10 +388,11 @@ def split_shards(shards: list[Shard], name: str, share: float, seed: int) -> tup
         raise DataError(f"{name}: one sample cannot be split in two; {hint}", code="too-few-samples")
     order = Permutation(total, seed, SPLIT_KEY)
     is_validation = np.zeros(total, bool)
-    is_validation[[order[place] for place in range(min(max(1, round(share * total)), total - 1))]] = True
+    is_validation[[order[index] for index in range(min(max(1, round(share * total)), total - 1))]] = True
     selections = [is_validation[start + unit] for start, unit in zip(starts, units, strict=False)]
-    train = [part.select(~held) for part, held in zip(pieces, selections, strict=True)]
+    train = [shard.select(~selection) for shard, selection in zip(pieces, selections, strict=True)]
     validation = [
-        replace(part.select(held), overlapping=False) for part, held in zip(pieces, selections, strict=True)
+        replace(shard.select(selection), overlapping=False)
+        for shard, selection in zip(pieces, selections, strict=True)
     ]
     return train, validation

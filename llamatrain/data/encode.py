@@ -72,7 +72,7 @@ class JsonLine(NamedTuple):
     file: int  # its index
     number: int
     text: bytes
-    place: str
+    location: str
 
     @property
     def key(self) -> Place:
@@ -311,7 +311,7 @@ class Encoder:
             refused.total += 1
             if isinstance(sample, DataError):
                 if isinstance(sample, RecordTooLarge):
-                    skipped.add(f"{line.place}: {sample}; skipped")
+                    skipped.add(f"{line.location}: {sample}; skipped")
                     writer.end_document(line.file, line.number, TOO_LARGE, single=True)
                 else:
                     skipped.add(f"{sample}; skipped")
@@ -372,13 +372,13 @@ class Encoder:
                 raise record
             if len(line.text) > LARGE_TEXT:
                 trim_heap()  # parsing took several times its size
-            return [(line, sample) for sample in self._encode_record(record, len(line.text))]
+            return [(line, sample) for sample in self.encode_record(record, len(line.text))]
         except RecordTooLarge as error:
             reason: DataError = error
         except TemplateStopped as error:
-            raise DataError(f"{line.place}: {error}", code=error.code) from None
+            raise DataError(f"{line.location}: {error}", code=error.code) from None
         except TemplateError as error:
-            reason = DataError(f"{line.place}: {error}", code=error.code)
+            reason = DataError(f"{line.location}: {error}", code=error.code)
         except DataError as error:
             reason = error
         return [(line, reason), (line, EMPTY_SAMPLE)] if self.compare else [(line, reason)]
@@ -386,11 +386,12 @@ class Encoder:
     def _parse(self, line: JsonLine) -> Record | PreferencePair:
         """Parse a line, and convert it as the options request."""
         if self.compare:
-            pair = parse_preference(line.text, line.place, self.compare, self.options.mapping)
-            return pair.map(self._apply_options)
-        return self._apply_options(parse_record(line.text, line.place, self.options.mapping))
+            pair = parse_preference(line.text, line.location, self.compare, self.options.mapping)
+            return pair.map(self.apply_options)
+        return self.apply_options(parse_record(line.text, line.location, self.options.mapping))
 
-    def _apply_options(self, record: Record) -> Record:
+    def apply_options(self, record: Record) -> Record:
+        """Convert a record as the options request: prompts to chats, without reasoning."""
         self.forms.add(FORM_NAMES[type(record)])
         if not isinstance(record, TextRecord) and record.has_media:
             self.notes["media"] = ""
@@ -399,11 +400,11 @@ class Encoder:
             self.notes["as_chat"] = ""
         return strip_reasoning(record) if self.options.thinking == "strip" else record
 
-    def _encode_record(self, record: Record | PreferencePair, size: int = 0) -> list[MarkedTokens]:
+    def encode_record(self, record: Record | PreferencePair, size: int = 0) -> list[MarkedTokens]:
         """Encode a record that has `size` bytes in the file into samples."""
         if isinstance(record, PreferencePair):
             return [
-                keep_last_answer(self._encode_record(side, size)) if side else EMPTY_SAMPLE
+                keep_last_answer(self.encode_record(side, size)) if side else EMPTY_SAMPLE
                 for side in record.both
             ]
         if isinstance(record, ChatRecord):
@@ -481,7 +482,7 @@ class RefusedRows:
 
     error: str = ""
     code: str = ""
-    places: list[str] = field(default_factory=list)
+    locations: list[str] = field(default_factory=list)
     count: int = 0
     total: int = 0  # of all rows
 
@@ -491,8 +492,8 @@ class RefusedRows:
         if self.count == 1:
             self.error = str(error)
             self.code = error.code
-        elif len(self.places) < MAX_REASONS:
-            self.places.append(line.place)
+        elif len(self.locations) < MAX_REASONS:
+            self.locations.append(line.location)
 
     def message(self) -> str:
         """Return a message that names the unusable rows.
@@ -505,8 +506,8 @@ class RefusedRows:
             return f"{self.error}; use --skip-bad-rows to skip such a row"
         others = f"{self.count - 1:,} other rows" if self.count > 2 else "another row"
         more = f" and {self.count - 1 - MAX_REASONS:,} more" if self.count - 1 > MAX_REASONS else ""
-        places = ", ".join(self.places)
-        return f"{self.error}; also {others} ({places}{more}); use --skip-bad-rows to skip them"
+        locations = ", ".join(self.locations)
+        return f"{self.error}; also {others} ({locations}{more}); use --skip-bad-rows to skip them"
 
 
 def hash_facts(facts: list[object]) -> str:

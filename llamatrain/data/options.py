@@ -68,7 +68,8 @@ class DataOptions(Options, panel="Data"):
     date: Annotated[
         str,
         Option(
-            "The date that a chat template sees, such as 2026-11-23; default: the day on which the run begins.",
+            "The date that a chat template sees, such as 2026-11-23; default: the day on which the run "
+            "begins.",
             unit="DATE",
         ),
     ] = ""
@@ -76,14 +77,16 @@ class DataOptions(Options, panel="Data"):
     parse_special: Annotated[
         bool,
         Option(
-            "Read chat marks and other control tokens in text as tokens, for chats that are already rendered.",
+            "Read chat marks and other control tokens in text as tokens, for chats that are already "
+            "rendered.",
             when=(NO_OBJECTIVE,),
         ),
     ] = False
     pack: Annotated[
         bool | None,
         Option(
-            "Pack several short samples into a row, each attending only to itself; auto: unless all data is plain text.",
+            "Pack several short samples into a row, each attending only to itself; auto: unless all "
+            "data is plain text.",
             excludes=(("fill_with_next_samples", "both fill rows"),),
         ),
     ] = None
@@ -165,8 +168,8 @@ class DataOptions(Options, panel="Data"):
         try:
             parse_mapping(self.columns)
         except UsageError as error:
-            words = str(error)
-            raise OptionError(lambda spelt: f"{spelt('columns')}: {words}", code=error.code) from None
+            problem = str(error)
+            raise OptionError(lambda spelt: f"{spelt('columns')}: {problem}", code=error.code) from None
         if self.date and not is_date(self.date):
             raise OptionError(
                 lambda spelt: f"{spelt('date')} must be a day such as 2026-11-23 (got {self.date!r})",

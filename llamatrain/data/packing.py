@@ -31,7 +31,9 @@ class RowCursor:
     """
 
     def __init__(self, plan: Callable[[int], PlannedRows], index: int, row: int) -> None:
-        self.plan, self.index, self.row = plan, index, row
+        self.plan = plan
+        self.index = index
+        self.row = row
         self._rows, self._next_index = plan(index) if row else ([], index)
 
     @property
@@ -51,7 +53,8 @@ class RowCursor:
         row = self._rows[self.row]
         self.row += 1
         if self.row == len(self._rows):
-            self.index, self.row = self._next_index, 0
+            self.index = self._next_index
+            self.row = 0
         return row
 
     def rows_until(self, end: int, count: int) -> Iterator[list[Sequence[int]]]:

@@ -17,13 +17,15 @@ B = TypeVar("B")
 
 def group_items(items: Iterable[tuple[int, A]]) -> Iterator[tuple[int, list[A]]]:
     """Group items into tasks of limited count and size; yield each group with its bytes."""
-    group, size = list[A](), 0
+    group = list[A]()
+    size = 0
     for bytes_, item in items:
         group.append(item)
         size += bytes_
         if len(group) == MAX_ITEMS or size > 1 << 20:
             yield size, group
-            group, size = [], 0
+            group = []
+            size = 0
     if group:
         yield size, group
 
@@ -34,24 +36,24 @@ def map_in_order(
     """Yield results in the order of the items, computed on all cores with few held at once."""
     from llamatrain.distributed.cores import count_cores
 
-    waiting = deque[tuple[int, Future[B]]]()
+    pending = deque[tuple[int, Future[B]]]()
     with encoding_bar(sources) as bar, ThreadPoolExecutor(threads := count_cores()) as pool:
 
         def take_first() -> B:
-            size, future = waiting.popleft()
+            size, future = pending.popleft()
             result = future.result()
             bar.update(size)
             return result
 
         try:
             for size, item in items:
-                waiting.append((size, pool.submit(work, item)))
-                while len(waiting) > 2 * threads or sum(size for size, _ in waiting) > MAX_PENDING_BYTES:
+                pending.append((size, pool.submit(work, item)))
+                while len(pending) > 2 * threads or sum(size for size, _ in pending) > MAX_PENDING_BYTES:
                     yield take_first()
-            while waiting:
+            while pending:
                 yield take_first()
         finally:
-            for _, future in waiting:
+            for _, future in pending:
                 future.cancel()
 
 

@@ -45,32 +45,33 @@ class PreferencePair:
 
 
 def parse_preference(
-    line: bytes, place: str, compare: Compare, columns: Mapping[str, str] | None = None
+    line: bytes, location: str, compare: Compare, columns: Mapping[str, str] | None = None
 ) -> PreferencePair:
     """Parse a JSON line into a preference pair."""
-    return read_preference(rename_keys(parse_object(line, place), columns or {}, place), place, compare)
+    return read_preference(
+        rename_keys(parse_object(line, location), columns or {}, location), location, compare
+    )
 
 
-def read_preference(row: dict[str, Any], place: str, compare: Compare) -> PreferencePair:
+def read_preference(row: dict[str, Any], location: str, compare: Compare) -> PreferencePair:
     """Read a row as a preference pair."""
-    row = normalize_keys(row, place)
+    row = normalize_keys(row, location)
     if "chosen" in row and "rejected" in row:
-        chosen, rejected = (_read_answer(row, key, place) for key in ("chosen", "rejected"))
-        if isinstance(chosen, ChatRecord) or isinstance(
-            rejected, ChatRecord
-        ):  # one is a string, and the other messages
+        chosen, rejected = (_read_answer(row, key, location) for key in ("chosen", "rejected"))
+        # One may be a string and the other messages.
+        if isinstance(chosen, ChatRecord) or isinstance(rejected, ChatRecord):
             chosen, rejected = (
                 record.as_chat() if isinstance(record, PromptRecord) else record
                 for record in (chosen, rejected)
             )
         if chosen == rejected:
             raise DataError(
-                f'{place}: "chosen" and "rejected" are the same, so there is nothing to prefer; {HINT}',
+                f'{location}: "chosen" and "rejected" are the same, so there is nothing to prefer; {HINT}',
                 code="same-answers",
             )
         if _prompt(chosen) != _prompt(rejected):
             raise DataError(
-                f'{place}: "chosen" and "rejected" differ before their last message; '
+                f'{location}: "chosen" and "rejected" differ before their last message; '
                 "both must answer the same prompt",
                 code="different-prompts",
             )
@@ -78,57 +79,62 @@ def read_preference(row: dict[str, Any], place: str, compare: Compare) -> Prefer
     if "label" in row and "completion" in row:
         if compare == "pairs":
             raise DataError(
-                f'{place}: an answer with a "label", but pairs are compared; give {PAIR}, or use --objective kto',
+                f'{location}: an answer with a "label", but pairs are compared; give {PAIR}, or use '
+                "--objective kto",
                 code="wrong-objective",
             )
         if not isinstance(row["label"], bool):
             raise DataError(
-                f'{place}: "label" is {describe_type(row["label"])}; expected true or false',
+                f'{location}: "label" is {describe_type(row["label"])}; expected true or false',
                 code="wrong-type",
             )
-        answer = _read_answer(row, "completion", place)
+        answer = _read_answer(row, "completion", location)
         return PreferencePair(answer, None) if row["label"] else PreferencePair(None, answer)
     keys = ", ".join(json.dumps(shorten(key)) for key in list(row)[:8]) or "none"
     forms = f"{PAIR} or {LABELLED}" if compare == "answers" else PAIR
     raise DataError(
-        f"{place}: nothing to compare (got keys {keys}); --objective {OBJECTIVES[compare]} needs {forms}",
+        f"{location}: nothing to compare (got keys {keys}); --objective {OBJECTIVES[compare]} needs {forms}",
         code="no-preferences",
     )
 
 
-def normalize_keys(row: dict[str, Any], place: str) -> dict[str, Any]:
+def normalize_keys(row: dict[str, Any], location: str) -> dict[str, Any]:
     """Give a row the keys of TRL.
 
     LLaMA-Factory and others keep the prompt in messages, or as an instruction with its input.
     """
-    row = {
-        **row,
-        **{key: [row[key]] for key in ("chosen", "rejected", "completion") if is_message(row.get(key))},
-    }
+    row = dict(row)
+    for key in ("chosen", "rejected", "completion"):
+        if is_message(row.get(key)):
+            row[key] = [row[key]]
     if "label" not in row and isinstance(row.get("kto_tag"), bool):
         row["label"] = row["kto_tag"]
     is_labelled = "label" in row and not {"chosen", "rejected"} & row.keys()
-    messages = next(
-        (
-            messages_found
-            for key in MESSAGES
-            if isinstance(messages_found := parse_list(row.get(key)), list) and messages_found
-        ),
-        None,
-    )
+    messages = _find_messages(row)
     if messages and "prompt" not in row:
-        row |= {"prompt": messages[:-1], "completion": messages[-1:]} if is_labelled else {"prompt": messages}
-    if (
-        is_labelled
-        and "completion" not in row
-        and (answer_key := next((key for key in ANSWERS if key in row), None))
-    ):
-        row["completion"] = row[answer_key]
-    if "prompt" not in row and (
-        prompt_key := next((key for key in PROMPTS if isinstance(row.get(key), str)), None)
-    ):
-        row["prompt"] = read_prompt(row, prompt_key, place)
+        if is_labelled:
+            row["prompt"] = messages[:-1]
+            row["completion"] = messages[-1:]
+        else:
+            row["prompt"] = messages
+    if is_labelled and "completion" not in row:
+        answer_key = next((key for key in ANSWERS if key in row), None)
+        if answer_key:
+            row["completion"] = row[answer_key]
+    if "prompt" not in row:
+        prompt_key = next((key for key in PROMPTS if isinstance(row.get(key), str)), None)
+        if prompt_key:
+            row["prompt"] = read_prompt(row, prompt_key, location)
     return row
+
+
+def _find_messages(row: dict[str, Any]) -> list[Any] | None:
+    """Return the list of messages of a row, if it has one."""
+    for key in MESSAGES:
+        messages = parse_list(row.get(key))
+        if isinstance(messages, list) and messages:
+            return messages
+    return None
 
 
 def is_message(value: Any) -> bool:
@@ -140,65 +146,73 @@ def check_has_rows(sources: Iterable[DataFile], compare: Compare) -> None:
     """Raise DataError for plain text, which has nothing to compare."""
     for source in sources:
         if source.kind != "lines":
-            known = f"--objective {OBJECTIVES[compare]} needs JSON lines of {PAIR}"
+            hint = f"--objective {OBJECTIVES[compare]} needs JSON lines of {PAIR}"
             raise DataError(
-                f"{source.name}: plain text has nothing to compare; {known}", code="no-preferences"
+                f"{source.name}: plain text has nothing to compare; {hint}", code="no-preferences"
             )
 
 
-def _read_answer(row: dict[str, Any], key: str, place: str) -> PromptRecord | ChatRecord:
+def _read_answer(row: dict[str, Any], key: str, location: str) -> PromptRecord | ChatRecord:
     """Read a prompt with one of its answers.
 
     Either may be messages; an answer may be a whole conversation.
     """
-    prompt, answer = row.get("prompt"), row[key]
+    prompt = row.get("prompt")
+    answer = row[key]
     if isinstance(answer, str):
         if not answer:
-            raise DataError(f"{place}: {json.dumps(key)} is empty; {HINT}", code="empty-answer")
+            raise DataError(f"{location}: {json.dumps(key)} is empty; {HINT}", code="empty-answer")
         if isinstance(prompt, str):
             system = row.get("system")
             system_text = system if isinstance(system, str) else ""
             return PromptRecord(
-                prompt, answer, system=system_text, has_media=has_media(row), history=read_history(row, place)
+                prompt,
+                answer,
+                system=system_text,
+                has_media=has_media(row),
+                history=read_history(row, location),
             )
         answer = [{"role": ROLE, "content": answer}]
     elif not isinstance(answer, list):
         raise DataError(
-            f"{place}: {json.dumps(key)} is {describe_type(answer)}; expected a string or a list of messages",
+            f"{location}: {json.dumps(key)} is {describe_type(answer)}; expected a string or a list of "
+            "messages",
             code="wrong-type",
         )
-    messages = _read_messages(row, answer, key, place)
+    messages = _read_messages(row, answer, key, location)
     if messages[-1]["role"] != ROLE:
         last = json.dumps(shorten(messages[-1]["role"]))
         raise DataError(
-            f'{place}: {json.dumps(key)} must end with a message of "assistant" (got {last})',
+            f'{location}: {json.dumps(key)} must end with a message of "assistant" (got {last})',
             code="bad-message",
         )
     if not messages[-1]["content"] and not messages[-1].get("tool_calls"):
-        raise DataError(f"{place}: {json.dumps(key)} is empty; {HINT}", code="empty-answer")
-    context = [] if len(messages) > 1 and messages[0]["role"] != ROLE else _read_context(row, prompt, place)
-    return ChatRecord([*context, *messages], read_tools(row, place), has_media(row))
+        raise DataError(f"{location}: {json.dumps(key)} is empty; {HINT}", code="empty-answer")
+    context = (
+        [] if len(messages) > 1 and messages[0]["role"] != ROLE else _read_context(row, prompt, location)
+    )
+    return ChatRecord([*context, *messages], read_tools(row, location), has_media(row))
 
 
-def _read_context(row: dict[str, Any], prompt: Any, place: str) -> list[Message]:
+def _read_context(row: dict[str, Any], prompt: Any, location: str) -> list[Message]:
     """Read the messages before an answer that does not bring them."""
     if isinstance(prompt, str):
-        *earlier, _ = PromptRecord(prompt, "", history=read_history(row, place)).as_chat().messages
-        return _read_messages(row, earlier, "prompt", place)
+        *earlier, _ = PromptRecord(prompt, "", history=read_history(row, location)).as_chat().messages
+        return _read_messages(row, earlier, "prompt", location)
     if isinstance(prompt, list) and prompt:
-        return _read_messages(row, prompt, "prompt", place)
+        return _read_messages(row, prompt, "prompt", location)
     problem = f'"prompt" is {describe_type(prompt)}' if "prompt" in row else 'there is no "prompt"'
-    raise DataError(f"{place}: {problem}; expected a string or a list of messages", code="wrong-type")
+    raise DataError(f"{location}: {problem}; expected a string or a list of messages", code="wrong-type")
 
 
-def _read_messages(row: dict[str, Any], value: Any, key: str, place: str) -> list[Message]:
+def _read_messages(row: dict[str, Any], value: Any, key: str, location: str) -> list[Message]:
     row_of_messages = (
         {"messages": value} if key != "prompt" else {"messages": value, "system": row.get("system")}
     )
     try:
-        return read_messages(row_of_messages, place)
+        return read_messages(row_of_messages, location)
     except DataError as error:
-        message = str(error).replace(f"{place}: ", f"{place}: {json.dumps(key)}: ", 1)
+        message = str(error).replace(f"{location}: ", f"{location}: {json.dumps(key)}: ", 1)
         raise DataError(message, code=error.code) from None
 
 

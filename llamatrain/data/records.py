@@ -54,18 +54,17 @@ class PromptRecord:
     @property
     def context(self) -> str:
         """The plain text before the answer."""
-        return (
-            "".join(f"{prompt}\n{answer}\n" for prompt, answer in self.history) + self.prompt + self.separator
-        )
+        history = "".join(f"{prompt}\n{answer}\n" for prompt, answer in self.history)
+        return history + self.prompt + self.separator
 
     def as_chat(self) -> "ChatRecord":
         """Return the prompt and answer as a chat."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        turns = (*self.history, (self.prompt, self.answer))
+        exchanges = (*self.history, (self.prompt, self.answer))
         messages = (
-            {"role": role, "content": words}
-            for turn in turns
-            for role, words in zip(ROLES, turn, strict=True)
+            {"role": role, "content": text}
+            for exchange in exchanges
+            for role, text in zip(ROLES, exchange, strict=True)
         )
         return ChatRecord([*system, *messages], has_media=self.has_media)
 
@@ -82,13 +81,13 @@ class ChatRecord:
 Record = TextRecord | PromptRecord | ChatRecord
 
 
-def parse_record(line: bytes, place: str, columns: Mapping[str, str] | None = None) -> Record:
+def parse_record(line: bytes, location: str, columns: Mapping[str, str] | None = None) -> Record:
     """Parse a JSON line into a document. `columns` maps keys to their names in the data."""
     columns = columns or {}
-    return _to_record(rename_keys(parse_object(line, place), columns, place), place, {*columns})
+    return _to_record(rename_keys(parse_object(line, location), columns, location), location, {*columns})
 
 
-def parse_object(line: bytes, place: str) -> dict[str, Any]:
+def parse_object(line: bytes, location: str) -> dict[str, Any]:
     """Parse a JSON line into an object; raise DataError if it is none."""
     try:
         row = parse_json(line)
@@ -99,74 +98,77 @@ def parse_object(line: bytes, place: str) -> dict[str, Any]:
                 text.encode("utf-8")  # an escaped lone surrogate is not text
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise DataError(
-            f"{place}: not UTF-8 ({error.reason}); save the data as UTF-8", code="not-utf8"
+            f"{location}: not UTF-8 ({error.reason}); save the data as UTF-8", code="not-utf8"
         ) from None
     except json.JSONDecodeError as error:
-        raise DataError(f"{place}: not JSON ({error.msg}, column {error.colno})", code="not-json") from None
+        raise DataError(
+            f"{location}: not JSON ({error.msg}, column {error.colno})", code="not-json"
+        ) from None
     except RecursionError:
-        raise DataError(f"{place}: the JSON nests too deeply", code="not-json") from None
+        raise DataError(f"{location}: the JSON nests too deeply", code="not-json") from None
     except ValueError as error:
         problem = "a number of thousands of digits" if "digits" in str(error) else str(error)
-        raise DataError(f"{place}: the JSON cannot be read ({problem})", code="not-json") from None
+        raise DataError(f"{location}: the JSON cannot be read ({problem})", code="not-json") from None
     if not isinstance(row, dict):
         raise DataError(
-            f"{place}: {describe_type(row)} instead of an object; expected one of {FORMS}",
+            f"{location}: {describe_type(row)} instead of an object; expected one of {FORMS}",
             code="not-an-object",
         )
     return row
 
 
-def _to_record(row: dict[str, Any], place: str, meant: set[str]) -> Record:
+def _to_record(row: dict[str, Any], location: str, preferred: set[str]) -> Record:
     """Convert a row into a document.
 
-    If it can be read in several ways, a key of `meant` decides. A null counts as missing.
+    If it can be read in several ways, a key of `preferred` decides. A null counts as missing.
     """
-    reject_preferences(row, place)
+    reject_preferences(row, location)
     given = {key: value for key, value in row.items() if value is not None}
-    forms = sorted(FORM_KEYS, key=lambda form: not meant & {*form}) if meant else FORM_KEYS
-    form = next((form for found in (given, row) for form in forms if found.keys() >= {*form}), None)
+    forms = sorted(FORM_KEYS, key=lambda form: not preferred & {*form}) if preferred else FORM_KEYS
+    form = next((form for keys_of in (given, row) for form in forms if keys_of.keys() >= {*form}), None)
     if form and form[0] in MESSAGES:
-        return ChatRecord(read_messages(row, place, form[0]), read_tools(row, place), has_media(row))
+        return ChatRecord(read_messages(row, location, form[0]), read_tools(row, location), has_media(row))
     if form == ("text",):
-        return TextRecord(_read_string(row, "text", place))
-    if form and all(
-        holds_messages(row[key]) for key in form
-    ):  # TRL's chats: prompt and answer are both messages
-        return ChatRecord(read_halves(row, form[0], form[1], place), read_tools(row, place), has_media(row))
+        return TextRecord(_read_string(row, "text", location))
+    # In TRL's chats, prompt and answer are both messages.
+    if form and all(holds_messages(row[key]) for key in form):
+        return ChatRecord(
+            read_halves(row, form[0], form[1], location), read_tools(row, location), has_media(row)
+        )
     if form:
-        prompt, answer = read_prompt(row, form[0], place), _read_string(row, form[1], place)
-        separator, system = "" if form[0] == "prompt" else "\n", row.get("system")
+        prompt = read_prompt(row, form[0], location)
+        answer = _read_string(row, form[1], location)
+        separator = "" if form[0] == "prompt" else "\n"
+        system = row.get("system")
         return PromptRecord(
             prompt,
             answer,
             separator,
             system if isinstance(system, str) else "",
             has_media(row),
-            read_history(row, place),
+            read_history(row, location),
         )
     raise DataError(
-        f"{place}: no known keys (got {format_keys(list(row))}); known are {FORMS}; "
+        f"{location}: no known keys (got {format_keys(list(row))}); known are {FORMS}; "
         "--columns prompt=KEY,... maps others",
         code="unknown-keys",
     )
 
 
-def read_prompt(row: dict[str, Any], key: str, place: str) -> str:
+def read_prompt(row: dict[str, Any], key: str, location: str) -> str:
     """Read a prompt; an instruction may be followed by its input."""
-    prompt = _read_string(row, key, place)
-    return (
-        f"{prompt}\n\n{_read_string(row, 'input', place)}"
-        if key == "instruction" and row.get("input")
-        else prompt
-    )
+    prompt = _read_string(row, key, location)
+    if key == "instruction" and row.get("input"):
+        return f"{prompt}\n\n{_read_string(row, 'input', location)}"
+    return prompt
 
 
-def read_history(row: dict[str, Any], place: str) -> tuple[tuple[str, str], ...]:
+def read_history(row: dict[str, Any], location: str) -> tuple[tuple[str, str], ...]:
     """Read the turns before a prompt: Alpaca's list of prompts with their answers."""
     turns = parse_list(row.get("history")) or []
     if not isinstance(turns, list) or not all(is_pair(turn) for turn in turns):
         raise DataError(
-            f'{place}: "history" is not a list of pairs of strings, [["prompt", "answer"], ...]; '
+            f'{location}: "history" is not a list of pairs of strings, [["prompt", "answer"], ...]; '
             "rename it if it is something else",
             code="wrong-type",
         )
@@ -183,39 +185,38 @@ def holds_messages(value: Any) -> bool:
     return isinstance(value, list) and len(value) > 0 and isinstance(value[0], dict)
 
 
-def read_halves(row: dict[str, Any], prompt_key: str, answer_key: str, place: str) -> list[Message]:
+def read_halves(row: dict[str, Any], prompt_key: str, answer_key: str, location: str) -> list[Message]:
     """Read a chat whose messages to train on are in a separate list."""
-    before, after = (read_messages({**row, "messages": row[key]}, place) for key in (prompt_key, answer_key))
+    context = read_messages({**row, "messages": row[prompt_key]}, location)
+    answers = read_messages({**row, "messages": row[answer_key]}, location)
     context = [
-        {**message, UNTRAINED: True} if message["role"] == "assistant" else message for message in before
+        {**message, UNTRAINED: True} if message["role"] == "assistant" else message for message in context
     ]
-    return [*context, *(message for message in after if message["role"] != "system")]
+    return [*context, *(message for message in answers if message["role"] != "system")]
 
 
-def reject_preferences(row: dict[str, Any], place: str) -> None:
+def reject_preferences(row: dict[str, Any], location: str) -> None:
     """Raise DataError if a row has preferences, whose rejected answers must not be learned."""
     keys_found = [key for key in PREFERENCES if key in row]
-    if (
-        not keys_found
-        and isinstance(row.get("label"), bool)
-        and any(key in row for key in (*ANSWERS, *MESSAGES))
-    ):
-        keys_found = [next(key for key in (*ANSWERS, *MESSAGES) if key in row), "label"]
+    labelled_key = next((key for key in (*ANSWERS, *MESSAGES) if key in row), None)
+    if not keys_found and labelled_key and isinstance(row.get("label"), bool):
+        keys_found = [labelled_key, "label"]
     if keys_found:
         keys = ", ".join(map(json.dumps, keys_found))
         kinds = "kto" if "label" in keys_found else "orpo, dpo, simpo or kto"
         learns = f"use finetune --objective {kinds}"
         raise DataError(
-            f"{place}: the row has preferences ({keys}); {learns}, or keep only the good answers, as {PLAIN_FORMS}",
+            f"{location}: the row has preferences ({keys}); {learns}, or keep only the good answers, "
+            f"as {PLAIN_FORMS}",
             code="unexpected-preferences",
         )
 
 
-def _read_string(row: dict[str, Any], key: str, place: str) -> str:
+def _read_string(row: dict[str, Any], key: str, location: str) -> str:
     value = row[key]
     if not isinstance(value, str):
         raise DataError(
-            f"{place}: {json.dumps(key)} is {describe_type(value)}; expected a string", code="wrong-type"
+            f"{location}: {json.dumps(key)} is {describe_type(value)}; expected a string", code="wrong-type"
         )
     return value
 

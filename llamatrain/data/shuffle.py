@@ -1,16 +1,16 @@
 """Shuffles samples by a permutation that is computed, not stored.
 
 It is a Feistel network over the smallest even number of bits that holds all indices, iterated until the
-result is
-one of them (Black and Rogaway 2002). The position in the data is three numbers, resuming is free, and no
-memory grows
-with the data.
+result is one of them (Black and Rogaway 2002). The position in the data is three numbers, resuming is free,
+and no memory grows with the data.
 """
 
 import numpy as np
 
 MASK = (1 << 64) - 1
-FIRST, STRIDE, LAST = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+FIRST = 0x9E3779B97F4A7C15
+STRIDE = 0xBF58476D1CE4E5B9
+LAST = 0x94D049BB133111EB
 ROUNDS = 8
 
 
@@ -25,9 +25,9 @@ def mix(*words: int) -> int:
     return state
 
 
-def mix_array(words: np.ndarray) -> np.ndarray:
+def mix_array(numbers: np.ndarray) -> np.ndarray:
     """Apply `mix` to each number of an array."""
-    state = np.uint64(FIRST) + words * np.uint64(STRIDE) + np.uint64(FIRST)
+    state = np.uint64(FIRST) + numbers * np.uint64(STRIDE) + np.uint64(FIRST)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(STRIDE)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(LAST)
     return state ^ (state >> np.uint64(31))
@@ -44,7 +44,8 @@ class Permutation:
     def __getitem__(self, index: int) -> int:
         low = (1 << self.half) - 1
         while True:
-            left, right = index >> self.half, index & low
+            left = index >> self.half
+            right = index & low
             for key in self.keys:
                 left, right = right, left ^ (mix(right ^ key) & low)
             index = left << self.half | right
@@ -53,11 +54,13 @@ class Permutation:
 
     def take(self, indices: range) -> np.ndarray:
         """Return the numbers at a range of indices."""
-        half, low = np.uint64(self.half), np.uint64((1 << self.half) - 1)
+        half = np.uint64(self.half)
+        low = np.uint64((1 << self.half) - 1)
         numbers = np.arange(indices.start, indices.stop, dtype=np.uint64)
         outside = np.ones(len(numbers), bool)
         while outside.any():
-            high, rest = numbers[outside] >> half, numbers[outside] & low
+            high = numbers[outside] >> half
+            rest = numbers[outside] & low
             for key in self.keys:
                 high, rest = rest, high ^ (mix_array(rest ^ np.uint64(key)) & low)
             numbers[outside] = high << half | rest
@@ -69,8 +72,11 @@ class Order:
     """An endless sequence of sample numbers: epoch after epoch, each shuffled by seed and epoch."""
 
     def __init__(self, count: int, seed: int, shuffle: bool = True) -> None:
-        self.count, self.seed, self.shuffle = count, seed, shuffle
-        self._epoch, self._permutation = -1, Permutation(count)
+        self.count = count
+        self.seed = seed
+        self.shuffle = shuffle
+        self._epoch = -1
+        self._permutation = Permutation(count)
 
     def __getitem__(self, index: int) -> int:
         epoch, position = divmod(index, self.count)
@@ -80,7 +86,8 @@ class Order:
 
     def _permute(self, epoch: int) -> Permutation:
         if epoch != self._epoch:
-            self._epoch, self._permutation = epoch, Permutation(self.count, self.seed, epoch)
+            self._epoch = epoch
+            self._permutation = Permutation(self.count, self.seed, epoch)
         return self._permutation
 
     def take(self, indices: range) -> np.ndarray:

@@ -1,8 +1,7 @@
 """The built-in data: a sine wave as tokens, one per level, that a tiny model can learn in seconds.
 
 Token 0 begins a row; token 1 is the lowest level and the last one the highest. A row is a wave with a period
-of 16
-tokens and a random phase. llama.cpp's baby-llama trained on the same wave.
+of 16 tokens and a random phase. llama.cpp's baby-llama trained on the same wave.
 """
 
 from collections.abc import Iterator
@@ -26,11 +25,15 @@ class Sine:
     def __init__(self, levels: int, ctx: int, seed: int) -> None:
         if levels < 3:
             raise UsageError(
-                f"the sine wave needs a vocabulary of at least 3 tokens, a begin token and two levels (got {levels})",
+                "the sine wave needs a vocabulary of at least 3 tokens, a begin token and two levels "
+                f"(got {levels})",
                 code="vocabulary-too-small",
             )
-        self.levels, self.ctx, self.seed = levels, ctx, seed
-        self.lengths, self.sparse = (ctx,), False
+        self.levels = levels
+        self.ctx = ctx
+        self.seed = seed
+        self.lengths = (ctx,)
+        self.sparse = False
         self._row = self.end = 0
 
     @property
@@ -45,7 +48,8 @@ class Sine:
         """Continue at a saved position; return False if it belongs to other data."""
         same = state.fingerprint in ("", FINGERPRINT)
         if same:
-            self.seed, self.end = state.seed, state.end
+            self.seed = state.seed
+            self.end = state.end
         self._row = state.epoch * self.ROWS + state.position if same else 0
         return same
 

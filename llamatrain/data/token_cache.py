@@ -38,17 +38,15 @@ from llamatrain.platform.temp_files import (
 )
 from llamatrain.platform.terminal import log_line
 
-TOKEN, MARK = np.dtype(np.int32), np.dtype(np.uint8)
+TOKEN = np.dtype(np.int32)
+MARK = np.dtype(np.uint8)
 DOCUMENT = np.dtype(
     [
         ("begin", np.int64),  # in tokens
         ("size", np.int64),
         ("file", np.int32),  # index of its file
         ("line", np.int32),
-        (
-            "first",
-            np.int32,
-        ),  # its first trained target; -1: none, -2: too large, -3: refused
+        ("first", np.int32),  # its first trained target; -1: none, -2: too large, -3: refused
         ("single", np.bool_),  # makes at most one row; others are cut into as many as they fill
     ]
 )
@@ -82,12 +80,12 @@ class DiskArray:
     """An array in a file, read in pieces.
 
     A memory map would count its pages as the program's memory: rows come from everywhere, and each may load a
-    megabyte.
-    The file stays open, because it may be deleted meanwhile.
+    megabyte. The file stays open, because it may be deleted meanwhile.
     """
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
-        self.folder, self.dtype = path.parent.parent, dtype
+        self.folder = path.parent.parent
+        self.dtype = dtype
         self.file, status = open_regular(path)
         self.size = status.st_size
         weakref.finalize(self, os.close, self.file)
@@ -100,7 +98,8 @@ class DiskArray:
         raw = os.pread(self.file, (end - begin) * size, begin * size)
         if len(raw) < min(end * size, self.size) - begin * size:
             raise DataError(
-                f"{self.folder}: the cached tokens were truncated while they were read; run the same command again",
+                f"{self.folder}: the cached tokens were truncated while they were read; run the same "
+                "command again",
                 code="truncated-file",
             )
         return np.frombuffer(raw, self.dtype)
@@ -112,7 +111,8 @@ class DiskArray:
         """
         size = crc = 0
         while piece := os.pread(self.file, READ_BYTES, size):
-            size, crc = size + len(piece), zlib.crc32(piece, crc)
+            size += len(piece)
+            crc = zlib.crc32(piece, crc)
             if np.frombuffer(piece, f"u{self.dtype.itemsize}").max() >= below:
                 raise ValueError("a number is out of range")
         return [size, crc]
@@ -154,22 +154,24 @@ class TokenStore:
         notes = {"notes": len(self.raw_notes)} if self.raw_notes else {}
         return {"tokens": self.tokens.size, "documents": self.documents.nbytes, **marks, **notes}
 
-    def checksums(self, bounds: StoreLimits) -> dict[str, list[int]]:
+    def checksums(self, limits: StoreLimits) -> dict[str, list[int]]:
         """Return the size and CRC-32 of each file, as sizes.json lists them."""
         documents = [self.documents.nbytes, zlib.crc32(self.documents.view(np.uint8).data)]
         marks = {} if self.marks is None else {"marks": self.marks.checksum(2)}
         notes = {"notes": [len(self.raw_notes), zlib.crc32(self.raw_notes)]} if self.raw_notes else {}
-        return {"tokens": self.tokens.checksum(bounds.ids), "documents": documents, **marks, **notes}
+        return {"tokens": self.tokens.checksum(limits.ids), "documents": documents, **marks, **notes}
 
-    def is_consistent(self, bounds: StoreLimits) -> bool:
+    def is_consistent(self, limits: StoreLimits) -> bool:
         """Return True if the documents cover exactly these tokens, and each token has a mark if any has."""
         count = self.tokens.size // TOKEN.itemsize
         if self.marks and self.marks.size != count:
             return False
-        end, flag = 0, int(DOCUMENT.fields["single"][1])  # type: ignore[index]
+        end = 0
+        flag = int(DOCUMENT.fields["single"][1])  # type: ignore[index]
         for start in range(0, len(self.documents), CHECKED_DOCUMENTS):
             documents = self.documents[start : start + CHECKED_DOCUMENTS]
-            size, first = documents["size"], documents["first"]
+            size = documents["size"]
+            first = documents["first"]
             if (size < 0).any() or (size > count).any():
                 return False
             ends = end + np.cumsum(size)
@@ -179,7 +181,7 @@ class TokenStore:
                 and ((first >= MIN_FIRST) & (first < np.maximum(size, 1))).all()
                 and (
                     (documents["file"] >= 0)
-                    & (documents["file"] < bounds.files)
+                    & (documents["file"] < limits.files)
                     & (documents["line"] > 0)
                     & (flags <= 1)
                 ).all()
@@ -196,7 +198,8 @@ def _cache_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
-            f"{folder}: cannot store tokens: {error.strerror or error}; set LLAMATRAIN_CACHE to another folder",
+            f"{folder}: cannot store tokens: {error.strerror or error}; set LLAMATRAIN_CACHE to "
+            "another folder",
             code="cache-not-writable",
         ) from None
 
@@ -223,7 +226,8 @@ class TokenStoreWriter:
         """Finish the open document."""
         document = (self.begin, self.size, file, line, first, single)
         self._append("documents", np.array(document, DOCUMENT).tobytes())
-        self.begin, self.size = self.begin + self.size, 0
+        self.begin += self.size
+        self.size = 0
 
     def write_notes(self, notes: Mapping[str, str]) -> None:
         """Write the notes on the data."""
@@ -253,49 +257,41 @@ class TokenStoreWriter:
                 file.close()
 
 
-def open_or_build(key: str, fill: Callable[[TokenStoreWriter], None], bounds: StoreLimits) -> TokenStore:
+def open_or_build(key: str, fill: Callable[[TokenStoreWriter], None], limits: StoreLimits) -> TokenStore:
     """Open the cache entry of a key, or build it with `fill` if it is missing or damaged.
 
     An existing entry is used even in a folder that is not writable.
     """
     folder = cache_dir.default_cache_dir("tokens")
-    if folder and (store := _open_valid(folder / key, bounds)):
+    if folder and (store := _open_valid(folder / key, limits)):
         mark_used(folder / key)
         return store
     if folder and os.path.lexists(folder / key):
         log_line(f"{folder / key}: the cached tokens are damaged; encoding the data again")
     entry = cache_folder() / key
-    return (_open_valid(entry, bounds) if entry.parent != folder else None) or _build(entry, fill, bounds)
+    if entry.parent != folder and (store := _open_valid(entry, limits)):
+        return store
+    return _build(entry, fill, limits)
 
 
-def _open_valid(entry: Path, bounds: StoreLimits) -> TokenStore | None:
+def _open_valid(entry: Path, limits: StoreLimits) -> TokenStore | None:
     """Open an entry; return None unless its files match their sums and are consistent."""
     try:
         sums = json.loads(read_regular(entry / "sizes.json", READ_BYTES)[0])
         sizes = {name: size for name, (size, _) in sums.items()}
-        store = TokenStore(entry, entry.name, bounds.documents)
-        return (
-            store
-            if store.sizes() == sizes and store.is_consistent(bounds) and store.checksums(bounds) == sums
-            else None
-        )
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ):  # RecursionError: deeply nested JSON
-        return None
+        store = TokenStore(entry, entry.name, limits.documents)
+        if store.sizes() == sizes and store.is_consistent(limits) and store.checksums(limits) == sums:
+            return store
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # the last: deeply nested JSON
+        pass
+    return None
 
 
-def _build(entry: Path, fill: Callable[[TokenStoreWriter], None], bounds: StoreLimits) -> TokenStore:
+def _build(entry: Path, fill: Callable[[TokenStoreWriter], None], limits: StoreLimits) -> TokenStore:
     """Build an entry in a temporary folder and publish it."""
     with ExitStack() as cleanup:
-        with (
-            _cache_errors(entry.parent),
-            lock(entry.parent),
-        ):  # so that the new folder is visible only once it is locked
+        # Lock the parent, so that the new folder is visible only once it is locked.
+        with _cache_errors(entry.parent), lock(entry.parent):
             remove_leftovers(entry.parent, NEW_PREFIX)
             temporary = delete_at_exit(Path(tempfile.mkdtemp(prefix=NEW_PREFIX, dir=entry.parent)))
             cleanup.callback(remove_path, temporary)
@@ -304,19 +300,19 @@ def _build(entry: Path, fill: Callable[[TokenStoreWriter], None], bounds: StoreL
             writer.finish()
             trim_heap()
         with _cache_errors(entry.parent):
-            store = _publish(temporary, entry, bounds)
+            store = _publish(temporary, entry, limits)
     prune(entry.parent.parent, cache_key())
     return store
 
 
-def _publish(temporary: Path, entry: Path, bounds: StoreLimits) -> TokenStore:
+def _publish(temporary: Path, entry: Path, limits: StoreLimits) -> TokenStore:
     """Rename a new entry to its final place; return it, or the entry of a run that was faster."""
-    store = TokenStore(temporary, entry.name, bounds.documents)  # open it before others can see and move it
+    store = TokenStore(temporary, entry.name, limits.documents)  # open it before others can see and move it
     for attempt in range(ATTEMPTS):
         with suppress(OSError):
             temporary.rename(entry)
             return store
-        if other := _open_valid(entry, bounds):
+        if other := _open_valid(entry, limits):
             return other
         aside = temporary.with_name(f"{temporary.name}-{attempt}")
         with suppress(FileNotFoundError):  # another run moved it

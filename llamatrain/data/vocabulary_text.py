@@ -24,12 +24,12 @@ def read_texts(sources: list[DataFile]) -> Iterator[str]:
         f"reading {describe_files(sources)}", total=int(sum(sizes) * share), unit="B", unit_scale=True
     ) as bar:
         for source, size in zip(sources, sizes, strict=True):
-            left = size * share if share < 1 else math.inf
+            bytes_left = size * share if share < 1 else math.inf
             for size_read, text in _read_rows(source) if source.kind == "lines" else _read_text(source):
                 yield text
                 bar.update(size_read)
-                left -= len(text)
-                if left < 0:
+                bytes_left -= len(text)
+                if bytes_left < 0:
                     break
 
 
@@ -44,7 +44,8 @@ def _read_rows(source: DataFile) -> Iterator[tuple[int, str]]:
     """Yield each text with the bytes of its line, which count once."""
     for number, line in source.rows():
         try:
-            document, read = parse_record(line, source.locate(number), source.columns), len(line) + 1
+            document = parse_record(line, source.locate(number), source.columns)
+            read = len(line) + 1
         except RecordTooLarge:  # reported when the row is encoded
             continue
         if isinstance(document, ChatRecord):

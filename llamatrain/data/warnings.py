@@ -12,21 +12,29 @@ from llamatrain.errors import DataError
 TEMPLATE_HINT = "choose another with --chat-template FILE"
 NOTES = {
     "fallback": f"the model has no chat template; chats use ChatML, as in llama-server; {TEMPLATE_HINT}",
-    "system": "the chat template has no system prompt; it is put before the first user message, as in llama-server",
-    "thoughts": "the chat template opens reasoning before each answer; answers without reasoning close it, as servers expect",
-    "as_chat": "prompts with answers use the model's chat template; use --no-as-chat to train on them as plain text",
+    "system": "the chat template has no system prompt; it is put before the first user message, as in "
+    "llama-server",
+    "thoughts": "the chat template opens reasoning before each answer; answers without reasoning close "
+    "it, as servers expect",
+    "as_chat": "prompts with answers use the model's chat template; use --no-as-chat to train on them "
+    "as plain text",
     "mixed": "rows have several forms: {}",
-    "apart": "some answers get a row of their own, because the template renders their earlier turns differently",
+    "apart": "some answers get a row of their own, because the template renders their earlier turns "
+    "differently",
 }
 WARNINGS = {
     "marks": f"marks of the chat template are plain text in the vocabulary (got {{}}); {TEMPLATE_HINT}",
-    "endless": f"the chat template ends answers without a token at which llama.cpp stops; {{}} is appended; {TEMPLATE_HINT}",
+    "endless": f"the chat template ends answers without a token at which llama.cpp stops; {{}} is "
+    f"appended; {TEMPLATE_HINT}",
     "system_left": "system prompts are ignored in plain text; use --as-chat to include them",
     "media": "rows have images, audio or video, which cannot be trained on; only their text is used",
     "calls": f"the chat template does not render tool calls, which are ignored; {TEMPLATE_HINT}",
-    "unthought": "the chat template does not render reasoning, which is ignored; use --thinking keep to put it before the answers",
-    "later": f"chats with separate rows for their answers are cut after {MAX_LATER_TOKENS:,} tokens; split them",
-    "rendered": "texts contain chat marks that are read as plain text (got {}); use --parse-special to read them as tokens",
+    "unthought": "the chat template does not render reasoning, which is ignored; use --thinking keep "
+    "to put it before the answers",
+    "later": f"chats with separate rows for their answers are cut after {MAX_LATER_TOKENS:,} tokens; "
+    "split them",
+    "rendered": "texts contain chat marks that are read as plain text (got {}); use --parse-special to "
+    "read them as tokens",
 }
 MARK = re.compile(
     r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|<(?:start|end)_of_turn>|\[/?INST\]|</?s>|<bos>"

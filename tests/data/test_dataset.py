@@ -350,11 +350,11 @@ def test_files_that_are_refused() -> None:
         "nowhere.txt": r"nowhere\.txt: no such file or folder",
         "*.csv": r"\*\.csv: no file matches",
         "d": r"d: the folder mixes text \(d/a\.txt\) and JSON lines \(d/b\.jsonl\)",
-        "pictures": r"pictures: no usable file in this folder; it holds 1 \.png, and known are \.txt, \.md, \.jsonl",
-        "sparse": r"sparse: no usable file in this folder; it holds nothing",
-        "utf32.txt": r"utf32\.txt: looks like UTF-32",
-        "unmarked.txt": r"unmarked\.txt: binary data, a zero byte at offset 1; .*UTF-16 with its mark",
-        "late.txt": rf"late\.txt: binary data, a zero byte at offset {4 * 9**6}",
+        "pictures": r"pictures: the folder has no usable file .*1 \.png.*\.txt, \.md, \.jsonl",
+        "sparse": r"sparse: the folder has no usable file .*nothing",
+        "utf32.txt": r"utf32\.txt: the text is UTF-32",
+        "unmarked.txt": r"unmarked\.txt: binary data .*offset 1\); .*UTF-16 with a byte order mark",
+        "late.txt": rf"late\.txt: binary data .*offset {4 * 9**6}\)",
     }.items():
         with pytest.raises(DataError, match=message):
             corpus(data)

@@ -70,7 +70,7 @@ def test_every_answer_ends_with_a_token_that_a_model_can_stop_at() -> None:
     tokenizer = Plain()
     encoder = Encoder(tokenizer, DataOptions(), ctx=512)
     with encoder.template:
-        samples = encoder._encode_document(ChatRecord(messages))
+        samples = encoder.encode_record(ChatRecord(messages))
     assert [tokenizer.decode(sample.tokens[sample.marks == 1]) for sample in samples] == [
         b"hello</s>",
         b"bye</s>",

@@ -31,7 +31,7 @@ Answer = tuple[str, str, list[int]]  # what stands before it in its row, itself,
 
 def trained(encoder: Encoder, row: dict[str, Any]) -> list[Answer]:
     tokenizer, answers = encoder.tokenizer, list[Answer]()
-    for tokens, marks, _ in encoder._encode_document(parse_record(json.dumps(row).encode(), "x")):
+    for tokens, marks, _ in encoder.encode_record(parse_record(json.dumps(row).encode(), "x")):
         assert tokenizer.bos not in tokens[:1] or not tokenizer.add_bos  # the row has one already
         borders = np.flatnonzero(np.diff(marks, prepend=0, append=0)).tolist()
         for begin, end in zip(borders[::2], borders[1::2], strict=True):

@@ -37,8 +37,8 @@ Answer = tuple[list[int], list[int]]  # the tokens before it, and its own
 
 def trained(encoder: Encoder, row: dict[str, Any]) -> list[Answer]:
     answers = list[Answer]()
-    for tokens, marks, _ in encoder._encode_document(
-        encoder._apply_options(parse_record(json.dumps(row).encode(), "x"))
+    for tokens, marks, _ in encoder.encode_record(
+        encoder.apply_options(parse_record(json.dumps(row).encode(), "x"))
     ):
         borders = np.flatnonzero(np.diff(marks, prepend=0, append=0)).tolist()
         pairs = zip(borders[::2], borders[1::2], strict=True)

@@ -6,7 +6,7 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-# For new models, whose vocabulary has no token for ChatML's end mark: an answer ends with a token that stops a model.
+# For new models, whose vocabulary has no token for ChatML's end mark: answers end with a real end token.
 CHATML_WITH_EOS = CHATML.replace(
     "'<|im_end|>\n'", "(eos_token if message['role'] == 'assistant' else '<|im_end|>') + '\n'"
 )
@@ -20,7 +20,8 @@ GEMMA = (
     + EACH
     + "{% if message.role == 'system' %}{% set said.before = said.before + message.content | trim %}{% else %}"
     "{{ '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) + '\n' }}"
-    "{% if said.before and message.role != 'assistant' %}{{ said.before + '\n\n' }}{% set said.before = '' %}{% endif %}"
+    "{% if said.before and message.role != 'assistant' %}{{ said.before + '\n\n' }}{% set said.before "
+    "= '' %}{% endif %}"
     "{{ message.content | trim + '<end_of_turn>\n' }}{% endif %}{% endfor %}"
     + NEXT
     + "{{ '<start_of_turn>model\n' }}{% endif %}"

@@ -1,11 +1,10 @@
 """Encodes chats as tokens, with marks on the assistant's answers.
 
 Each answer follows the prompt that a server makes of the messages before it, and is tokenized separately, as
-the
-output of a model is. If the next prompt continues that text, both share a sample. Some templates render an
-old turn
-differently from a new one (without its reasoning, or with the system prompt elsewhere), and some vocabularies
-tokenize it differently (with a space after a control token): then each answer becomes a separate sample.
+the output of a model is. If the next prompt continues that text, both share a sample. Some templates render
+an old turn differently from a new one (without its reasoning, or with the system prompt elsewhere), and some
+vocabularies tokenize it differently (with a space after a control token): then each answer becomes a separate
+sample.
 
 The rendered messages grow with the square of the turns, so there is a limit to them.
 """
@@ -17,9 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from llamatrain.data.chat.limits import LAST, TURNS
 from llamatrain.data.chat.messages import UNTRAINED, Message
 from llamatrain.data.chat.prompt import BORDER_BYTES, LARGE_TEXT, PromptReader
-from llamatrain.data.chat.template import LAST, TURNS, ChatTemplate
+from llamatrain.data.chat.template import ChatTemplate
 from llamatrain.data.json_values import RecordTooLarge
 from llamatrain.data.records import ChatRecord, PromptRecord
 from llamatrain.platform.memory import trim_heap
@@ -42,8 +42,8 @@ def keep_last_answer(samples: list[MarkedTokens]) -> MarkedTokens:
     """Return the last sample of a conversation with only its last answer marked."""
     *_, (tokens, marks, _) = samples
     borders = np.flatnonzero(np.diff(marks, prepend=0))  # where answers begin and end
-    before = int(borders[-2 if len(borders) % 2 == 0 else -1]) if len(borders) else 0
-    marks[:before] = 0
+    begin = int(borders[-2 if len(borders) % 2 == 0 else -1]) if len(borders) else 0
+    marks[:begin] = 0
     return MarkedTokens(tokens, marks, single=True)
 
 
@@ -77,26 +77,31 @@ class ChatSample:
         """
         if self.count + len(more) != len(prompt):
             return False
-        at = 0
+        begin = 0
         for tokens in (*(part for part, _ in self.parts), more):
-            if not np.array_equal(tokens, prompt[at : at + len(tokens)]):
+            if not np.array_equal(tokens, prompt[begin : begin + len(tokens)]):
                 return False
-            at += len(tokens)
+            begin += len(tokens)
         return True
 
     def join(self) -> TokensAndMarks:
         """Return all tokens with their marks, and free the parts."""
-        tokens, marks, at = np.empty(self.count, np.int32), np.empty(self.count, np.uint8), 0
+        tokens = np.empty(self.count, np.int32)
+        marks = np.empty(self.count, np.uint8)
+        begin = 0
         while self.parts:  # free each part after copying it
             part, spoken = self.parts.popleft()
-            tokens[at : at + len(part)], marks[at : at + len(part)] = part, spoken
-            at += len(part)
+            end = begin + len(part)
+            tokens[begin:end] = part
+            marks[begin:end] = spoken
+            begin = end
         return tokens, marks
 
 
 def encode_prompt(row: PromptRecord, reader: PromptReader, size: int) -> TokensAndMarks:
     """Encode a prompt and its answer, which ends with an end token."""
-    sample, text = ChatSample(), reader.start_text(size, LARGE_TEXT)
+    sample = ChatSample()
+    text = reader.start_text(size, LARGE_TEXT)
     text.replace_end(0, row.context.encode())
     sample.add(text.tokens, False)
     del text  # free the text, which is copied
@@ -109,8 +114,8 @@ def encode_prompt(row: PromptRecord, reader: PromptReader, size: int) -> TokensA
 def find_answers(messages: list[Message]) -> list[int]:
     """Return the indices of the answers that are trained."""
     return [
-        number
-        for number, message in enumerate(messages)
+        index
+        for index, message in enumerate(messages)
         if message["role"] == "assistant" and not message.get(UNTRAINED)
     ]
 
@@ -131,13 +136,11 @@ def encode_chat(
             "(the limit is about 2,000); split it",
             code="row-too-large",
         )
-    tokens_left, text, sample, answer_bytes, is_separate = (
-        MAX_LATER_TOKENS,
-        reader.start_text(size),
-        ChatSample(),
-        0,
-        True,
-    )
+    tokens_left = MAX_LATER_TOKENS
+    text = reader.start_text(size)
+    sample = ChatSample()
+    answer_bytes = 0
+    is_separate = True
     with closing(template.turns(chat.messages, chat.tools, render_mode)) as rendered_turns:
         for turn in rendered_turns:
             text.replace_end(turn.shared_bytes, turn.rest)
@@ -157,9 +160,8 @@ def encode_chat(
                     notes.add("later")
                     return
                 sample = ChatSample()
-                sample.add(
-                    text.tokens if len(turns) == 1 else text.tokens.copy(), False
-                )  # the next change overwrites them
+                # The next change overwrites the tokens. No variable holds them, so that they can be freed.
+                sample.add(text.tokens if len(turns) == 1 else text.tokens.copy(), False)
             is_separate = reader.tokenizes_alone(sample.parts[-1][0], bytes(turn.answer[:BORDER_BYTES]))
             answer = reader.encode_continuation(bytes(turn.answer), False, sample.last_token)
             stop = reader.find_end(answer)  # some templates write text after a tool call

@@ -1,11 +1,9 @@
 """The Jinja environment of chat templates: the language as llama-server reads it, in a sandbox.
 
 llama.cpp has its own Jinja engine, which differs from jinja2 in a few points. Where templates depend on one
-of them,
-this environment follows llama.cpp: an attribute of a missing value is missing, too; a missing or null value
-counts
-as an empty string when it is added to one; filters that select return lists; `safe` does nothing; lists have
-append.
+of them, this environment follows llama.cpp: an attribute of a missing value is missing, too; a missing or
+null value counts as an empty string when it is added to one; filters that select return lists; `safe` does
+nothing; lists have append.
 """
 
 import json
@@ -182,8 +180,8 @@ def return_list(name: str) -> Callable:
 
 def fill_braces(text: str, *values: Any) -> str:
     """Replace {} by values, as llama.cpp's `format` does; it does not interpret %s."""
-    first, *others = text.split("{}")
-    return first + "".join(str(value) + part for value, part in zip(values, others, strict=False))
+    first, *rest = text.split("{}")
+    return first + "".join(str(value) + part for value, part in zip(values, rest, strict=False))
 
 
 def return_text(escape: Callable) -> Callable:

@@ -36,16 +36,12 @@ class JinjaTemplate:
         day: str = "",
     ) -> None:
         now = datetime.combine(date.fromisoformat(day) if day else date.today(), datetime.min.time())
-        self.source, self.ends, self.has_reasoning_mark, self.keep_reasoning = (
-            source,
-            ends,
-            "</think>" in source,
-            keep_reasoning,
-        )  # of older turns
-        self.template, self.adapt = (
-            make_environment(now).from_string(patch_source(source)),
-            adapter_for(source),
-        )
+        self.source = source
+        self.ends = ends
+        self.has_reasoning_mark = "</think>" in source
+        self.keep_reasoning = keep_reasoning  # of older turns
+        self.template = make_environment(now).from_string(patch_source(source))
+        self.adapt = adapter_for(source)
         self.modifies_messages = MUTATORS.search(source) is not None
         dates = {"date_string": f"{now:%d %b %Y}", "datetime": f"{now:%b %d %Y}"}
         self.values = {**dates, "enable_thinking": True, **values}
@@ -59,7 +55,8 @@ class JinjaTemplate:
             messages = [join_parts(message) for message in messages]
         messages = self.adapt(messages) if self.adapt else messages
         if self.modifies_messages:
-            messages, tools = copy_value(messages), copy_value(tools)
+            messages = copy_value(messages)
+            tools = copy_value(tools)
         text = self._render(messages, tools, answer_next, **values)
         return text + missing_turn_opening(self.source, text) if answer_next else text
 
@@ -210,9 +207,8 @@ class JinjaTemplate:
         """
         text = prompt[shared:]
         if tag := (TAG if text.strip() else REASONING_TAG).search(prompt[-64:]):
-            text = prompt[
-                min(shared, len(prompt) - len(tag[0])) :
-            ]  # old answers may share the first letters of a tag
+            # Old answers may share the first letters of a tag.
+            text = prompt[min(shared, len(prompt) - len(tag[0])) :]
         if (
             not text.strip()
             or not self.server_extracts_reasoning
@@ -242,9 +238,11 @@ class JinjaTemplate:
 
         Several end marks may follow each other, with only white space between them.
         """
-        size, rest = 0, text.rstrip()
+        size = 0
+        rest = text.rstrip()
         while mark := next((end for end in self.ends if rest.endswith(end)), None):
-            size, rest = len(rest), rest[: -len(mark)].rstrip()
+            size = len(rest)
+            rest = rest[: -len(mark)].rstrip()
         if size:
             return text[:size], True
         answer = content.strip()

@@ -1,4 +1,10 @@
-"""The time limit of a rendering, shared by the parent and the child process."""
+"""The render modes and time limits that the parent and the child process agree on."""
+
+# What to render of a chat:
+TURNS = "turns"  # each answer and its prompt
+LAST = "last"  # the last answer and its prompt
+WHOLE = "whole"  # the whole chat
+PROMPT = "prompt"  # the prompt for the next answer
 
 START_SECONDS = 1.0  # CPU seconds to compile a template and render a first small chat
 MIN_SECONDS = 0.5  # for any conversation

@@ -32,8 +32,7 @@ class IncrementalTokenizer:
     """Tokenizes a text whose end changes, such as a growing chat, without repeating its beginning.
 
     `encode` tokenizes a piece (at the start of the text or after a cut); `cut` finds a place where the text
-    can be cut
-    whatever follows.
+    can be cut whatever follows.
     """
 
     def __init__(
@@ -43,14 +42,15 @@ class IncrementalTokenizer:
         size: int,
         small: int = RETOKENIZED_BYTES,
     ) -> None:
-        self.encode, self.cut, self.small = encode, cut, small
+        self.encode = encode
+        self.cut = cut
+        self.small = small
         self.bytes_left = MAX_RETOKENIZED + 3 * size
-        self.text, self.is_stale = bytearray(), False
+        self.text = bytearray()
+        self.is_stale = False
         self.cuts = [SafeCut(0, 0, 0)]
-        self.buffer, self.count = (
-            np.empty(3 * size if size > LARGE_TEXT else 0, np.int32),
-            0,
-        )  # untouched memory costs nothing
+        self.buffer = np.empty(3 * size if size > LARGE_TEXT else 0, np.int32)  # untouched memory is free
+        self.count = 0
 
     def replace_end(self, same: int, rest: bytes | memoryview) -> None:
         """Replace everything after the first `same` bytes."""
@@ -64,7 +64,8 @@ class IncrementalTokenizer:
     def tokens(self) -> np.ndarray:
         """The tokens of the whole text, computed when they are read; the next change may overwrite them."""
         if self.is_stale:
-            self.count, self.is_stale = self.cuts[-1].tokens, False
+            self.count = self.cuts[-1].tokens
+            self.is_stale = False
             self._encode_rest()
         return self.buffer[: self.count]
 
@@ -79,12 +80,14 @@ class IncrementalTokenizer:
         self.count = end
 
     def _encode_rest(self) -> None:
-        offset, size, examined = self.cuts[-1].offset, len(self.text), LARGE_TEXT
+        offset = self.cuts[-1].offset
+        size = len(self.text)
+        examined = LARGE_TEXT
         self.bytes_left -= size - offset
         if self.bytes_left < 0:
             raise RecordTooLarge(
-                f"its renderings differ so much that more than {MAX_RETOKENIZED:,} bytes would be tokenized again; "
-                "split the chat",
+                "its renderings differ so much that more than "
+                f"{MAX_RETOKENIZED:,} bytes would be tokenized again; split the chat",
                 code="row-too-large",
             )
         while size - offset > self.small:
@@ -92,7 +95,8 @@ class IncrementalTokenizer:
             is_rest = offset + len(raw) == size
             if cut := self.cut(raw):
                 self.append(self.encode(raw[:cut], not offset))
-                offset, examined = offset + cut, LARGE_TEXT
+                offset += cut
+                examined = LARGE_TEXT
                 self.cuts.append(SafeCut(size, offset, self.count))
             elif examined >= MAX_EXAMINED:  # the tokenizer cuts the rest anywhere
                 break
@@ -186,7 +190,8 @@ class PromptReader:
         `after_control`: encode as after a control token; `last`: the token before it.
         """
         if self.eats_space(last):
-            text, after_control = text.lstrip(), True
+            text = text.lstrip()
+            after_control = True
         tokenizer = IncrementalTokenizer(
             lambda raw, start: self.tokenizer.encode(raw, special=True, start=start and after_control),
             self._find_cut,
@@ -217,19 +222,19 @@ class PromptReader:
 
     def _test_eats_space(self, token: int) -> bool:
         if token not in self._eats_space:
-            before = self.tokenizer.decode(np.array([token], np.int32))
+            prefix = self.tokenizer.decode(np.array([token], np.int32))
             spaced, bare = (
-                self.tokenizer.encode(before + text, special=True, start=False) for text in (b" x", b"x")
+                self.tokenizer.encode(prefix + text, special=True, start=False) for text in (b" x", b"x")
             )
             self._eats_space[token] = np.array_equal(spaced, bare)
         return self._eats_space[token]
 
     def _test_separate(self, token: int, text: bytes) -> bool:
-        before = self.tokenizer.decode(np.array([token], np.int32))
+        prefix = self.tokenizer.decode(np.array([token], np.int32))
         both, alone = (
-            self.tokenizer.encode(part, special=True, start=False) for part in (before + text, text)
+            self.tokenizer.encode(part, special=True, start=False) for part in (prefix + text, text)
         )
-        return self.tokenizer.decode(both) == before + self.tokenizer.decode(alone)
+        return self.tokenizer.decode(both) == prefix + self.tokenizer.decode(alone)
 
     def has_end(self, tokens: np.ndarray) -> bool:
         """Return True if the last token ends an answer."""

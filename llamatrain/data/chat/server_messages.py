@@ -16,7 +16,8 @@ GEMMA4 = "'<|tool_call>call:'"
 CHANNEL_CHECK = '{%- if "<|channel|>analysis<|message|>" in message.content or "<|channel|>final<|message|>" in message.content %}'
 EMPTY_CHECK = (
     "{%- if (message['content'] is none or message['content'] == '' or message['content']|length == 0) and "
-    "(message['tool_calls'] is not defined or message['tool_calls'] is none or message['tool_calls']|length == 0) %}"
+    "(message['tool_calls'] is not defined or message['tool_calls'] is none or "
+    "message['tool_calls']|length == 0) %}"
 )
 
 
@@ -78,7 +79,8 @@ def put_reasoning_into_parts(messages: list[Message]) -> list[Message]:
 
 def to_parts(message: Message) -> Message:
     """Return a message as a list of parts, reasoning first."""
-    reasoning, content = message.get(REASONING), message["content"]
+    reasoning = message.get(REASONING)
+    content = message["content"]
     parts = [{"type": "thinking", "thinking": reasoning}] if isinstance(reasoning, str) else []
     parts += [{"type": "text", "text": content}] if isinstance(content, str) else content
     return {key: value for key, value in message.items() if key != REASONING} | {"content": parts}
@@ -94,10 +96,10 @@ def name_reasoning_thinking(messages: list[Message]) -> list[Message]:
 
 def name_reasoning_thinking_and_drop_text(messages: list[Message]) -> list[Message]:
     """Rewrite for gpt-oss: reasoning is named `thinking`, and a tool call with reasoning has no text."""
-    named = name_reasoning_thinking(messages)
+    renamed = name_reasoning_thinking(messages)
     return [
         drop_key(message, "content") if "thinking" in message and message.get("tool_calls") else message
-        for message in named
+        for message in renamed
     ]
 
 
@@ -145,30 +147,34 @@ def mark_as_english(content: Any) -> dict[str, str]:
 
 def sort_tool_results(messages: list[Message]) -> list[Message]:
     """Rewrite for DeepSeek: tool results are in the order of their calls."""
-    sorted_, order, at = list(messages), dict[str, int](), 0
-    while at < len(sorted_):
-        message = sorted_[at]
+    sorted_ = list(messages)
+    order = dict[str, int]()
+    begin = 0
+    while begin < len(sorted_):
+        message = sorted_[begin]
         if message["role"] == "assistant" and message.get("tool_calls"):
             order = {call.get("id", ""): number for number, call in enumerate(message["tool_calls"])}
         if message["role"] not in ("user", "tool"):
-            at += 1
+            begin += 1
             continue
         end = next(
-            (i for i in range(at, len(sorted_)) if sorted_[i]["role"] not in ("user", "tool")), len(sorted_)
+            (i for i in range(begin, len(sorted_)) if sorted_[i]["role"] not in ("user", "tool")),
+            len(sorted_),
         )
-        places = [i for i in range(at, end) if sorted_[i]["role"] == "tool"]
+        indices = [i for i in range(begin, end) if sorted_[i]["role"] == "tool"]
         results = sorted(
-            (sorted_[i] for i in places), key=lambda each: order.get(each.get("tool_call_id", ""), 0)
+            (sorted_[i] for i in indices), key=lambda each: order.get(each.get("tool_call_id", ""), 0)
         )
-        for place, result in zip(places, results, strict=True):
-            sorted_[place] = result
-        at = end
+        for index, result in zip(indices, results, strict=True):
+            sorted_[index] = result
+        begin = end
     return sorted_
 
 
 def join_turns_with_their_results(messages: list[Message]) -> list[Message]:
     """Rewrite for older templates of Gemma 4: a call, its results and the following text are one message."""
-    joined, rest = list[Message](), list(messages)
+    joined = list[Message]()
+    rest = list(messages)
     while rest:
         message = rest.pop(0)
         if message["role"] != "assistant" or not message.get("tool_calls"):

@@ -18,7 +18,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from llamatrain.data.chat.limits import BYTES_PER_SECOND, START_SECONDS, time_limit
+from llamatrain.data.chat.limits import (
+    BYTES_PER_SECOND,
+    LAST,
+    PROMPT,
+    START_SECONDS,
+    TURNS,
+    WHOLE,
+    time_limit,
+)
 from llamatrain.data.chat.messages import Message
 from llamatrain.data.json_values import RecordTooLarge
 from llamatrain.errors import DataError
@@ -32,7 +40,6 @@ LARGE_TEXT = 1 << 22  # bytes of a text whose memory is returned to the system a
 ALLOWED_FAILURES = 3  # failed conversations before the template is given up, plus one per ANSWERS_PER_FAILURE
 ANSWERS_PER_FAILURE = 50
 MORE = b"more"
-TURNS, LAST, WHOLE, PROMPT = "turns", "last", "whole", "prompt"  # render modes
 RENDER_MODES = {"completion": TURNS, "last": LAST, "all": WHOLE}  # by --train-on
 ROOT = Path(__file__).resolve().parents[3]
 CHILD = (  # other packages are imported first, so that no file next to ours shadows them
@@ -83,11 +90,9 @@ class ChatTemplate:
         keep_reasoning: bool = False,
         day: str = "",
     ) -> None:
-        self.source, self.keep_reasoning, self.day = (
-            source,
-            keep_reasoning,
-            day,
-        )  # reasoning of older turns; the date that templates see
+        self.source = source
+        self.keep_reasoning = keep_reasoning  # of older turns
+        self.day = day  # the date that templates see; "" for today
         self.constants = {"bos_token": bos, "eos_token": eos}
         self.ends = sorted(filter(None, {eos, *ends}), key=len, reverse=True)
         self.notes = set[str]()  # what was changed for the template
@@ -95,47 +100,41 @@ class ChatTemplate:
         self._process: RendererProcess | None = None
         self._error: TemplateError | None = None
         self._has_compiled = False
-        self._lock, self._prefetched = threading.Lock(), PrefetchedAnswers()
-        self._one_by_one = (
-            False  # True after a small conversation had a large answer: request them one by one
-        )
+        self._lock = threading.Lock()
+        self._prefetched = PrefetchedAnswers()
+        self._one_by_one = False  # True after a small conversation had a large answer
 
     def render(
         self, messages: list[Message], answer_next: bool = False, tools: list[Any] | None = None
     ) -> bytes:
         """Render a whole chat, or with `answer_next` the prompt for its next answer."""
-        return b"".join(
-            turn.rest for turn in self._render_turns((messages, tools, PROMPT if answer_next else WHOLE))
-        )
+        mode = PROMPT if answer_next else WHOLE
+        return b"".join(turn.rest for turn in self.turns(messages, tools, mode))
 
     def turns(
-        self, messages: list[Message], tools: list[Any] | None = None, want: str = TURNS
+        self, messages: list[Message], tools: list[Any] | None = None, mode: str = TURNS
     ) -> Generator[Turn, None, None]:
         """Yield the turns of a conversation; few are held at once, and other threads wait."""
-        return self._render_turns((messages, tools, want))
-
-    def _render_turns(self, asked: ChatRequest) -> Generator[Turn, None, None]:
-        prefetched = self._prefetched.answers.pop((id(asked[0]), asked[2]), None)
+        prefetched = self._prefetched.answers.pop((id(messages), mode), None)
         with ExitStack() as locked:
             if not prefetched:
                 locked.enter_context(self._lock)
-            answer, texts = self._request(
-                dict(zip(REQUEST_KEYS, asked, strict=True)), prefetched and prefetched[1]
-            )
+            request = dict(zip(REQUEST_KEYS, (messages, tools, mode), strict=True))
+            answer, texts = self._request(request, prefetched and prefetched[1])
             while True:
                 if not answer["more"]:
                     self.answered += 1
                     self.notes |= {*answer["notes"]}
                     locked.close()  # all is received: other threads may proceed while this is tokenized
                 begin = 0
-                for same, prompt_size, answer_size, goes_on, ended in answer["turns"]:
+                for shared, prompt_size, answer_size, is_continuation, has_end in answer["turns"]:
                     end = begin + prompt_size + answer_size
                     yield Turn(
-                        same,
+                        shared,
                         texts[begin : begin + prompt_size],
                         texts[begin + prompt_size : end],
-                        bool(goes_on),
-                        bool(ended),
+                        bool(is_continuation),
+                        bool(has_end),
                     )
                     begin = end
                 if not answer["more"]:
@@ -144,7 +143,7 @@ class ChatTemplate:
                 answer, texts = self._request(None)
 
     def prefetch(self, chats: Iterable[ChatRequest]) -> None:
-        """Render the small chats that this thread needs next in one request, which is faster than one each."""
+        """Render the small chats that this thread needs next in one request, which is faster."""
         self._prefetched.answers.clear()
         requests = [] if self._one_by_one else list(encode_requests(chats))
         with self._lock, suppress(TemplateError):  # an invalid template is reported with the first chat
@@ -159,7 +158,7 @@ class ChatTemplate:
         """Send several requests and keep the answers while they are small; return False if one was lost."""
         bytes_left = PREFETCHED_BYTES
         answers = self._get_process().request_all([text for _, text in requests], wait_limit(MAX_SECONDS))
-        for ((messages, _, want), _), answer in zip(requests, answers, strict=False):
+        for ((messages, _, mode), _), answer in zip(requests, answers, strict=False):
             if isinstance(answer, RendererDied):
                 self._one_by_one = True
                 self.close()
@@ -168,12 +167,14 @@ class ChatTemplate:
                 bytes_left -= len(answer[1])
                 self._one_by_one |= bytes_left < 0 or answer[0]["more"]
             if not self._one_by_one:
-                self._prefetched.answers[id(messages), want] = messages, answer
+                self._prefetched.answers[id(messages), mode] = messages, answer
         return True
 
-    def _request(self, request: dict[str, Any] | None, known: Answer | Exception | None = None) -> Answer:
+    def _request(
+        self, request: dict[str, Any] | None, prefetched: Answer | Exception | None = None
+    ) -> Answer:
         try:
-            answer = known or self._get_process().request(request, wait_limit(MAX_SECONDS))
+            answer = prefetched or self._get_process().request(request, wait_limit(MAX_SECONDS))
             if isinstance(answer, Exception):
                 raise answer
             return answer
@@ -206,7 +207,10 @@ class ChatTemplate:
         return self._process
 
     def _describe_failure(self, why: str, size: int = BYTES_PER_SECOND) -> DataError:
-        """Return the error for a chat without an answer: the chat was too large, or the template is broken."""
+        """Return the error for a chat without an answer.
+
+        Either the chat was too large, or the template is broken.
+        """
         self.failures += 1 if size >= BYTES_PER_SECOND else 2  # small ones are more suspicious
         if self.failures > ALLOWED_FAILURES + self.answered // ANSWERS_PER_FAILURE:
             return TemplateStopped(
@@ -283,10 +287,8 @@ class RendererProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env={
-                    **os.environ,
-                    "MALLOC_MMAP_THRESHOLD_": str(LARGE_TEXT),
-                },  # glibc returns larger blocks to the system at once
+                # glibc returns larger blocks to the system at once.
+                env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(LARGE_TEXT)},
                 pass_fds=pipes,
             )
         finally:
@@ -345,10 +347,11 @@ class RendererProcess:
 
     def request_all(self, requests: list[str], seconds: float) -> Iterator[Answer | Exception]:
         """Yield the answer or error of each request; nothing follows a lost one."""
-        *others, last = requests
+        *first_ones, last = requests
         try:
             self._write(
-                "".join(f'{request[:-1]}, "waits": true}}\n' for request in others).encode() + last.encode()
+                "".join(f'{request[:-1]}, "waits": true}}\n' for request in first_ones).encode()
+                + last.encode()
             )
             for _ in requests:
                 yield self._read_result(time.monotonic() + seconds)
@@ -362,12 +365,12 @@ class RendererProcess:
         self.process.stdin.flush()
 
     def _read_result(self, deadline: float) -> Answer | Exception:
-        answer, rests = self._read_answer(deadline)
+        answer, texts = self._read_answer(deadline)
         if "error" in answer:
             return TemplateError(
                 f"the chat template refuses it: {answer['error']}", code="refused-by-template"
             )
-        return RecordTooLarge(answer["much"]) if "much" in answer else (answer, rests)
+        return RecordTooLarge(answer["much"]) if "much" in answer else (answer, texts)
 
     def _read_answer(self, deadline: float) -> Answer:
         answer = dict[str, Any]()
@@ -380,11 +383,12 @@ class RendererProcess:
             else:
                 self._read_block(deadline)
         if len(self.received) == answer["size"]:
-            rests, self.received = self.received, bytearray()
+            texts = self.received
+            self.received = bytearray()
         else:
-            rests = self.received[: answer["size"]]
+            texts = self.received[: answer["size"]]
             del self.received[: answer["size"]]
-        return answer, memoryview(rests)
+        return answer, memoryview(texts)
 
     def _read_block(self, deadline: float) -> None:
         assert self.process.stdout is not None

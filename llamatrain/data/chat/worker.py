@@ -1,12 +1,9 @@
 """Renders chat templates: the child process that `template.py` starts.
 
 A template comes with a model file and may be hostile. The sandbox prevents attribute access, but neither
-endless
-loops nor 'a' * 10**10: this process has a memory limit and a timer that ends it. A request is a JSON object
-in one
-line; an answer is another, followed by the bytes that it announces. It imports only `jinja_template`,
-`limits` and
-`server_messages` of this package.
+endless loops nor 'a' * 10**10: this process has a memory limit and a timer that ends it. A request is a JSON
+object in one line; an answer is another, followed by the bytes that it announces. It imports only
+`jinja_template`, `limits` and `server_messages` of this package.
 """
 
 import json
@@ -19,7 +16,7 @@ from typing import Any, AnyStr
 import jinja2
 
 from llamatrain.data.chat.jinja_template import EMPTY_REASONING, PROBE, JinjaTemplate
-from llamatrain.data.chat.limits import START_SECONDS, time_limit
+from llamatrain.data.chat.limits import LAST, PROMPT, START_SECONDS, TURNS, WHOLE, time_limit
 from llamatrain.data.chat.server_messages import message_text
 
 try:
@@ -31,7 +28,6 @@ MORE = b"more\n"  # requests the rest of a chat
 MAX_ANSWER_BYTES = 1 << 20  # bytes after which renderings wait for the next request
 MAX_TOTAL_BYTES = 2 * 10**9  # bytes of all renderings of one chat
 MAX_RENDERING_BYTES = 8 * 10**6  # bytes of one rendering, in addition to twice those of the request
-TURNS, LAST, WHOLE, PROMPT = "turns", "last", "whole", "prompt"  # render modes
 REASONING = "reasoning_content"
 HELLO = {"role": "user", "content": "hi"}
 MARK = PROBE + os.urandom(8).hex()  # no data contains it
@@ -46,7 +42,9 @@ class Conversation:
     """Renders the prompts that a server would send before each answer of a chat, and the answers."""
 
     def __init__(self, template: JinjaTemplate, request: dict[str, Any], size: int) -> None:
-        self.template, self.tools, self.mode = template, request.get("tools"), request["want"]
+        self.template = template
+        self.tools = request.get("tools")
+        self.mode = request["want"]
         self.notes = set[str]()
         untrained = [message.pop("untrained", False) for message in request["messages"]]
         self.messages = self.adapt_messages(request["messages"])
@@ -59,11 +57,10 @@ class Conversation:
         turns = turns[-1:] if self.mode == LAST else turns
         self.per_answer = self.mode in (TURNS, LAST)
         self.turns_left = turns[::-1] if self.per_answer else [len(self.messages)]
-        self.max_bytes, self.bytes_left = MAX_RENDERING_BYTES + 2 * size, MAX_TOTAL_BYTES
-        self.prompt, self.prompt_and_answer = (
-            b"",
-            b"",
-        )  # the previous prompt, alone and with its answer if that has an end
+        self.max_bytes = MAX_RENDERING_BYTES + 2 * size
+        self.bytes_left = MAX_TOTAL_BYTES
+        self.prompt = b""
+        self.prompt_and_answer = b""  # the previous prompt, alone and with its answer if that has an end
 
     def adapt_messages(self, messages: list[Any]) -> list[Any]:
         """Rewrite messages into what the template accepts."""
@@ -115,33 +112,30 @@ class Conversation:
         """Render the next turns, up to MAX_ANSWER_BYTES; return a description and the bytes of each.
 
         A description has the number of bytes that the prompt shares with the previous one, the number that
-        follow, the
-        bytes of the answer, whether the prompt continues the previous turn, and whether the answer has an
-        end.
+        follow, the bytes of the answer, whether the prompt continues the previous turn, and whether the
+        answer has an end.
         """
-        turns, blobs, size = list[list[int]](), list[bytes](), 0
+        turns = list[list[int]]()
+        blobs = list[bytes]()
+        size = 0
         while self.turns_left and size < MAX_ANSWER_BYTES:
             index = self.turns_left.pop()
-            text = (
-                self.render_opening()
-                if self.per_answer and not index
-                else self.render(self.messages[:index], self.mode != WHOLE)
-            )
+            if self.per_answer and index == 0:
+                text = self.render_opening()
+            else:
+                text = self.render(self.messages[:index], self.mode != WHOLE)
             answer, has_end = self.render_answer(text, index) if self.per_answer else ("", False)
-            prompt, answer_bytes = to_bytes(text), to_bytes(answer)
-            shared, is_continuation = (
-                common_prefix(self.prompt, prompt),
-                bool(self.prompt_and_answer) and prompt.startswith(self.prompt_and_answer),
-            )
+            prompt = to_bytes(text)
+            answer_bytes = to_bytes(answer)
+            shared = common_prefix(self.prompt, prompt)
+            is_continuation = bool(self.prompt_and_answer) and prompt.startswith(self.prompt_and_answer)
             turns.append([shared, len(prompt) - shared, len(answer_bytes), is_continuation, has_end])
             blobs += prompt[shared:], answer_bytes
             size += len(blobs[-2]) + len(answer_bytes)
             if self.mode == PROMPT and self.template.server_extracts_reasoning:
                 self.notes.add("thinks")
-            self.prompt, self.prompt_and_answer = (
-                prompt,
-                prompt + answer_bytes if has_end and self.turns_left else b"",
-            )
+            self.prompt = prompt
+            self.prompt_and_answer = prompt + answer_bytes if has_end and self.turns_left else b""
         return turns, blobs
 
     def render(self, messages: list[Any], answer_next: bool = False) -> str:
@@ -160,23 +154,20 @@ class Conversation:
         count = len(messages) if answer_next or not self.template.has_reasoning_mark else len(messages) - 1
         text = self.insert_reasoning(messages, count, answer_next)
         last = messages[-1].get(REASONING) if messages else None
-        return (
-            self.insert_reasoning(messages, len(messages), False)
-            if self.mode == WHOLE and last and last not in text
-            else text
-        )
+        if self.mode == WHOLE and last and last not in text:
+            return self.insert_reasoning(messages, len(messages), False)
+        return text
 
     def insert_reasoning(self, messages: list[Any], count: int, answer_next: bool) -> str:
         """Render messages with the reasoning of the first `count` of them."""
-        texts, shown_messages = dict[str, str](), list[Any]()
-        for number, message in enumerate(messages):
-            if number < count and REASONING in message:
-                texts[mark := f"{MARK}q{number}q"] = (
-                    f"<think>\n{message[REASONING]}\n</think>\n\n{message_text(message)}"
-                )
-                message = {key: value for key, value in message.items() if key != REASONING} | {
-                    "content": mark
-                }
+        texts = dict[str, str]()
+        shown_messages = list[Any]()
+        for index, message in enumerate(messages):
+            if index < count and REASONING in message:
+                mark = f"{MARK}q{index}q"
+                texts[mark] = f"<think>\n{message[REASONING]}\n</think>\n\n{message_text(message)}"
+                message = {key: value for key, value in message.items() if key != REASONING}
+                message["content"] = mark
             shown_messages.append(message)
         text = self.template.render(shown_messages, self.tools, answer_next)
         return MARKS.sub(lambda mark: texts.get(mark[0], mark[0]), text) if texts else text
@@ -189,10 +180,7 @@ class Conversation:
             return "", True
         try:
             answer = self.extract_answer(self.messages[: index + 1], prompt)
-        except (
-            jinja2.TemplateError,
-            TypeError,
-        ) as error:  # for example turns in an unexpected order
+        except (jinja2.TemplateError, TypeError) as error:  # for example turns in an unexpected order
             try:
                 answer = self.extract_answer([HELLO, message], self.render([HELLO], True))
             except Exception:
@@ -203,56 +191,52 @@ class Conversation:
         """Return the last message as the template writes it after the prompt.
 
         If the template writes an old answer differently from a new one, compose it of its reasoning, its
-        text, and what the
-        template puts around text.
+        text, and what the template puts around text.
         """
-        message, whole = messages[-1], self.render(messages)
-        reasoning = (
-            message.get(REASONING, "")
-            if self.template.renders_reasoning or self.template.keep_reasoning
-            else ""
-        )
+        message = messages[-1]
+        rendering = self.render(messages)
+        reasoning = ""
+        if self.template.renders_reasoning or self.template.keep_reasoning:
+            reasoning = message.get(REASONING, "")
         reasoning_text = reasoning or message_text(message).rpartition("</think>")[0].removeprefix("<think>")
-        if not whole.startswith(prompt) or reasoning_text.strip() not in whole[len(prompt) :]:
-            return self.compose_answer(prompt, messages, whole, reasoning)
-        answer = whole[len(prompt) :]
-        return (
-            self.reasoning_before(self.template.find_opened_reasoning(prompt, len(prompt)), "", answer)
-            + answer
-        )
+        if not rendering.startswith(prompt) or reasoning_text.strip() not in rendering[len(prompt) :]:
+            return self.compose_answer(prompt, messages, rendering, reasoning)
+        answer = rendering[len(prompt) :]
+        opened = self.template.find_opened_reasoning(prompt, len(prompt))
+        return self.reasoning_before(opened, "", answer) + answer
 
-    def compose_answer(self, prompt: str, messages: list[Any], whole: str, reasoning: str) -> str:
+    def compose_answer(self, prompt: str, messages: list[Any], rendering: str, reasoning: str) -> str:
         """Compose an answer of its reasoning, its text, and what the template puts around text."""
-        *before, message = messages
-        shared = common_prefix(prompt, whole)
-        if (closed := EMPTY_REASONING.search(prompt[-64:])) and shared >= (
-            begin := len(prompt) - len(closed[0])
-        ):
-            return whole[begin:]  # after empty reasoning that the prompt has but old answers lack
-        head, mark, tail = self.render([*before, {"role": message["role"], "content": PROBE}]).rpartition(
-            PROBE
-        )
+        *earlier, message = messages
+        shared = common_prefix(prompt, rendering)
+        if closed := EMPTY_REASONING.search(prompt[-64:]):
+            begin = len(prompt) - len(closed[0])
+            if shared >= begin:
+                return rendering[begin:]  # after empty reasoning that the prompt has but old answers lack
+        has_calls = "tool_calls" in message
+        probe = {"role": message["role"], "content": PROBE}
+        head, mark, tail = self.render([*earlier, probe]).rpartition(PROBE)
         base = head.rstrip()
-        if "tool_calls" in message and not whole.startswith(
-            base
-        ):  # some templates put tool calls elsewhere than text
-            head = base = self.render(before)
-        if not mark or ("tool_calls" in message and not whole.startswith(base)):
+        if has_calls and not rendering.startswith(base):  # some templates put tool calls elsewhere than text
+            head = base = self.render(earlier)
+        if not mark or (has_calls and not rendering.startswith(base)):
             raise jinja2.TemplateError("its answers cannot be separated from its prompts")
         opened = self.template.find_opened_reasoning(prompt, shared)
         space = "" if prompt[-1:].isspace() or opened else head[len(base) :]
-        if opened and whole.startswith(prompt[: -len(opened)]) and "tool_calls" in message:
-            text = whole[len(prompt) - len(opened) :]
-        elif "tool_calls" in message:
-            text = whole[len(base) :] if space else whole[len(base) :].removeprefix(head[len(base) :])
+        if has_calls and opened and rendering.startswith(prompt[: -len(opened)]):
+            text = rendering[len(prompt) - len(opened) :]
+        elif has_calls:
+            text = rendering[len(base) :]
+            if not space:
+                text = text.removeprefix(head[len(base) :])
         else:
             text = message_text(message)
-            shown_text = (
-                whole[len(head) : len(whole) - len(tail)]
-                if whole.startswith(head) and whole.endswith(tail)
-                else ""
-            )
-            text = (shown_text if not reasoning and shown_text.strip() == text.strip() else text) + tail
+            rendered_text = ""
+            if rendering.startswith(head) and rendering.endswith(tail):
+                rendered_text = rendering[len(head) : len(rendering) - len(tail)]
+            if not reasoning and rendered_text.strip() == text.strip():
+                text = rendered_text
+            text += tail
         if opened and text.lstrip().startswith(opened.strip()):  # reasoning inside the content
             text = text.lstrip()[len(opened.strip()) :].lstrip("\n" if opened[-1:].isspace() else "")
         return space + self.reasoning_before(opened, reasoning, text) + text
@@ -277,8 +261,8 @@ class Conversation:
 def split_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message with its reasoning in a separate field, if it has any."""
     text = message_text(message)
-    before, end, content = text.rpartition("</think>")
-    reasoning = message.get(REASONING, "") or before.lstrip().removeprefix("<think>")
+    opening, end, content = text.rpartition("</think>")
+    reasoning = message.get(REASONING, "") or opening.lstrip().removeprefix("<think>")
     if message["role"] != "assistant" or not reasoning.strip():
         return message
     return {**message, REASONING: reasoning.strip("\n"), "content": content.lstrip("\n") if end else text}
@@ -288,7 +272,8 @@ def common_prefix(a: AnyStr, b: AnyStr) -> int:
     """Return the length of the common prefix of two texts."""
     if b.startswith(a):
         return len(a)
-    low, high = 0, min(len(a), len(b))
+    low = 0
+    high = min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
         if a[low:middle] == b[low:middle]:
@@ -338,7 +323,9 @@ class RenderServer:
     """Answers the requests of the parent."""
 
     def __init__(self, memory: int, seconds: float) -> None:
-        self.memory, self.seconds, self.seconds_left = memory, seconds, seconds
+        self.memory = memory
+        self.seconds = seconds
+        self.seconds_left = seconds
         self.template: JinjaTemplate | None = None
         self.chat: Conversation | None = None
 
@@ -353,7 +340,10 @@ class RenderServer:
             if self.template is None
             else time_limit(line, self.seconds)
         )
-        request, texts, size, is_followed = None, list[bytes](), len(line), False
+        request = None
+        texts = list[bytes]()
+        size = len(line)
+        is_followed = False
         try:
             if line != MORE:
                 self.chat = None

@@ -15,7 +15,7 @@ from llamatrain.platform.temp_files import create_temp_file, remove_path
 Compression = Literal["gz", "zst"]
 SUFFIXES: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
 MAGIC: dict[bytes, Compression] = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}
-# A file that decompresses to more than MAX_RATIO times its size, and to more than FREE_BYTES, is no real data.
+# A file that decompresses to more than MAX_RATIO times its size and to more than FREE_BYTES is no real data.
 MAX_RATIO = 250
 FREE_BYTES = 64 << 20
 ZSTD_WINDOW_BITS = 27  # how far zstd may look back: 128 MB
@@ -137,7 +137,8 @@ class DecompressedStream(GeneratedStream):
         self.bytes_left -= len(piece)
         if self.bytes_left < 0:
             raise DataError(
-                f"{self.name}: decompresses to more than {self.max_bytes:,} bytes, over {MAX_RATIO} times its size, "
+                f"{self.name}: decompresses to more than {self.max_bytes:,} bytes, over {MAX_RATIO} "
+                "times its size, "
                 "as real data never does; if that is intended, decompress it first",
                 code="decompression-bomb",
             )

@@ -35,7 +35,8 @@ class Lines:
 
     def __next__(self) -> str:
         if self.pushed_back:
-            line, self.pushed_back = self.pushed_back, ""
+            line = self.pushed_back
+            self.pushed_back = ""
             return line
         if not (raw := self.stream.readline(MAX_ROW_BYTES + 1)):
             raise StopIteration
@@ -148,7 +149,8 @@ def check_names(names: list[str], source: str) -> list[str]:
         )
     if name := find_duplicate(names):
         raise DataError(
-            f"{source}, line 1: two columns are named {quote_name(name)} (got {format_keys(names)}); rename one",
+            f"{source}, line 1: two columns are named {quote_name(name)} (got {format_keys(names)}); "
+            "rename one",
             code="duplicate-column",
         )
     return names

@@ -81,7 +81,8 @@ def read_table(path: Path, source: DataFile) -> Iterator[tuple[int, bytes]]:
             raise
         reason = " ".join(str(error).split())[:160]
         raise DataError(
-            f"{source.name}: the Parquet file cannot be read after row {number} ({reason}); download it again",
+            f"{source.name}: the Parquet file cannot be read after row {number} ({reason}); download "
+            "it again",
             code="damaged-file",
         ) from None
     pyarrow.default_memory_pool().release_unused()
@@ -108,24 +109,25 @@ def check_sizes(file: Any, columns: list[str], source: str) -> None:
             packed = chunk.total_compressed_size
             if chunk.path_in_schema.split(".")[0] in columns and size > max_unpacked_size(packed):
                 raise DataError(
-                    f"{source}: {chunk.path_in_schema} decompresses to {size:,} bytes in row group {group + 1}, "
+                    f"{source}: {chunk.path_in_schema} decompresses to {size:,} bytes in row group "
+                    f"{group + 1}, "
                     f"more than {MAX_RATIO} times its {packed:,}, as real data never does",
                     code="decompression-bomb",
                 )
 
 
-def too_large(place: str, row_bytes: int, file_size: int) -> DataError:
+def too_large(location: str, row_bytes: int, file_size: int) -> DataError:
     """Return the error for a row that is too long, or for rows that exceed the plausible size of the file."""
     if row_bytes > MAX_ROW_BYTES:
-        return DataError(f"{place}: the row is longer than {MAX_ROW_BYTES >> 20} MiB", code="row-too-long")
+        return DataError(f"{location}: the row is longer than {MAX_ROW_BYTES >> 20} MiB", code="row-too-long")
     return DataError(
-        f"{place}: the rows so far have more than {MAX_RATIO} times the file's {file_size:,} bytes, "
+        f"{location}: the rows so far have more than {MAX_RATIO} times the file's {file_size:,} bytes, "
         "as real data never does",
         code="decompression-bomb",
     )
 
 
-def to_json(row: dict[str, Any], place: str) -> bytes:
+def to_json(row: dict[str, Any], location: str) -> bytes:
     """Encode a row as JSON."""
 
     def decode(value: Any) -> str:
@@ -138,11 +140,11 @@ def to_json(row: dict[str, Any], place: str) -> bytes:
     except UnicodeError as error:
         reason = " ".join(str(error).split())[:80]
         raise DataError(
-            f"{place}: not UTF-8 ({reason}); store text in this column", code="not-utf8"
+            f"{location}: not UTF-8 ({reason}); store text in this column", code="not-utf8"
         ) from None
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(
-            f"{place}: a value of type {error} is not JSON; store text in this column", code="not-json"
+            f"{location}: a value of type {error} is not JSON; store text in this column", code="not-json"
         ) from None
 
 

@@ -72,8 +72,8 @@ class ByteLevelEngine:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        words = [word_keys] if vocabulary.pre_tokenizer.whole_words else []
-        precompile((fill_table, *words, code_points, split, to_byte_offsets, merge_words))
+        word_functions = [word_keys] if vocabulary.pre_tokenizer.whole_words else []
+        precompile((fill_table, *word_functions, code_points, split, to_byte_offsets, merge_words))
         self.expressions = [
             Splitter.bind(expression) for expression in vocabulary.pre_tokenizer.expressions()
         ]
@@ -85,21 +85,21 @@ class ByteLevelEngine:
     def encode(self, raw: bytes, start: bool) -> np.ndarray:
         """Return the tokens of a text."""
         check_size(raw)
-        clean, words = self._split_words(raw)
+        clean, word_ends = self._split_words(raw)
         out = np.empty(buffer_size(2 * len(clean)), np.int32)
-        row = MergeBuffer.allocate(int(np.diff(words, prepend=0).max(initial=0)))
-        count = merge_words(clean, words, self.symbols, self.words, row, out)
+        row = MergeBuffer.allocate(int(np.diff(word_ends, prepend=0).max(initial=0)))
+        count = merge_words(clean, word_ends, self.symbols, self.words, row, out)
         return out[:count].copy()
 
     def _split_words(self, raw: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Return the text without unreadable bytes, and the ends of its words."""
         codes, clean = self._decode(raw)
-        words = np.array([len(codes)], np.int64)
+        word_ends = np.array([len(codes)], np.int64)
         for expression in self.expressions:
             last = expression is self.expressions[-1]
-            words, _ = self._split(codes, expression, words, codes.view(np.uint32) if last else None)
-        to_byte_offsets(clean, words)
-        return clean, words
+            word_ends, _ = self._split(codes, expression, word_ends, codes.view(np.uint32) if last else None)
+        to_byte_offsets(clean, word_ends)
+        return clean, word_ends
 
     def find_seam(self, raw: bytes) -> int:
         """Return an offset where the text can be cut, or 0."""
@@ -107,18 +107,16 @@ class ByteLevelEngine:
         codes, _ = self._decode(raw)
         if not len(codes):
             return 0
-        words, settled = self._split(codes, self.expressions[0], np.array([len(codes)], np.int64))
+        word_ends, settled = self._split(codes, self.expressions[0], np.array([len(codes)], np.int64))
         # White space may extend into following text, which a piece that ends there does not show.
-        ends = (end for end in words[::-1] if end <= settled and not chr(codes[end - 1]).isspace())
+        ends = (end for end in word_ends[::-1] if end <= settled and not chr(codes[end - 1]).isspace())
         seam = np.array([next(ends, 0)], np.int64)
         to_byte_offsets(np.frombuffer(raw, np.uint8), seam)
         return int(seam[0])
 
     def _decode(self, raw: bytes) -> tuple[np.ndarray, np.ndarray]:
-        codes, clean = (
-            np.empty(len(raw), np.int32),
-            np.empty(3 * len(raw), np.uint8),
-        )  # each byte may become a replacement
+        codes = np.empty(len(raw), np.int32)
+        clean = np.empty(3 * len(raw), np.uint8)  # each byte may become a replacement
         count, size = code_points(np.frombuffer(raw, np.uint8), codes, clean)
         return codes[:count], clean[:size]
 
@@ -127,9 +125,9 @@ class ByteLevelEngine:
     ) -> tuple[np.ndarray, int]:
         """Return the ends of the words in code points, and how many code points are settled."""
         marks = np.empty(len(codes), np.uint32) if marks is None else marks
-        words = np.empty(len(codes), np.int64)
-        count, settled = split(codes, expression, pieces, words, marks, RegexState.allocate())
-        return words[:count], settled
+        word_ends = np.empty(len(codes), np.int64)
+        count, settled = split(codes, expression, pieces, word_ends, marks, RegexState.allocate())
+        return word_ends[:count], settled
 
 
 def build_word_table(vocabulary: Vocabulary) -> WholeWords:
@@ -155,7 +153,8 @@ class ScoredEngine:
         precompile((fill_table, merge_text, last_seam))
         characters, symbols = score_symbols(vocabulary)
         self.characters = BoundArrays(Characters(*characters), Characters)
-        self.symbols, self.pairs = BoundArrays(symbols, Symbols), BoundArrays(symbols.keys, I64s)
+        self.symbols = BoundArrays(symbols, Symbols)
+        self.pairs = BoundArrays(symbols.keys, I64s)
 
     def encode(self, raw: bytes, start: bool) -> np.ndarray:
         """Return the tokens of a text."""
@@ -168,7 +167,8 @@ class ScoredEngine:
         tokens = out[:count].copy()
         if count and tokens.min() < 0:
             raise DataError(
-                f"the vocabulary has no token for the byte 0x{-1 - tokens[tokens < 0][0]:02X}, which the text contains",
+                f"the vocabulary has no token for the byte 0x{-1 - tokens[tokens < 0][0]:02X}, which "
+                "the text contains",
                 code="byte-not-in-vocabulary",
             )
         return tokens

@@ -1,10 +1,8 @@
 """Merges symbols by byte pair encoding, compiled.
 
 Merging takes symbols (numbered texts) and a table of pairs: which two adjacent symbols become which third,
-and their
-rank. The pair of the lowest rank merges first, of equals the leftmost. Short rows are scanned for the lowest
-rank;
-long ones keep the lowest of every 64, of 64 of those, and so on.
+and their rank. The pair of the lowest rank merges first, of equals the leftmost. Short rows are scanned for
+the lowest rank; long ones keep the lowest of every 64, of 64 of those, and so on.
 """
 
 from typing import NamedTuple

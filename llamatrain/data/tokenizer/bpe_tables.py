@@ -1,8 +1,7 @@
 """Builds the tables for compiled merging: symbols, pairs, and spellings in tokens.
 
 A symbol is a text that can occur while merging. Symbols that are tokens have the token's number; the others
-follow:
-bytes, characters, or parts that a merge names.
+follow: bytes, characters, or parts that a merge names.
 """
 
 import re
@@ -22,9 +21,9 @@ SURROGATE = re.compile("[\ud800-\udfff]")  # a byte that is not UTF-8
 
 def byte_alphabet() -> str:
     """Return the character for each byte: itself if it is printable, else one from 256 on."""
-    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = [byte for byte in range(256) if byte not in seen]
-    return "".join(chr(byte) if byte in seen else chr(256 + hidden.index(byte)) for byte in range(256))
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return "".join(chr(byte) if byte in printable else chr(256 + hidden.index(byte)) for byte in range(256))
 
 
 ALPHABET = byte_alphabet()
@@ -71,11 +70,14 @@ def byte_symbols(vocabulary: Vocabulary) -> Symbols:
         return index.setdefault(text, len(index))
 
     bytes_ = np.array([symbol(character) for character in ALPHABET], np.int64)
-    lefts, rights, results = array("q"), array("q"), array("q")
+    lefts = array("q")
+    rights = array("q")
+    results = array("q")
     for merge in vocabulary.merges:
         at = merge.find(" ", 1)  # a leading space belongs to the left part; without a space it is no merge
         if at > 0:
-            left, right = merge[:at], merge[at + 1 :]
+            left = merge[:at]
+            right = merge[at + 1 :]
             lefts.append(symbol(left))
             rights.append(symbol(right))
             results.append(symbol(left + right))
@@ -103,16 +105,18 @@ def score_symbols(vocabulary: Vocabulary) -> tuple[tuple[np.ndarray, np.ndarray]
     """Build the table of characters and the pairs of a scored vocabulary.
 
     Each way to cut a token into two symbols is a pair, ranked by the token's score. Characters that are
-    adjacent in a
-    token but do not merge are pairs of the rank NEVER.
+    adjacent in a token but do not merge are pairs of the rank NEVER.
     """
     index = dict(vocabulary.index)
     for character in chain.from_iterable(map(split_characters, vocabulary.tokens)):
         if character not in index:
             index[character] = len(index)
     ranks = np.unique(-vocabulary.scores, return_inverse=True)[1]
-    lefts, rights, results = array("q"), array("q"), array("q")
-    neighbours, find = set[tuple[int, int]](), index.get
+    lefts = array("q")
+    rights = array("q")
+    results = array("q")
+    neighbours = set[tuple[int, int]]()
+    find = index.get
     for token, text in enumerate(vocabulary.tokens):
         characters = split_characters(text)
         neighbours.update(pairwise(map(index.__getitem__, characters)))
@@ -142,7 +146,9 @@ def split_characters(text: str) -> Sequence[str]:
     """Split text into characters by the length that the first byte announces, even if it is not UTF-8."""
     if SURROGATE.search(text) is None:
         return text
-    raw, characters, at = in_bytes(text), list[str](), 0
+    raw = in_bytes(text)
+    characters = list[str]()
+    at = 0
     while at < len(raw):
         end = at + SIZES[raw[at] >> 4]
         characters.append(raw[at:end].decode(*CODEC))
@@ -154,7 +160,8 @@ def split_in_two(text: str, characters: Sequence[str]) -> list[tuple[str, str]]:
     """Return all ways to cut a text in two between characters."""
     if characters is text:
         return [(text[:at], text[at:]) for at in range(1, len(text))]
-    raw, ends = in_bytes(text), accumulate(len(in_bytes(each)) for each in characters[:-1])
+    raw = in_bytes(text)
+    ends = accumulate(len(in_bytes(part)) for part in characters[:-1])
     return [(raw[:at].decode(*CODEC), raw[at:].decode(*CODEC)) for at in ends]
 
 

@@ -1,9 +1,8 @@
 """Learns merges from counted pieces of text: the most frequent adjacent pair, again and again.
 
 Of equals, the pair of the lower tokens merges first. A pair is searched only in the pieces that were listed
-when it
-appeared, so the work grows with the text and not with the number of merges. If a table is full, all pairs are
-counted again, without the rarest ones, until none is left over.
+when it appeared, so the work grows with the text and not with the number of merges. If a table is full, all
+pairs are counted again, without the rarest ones, until none is left over.
 """
 
 from collections.abc import Iterator
@@ -315,24 +314,24 @@ class BpeTrainer:
 
     def __init__(self, known: TextTable, counts: np.ndarray, letters: bytes, max_tokens: int) -> None:
         precompile((count_pairs, build_heap, learn))
-        bounds, order = known.ends[: len(counts) + 1].copy(), np.frombuffer(letters, np.uint8)
+        bounds = known.ends[: len(counts) + 1].copy()
+        order = np.frombuffer(letters, np.uint8)
         symbols = np.argsort(order).astype(np.int32)[known.text[: bounds[-1]]]
         self.pieces = PieceList(symbols, bounds[:-1], np.diff(bounds), counts.copy())
         places = min(MAX_PAIRS, 1 << (4 * len(symbols) + 1000).bit_length())
         self.pairs = PairTable(np.empty(places, np.int64), *(np.empty(places, np.int32) for _ in range(3)))
         lengths = places, places, places + 1, places, min(5 * len(symbols) + 1000, MAX_LISTED)
         self.queue = PairHeap(*(np.empty(length, np.int32) for length in lengths))
-        self.tokens, self.state = (
-            create_table(max_tokens, (max_tokens + 1) * MAX_WORD_BYTES),
-            np.zeros(6, np.int64),
-        )
+        self.tokens = create_table(max_tokens, (max_tokens + 1) * MAX_WORD_BYTES)
+        self.state = np.zeros(6, np.int64)
         self.tokens.text[:256], self.tokens.ends[:257] = order, np.arange(257)
         self.max_tokens, self.state[TOKENS] = max_tokens, 256
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """Yield the merged pairs, some at a time."""
         merges = np.empty((1024, 2), np.int64)
-        left_out, merged = self._count_all(), len(merges)
+        left_out = self._count_all()
+        merged = len(merges)
         while self.state[TOKENS] < self.max_tokens and merged >= len(merges):
             build_heap(self.pieces, self.pairs, self.queue, self.state)
             merged = 0
@@ -361,7 +360,8 @@ class BpeTrainer:
     def _count_all(self) -> bool:
         """Count the pairs of all pieces; return True if pairs were dropped that are frequent enough."""
         self._clear()
-        done, left_out = 0, False
+        done = 0
+        left_out = False
         while (done := count_pairs(self.pieces, done, self.pairs, self.state)) < len(self.pieces.sizes):
             self._drop_rare(1, len(self.pairs.keys) // 2)
             left_out = True
@@ -373,11 +373,13 @@ class BpeTrainer:
 
     def _drop_rare(self, least: int, room: int) -> bool:
         """Drop the rarest pairs until the others fit; return True if any of them could have been merged."""
-        is_kept, counts = self.pairs.keys != FREE, self.pairs.counts
+        is_kept = self.pairs.keys != FREE
+        counts = self.pairs.counts
         while np.count_nonzero(is_kept & (counts >= least)) > room:
             least *= 2
         is_kept &= counts >= least
-        keys, counts = self.pairs.keys[is_kept], self.pairs.counts[is_kept]
+        keys = self.pairs.keys[is_kept]
+        counts = self.pairs.counts[is_kept]
         self._clear()
         insert_pairs(keys, counts, self.pairs, self.state)
         return least > MIN_COUNT

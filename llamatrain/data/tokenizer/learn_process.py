@@ -1,8 +1,7 @@
 """Learns a vocabulary in a separate process, whose memory is released when it ends.
 
 Its input is the options as a line of JSON and texts, each after its length, up to a length of -1; its output
-is a
-line of JSON. The process shows its own progress.
+is a line of JSON. The process shows its own progress.
 """
 
 import json
@@ -54,9 +53,9 @@ def start_process() -> "subprocess.Popen[bytes]":
         raise OSError
     package = str(Path(llamatrain.__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    words = [sys.executable, "-m", "llamatrain.data.tokenizer.learn_process"]
+    command = [sys.executable, "-m", "llamatrain.data.tokenizer.learn_process"]
     return subprocess.Popen(
-        words,
+        command,
         env={**env_without_launcher(), "PYTHONPATH": path},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -106,9 +105,8 @@ def receive_texts(stream: BinaryIO) -> Iterator[bytes]:
     """Yield the texts up to the end mark; exit if the parent died."""
     while (length := LENGTH.unpack(read_exactly(stream, LENGTH.size))[0]) >= 0:
         yield read_exactly(stream, length)
-    start_thread(
-        threading.Thread(target=read_exactly, args=[stream, 1], daemon=True)
-    )  # no more input: exit with the parent
+    # No more input follows: exit with the parent.
+    start_thread(threading.Thread(target=read_exactly, args=[stream, 1], daemon=True))
 
 
 def read_exactly(stream: BinaryIO, size: int) -> bytes:
@@ -134,7 +132,8 @@ def main() -> None:
             answer = {"error": str(error), "code": error.code}
         except Exception as error:  # the parent reports every error
             answer = {
-                "error": f"no vocabulary could be learned: {' '.join(str(error).split())[:300] or type(error).__name__}"
+                "error": f"no vocabulary could be learned: "
+                f"{' '.join(str(error).split())[:300] or type(error).__name__}"
             }
     try:
         sys.stdout.write(json.dumps(answer))

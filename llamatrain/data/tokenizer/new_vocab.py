@@ -1,10 +1,8 @@
 """Creates vocabularies for new models, as GGUF metadata.
 
 A vocabulary is learned from text, of bytes only, or without text. They are byte-level with the pre-tokenizer
-`llama-bpe`, so that llama.cpp gives the same tokens: first a begin and an
-end token, then the 256 bytes, then the merges, the most frequent first. There is no unknown token: any text
-can be
-written in bytes.
+`llama-bpe`, so that llama.cpp gives the same tokens: first a begin and an end token, then the 256 bytes, then
+the merges, the most frequent first. There is no unknown token: any text can be written in bytes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +20,8 @@ from llamatrain.platform.terminal import progress_bar
 if TYPE_CHECKING:
     from llamatrain.data.tokenizer.bpe_train import BpeTrainer
 
-BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
+BEGIN = "<|begin_of_text|>"
+END = "<|end_of_text|>"
 SMALLEST = 2 + len(ALPHABET)
 LARGEST = 1 << 20
 PRE = "llama-bpe"
@@ -38,7 +37,8 @@ def check_size(size: int) -> None:
     """Raise UsageError if a vocabulary cannot have this size."""
     if not SMALLEST <= size <= LARGEST:
         raise UsageError(
-            f"a vocabulary must have {SMALLEST} tokens (two for begin and end, 256 bytes) to {LARGEST} (got {size})",
+            f"a vocabulary must have {SMALLEST} tokens (two for begin and end, 256 bytes) to {LARGEST} "
+            f"(got {size})",
             code="bad-vocabulary-size",
         )
 

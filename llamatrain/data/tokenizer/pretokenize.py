@@ -8,9 +8,8 @@ from llamatrain.compiler.declare import BoundArrays, Function, I32s, I64Rows, I6
 from llamatrain.data.tokenizer.regex import UNLIMITED, Expression
 
 ITEMS, ALTERNATIVES = 16, 64  # more than any expression has
-FROM, TO, NOW, LOW, HIGH = range(
-    5
-)  # columns of `tried`: an item's run, its current end, and the range where it is known to fail
+# Columns of `tried`: an item's run, its current end, and the range where it is known to fail.
+FROM, TO, NOW, LOW, HIGH = range(5)
 REPLACEMENT = np.int64(0xFFFD)  # replaces bytes that are not UTF-8, as in llama.cpp
 
 
@@ -173,9 +172,8 @@ def _first_match(marks, at, end, program, tried, dead):
         met |= looked
         if to > at:
             return to, met
-        if (
-            program[row + 3] == 1 and program[row + 4] == UNLIMITED
-        ):  # it cannot match later in this run either
+        # An alternative that begins with `+` cannot match later in this run either.
+        if program[row + 3] == 1 and program[row + 4] == UNLIMITED:
             dead[number] = tried[0, TO]
     return np.int64(-1), met
 

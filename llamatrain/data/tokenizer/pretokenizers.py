@@ -1,8 +1,7 @@
 """The pre-tokenizers of `tokenizer.ggml.pre`: how byte-level BPE splits text into words.
 
 Each expression splits the pieces of the previous one into its matches and the text between them. The
-expressions
-are llama.cpp's, without groups.
+expressions are llama.cpp's, without groups.
 """
 
 from dataclasses import dataclass
@@ -14,10 +13,12 @@ from llamatrain.gguf.parser import quote
 
 ENGLISH = "'s|'t|'re|'ve|'m|'ll|'d"
 ANY_CASE = "'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
-WORD, SIGNS = r"[^\r\n\p{L}\p{N}]?\p{L}+", r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 SPACES = r"\s+(?!\S)|\s+"
 LINES = rf"\s*[\r\n]+|{SPACES}"
-UPPER, LOWER = r"[\p{L}--a-z]", r"[\p{L}--A-Z]"
+UPPER = r"[\p{L}--a-z]"
+LOWER = r"[\p{L}--A-Z]"
 CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
 PATHS = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{LINES}"
 
@@ -101,8 +102,8 @@ def find_pre_tokenizer(name: str) -> PreTokenizer:
     try:
         return PRE_TOKENIZERS[name]
     except KeyError:
-        known = "llama-bpe, gpt-2, default, smaug-bpe, qwen2, deepseek-llm, tekken, smollm and their kin"
+        examples = "llama-bpe, gpt-2, default, smaug-bpe, qwen2, deepseek-llm, tekken, smollm and their kin"
         raise FileError(
-            f"unknown pre-tokenizer in tokenizer.ggml.pre (got {quote(name)}); known are {known}",
+            f"unknown pre-tokenizer in tokenizer.ggml.pre (got {quote(name)}); examples are {examples}",
             code="unknown-pre-tokenizer",
         ) from None

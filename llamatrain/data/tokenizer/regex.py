@@ -1,12 +1,10 @@
 r"""Parses the expressions that split text into words into tables for the compiled splitter.
 
 An expression is a list of alternatives; the first that matches wins. An alternative is a sequence of items,
-each a
-class of characters with repeat counts (greedy, with backtracking), and perhaps a last condition: `$`, the
-end, or
-`(?!...)`, no such character. That is all that the pre-tokenizers of llama.cpp need, with one extension:
-`[\\p{L}--a-z]`, a class without some characters. `\\p{Lu}` and similar classes mean `\\p{L}`, as in
-llama.cpp.
+each a class of characters with repeat counts (greedy, with backtracking), and perhaps a last condition: `$`,
+the end, or `(?!...)`, no such character. That is all that the pre-tokenizers of llama.cpp need, with one
+extension: `[\\p{L}--a-z]`, a class without some characters. `\\p{Lu}` and similar classes mean `\\p{L}`, as
+in llama.cpp.
 """
 
 from dataclasses import dataclass
@@ -57,7 +55,8 @@ class PatternParser:
     """Parses an expression from left to right."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
+        self.text = text
+        self.at = 0
 
     def accept(self, text: str) -> bool:
         """Skip a text if it is next; return whether it was."""
@@ -72,7 +71,8 @@ class PatternParser:
 
     def take_until(self, end: str) -> str:
         """Return the text before an end mark and skip both."""
-        start, self.at = self.at, self.text.index(end, self.at) + len(end)
+        start = self.at
+        self.at = self.text.index(end, self.at) + len(end)
         return self.text[start : self.at - len(end)]
 
     def parse_alternatives(self) -> list[Alternative]:
@@ -98,8 +98,8 @@ class PatternParser:
         if self.at < len(self.text) and self.text[self.at] in REPEATS:
             return REPEATS[self.take()]
         if self.accept("{"):
-            least, _, most = self.take_until("}").partition(",")
-            return int(least), int(most or least)
+            minimum, _, maximum = self.take_until("}").partition(",")
+            return int(minimum), int(maximum or minimum)
         return 1, 1
 
     def parse_class(self) -> Class:
@@ -111,7 +111,8 @@ class PatternParser:
                 ((character, character),) if character else (),
                 self.text[self.at - 2 : self.at] == "\\S",
             )
-        negated, kinds = self.accept("^"), ""
+        negated = self.accept("^")
+        kinds = ""
         ranges: list[tuple[str, str]] = []
         without: list[tuple[str, str]] = []
         into = ranges
@@ -141,8 +142,7 @@ class Expression:
     """A compiled expression: `marks` has for each code point a bit per class.
 
     `program` has for each alternative the number of its items and the bits that must not follow, and for each
-    item its
-    bit and its least and greatest repeat count.
+    item its bit and its least and greatest repeat count.
     """
 
     program: np.ndarray
@@ -157,14 +157,14 @@ def compile_pattern(pattern: str) -> Expression:
     for alternative in alternatives:
         forbidden = 1 << bits.setdefault(alternative.forbidden, len(bits)) if alternative.forbidden else 0
         program += [len(alternative.items), forbidden]
-        for one, least, most in alternative.items:
-            program += [1 << bits.setdefault(one, len(bits)), least, most]
+        for class_, minimum, maximum in alternative.items:
+            program += [1 << bits.setdefault(class_, len(bits)), minimum, maximum]
     if len(bits) > 32:
-        raise ValueError(f"{pattern}: {len(bits)} classes; at most 32 are supported")
+        raise ValueError(f"{pattern}: {len(bits)} classes; at maximum 32 are supported")
     marks = np.zeros(CODE_POINTS, np.uint32)
-    for one, bit in bits.items():
-        one.mark(marks, bit)
-    # llama.cpp's expressions treat white space beyond ASCII as a vertical tab, even if a class names that space.
+    for class_, bit in bits.items():
+        class_.mark(marks, bit)
+    # llama.cpp treats white space beyond ASCII as a vertical tab, even if a class names that space.
     spaces = np.flatnonzero(kinds() == SPACE)
     marks[spaces[spaces > 127]] = marks[ord("\v")]
     return Expression(np.array(program, np.int64), marks)

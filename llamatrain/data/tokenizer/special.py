@@ -62,9 +62,9 @@ class SpecialTokens:
         """Return the last offset where a token begins whatever follows; 0 if there is none."""
         for near in (NEAR_END, len(raw)) if self.tokens else ():
             begin = max(0, len(raw) - near - 2 * self.longest)
-            known = begin and begin + self.longest  # a token before this offset may overlap an earlier one
+            certain = begin and begin + self.longest  # a token before this offset may overlap an earlier one
             for start, end in reversed([*self._clusters(raw, begin)]):
-                if start < known:
+                if start < certain:
                     break
                 blank = self.stripping and BLANKS.match(raw, start, start + 1).end() > start  # type: ignore[union-attr]
                 if (
@@ -76,7 +76,7 @@ class SpecialTokens:
         return 0
 
     def _clusters(self, raw: bytes, begin: int) -> Iterator[tuple[int, int]]:
-        """Where tokens stand, with all that share bytes with them: no other can come into that but from its end."""
+        """Yield the ranges of overlapping tokens; another token can enter a range only from its end."""
         start = end = begin
         for match in self._anywhere.finditer(raw, begin):
             if match.start() >= end:
@@ -91,7 +91,8 @@ class SpecialTokens:
         """Split text at each token, the longest first; a shorter one is searched only in the rest."""
         parts: list[bytes | int] = [raw]
         for text in self.find_all(raw):
-            token, cut = self.tokens[text], list[bytes | int]()
+            token = self.tokens[text]
+            cut = list[bytes | int]()
             for part in parts:
                 if isinstance(part, int):
                     cut.append(part)
@@ -109,10 +110,10 @@ class SpecialTokens:
 def split_stripped(part: bytes, text: bytes, token: int) -> Iterator[bytes | int]:
     """Split text at a token that removes the white space after it, before other tokens are searched."""
     at = 0
-    while (found := part.find(text, at)) >= 0:
-        yield part[at:found]
+    while (match_at := part.find(text, at)) >= 0:
+        yield part[at:match_at]
         yield token
-        at = BLANKS.match(part, found + len(text)).end()  # type: ignore[union-attr]
+        at = BLANKS.match(part, match_at + len(text)).end()  # type: ignore[union-attr]
     yield part[at:]
 
 
@@ -122,6 +123,7 @@ def build_alternation(texts: Iterable[bytes]) -> bytes:
     for text in texts:
         groups.setdefault(text[:PREFIX_BYTES], []).append(text[PREFIX_BYTES:])
     parts = (
-        re.escape(begin) + b"(?:" + b"|".join(map(re.escape, rests)) + b")" for begin, rests in groups.items()
+        re.escape(prefix) + b"(?:" + b"|".join(map(re.escape, suffixes)) + b")"
+        for prefix, suffixes in groups.items()
     )
     return b"|".join(parts)

@@ -27,17 +27,22 @@ class Tokenizer:
     """Tokenizes text exactly as llama.cpp does.
 
     Text may be bytes, which need not be UTF-8. `special` parses the texts of control tokens; user-defined
-    ones are
-    always parsed. No token is added before or after; `add_bos` and `add_eos` tell what a model expects.
+    ones are always parsed. No token is added before or after; `add_bos` and `add_eos` tell what a model
+    expects.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         from llamatrain.data.tokenizer.bpe import create_engine  # imported late: it loads compiled code
 
         self.vocabulary = vocabulary
-        self.bos, self.eos, self.eot = vocabulary.bos, vocabulary.eos, vocabulary.eot
-        self.add_bos, self.add_eos, self.ends = vocabulary.add_bos, vocabulary.add_eos, vocabulary.ends
-        self.chat_template, self.tool_template = vocabulary.chat_template, vocabulary.tool_template
+        self.bos = vocabulary.bos
+        self.eos = vocabulary.eos
+        self.eot = vocabulary.eot
+        self.add_bos = vocabulary.add_bos
+        self.add_eos = vocabulary.add_eos
+        self.ends = vocabulary.ends
+        self.chat_template = vocabulary.chat_template
+        self.tool_template = vocabulary.tool_template
         self._engine = create_engine(vocabulary)
         self._has_warned = False
         self._specials = {control: SpecialTokens(vocabulary, control=control) for control in (False, True)}
@@ -48,21 +53,21 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of everything that affects tokens: two tokenizers with the same one agree."""
-        known = self.vocabulary
-        strips = known.strips_spaces and "each"  # a marker: older versions stripped differently
+        vocab = self.vocabulary
+        strips = vocab.strips_spaces and "each"  # a marker: older versions stripped differently
         facts = (
             VERSION,
-            known.model,
-            known.pre,
-            known.add_space_prefix,
+            vocab.model,
+            vocab.pre,
+            vocab.add_space_prefix,
             strips,
-            len(known.tokens),
-            len(known.merges),
+            len(vocab.tokens),
+            len(vocab.merges),
         )
         digest = hashlib.sha256(repr(facts).encode())
-        for texts in (known.tokens, known.merges):
+        for texts in (vocab.tokens, vocab.merges):
             digest.update("\0".join(texts).encode("utf-8", "surrogateescape"))
-        digest.update(known.kinds.tobytes() + known.scores.tobytes())
+        digest.update(vocab.kinds.tobytes() + vocab.scores.tobytes())
         return digest.hexdigest()
 
     # ---- to tokens ---------------------------------------------------------
@@ -84,47 +89,50 @@ class Tokenizer:
         """Encode one text that comes in chunks, cut anywhere, with several threads.
 
         Yield, in order, the number of bytes and their tokens, which are those of the whole text. It is cut
-        where that makes
-        no difference: in `gpt2` vocabularies at the end of a word that more text cannot change; in `llama`
-        vocabularies
-        between two characters that are never adjacent in any token; in both, so far from the end that no
-        special token can
-        cross the cut. Text without such a place is held until one comes, or until MAX_HELD_BYTES: then it is
-        cut anyway,
-        with a note.
+        where that makes no difference: in `gpt2` vocabularies at the end of a word that more text cannot
+        change; in `llama` vocabularies between two characters that are never adjacent in any token; in both,
+        so far from the end that no special token can cross the cut. Text without such a place is held until
+        one comes, or until MAX_HELD_BYTES: then it is cut anyway, with a note.
         """
         from concurrent.futures import Future, ThreadPoolExecutor
 
         threads = threads or count_cores()
-        waiting = deque[tuple[int, Future[np.ndarray]]]()
+        pending = deque[tuple[int, Future[np.ndarray]]]()
         with ThreadPoolExecutor(threads) as pool:
             for start, raw in self._split_pieces(map(to_bytes, chunks), special):
-                waiting.append((len(raw), pool.submit(self._encode_piece, raw, special, start)))
-                if len(waiting) > 2 * threads:
-                    size, future = waiting.popleft()
+                pending.append((len(raw), pool.submit(self._encode_piece, raw, special, start)))
+                if len(pending) > 2 * threads:
+                    size, future = pending.popleft()
                     yield size, future.result()
-            for size, future in waiting:
+            for size, future in pending:
                 yield size, future.result()
 
     def _split_pieces(self, chunks: Iterable[bytes], special: bool) -> Iterator[tuple[bool, bytes]]:
         """Yield pieces that can be encoded separately, and whether each begins the text."""
-        parts, size, start, enough = list[bytes](), 0, True, 2 * BLOCK_BYTES
+        parts = list[bytes]()
+        size = 0
+        start = True
+        enough = 2 * BLOCK_BYTES
         for chunk in chunks:
             for at in range(0, len(chunk), BLOCK_BYTES):
                 parts.append(chunk[at : at + BLOCK_BYTES])
                 size += len(parts[-1])
                 if size < enough:
                     continue
-                rest, parts = b"".join(parts), []
+                rest = b"".join(parts)
+                parts = []
                 cut = self.find_cut(rest[:MAX_HELD_BYTES], special=special)
                 if not cut and len(rest) >= MAX_HELD_BYTES:
                     cut = self._cut_anywhere(rest, special)
                 if cut:
                     yield start, rest[:cut]
-                    rest, start, enough = rest[cut:], False, 2 * BLOCK_BYTES
+                    rest = rest[cut:]
+                    start = False
+                    enough = 2 * BLOCK_BYTES
                 else:
                     enough = min(2 * len(rest), MAX_HELD_BYTES)
-                parts, size = [rest], len(rest)
+                parts = [rest]
+                size = len(rest)
         if size > HUGE_PAGE:
             trim_heap()  # free the text that was searched
         if size:
@@ -138,7 +146,8 @@ class Tokenizer:
         if not self._has_warned:
             self._has_warned = True
             log_line(
-                f"note: {len(raw):,} bytes of text have no boundary between words; they are cut anyway, unlike in llama.cpp"
+                f"note: {len(raw):,} bytes of text have no boundary between words; they are cut "
+                "anyway, unlike in llama.cpp"
             )
         at = MAX_HELD_BYTES - self._specials[special].longest - 1
         while at > 1 and raw[at] & 0xC0 == 0x80:
@@ -194,8 +203,8 @@ class Tokenizer:
         if kind == TokenType.NORMAL:
             if self.vocabulary.model == "llama":
                 token = token.replace(SPACE, " ")
-            elif (spelt := token_bytes(token)) is not None:
-                return spelt
+            elif (raw := token_bytes(token)) is not None:
+                return raw
         return token.encode("utf-8", "surrogateescape")
 
     def decode(self, ids: Iterable[int] | np.ndarray, *, special: bool = True) -> bytes:
@@ -203,7 +212,8 @@ class Tokenizer:
         numbers = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(self)):
             raise UsageError(
-                f"token {numbers[(numbers < 0) | (numbers >= len(self))][0]} is not in the vocabulary of {len(self)} tokens",
+                f"token {numbers[(numbers < 0) | (numbers >= len(self))][0]} is not in the vocabulary "
+                f"of {len(self)} tokens",
                 code="no-such-token",
             )
         if not special:
@@ -217,11 +227,9 @@ class StreamDecoder:
     """Decodes tokens one by one; a character is returned once all of its bytes are there."""
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool = False, shown: Collection[int] = ()) -> None:
-        self.tokenizer, self.special, self.shown = (
-            tokenizer,
-            special,
-            shown,
-        )  # `special`: decode all control tokens; `shown`: only these
+        self.tokenizer = tokenizer
+        self.special = special
+        self.shown = shown  # `special`: decode all control tokens; `shown`: only these
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> str:
@@ -258,7 +266,8 @@ def load(metadata: Mapping[str, Any], source: object = "the vocabulary") -> Toke
     """
     if vocabularies.has_no_text(metadata):
         raise UsageError(
-            f"{source}: the vocabulary has no text (tokenizer.ggml.model is none); this model cannot read text",
+            f"{source}: the vocabulary has no text (tokenizer.ggml.model is none); this model cannot "
+            "read text",
             code="vocabulary-without-text",
         )
     try:

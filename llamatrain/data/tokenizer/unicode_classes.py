@@ -1,8 +1,7 @@
 """The kind of each code point, in the Unicode version of llama.cpp.
 
 Python's `unicodedata` differs between versions, and words of new letters would be split differently from
-llama.cpp.
-scripts/unicode_classes.py writes RUNS: kinds and lengths of runs, compressed.
+llama.cpp. scripts/unicode_classes.py writes RUNS: kinds and lengths of runs, compressed.
 """
 
 import base64

@@ -78,15 +78,16 @@ class EndTokens(NamedTuple):
 
 
 def find_end_tokens(
-    index: Mapping[str, int], named: Mapping[str, int | None], kinds: np.ndarray
+    index: Mapping[str, int], ids_by_key: Mapping[str, int | None], kinds: np.ndarray
 ) -> EndTokens:
     """Find the tokens that end something, by texts and by keys of the file; correct their `kinds`."""
     texts_known = index.keys()
-    turn = {token for name in ("eos", "eot", "eom") if (token := named[name]) is not None}
-    control, stops = {index[text] for text in ENDS & texts_known}, set[int]()
+    turn = {token for name in ("eos", "eot", "eom") if (token := ids_by_key[name]) is not None}
+    control = {index[text] for text in ENDS & texts_known}
+    stops = set[int]()
     turn |= control
     for keys, texts in FILL_IN_TOKENS.items():
-        tokens = {token for key in keys if (token := named[key]) is not None}
+        tokens = {token for key in keys if (token := ids_by_key[key]) is not None}
         if not tokens:
             tokens = {index[text] for text in texts.split() if text in texts_known}
             control |= tokens
@@ -96,9 +97,8 @@ def find_end_tokens(
     if "<|end|>" in texts_known and any(marks <= texts_known for marks in CHANNELS):
         turn.discard(index["<|end|>"])
         kinds[index["<|end|>"]] = TokenType.USER_DEFINED
-    if "</s>" in texts_known and (
-        "<|tool_response>" in texts_known or index.get("<|plamo:eos|>") in turn
-    ):  # here it is the end of struck-out text
+    # In some vocabularies </s> ends struck-out text.
+    if "</s>" in texts_known and ("<|tool_response>" in texts_known or index.get("<|plamo:eos|>") in turn):
         turn.discard(index["</s>"])
         kinds[index["</s>"]] = TokenType.NORMAL
     return EndTokens(frozenset(turn), frozenset(turn | stops))
@@ -167,7 +167,8 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     for name, wanted in added.items():
         if wanted and special[name] is None:
             raise FileError(
-                f"{KEY}add_{name}_token is set, but {KEY}{name}_token_id is not one of the {len(tokens)} tokens",
+                f"{KEY}add_{name}_token is set, but {KEY}{name}_token_id is not one of the "
+                f"{len(tokens)} tokens",
                 code="bad-vocabulary",
             )
     kinds = _kinds(metadata, len(tokens))
@@ -314,7 +315,7 @@ def _kinds(metadata: Mapping[str, Any], count: int) -> np.ndarray:
     return kinds
 
 
-def _end_of_turn(given: int | None, index: dict[str, int]) -> int | None:
+def _end_of_turn(token: int | None, index: dict[str, int]) -> int | None:
     return (
-        min((index[text] for text in ENDS_OF_TURN & index.keys()), default=None) if given is None else given
+        min((index[text] for text in ENDS_OF_TURN & index.keys()), default=None) if token is None else token
     )

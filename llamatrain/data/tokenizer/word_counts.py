@@ -1,8 +1,7 @@
 """Counts the pieces that text is split into before merging, to learn a vocabulary from them.
 
 Memory is bounded. Pieces longer than MAX_WORD_BYTES, which are no words, count as parts of that length. If
-the table
-is full, as with random text, the rare pieces are dropped.
+the table is full, as with random text, the rare pieces are dropped.
 """
 
 import codecs
@@ -66,7 +65,8 @@ def _equals(known, number, source, start, end):
 # ---- counting --------------------------------------------------------------------
 
 MAX_WORD_BYTES = 256
-MAX_PIECES, MAX_PIECE_BYTES = 1_000_000, 6_000_000  # limits of distinct pieces
+MAX_PIECES = 1_000_000
+MAX_PIECE_BYTES = 6_000_000  # limits of distinct pieces
 BLOCK = 1 << 18  # characters split at once
 
 
@@ -115,20 +115,19 @@ class WordCounter:
     def __init__(self, expression: Expression) -> None:
         self.cut = Splitter.bind(expression)
         precompile((code_points, split, to_byte_offsets, split_long_words, count_pieces))
-        self.known, self.counts, self.pieces = (
-            create_table(MAX_PIECES, MAX_PIECE_BYTES),
-            np.zeros(MAX_PIECES, np.int32),
-            0,
-        )
+        self.known = create_table(MAX_PIECES, MAX_PIECE_BYTES)
+        self.counts = np.zeros(MAX_PIECES, np.int32)
+        self.pieces = 0
 
     def add(self, text: str | bytes) -> None:
         """Count the pieces of a text as if it were split whole; only a piece that fills a block is cut."""
-        rest, blocks = b"", chain(utf8_blocks(text), [None])
+        rest = b""
+        blocks = chain(utf8_blocks(text), [None])
         for block in blocks:
             raw = np.frombuffer(rest + (block or b""), np.uint8)
-            ends, taken = self._split(raw, last=block is None)
+            ends, used = self._split(raw, last=block is None)
             self._count_all(raw, ends)
-            rest = raw[taken:].tobytes()
+            rest = raw[used:].tobytes()
 
     def _split(self, raw: np.ndarray, last: bool) -> tuple[np.ndarray, int]:
         """Return the ends of the pieces that following text cannot change, and the bytes they take."""
@@ -136,17 +135,18 @@ class WordCounter:
         codes = codes[: code_points(raw, codes, np.empty(3 * len(raw), np.uint8))[0]]
         if not len(codes):
             return np.zeros(0, np.int64), 0
-        words, marks = np.empty(len(codes), np.int64), np.empty(len(codes), np.uint32)
-        whole = np.array([len(codes)], np.int64)
-        number, settled = split(codes, self.cut, whole, words, marks, RegexState.allocate())
-        taken = len(codes) if last or not settled else settled
-        words = words[:number][words[:number] <= taken]
-        to_byte_offsets(raw, words)
-        return words, int(words[-1])
+        word_ends = np.empty(len(codes), np.int64)
+        marks = np.empty(len(codes), np.uint32)
+        pieces = np.array([len(codes)], np.int64)
+        number, settled = split(codes, self.cut, pieces, word_ends, marks, RegexState.allocate())
+        used = len(codes) if last or not settled else settled
+        word_ends = word_ends[:number][word_ends[:number] <= used]
+        to_byte_offsets(raw, word_ends)
+        return word_ends, int(word_ends[-1])
 
-    def _count_all(self, raw: np.ndarray, words: np.ndarray) -> None:
-        parts = np.empty(len(words) + len(raw) // (MAX_WORD_BYTES - 3) + 1, np.int64)
-        parts = parts[: split_long_words(raw, words, parts)]
+    def _count_all(self, raw: np.ndarray, word_ends: np.ndarray) -> None:
+        parts = np.empty(len(word_ends) + len(raw) // (MAX_WORD_BYTES - 3) + 1, np.int64)
+        parts = parts[: split_long_words(raw, word_ends, parts)]
         done = 0
         while True:
             done, self.pieces = count_pieces(raw, parts, done, self.known, self.counts, self.pieces)
@@ -156,17 +156,19 @@ class WordCounter:
 
     def _drop_rare(self) -> None:
         """Drop the rarest pieces, of equals the oldest, until half of the table is free."""
-        ends, counts = self.known.ends[: self.pieces + 1].copy(), self.counts[: self.pieces].copy()
-        sizes, order = np.diff(ends), np.argsort(counts, kind="stable")[::-1]
+        ends = self.known.ends[: self.pieces + 1].copy()
+        counts = self.counts[: self.pieces].copy()
+        sizes = np.diff(ends)
+        order = np.argsort(counts, kind="stable")[::-1]
         order = order[: MAX_PIECES // 2]
-        kept = np.zeros(len(counts), bool)
-        kept[order[np.cumsum(sizes[order]) <= MAX_PIECE_BYTES // 2]] = True
-        text = self.known.text[: ends[-1]][np.repeat(kept, sizes)]
+        is_kept = np.zeros(len(counts), bool)
+        is_kept[order[np.cumsum(sizes[order]) <= MAX_PIECE_BYTES // 2]] = True
+        text = self.known.text[: ends[-1]][np.repeat(is_kept, sizes)]
         self.known.slots[:] = self.counts[:] = 0
         self.pieces = count_pieces(
-            text, np.cumsum(sizes[kept], dtype=np.int64), 0, self.known, self.counts, 0
+            text, np.cumsum(sizes[is_kept], dtype=np.int64), 0, self.known, self.counts, 0
         )[1]
-        self.counts[: self.pieces] = counts[kept]
+        self.counts[: self.pieces] = counts[is_kept]
 
 
 def utf8_blocks(text: str | bytes) -> Iterator[bytes]:

@@ -78,7 +78,7 @@ def test_answers_are_trained_to_the_end_that_the_family_has(name: str) -> None:
     tokenizer = load(Metadata(FAMILIES[family].vocabulary()))
     encoder = Encoder(tokenizer, DataOptions(chat_template=Path(name)), 64)
     with encoder.template:
-        parts = list(encoder._encode_document(ChatRecord(messages(5), None)))
+        parts = list(encoder.encode_record(ChatRecord(messages(5), None)))
     spoken = [tokenizer.decode(tokens[marks > 0]).decode() for tokens, marks, _ in parts]
     assert "".join(spoken).replace(" ", "") == f"said{end}end{end}"
     assert tokenizer.vocabulary.index[end] in tokenizer.ends.turn
@@ -152,7 +152,7 @@ def test_a_chat_is_read_whole_where_marks_take_white_space_along() -> None:
     tokenizer = load(Metadata(FAMILIES["phi 3"].vocabulary()))
     encoder = Encoder(tokenizer, DataOptions(chat_template=Path("phi3")), 64)
     with encoder.template:
-        ((tokens, marks, _),) = encoder._encode_document(ChatRecord(messages(5), None))
+        ((tokens, marks, _),) = encoder.encode_record(ChatRecord(messages(5), None))
         whole = encoder.template.render(messages(5))
     expected = tokenizer.encode(whole, special=True)
     assert tokens.tolist() == expected.tolist()

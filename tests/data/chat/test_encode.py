@@ -49,7 +49,7 @@ def trained(messages: list[Message], template: str | None, **options: str) -> li
     tokenizer = ByteTokenizer(chat_template=template)
     encoder = Encoder(tokenizer, DataOptions(**options), ctx=512)
     with encoder.template:
-        samples = encoder._encode_document(ChatRecord(messages))
+        samples = encoder.encode_record(ChatRecord(messages))
     runs = []
     for sample in samples:
         pieces = np.split(np.arange(len(sample.tokens)), np.flatnonzero(np.diff(sample.marks)) + 1)
@@ -102,7 +102,7 @@ def test_without_an_answer_nothing_is_trained() -> None:
 def test_the_begin_token_is_not_doubled() -> None:
     encoder = Encoder(ByteTokenizer(chat_template=LLAMA3), DataOptions(), ctx=512)
     with encoder.template:
-        (sample,) = encoder._encode_document(ChatRecord(talk("hi", "hello")))
+        (sample,) = encoder.encode_record(ChatRecord(talk("hi", "hello")))
     assert encoder.lead == 256 and 256 not in sample.tokens
 
 

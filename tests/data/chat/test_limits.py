@@ -159,7 +159,7 @@ def test_a_text_is_tokenized_once_however_many_turns_it_has(monkeypatch: pytest.
     )
     chat = ChatRecord(talk(*["word " * 400] * 60))
     with encoder.template:
-        (sample,) = encoder._encode_document(chat)
+        (sample,) = encoder.encode_record(chat)
         assert (
             sample.marks.sum() == 30 * (2000 + 1) and sum(read) < 2.5 * 60 * 2000
         )  # by itself and in the next prompt
@@ -202,9 +202,9 @@ def test_samples_of_a_chat_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(chat, "MAX_LATER_TOKENS", 300)
     encoder = Encoder(ByteTokenizer(chat_template=THINKING), DataOptions(), 64)
     with encoder.template:
-        whole = encoder._encode_document(ChatRecord(talk(*["a</think>b"] * 6)))
+        whole = encoder.encode_record(ChatRecord(talk(*["a</think>b"] * 6)))
         assert len(whole) == 3 and "later" not in encoder.notes
-        some = encoder._encode_document(ChatRecord(talk(*["a</think>b"] * 20)))
+        some = encoder.encode_record(ChatRecord(talk(*["a</think>b"] * 20)))
         assert 3 < len(some) < 10 and "later" in encoder.notes
         assert all(np.array_equal(one.tokens, other.tokens) for one, other in zip(whole, some, strict=False))
 
@@ -213,9 +213,9 @@ def test_renderings_that_have_nothing_in_common_have_a_limit(monkeypatch: pytest
     monkeypatch.setattr(incremental, "MAX_RETOKENIZED", 20_000)
     encoder = Encoder(ByteTokenizer(chat_template=COUNTED), DataOptions(), 64)
     with encoder.template:
-        assert len(encoder._encode_document(ChatRecord(talk(*["a" * 100] * 10)))) == 5
+        assert len(encoder.encode_record(ChatRecord(talk(*["a" * 100] * 10)))) == 5
         with pytest.raises(RecordTooLarge, match="differ so much"):
-            encoder._encode_document(ChatRecord(talk(*["a" * 100] * 30)))
+            encoder.encode_record(ChatRecord(talk(*["a" * 100] * 30)))
 
 
 def test_small_chats_are_rendered_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

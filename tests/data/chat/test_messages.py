@@ -345,10 +345,7 @@ def test_rendered_chats_and_instructions(tmp_path: Path) -> None:
     trained, said = shown(tmp_path, LAYOUTS["chatml"], text, options=("--parse-special",))
     assert said == [] and trained[0].endswith("hello<|im_end|>")
     (line,) = shown(tmp_path, LAYOUTS["chatml"], {"instruction": "a", "output": "b"})[1]
-    assert (
-        line.startswith("prompts with answers go through the model's chat template")
-        and "--no-as-chat" in line
-    )
+    assert line.startswith("prompts with answers use the model's chat template") and "--no-as-chat" in line
     assert (
         shown(tmp_path, LAYOUTS["chatml"], {"instruction": "a", "output": "b"}, options=("--as-chat",))[1]
         == []

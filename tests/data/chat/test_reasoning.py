@@ -44,7 +44,7 @@ def samples(messages: list[dict[str, Any]], template: str | None = LLAMA3, **opt
     )
     encoder = Encoder(tokenizer, DataOptions(**options), ctx=512)
     with encoder.template:
-        found = encoder._encode_document(encoder._apply_options(document))
+        found = encoder.encode_record(encoder.apply_options(document))
     texts = []
     for sample in found:
         pieces = np.split(np.arange(len(sample.tokens)), np.flatnonzero(np.diff(sample.marks)) + 1)
@@ -124,8 +124,8 @@ def test_thoughts_without_a_place_are_spoken_of(tmp_path: Path) -> None:
 
 def test_thoughts_of_prompts_with_answers() -> None:
     document = parse_record(b'{"prompt": "a?", "completion": "<think>x</think>\\n\\nA"}', "line 1")
-    assert Encoder(ByteTokenizer(), DataOptions(thinking="strip"), 64)._apply_options(document).answer == "A"  # type: ignore[union-attr]
-    assert Encoder(ByteTokenizer(), DataOptions(thinking="keep"), 64)._apply_options(document) == document
+    assert Encoder(ByteTokenizer(), DataOptions(thinking="strip"), 64).apply_options(document).answer == "A"  # type: ignore[union-attr]
+    assert Encoder(ByteTokenizer(), DataOptions(thinking="keep"), 64).apply_options(document) == document
 
 
 def test_words_that_look_like_what_stands_for_them() -> None:

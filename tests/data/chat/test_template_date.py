@@ -25,7 +25,7 @@ def text(day: str, template: str = DATED) -> str:
     tokenizer = ByteTokenizer(chat_template=template)
     encoder = Encoder(tokenizer, DataOptions(date=day), 64)
     with encoder.template:
-        (sample,) = encoder._encode_document(ChatRecord(talk("hi", "ho")))
+        (sample,) = encoder.encode_record(ChatRecord(talk("hi", "ho")))
     return tokenizer.decode(sample.tokens).decode()
 
 
