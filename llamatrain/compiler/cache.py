@@ -20,7 +20,7 @@ from llamatrain.platform.cpu import processor
 from llamatrain.platform.terminal import log_line
 
 COMPILERS = ("numba", "llvmlite")
-INSTALL_HINT = "pip install 'llamatrain[compile]' brings a compiler"
+INSTALL_HINT = "pip install 'llamatrain[compile]' installs a compiler"
 
 
 @cache

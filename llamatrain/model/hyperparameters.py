@@ -201,7 +201,7 @@ def default_extra(architecture: Architecture[Hyperparameters, Any]) -> dict[str,
 def read_hyperparameters(gguf: Gguf) -> Hyperparameters:
     """Read the model in a file, and check that its tensors match."""
     if gguf.kind not in ("model", "checkpoint"):
-        kinds = {"other": "neither a model nor an adapter", "adapter": "no model but an adapter"}
+        kinds = {"other": "neither a model nor an adapter", "adapter": "an adapter, not a model"}
         raise FileError(
             f"{gguf.path}: {kinds.get(gguf.kind, f'a {gguf.kind}, not a model')}; a model is needed",
             code="not-a-model",

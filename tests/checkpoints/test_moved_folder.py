@@ -355,7 +355,7 @@ def test_a_checkpoint_that_could_not_be_gone_on_from_replaces_none(tmp_path: Pat
         for step in (1, 2):
             told = refused(made.save, unreadable(step), 1)
             assert (
-                f"checkpoint-{step}.gguf: is not kept, since it could not be read again: " in told
+                f"checkpoint-{step}.gguf: not written, because it could not be read back: " in told
                 and "not finite" in told
             )
             assert names(tmp_path) == before and newest_step(tmp_path) == 1
@@ -373,7 +373,7 @@ def test_the_result_is_opened_before_it_takes_its_name(
         lambda: write_model(tmp_path / "model.gguf", at(2).metadata, at(2).weights),
         lambda: adapters.write_adapter(tmp_path / "adapter.gguf", made),
     ):
-        assert "is not kept, since it could not be read again: the header" in refused(action)
+        assert "not written, because it could not be read back: the header" in refused(action)
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
 
 

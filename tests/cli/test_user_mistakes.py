@@ -185,7 +185,7 @@ MISTAKES = [
         1,
         ".*: a packed file; a GGUF file is needed: unpack it first, as with `gzip -d`",
     ),
-    ("finetune A.gguf text.txt", 1, ".*A.gguf: no model but an adapter; a model is needed"),
+    ("finetune A.gguf text.txt", 1, ".*A.gguf: an adapter, not a model; a model is needed"),
     ("generate M.gguf --lora M.gguf", 1, "M.gguf: no adapter but a model; an adapter is needed"),
     ("finetune N.gguf text.txt", 2, "N.gguf: No such file or directory; did you mean M.gguf?"),
     ("from-scratch txet.txt", 2, ".*txet.txt: no such file or folder; did you mean .*text.txt?"),
@@ -302,7 +302,7 @@ MISTAKES = [
     (
         "finetune M.gguf text.txt --target q_proj,v_proj",
         2,
-        "--target q_proj: no such weight; it is called attn_q here",
+        "--target q_proj: no such weight; its name is attn_q",
     ),
     (
         "finetune M.gguf text.txt --target all-linear",

@@ -116,7 +116,7 @@ def test_without_a_cache_folder_it_still_runs_and_says_so(tmp_path: Path) -> Non
     blocked.write_text("no folder")
     script = "import tests.compiler.test_cache as t\nfrom llamatrain.compiler import parallel; from llamatrain.platform import terminal\n"
     script += "parallel.list_compilables = list\n"  # what is not needed here is not compiled with it, which takes half a minute
-    script += "with terminal.shown(): t.test_a_program_runs_again()"
+    script += "with terminal.show_log(): t.test_a_program_runs_again()"
     environment = without_libraries(blocked, TMPDIR=str(tmp_path))
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False

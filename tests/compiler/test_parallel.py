@@ -150,7 +150,10 @@ def test_what_cannot_be_kept_is_compiled_once_for_the_run_without_assertions_too
 
 
 def test_a_compiler_that_ends_costs_no_kernel_but_its_own(tmp_path: Path) -> None:
-    names = ["llamatrain.compiler.thread_pool:nothing_of_this_name", "llamatrain.compiler.thread_pool:run_table"]
+    names = [
+        "llamatrain.compiler.thread_pool:nothing_of_this_name",
+        "llamatrain.compiler.thread_pool:run_table",
+    ]
     script = f"from llamatrain.compiler import parallel; print(parallel._run_workers({names!r}, 2), parallel._run_workers({names!r}, 1))"
     done = subprocess.run(
         [sys.executable, "-c", script],

@@ -149,7 +149,7 @@ def test_each_object_is_found_in_the_library_by_its_symbol(
     build_kernels.write_manifest([NAME])
     closed(tmp_path)
     monkeypatch.setattr(
-        prebuilt, "loaded", lambda code, exported: loader.load_code(code)
+        prebuilt, "load_code", lambda code, exported: loader.load_code(code)
     )  # else they are found by name from now on
     find, trouble = prebuilt.open_library()
     assert not trouble and all(find(each.symbol) for each in build_kernels.list_compilables())

@@ -291,4 +291,4 @@ except CompilerError as error:
     env = environment(**{prebuilt.LIBRARIES_VARIABLE: str(folder)})
     words = [sys.executable, "-c", "import sys; sys.modules['numba'] = None" + script]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{GATES}:silu_back_flat is in no library that is there; {finding.INSTALL_HINT}\n"
+    assert done.stdout == f"no library contains the kernel {GATES}:silu_back_flat; {finding.INSTALL_HINT}\n"

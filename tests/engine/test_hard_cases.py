@@ -131,7 +131,7 @@ def test_memory_that_cannot_be_written_is_refused() -> None:
     cache, y = state("cache", (4,)), placeholder("y", (4,))
     frozen = np.zeros(4, np.float32)
     frozen.flags.writeable = False
-    with pytest.raises(GraphError, match="cannot be written"):
+    with pytest.raises(GraphError, match="read-only"):
         Program.build([ops.cpy(cache, y, into=True)], {cache: frozen})
 
 
@@ -143,7 +143,7 @@ def test_a_plan_without_the_kernels_scratch_is_refused() -> None:
 
 @pytest.mark.parametrize("how", [{"kernels": "refrence"}, {"threads": 0}, {"threads": -1}])
 def test_programs_that_cannot_be(how: dict) -> None:
-    with pytest.raises(GraphError, match="received"):
+    with pytest.raises(GraphError, match="got"):
         Program.build([ops.scale(placeholder("x", (2,)), by=2.0)], **how)
 
 

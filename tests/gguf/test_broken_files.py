@@ -127,33 +127,33 @@ WORDS = strings(["a", "b"]).raw[12:]
 ALIGNED = "general.alignment"
 
 CRAFTED = {
-    "0 dimensions": made([], [tensor(axes=0)]),
-    "5 dimensions": made([], [tensor(shape=(1,) * 5)]),
-    "2147483648 dimensions": made([], [tensor(axes=2**31)]),
-    "a dimension of 0": made([], [tensor(shape=(8, 0, 2**63))]),
+    "(got 0)": made([], [tensor(axes=0)]),
+    "(got 5)": made([], [tensor(shape=(1,) * 5)]),
+    "(got 2147483648)": made([], [tensor(axes=2**31)]),
+    "a dimension is 0": made([], [tensor(shape=(8, 0, 2**63))]),
     "unknown tensor type 4;": made([], [tensor(kind=4)]),
-    "not made of whole Q4_K blocks of 256": made([], [tensor(shape=(32,), kind=12)]),
+    "not whole Q4_K blocks of 256": made([], [tensor(shape=(32,), kind=12)]),
     "its data ends at byte": made(
         [], [tensor(shape=(2**32, 2**32, 2**32))]
     ),  # 2^96 elements, which 64 bits would call 0
-    "data's offset 4 is no multiple": made([], [tensor(offset=4)]),
+    "data's offset 4 is not a multiple": made([], [tensor(offset=4)]),
     f"its data ends at byte {2**63 + 96}": made([], [tensor(offset=2**63)]),
-    "begins inside that of 'w'": made([], [tensor(shape=(9,)), tensor("v", offset=32)]),
-    "the name is there twice": made([], [tensor(), tensor(offset=32)]),
-    "the key is there twice": made([pair("k", 4, bytes(4))] * 2, []),
-    "a name of 0 bytes": made([pair("", 4, bytes(4))], []),
-    "a name of 65536 bytes": made([pair("k" * 65536, 4, bytes(4))], []),
-    "a value of kind 13": made([pair("k", 13, bytes(4))], []),
-    "a value of kind 4294967295": made([pair("k", 9, struct.pack("<IQ", 2**32 - 1, 1))], []),
-    "arrays in arrays, more than 4 deep": made([pair("k", 9, DEEP)], []),
-    f"{2**63} of them should follow, 1 ": made([pair("k", 9, struct.pack("<IQ", 0, 2**63))], []),
-    f"{2**63} of them should follow, 8 ": made([pair("k", 9, struct.pack("<IQ", 8, 2**63) + WORDS)], []),
-    f"{2**61} of them should follow, 12 ": made([pair("k", 9, struct.pack("<IQ", 9, 2**61))], []),
-    "3 of them should follow, 8 ": made([pair("k", 9, struct.pack("<IQ", 8, 3) + WORDS)], [], b"")[:60],
+    "its data overlaps that of 'w'": made([], [tensor(shape=(9,)), tensor("v", offset=32)]),
+    "duplicate name": made([], [tensor(), tensor(offset=32)]),
+    "duplicate key": made([pair("k", 4, bytes(4))] * 2, []),
+    "bytes (got 0)": made([pair("", 4, bytes(4))], []),
+    "bytes (got 65536)": made([pair("k" * 65536, 4, bytes(4))], []),
+    "unknown value type 13": made([pair("k", 13, bytes(4))], []),
+    "unknown value type 4294967295": made([pair("k", 9, struct.pack("<IQ", 2**32 - 1, 1))], []),
+    "arrays are nested more than 4 deep": made([pair("k", 9, DEEP)], []),
+    f"{2**63} items of 1 bytes": made([pair("k", 9, struct.pack("<IQ", 0, 2**63))], []),
+    f"{2**63} items of 8 bytes": made([pair("k", 9, struct.pack("<IQ", 8, 2**63) + WORDS)], []),
+    f"{2**61} items of 12 bytes": made([pair("k", 9, struct.pack("<IQ", 9, 2**61))], []),
+    "3 items of 8 bytes": made([pair("k", 9, struct.pack("<IQ", 8, 3) + WORDS)], [], b"")[:60],
     f"{2**64 - 1} bytes should follow": made([pair("k", 8, struct.pack("<Q", 2**64 - 1))], []),
-    f"{ALIGNED} is UINT32 48": made([pair(ALIGNED, 4, struct.pack("<I", 48))], []),
-    f"{ALIGNED} is UINT32 ;": made([pair(ALIGNED, 4, bytes(4))], []),
-    f"{ALIGNED} is UINT64": made([pair(ALIGNED, 10, struct.pack("<Q", 64))], []),
+    "(got UINT32 48)": made([pair(ALIGNED, 4, struct.pack("<I", 48))], []),
+    "(got UINT32 )": made([pair(ALIGNED, 4, bytes(4))], []),
+    "(got UINT64 ": made([pair(ALIGNED, 10, struct.pack("<Q", 64))], []),
     "the file at ": made([pair(ALIGNED, 4, struct.pack("<I", 2**31))], [tensor()]),
 }
 
@@ -201,9 +201,9 @@ def test_names_from_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
 def test_hostile_keys_of_a_split_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "m-00001-of-00002.gguf"
     for count, reason in (
-        (u32(2**32 - 1), "must be called"),
-        (string("2"), "split.count is STRING"),
-        (u32(2), "part 2 of 2 is missing"),
+        (u32(2**32 - 1), "must be named"),
+        (string("2"), "split.count must be of type int .got STRING"),
+        (u32(2), "part 2 of 2 of the split model is missing"),
     ):
         with create_gguf(path, {"split.count": count, "split.no": u32(0)}, []):
             pass

@@ -191,4 +191,6 @@ def test_damaged_ones_are_refused(tmp_path: Path) -> None:
 def test_models_from_before_gguf_are_told_by_what_they_are(tmp_path: Path, magic: bytes) -> None:
     (tmp_path / "old.bin").write_bytes(magic + bytes(60))
     done = run("inspect", tmp_path / "old.bin")
-    assert done.code == 1 and "a model from before GGUF; llama.cpp's scripts of 2023 convert it" in done.err
+    assert (
+        done.code == 1 and "a model from before GGUF; convert it with llama.cpp's scripts of 2023" in done.err
+    )

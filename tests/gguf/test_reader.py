@@ -59,9 +59,9 @@ def test_a_value_of_another_kind_is_named(tmp_path: Path) -> None:
         write_arrays(tmp_path / "a.gguf", {"n": string("three"), "flag": Value(Kind.BOOL, b"\x01")}, {})
     )
     assert gguf.get_value("n", str) == "three" and gguf.get_value("m", int, 3) == 3
-    with pytest.raises(FileError, match=r"a\.gguf: n is STRING, where int is needed"):
+    with pytest.raises(FileError, match=r"a\.gguf: n must be of type int .got STRING"):
         gguf.get_value("n", int)
-    with pytest.raises(FileError, match="flag is BOOL, where int is needed"):
+    with pytest.raises(FileError, match="flag must be of type int .got BOOL"):
         gguf.get_value("flag", int)
     with pytest.raises(FileError, match="the key m is missing"):
         gguf.get_value("m", int)
@@ -146,11 +146,14 @@ def test_what_is_no_file_is_said(tmp_path: Path) -> None:
         (b"algg\1\0\0\0", "begins with b'algg'"),
         (b"GG", "begins with b'GG'"),
         (b"GGUF\0\0\0\3", "big-endian"),
-        (b"GGUF\1\0\0\0", "version 1; versions 2 and 3"),
+        (b"GGUF\1\0\0\0", "version 1 is not supported; versions 2 and 3"),
         (b"GGUF\0\0\0\0", "version 0"),
-        (b"GGUF\3\0", "4 bytes should follow, but the file has 2 more"),
-        (struct.pack("<4sIQQ", b"GGUF", 3, 2**63, 0), "9223372036854775808 tensors cannot be in 24 bytes"),
-        (struct.pack("<4sIQQ", b"GGUF", 3, 0, 2**63), "9223372036854775808 of them should follow"),
+        (b"GGUF\3\0", "4 bytes should follow, but the file has only 2 more"),
+        (
+            struct.pack("<4sIQQ", b"GGUF", 3, 2**63, 0),
+            "24 bytes is too small for 9223372036854775808 tensors",
+        ),
+        (struct.pack("<4sIQQ", b"GGUF", 3, 0, 2**63), "9223372036854775808 items"),
     ],
 )
 def test_a_head_that_cannot_be_read_is_said(tmp_path: Path, head: bytes, reason: str) -> None:
@@ -192,29 +195,27 @@ def test_parts_that_do_not_fit_are_named(tmp_path: Path) -> None:
     first, second, third = write_split(tmp_path)
     kept = second.read_bytes()
     second.unlink()
-    with pytest.raises(FileError, match=f"part 2 of 3 is missing: .*{second.name}"):
+    with pytest.raises(FileError, match=f"part 2 of 3 of the split model is missing: .*{second.name}"):
         open_gguf(first)
     second.write_bytes(third.read_bytes())
-    with pytest.raises(
-        FileError, match=f"{second.name}: split.no and split.count do not say that this is part 2 of 3"
-    ):
+    with pytest.raises(FileError, match=f"{second.name}: split.no and split.count must identify part 2 of 3"):
         open_gguf(first)
     write_arrays(
         second, {"split.no": u32(1), "split.count": u32(3)}, {"output.weight": np.zeros(2, np.float32)}
     )
     with pytest.raises(
-        FileError, match=r"m-00003-of-00003\.gguf: the tensor 'output\.weight' is in another part"
+        FileError, match=r"m-00003-of-00003\.gguf: another part also has the tensor 'output\.weight'"
     ):
         open_gguf(first)
     second.write_bytes(kept)
-    with pytest.raises(FileError, match="must be called"):
+    with pytest.raises(FileError, match="must be named"):
         open_gguf(first.rename(tmp_path / "renamed.gguf"))
 
 
 def test_parts_that_lack_a_tensor_are_found(tmp_path: Path) -> None:
     first, second, _ = write_split(tmp_path)
     write_arrays(second, {"split.no": u32(1), "split.count": u32(3)}, {})
-    with pytest.raises(FileError, match="have 8 tensors together, where 12 are expected"):
+    with pytest.raises(FileError, match="have 8 tensors in total, but 12 are expected"):
         open_gguf(first)
 
 

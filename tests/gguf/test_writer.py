@@ -143,7 +143,7 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["/dev/stdout", "/dev/nothing", "/dev/shm/../stderr"])
 def test_names_of_devices_are_not_replaced(place: str) -> None:
-    with pytest.raises(FileError, match="no place for a file"), AtomicFile(place):
+    with pytest.raises(FileError, match="choose another path for the file"), AtomicFile(place):
         raise KeyError  # before it would be
 
 
@@ -168,7 +168,7 @@ def test_a_file_that_cannot_be_read_again_does_not_take_its_name(tmp_path: Path)
     place.write_bytes(b"before")
     with (
         pytest.raises(
-            FileError, match=f"^{place}: is not kept, since it could not be read again: the header"
+            FileError, match=f"^{place}: not written, because it could not be read back: the header"
         ),
         AtomicFile(place, open_gguf) as file,
     ):

@@ -108,13 +108,13 @@ def test_what_does_not_fit_names_op_shapes_and_node(case: str) -> None:
         MISFITS[case]()
     message = str(failed.value)
     assert message.startswith(f"{case.split(',')[0]} (here): ")
-    assert "received x f32[" in message or "received x i32[" in message or "received x f64[" in message
+    assert "(got x f32[" in message or "(got x i32[" in message or "(got x f64[" in message
     assert "\n" not in message
 
 
 def test_every_source_is_shown_with_shape_and_dtype() -> None:
     with pytest.raises(
-        GraphError, match=r"matmul: 3 does not match 4; received tokens f32\[2, 3\], w bf16\[5, 4\]"
+        GraphError, match=r"matmul: 3 does not match 4 .got tokens f32\[2, 3\], w bf16\[5, 4\]"
     ):
         O.matmul(x(2, 3, name="tokens"), x(5, 4, name="w", dtype=BF16))
 
@@ -216,7 +216,7 @@ def test_a_rule_with_too_few_gradients_is_named() -> None:
     bad = Op(halves)
     gradient(bad)(lambda node, dy: (dy,))
     w = parameter("w", (2,))
-    with pytest.raises(GraphError, match="halves gave 1 gradients for 2 sources"):
+    with pytest.raises(GraphError, match="halves returned 1 gradients for 2 sources"):
         gradients(O.sum(bad(w, w)), [w])
 
 

@@ -48,7 +48,7 @@ def test_whoever_reads_what_was_cut_off_goes_on(tmp_path: Path) -> None:
     """Numpy, Python, zlib, two threads of compiled code."""
     done = apart("-X", "faulthandler", "-c", READING, tmp_path / "f", *READERS.values())
     assert done.code == 0 and not done.err, (done.code, done.err)
-    said = "was cut short, from 300000 to 5000 bytes, while it was being read"
+    said = "was truncated from 300000 to 5000 bytes while it was being read"
     assert done.out.splitlines() == [said] * len(READERS)
 
 

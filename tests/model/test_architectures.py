@@ -189,11 +189,11 @@ def test_targets(h: Hyperparameters) -> None:
     for target, told in (
         ("blk.2-", "^blk.2-: the model has the blocks 0 to 1$"),
         ("blk.1-0", "^blk.1-0: the model has the blocks 0 to 1$"),
-        ("blk.1.", "^blk.1.: no such weight; there are attn_q"),
+        ("blk.1.", "^blk.1.: no such weight; choose one of attn_q"),
         ("blk.2.attn_q", "^blk.2.attn_q: the model has the blocks 0 to 1$"),
         ("blk.0.output", "^blk.0.output: the model has no such weight$"),
-        ("attn_q.bias", "^attn_q.bias: no such weight; there are attn_q"),
-        ("atn_q", "^atn_q: no such weight; there are attn_q, "),
+        ("attn_q.bias", "^attn_q.bias: no such weight; choose one of attn_q"),
+        ("atn_q", "^atn_q: no such weight; choose one of attn_q, "),
     ):
         with pytest.raises(UsageError, match=told):
             match_target(target, h)
@@ -206,7 +206,9 @@ def test_adapters(h: Hyperparameters) -> None:
     check_fits(made, h, "base")
     with pytest.raises(FileError, match=f"a pair for {BIAS}, but biases cannot have an adapter"):
         check_fits(replace(adapter(h, [BIAS]), architecture=h.architecture), h, "base")
-    with pytest.raises(FileError, match="the adapter is for the architecture 'made-here', but base is a llama"):
+    with pytest.raises(
+        FileError, match="the adapter is for the architecture 'made-here', but base is a llama"
+    ):
         check_fits(made, small(), "base")
 
 

@@ -62,7 +62,10 @@ def test_every_module_is_imported() -> None:
 
 def test_one_run_at_a_time_and_nothing_stays(tmp_path: Path) -> None:
     told, left, made = said(HELD, tmp_path / "run").splitlines()
-    assert told == f"{tmp_path / 'run'}: another run is using this folder; choose another one, or wait until it ends"
+    assert (
+        told
+        == f"{tmp_path / 'run'}: another run is using this folder; choose another one, or wait until it ends"
+    )
     assert left == "[]" and made == "False"
 
 

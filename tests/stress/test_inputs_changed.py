@@ -187,7 +187,7 @@ def test_a_head_whose_end_is_cut_off(tmp_path: Path, model: Path, monkeypatch: p
     path.write_bytes(model.read_bytes())
     monkeypatch.setattr("llamatrain.gguf.parser.CHUNK_BYTES", 64)
     meanwhile(monkeypatch, "llamatrain.gguf.reader read_metadata", 1, lambda: os.truncate(path, 1000))
-    with pytest.raises(FileError, match=r"m\.gguf: was cut short, from \d+ to 1000 bytes"):
+    with pytest.raises(FileError, match=r"m\.gguf: was truncated from \d+ to 1000 bytes"):
         open_gguf(path)
 
 
@@ -229,7 +229,7 @@ def test_weights_cut_off_before_they_are_loaded(tmp_path: Path, model: Path, tex
     source.write_bytes(model.read_bytes())
     words = ("from-scratch", text, "--checkpoint-in", source, *ITERS, "--out", tmp_path / "o")
     done = disturbed("llamatrain.model.load fill_from", 1, cut(source, 100_000), *words)
-    told(done, source, "was cut short", "the same command will do")
+    told(done, source, "was truncated", "repeat the command")
     assert not (tmp_path / "o").exists()
 
 
@@ -252,7 +252,7 @@ def test_a_base_cut_short(
 ) -> None:
     deed = cut(copy, int(left * copy.stat().st_size))
     arguments = ("finetune", copy, text, "--out", tmp_path / "out", "--cache-base", "off", *ITERS)
-    gone_on(tmp_path, quantised, adapter, disturbed(STEP, 2, deed, *arguments), "was cut short, from")
+    gone_on(tmp_path, quantised, adapter, disturbed(STEP, 2, deed, *arguments), "was truncated from")
 
 
 def not_numbers(path: Path, where: slice | None = None) -> None:
@@ -411,7 +411,7 @@ def test_a_part_of_a_split_base_cut_short(tmp_path: Path, quantised: Path, text:
     told(
         disturbed(STEP, 2, cut(parts[1], 10_000), *words),
         parts[1],
-        "was cut short",
+        "was truncated",
         "--resume goes on from step 2",
     )
     sound(tmp_path / "out", "adapter.gguf")
@@ -435,7 +435,7 @@ def test_a_folder_of_peft_cut_short_while_it_is_read(tmp_path: Path, quantised: 
     told(
         disturbed("llamatrain.adapters.peft factor", 2, cut(weights_of, 3000), *words),
         weights_of,
-        "was cut short",
+        "was truncated",
     )
     assert not (tmp_path / "merged.gguf").exists()
     no_temporary(tmp_path)
@@ -449,7 +449,7 @@ def test_export(tmp_path: Path, copy: Path, adapter: Path) -> None:
         deed = cut(copy, int(left * copy.stat().st_size))
         arguments = ("export-lora", copy, "--lora", adapter, "--out", tmp_path / "merged.gguf")
         done = disturbed("llamatrain.gguf.writer Writer.write", number, deed, *arguments)
-        told(done, copy, "was cut short", "the same command will do")
+        told(done, copy, "was truncated", "repeat the command")
         assert sorted(file.name for file in tmp_path.iterdir()) == ["b.gguf"]
         os.truncate(copy, 1)
         copy.write_bytes((adapter.parent.parent / "quantised.gguf").read_bytes())
@@ -469,14 +469,14 @@ def test_evaluate(tmp_path: Path, copy: Path, text: Path) -> None:
         "--threads",
         2,
     )
-    told(done, copy, "was cut short", "the same command will do")
+    told(done, copy, "was truncated", "repeat the command")
     assert not done.out
 
 
 def test_generate(tmp_path: Path, copy: Path) -> None:
     deed = cut(copy, copy.stat().st_size // 2)
     words = ("generate", copy, "--prompt", "some words", "-n", 20, "--temp", 0, "--threads", 2)
-    told(disturbed("llamatrain.sample.decoder Decoder.feed", 5, deed, *words), copy, "was cut short")
+    told(disturbed("llamatrain.sample.decoder Decoder.feed", 5, deed, *words), copy, "was truncated")
 
 
 def test_a_checkpoint_cut_short_while_it_is_gone_on_with(tmp_path: Path, text: Path) -> None:
@@ -485,7 +485,7 @@ def test_a_checkpoint_cut_short_while_it_is_gone_on_with(tmp_path: Path, text: P
     path = out / "checkpoint-2.gguf"
     deed = cut(path, path.stat().st_size // 2)
     done = disturbed("llamatrain.run.build filled", 1, deed, "from-scratch", "--resume", path, "--iters", 4)
-    told(done, path, "was cut short")
+    told(done, path, "was truncated")
     no_temporary(out)
 
 
@@ -494,7 +494,7 @@ def test_an_adapter_of_a_checkpoint_cut_short(tmp_path: Path, adapter: Path) -> 
     path.write_bytes((adapter.parent / "checkpoint-4.gguf").read_bytes())
     deed, words = cut(path, 20_000), ("--only-write-lora", "--out", tmp_path / "out")
     done = disturbed("llamatrain.run.train check_trained", 1, deed, "finetune", "--resume", path, *words)
-    told(done, path, "was cut short")
+    told(done, path, "was truncated")
     assert not (tmp_path / "out").exists()
 
 
@@ -504,4 +504,4 @@ def test_text_cut_short(tmp_path: Path, model: Path) -> None:
     place, deed = "llamatrain.data.readers.text check_no_zero_bytes", cut(path, 5000)
     words = ("preview", path, "--model", model, "--sample-start", "a sample", "-n", 1)
     done = disturbed(place, 20, deed, *words)
-    told(done, path, "was cut short")
+    told(done, path, "was truncated")

@@ -189,7 +189,7 @@ def test_too_small_a_vocabulary_is_told_by_its_name(place: Path) -> None:
     ("toml", "told"),
     [
         ("embd = 32\nhead = 5", "5 heads do not divide a width of 32 (head, embd)"),
-        ("head = 4\nhead-kv = 3", "head-kv 3 cannot be; it takes what divides the 4 heads"),
+        ("head = 4\nhead-kv = 3", "head-kv must divide the 4 heads (got 3)"),
         ("layer = 5000", "layer 5000 cannot be; it takes 1 to 4096"),
         ("rope-freq-scale = 1e-45", "rope-freq-scale 1e-45 cannot be; it takes 1e-38 to 1e+38"),
         ("norm-rms-eps = 1e-60", "norm-rms-eps 0 cannot be"),
