@@ -25,7 +25,7 @@ from llamatrain.model.architectures import DEFAULT, find_architecture
 from llamatrain.model.hyperparameters import Hyperparameters
 
 Half = Literal["a", "b"]
-Halves = dict[str, dict[Half, np.ndarray]]  # by the weight's name
+Halves = dict[str, dict[Half, np.ndarray]]  # by weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,8 +46,8 @@ class LoraPair:
 class Adapter:
     """An adapter in memory."""
 
-    source: Path  # that errors name
-    alpha: float  # a pair of rank r that says nothing else has the scale alpha / r; 0: the scale 1
+    source: Path  # for messages
+    alpha: float  # the default scale of a pair of rank r is alpha / r; 0: 1
     pairs: dict[str, LoraPair]  # by the weight's name, in float32
     name: str = ""
     architecture: Architecture[Any, Any] = field(default_factory=lambda: find_architecture(DEFAULT))
@@ -65,7 +65,7 @@ class Adapter:
     def delta(self, name: str, lo: int = 0, hi: int | None = None) -> np.ndarray:
         """Return rows `lo` to `hi` of what is added to a weight, as a new float32 array."""
         left, right = self.factors(name)
-        with np.errstate(over="ignore", invalid="ignore"):  # whoever uses it sees whether it is finite
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller checks if it is finite
             return (np.float32(self.pairs[name].scale) * left[lo:hi]) @ right
 
     def factors(self, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -130,9 +130,9 @@ def check_halves(source: Path, pairs: Halves, architecture: Architecture[Any, An
         raise FileError(f"{source}: the file contains no pair of factors", code="no-pairs")
     for name, halves in pairs.items():
         if len(halves) < 2:
-            there, missing = ("a", "b") if "a" in halves else ("b", "a")
+            present, missing = ("a", "b") if "a" in halves else ("b", "a")
             raise FileError(
-                f"{source}: {quote(name)} has factor {there}, but factor {missing} is missing",
+                f"{source}: {quote(name)} has factor {present}, but factor {missing} is missing",
                 code="missing-factor",
             )
         a, b = halves["a"], halves["b"]
@@ -176,10 +176,10 @@ def check_fits(adapter: Adapter, h: Hyperparameters, base: object) -> None:
                 code="unsupported-adapter",
             )
         left, right = adapter.factors(name)
-        made, needed = (left.shape[0], right.shape[1]), shapes[name]
-        if made != ((1, *needed) if len(needed) == 1 else needed):
+        actual, needed = (left.shape[0], right.shape[1]), shapes[name]
+        if actual != ((1, *needed) if len(needed) == 1 else needed):
             raise FileError(
-                f"{adapter.source}: the pair of {name} is for a weight of {list(made)}, but {base} "
+                f"{adapter.source}: the pair of {name} is for a weight of {list(actual)}, but {base} "
                 f"has {list(needed)}; the adapter is for another base",
                 code="wrong-base",
             )

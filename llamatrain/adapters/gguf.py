@@ -36,7 +36,7 @@ READABLE = (
     "F16",
     "BF16",
     "Q8_0",
-)  # as converters write; of smaller types a small file would take much memory
+)  # types that converters write; with smaller ones, a small file could need much memory
 FILE_TYPES = {"f32": LlamaFileType.ALL_F32, "f16": LlamaFileType.MOSTLY_F16}
 
 

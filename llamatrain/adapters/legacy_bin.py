@@ -28,7 +28,7 @@ from llamatrain.model.architectures import find_architecture
 
 MAGIC = b"algg"
 SUFFIXES: dict[str, Half] = {".loraA": "a", ".loraB": "b"}
-ARCHITECTURE = "llama"  # that finetune knew no other
+ARCHITECTURE = "llama"  # the only one of that finetune
 
 
 def read_legacy_bin(path: Path) -> Adapter:

@@ -24,9 +24,7 @@ from llamatrain.gguf.writer import create_gguf
 from llamatrain.io.madvise import release_pages
 from llamatrain.io.mapped_file import verify_unchanged
 
-PANEL = (
-    1 << 21
-)  # weights that are in memory at once; of fewer, the threads' meetings cost more than their work
+PANEL = 1 << 21  # weights in memory at a time; with fewer, synchronizing threads costs more than the work
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,7 @@ class MergedTensor:
 
     base: FileTensor
     type: GgmlType
-    adapters: tuple[Adapter, ...]  # that touch it
+    adapters: tuple[Adapter, ...]  # that change it
 
     @property
     def info(self) -> TensorInfo:
@@ -131,7 +129,7 @@ def write_merged(
     Return the rounding of weights that keep a quantized type, by name.
     """
     roundings = {tensor.base.name: Rounding() for tensor in tensors if tensor.is_rounded}
-    target = os.path.realpath(path)  # where a link leads that somebody named for it
+    target = os.path.realpath(path)  # a link is followed
     with (
         create_gguf(target, merged_metadata(base, tensors, kind), [tensor.info for tensor in tensors]) as out,
         verify_unchanged(base.mapped_files),
@@ -175,7 +173,7 @@ def encode_chunks(
         if tensor.is_copy:
             yield np.array(
                 block
-            )  # the system, unlike this process, would not be told what happened to a file cut short
+            )  # copied: writing the map itself would fail in the kernel if the file is truncated
         else:
             values = quants.decode(block, tensor.base.type, threads=threads)
             change = add_adapters(values, tensor.adapters, name, lo)
@@ -187,9 +185,7 @@ def encode_chunks(
                 )
                 rounding.error += float(np.vdot(error, error))
             yield encoded
-        release_pages(
-            rows[: lo + step]
-        )  # from the beginning: reading on maps some pages before those that are read
+        release_pages(rows[: lo + step])  # from the beginning: read-ahead maps earlier pages again
 
 
 def report_progress(parts: Iterable[np.ndarray], progress: Callable[[int], object]) -> Iterator[np.ndarray]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from llamatrain.config.options import Option, Options, excluded_by
 
-LARGEST = 1e6  # of scales: what lies beyond is a damaged file or a slip of the hand
+LARGEST = 1e6  # of scales; beyond it, the file is damaged or the number a mistake
 
 
 @dataclass(frozen=True)
@@ -35,5 +35,5 @@ class AdapterOptions(Options, panel="Adapters beside the model"):
 
     @property
     def scaled(self) -> list[tuple[Path, float]]:
-        """All adapters with their scales."""
+        """The paths of all adapters with their scales."""
         return [*((path, 1.0) for path in self.lora), *self.lora_scaled]

@@ -44,7 +44,7 @@ from llamatrain.model.hyperparameters import Hyperparameters
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
-TEXT_PREFIX = "language_model."  # where the text model is a part of one that sees
+TEXT_PREFIX = "language_model."  # of the text model in a vision model
 SUFFIXES: dict[str, Half] = {
     ".lora_A.weight": "a",
     ".lora_B.weight": "b",
@@ -52,8 +52,8 @@ SUFFIXES: dict[str, Half] = {
     ".lora_embedding_B": "b",
 }
 MAX_CONFIG = 1 << 20
-MAX_PATTERNS = 1 << 12  # at most; some write one for each module
-# What else an adapter may be, and would then need more than its factors.
+MAX_PATTERNS = 1 << 12  # some programs write one for each module
+# Variants of LoRA that need more than the factors.
 UNSUPPORTED = (
     "use_dora",
     "fan_in_fan_out",
@@ -76,7 +76,7 @@ SUPPORTED_INITS = (
     "gaussian",
     "eva",
     "orthogonal",
-)  # other first weights are taken out of the base's own
+)  # with other initializations, the base itself is modified
 
 
 # ---- reading ---------------------------------------------------------------
@@ -94,9 +94,7 @@ def read_peft(folder: Path, h: Hyperparameters) -> Adapter:
     modules, entries = Halves(), open_safetensors(source)
     with verify_unchanged(mapped_files(entry.raw for entry in entries.values())):
         for name, entry in entries.items():
-            if not name.endswith(
-                ".base_layer.weight"
-            ):  # the embeddings as they were: PEFT puts them beside their pair
+            if not name.endswith(".base_layer.weight"):  # PEFT also stores the original embeddings
                 module, half = parse_factor_name(modules, source, name.removeprefix(PREFIX), SUFFIXES)
                 modules[module][half] = read_factor(source, name, entry)
     names = {module: weight_name(source, module, h) for module in modules}
@@ -109,8 +107,8 @@ def read_peft(folder: Path, h: Hyperparameters) -> Adapter:
         for module, halves in modules.items()
     ]
     pairs = {
-        name: LoraPair(each["a"], each["b"], by)
-        for (name, each), by in zip(pairs_by_name.items(), scales, strict=True)
+        name: LoraPair(factors["a"], factors["b"], by)
+        for (name, factors), by in zip(pairs_by_name.items(), scales, strict=True)
     }
     return Adapter(source=folder, alpha=float(config["lora_alpha"]), pairs=pairs, architecture=h.architecture)
 

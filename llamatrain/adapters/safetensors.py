@@ -24,7 +24,7 @@ from llamatrain.gguf.values import LENGTH
 from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.io.mapped_file import MappedFile, map_file, verify_unchanged
 
-MAX_HEADER = 1 << 22  # bytes of JSON: an adapter of the largest models has a tenth of it
+MAX_HEADER = 1 << 22  # bytes of JSON: adapters of the largest models have a tenth of that
 KINDS = {"F32": type_by_name("F32"), "F16": type_by_name("F16"), "BF16": type_by_name("BF16")}
 
 

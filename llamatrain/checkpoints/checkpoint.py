@@ -35,20 +35,20 @@ from llamatrain.io.madvise import release_pages
 from llamatrain.io.mapped_file import MappedFile, mapped_files
 from llamatrain.train.state import Best, RunState
 
-VERSION = 2  # training.file_version; 0 and 1 are the ancestors'
+VERSION = 2  # training.file_version; 0 and 1 are llama.cpp's
 CHECKSUM = "training.checksum"
 GRADIENTS = "training.accumulated_gradients"
 VALIDATION_DUE, STOP_REASON, BEST = (
     "owed_validation",
     "ended",
     "best_validation",
-)  # of the state, in training.extra
-KERNELS = "kernels"  # of training.extra: the class of processors that they were compiled for
-PIECE = 1 << 20  # bytes of a file that are looked at together
-MAX_U32 = 2**32 - 1  # the ancestors counted iterations in 32 bits here, and in 64 above
+)  # keys of training.extra
+KERNELS = "kernels"  # key of training.extra: the class of processors
+PIECE = 1 << 20  # bytes of a file read at a time
+MAX_U32 = 2**32 - 1  # llama.cpp has this count in 32 bits, and the one above in 64
 
 TYPES = {np.dtype(np.float32): type_by_name("F32"), np.dtype(np.float64): type_by_name("F64")}
-KINDS = {bool: Kind.BOOL, int: Kind.INT64, np.uint32: Kind.UINT32, np.int32: Kind.INT32}  # else a float64
+KINDS = {bool: Kind.BOOL, int: Kind.INT64, np.uint32: Kind.UINT32, np.int32: Kind.INT32}  # otherwise float64
 
 
 @dataclass(kw_only=True)
@@ -57,18 +57,16 @@ class Checkpoint:
 
     kind: str  # "train_model" or "finetune_lora"
     metadata: dict[str, Value]
-    weights: dict[str, np.ndarray]  # float32, by their GGUF names
-    options: dict[str, Any]  # every one as resolved; JSON
-    state: RunState  # without data: that begins anew, with the run's own seed
-    optimizer: str  # what it is kept as
-    order: list[
-        str
-    ]  # the parameters as they follow each other in flat vectors; other weights are not trained
-    # by full name: (n,), (m, n), or (m,) in float64; arrays, or to be written `Coming`; GRADIENTS beside a partial step only
+    weights: dict[str, np.ndarray]  # float32, by GGUF name
+    options: dict[str, Any]  # all, as resolved; JSON
+    state: RunState  # without a position in the data, which starts over with the run's seed
+    optimizer: str  # its name in checkpoints
+    order: list[str]  # the trained parameters, in the order of flat vectors
+    # by full name: (n,), (m, n), or (m,) in float64; arrays, or StreamedVectors; GRADIENTS only with a partial step
     vectors: dict[str, Any]
     numbers: dict[str, float | int | bool] = field(default_factory=dict)  # by full key: optimizer.<kind>.*
-    extra: dict[str, Any] = field(default_factory=dict)  # JSON: what else is to be known of what is trained
-    notes: list[str] = field(default_factory=list)  # what a reader should be told; not written
+    extra: dict[str, Any] = field(default_factory=dict)  # JSON: other facts about what is trained
+    notes: list[str] = field(default_factory=list)  # warnings for whoever resumes; not written
 
     @property
     def files(self) -> list[MappedFile]:
@@ -120,10 +118,10 @@ def write_checkpoint(
     `check` is called with the path of the complete file before it is renamed.
     """
     arrays: dict[str, np.ndarray | StreamedVector] = {**checkpoint.weights, **checkpoint.vectors}
-    with np.errstate(over="ignore"):  # a loss beyond float32 is infinite there
+    with np.errstate(over="ignore"):  # a loss beyond float32 becomes infinite
         if (
             past := checkpoint.state.stop.past_loss_values
-        ):  # the ancestors' ring: that of iteration i at i modulo its length
+        ):  # llama.cpp's ring: iteration i at i modulo its length
             ring = np.roll(np.array(past, np.float32), checkpoint.state.counters.step % len(past))
             arrays[f"optimizer.{checkpoint.optimizer}.past_loss_values"] = ring
         metadata = {CHECKSUM: u32(0), **_metadata(checkpoint)}
@@ -153,9 +151,7 @@ def tensor_infos(arrays: Mapping[str, np.ndarray | StreamedVector]) -> list[Tens
 # ---- the checksum ----------------------------------------------------------
 
 
-SUM_END = len(
-    encode_head({CHECKSUM: u32(0)}, [], ALIGNMENT)
-)  # it is the first value, so that its place is known
+SUM_END = len(encode_head({CHECKSUM: u32(0)}, [], ALIGNMENT))  # the first value, so its offset is known
 SUM_START = SUM_END - 4
 
 
@@ -195,7 +191,7 @@ def compute_checksum(file: np.ndarray) -> int:
 
 
 def _metadata(checkpoint: Checkpoint) -> dict[str, Value]:
-    # where tensors lie is the file's affair, not the model's
+    # the alignment belongs to the file, not to the model
     model = {
         key: value
         for key, value in checkpoint.metadata.items()

@@ -65,7 +65,7 @@ def checkpoints_newest_first(folder: Path) -> list[Path]:
         step = open_gguf(latest).get_value("training.iteration_count", int)
     except FileError:
         step = -1
-    return [file for _, file in sorted([*checkpoints, (step, latest)], key=lambda each: -each[0])]
+    return [file for _, file in sorted([*checkpoints, (step, latest)], key=lambda entry: -entry[0])]
 
 
 def is_same_file(one: Path, other: Path) -> bool:

@@ -30,8 +30,8 @@ from llamatrain.gguf.values import Kind, Value, number, numbers, string, strings
 from llamatrain.model.architectures import find_architecture
 from llamatrain.optim.methods.lbfgs import slots_newest_first
 
-RUN_PREFIXES = legacy_checkpoint.RUN  # all other keys and tensors are the model's, or the adapter's
-NO_TOKEN = 2**32 - 1  # written for a token that the vocabulary does not have
+RUN_PREFIXES = legacy_checkpoint.RUN  # all others belong to the model or the adapter
+NO_TOKEN = 2**32 - 1  # written for a missing token
 PROGRAMS = {"train_model": "train-text-from-scratch", "finetune_lora": "finetune"}
 SWAPPED = {"a": "b", "b": "a"}
 
@@ -56,7 +56,9 @@ def upgrade(gguf: Gguf) -> tuple[Gguf, list[str]]:
         )
     weights = {name: tensor for name, tensor in gguf.tensors.items() if not name.startswith(RUN_PREFIXES)}
     order = find_order(gguf, weights, optimizer, kind == "finetune_lora")
-    vectors, kept, notes = read_moments(gguf) if optimizer == "adam" else read_history(gguf, order, weights)
+    vectors, optimizer_numbers, notes = (
+        read_moments(gguf) if optimizer == "adam" else read_history(gguf, order, weights)
+    )
     extra = dict[str, object]()
     if kind == "finetune_lora":
         weights, vectors, order, extra = convert_adapter(gguf, weights, vectors, order)
@@ -73,7 +75,7 @@ def upgrade(gguf: Gguf) -> tuple[Gguf, list[str]]:
         "training.extra": string(json.dumps(extra)),
         "optimizer.type": string(optimizer),
         "optimizer.parameter_order": strings(order),
-        **kept,
+        **optimizer_numbers,
     }
     notes = [
         f"this checkpoint is of llama.cpp's {PROGRAMS[kind]}, which kept no options in it",
@@ -158,7 +160,7 @@ def tensor_in_memory(name: str, array: np.ndarray) -> FileTensor:
     return FileTensor(name, type_by_name("F64" if array.dtype == np.float64 else "F32"), array.shape, 0, raw)
 
 
-Held = tuple[Tensors, dict[str, Value], list[str]]  # vectors, numbers, and what is to be said
+Held = tuple[Tensors, dict[str, Value], list[str]]  # vectors, numbers, notes
 
 
 def read_moments(gguf: Gguf) -> Held:
@@ -193,11 +195,14 @@ def read_history(gguf: Gguf, order: Order, weights: Tensors) -> Held:
     slots = slots_newest_first(0 if fresh else max(0, min(size_of_history, k - 1)), end, size_of_history)
     usable = next((count for count, slot in enumerate(slots) if not 0 < ys[slot] < math.inf), len(slots))
     vectors = {"memory_s": s, "memory_y": y, "memory_ys": np.where(np.isfinite(ys), ys, 0.0)}
-    kept = {f"{prefix}approx_hessian_count": u32(usable), f"{prefix}line_search_end": number(Kind.INT32, end)}
+    history_numbers = {
+        f"{prefix}approx_hessian_count": u32(usable),
+        f"{prefix}line_search_end": number(Kind.INT32, end),
+    }
     note = f"its optimizer's history of {usable} moves goes on; the gradient, of samples that cannot be had again, is taken anew"
     return (
         {prefix + name: tensor_in_memory(prefix + name, array) for name, array in vectors.items()},
-        kept,
+        history_numbers,
         [note],
     )
 

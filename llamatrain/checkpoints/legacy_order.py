@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-Order = tuple[str, ...]  # of weights; of adapters, their factors
+Order = tuple[str, ...]  # weights, or factors of an adapter
 
 
 def source_graph(layers: int, flash: bool) -> dict[str, tuple[str, ...]]:

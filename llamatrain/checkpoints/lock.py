@@ -12,10 +12,10 @@ from llamatrain.errors import FileError
 
 try:
     import fcntl
-except ImportError:  # as on Windows
+except ImportError:  # on Windows
     fcntl = None  # type: ignore[assignment]
 
-NAME = ".lock"  # of a file, where a folder itself cannot be held
+NAME = ".lock"  # a lock file, if the folder itself cannot be locked
 LONGEST_PATH = 1024
 
 
@@ -24,17 +24,17 @@ class FolderLock:
     """A locked folder."""
 
     release: Callable[[], None]
-    descriptor: int | None = None  # the folder itself, open
+    descriptor: int | None = None  # of the open folder
 
     def current_path(self, folder: Path) -> Path | None:
         """Return the folder's path now, even if it was moved; None if it is gone or unknown."""
         if self.descriptor is None:
             return folder if folder.is_dir() else None
         status = os.fstat(self.descriptor)
-        for each in (folder, *descriptor_paths(self.descriptor)):
+        for candidate in (folder, *descriptor_paths(self.descriptor)):
             with suppress(OSError):
-                if os.path.samestat(each.stat(), status):
-                    return each
+                if os.path.samestat(candidate.stat(), status):
+                    return candidate
         return None
 
 
@@ -63,7 +63,7 @@ def _lock_descriptor(folder: Path) -> FolderLock:
         os.close(descriptor)
         raise in_use_error(folder) from error
     except OSError:
-        pass  # a file system without locks
+        pass  # the file system has no locks
     return FolderLock(partial(os.close, descriptor), descriptor)
 
 

@@ -36,8 +36,8 @@ def create_next_folder(runs: Path, command: str) -> Path:
     name = re.compile(re.escape(command) + r"-([0-9]{1,18})")
     with wrap_os_errors(runs, "no folder can be created in it"):
         runs.mkdir(parents=True, exist_ok=True)
-        taken = [int(match[1]) for entry in runs.iterdir() if (match := name.fullmatch(entry.name))]
-        for number in count(max(taken, default=0) + 1):
+        used = [int(match[1]) for entry in runs.iterdir() if (match := name.fullmatch(entry.name))]
+        for number in count(max(used, default=0) + 1):
             with suppress(FileExistsError):
                 path = runs / f"{command}-{number}"
                 path.mkdir(

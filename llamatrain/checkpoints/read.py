@@ -33,8 +33,8 @@ from llamatrain.preference.batch import Rewards
 from llamatrain.train.state import Best, Counters, Partial, RunState
 
 KINDS_OF_RUNS = ("train_model", "finetune_lora")
-MAX_SECONDS = 1e12  # seconds that a run may have taken
-DERIVED_KEYS = ("best_loss", "previous_loss", "no_improvement_count")  # from those of training.*
+MAX_SECONDS = 1e12  # seconds, the longest run
+DERIVED_KEYS = ("best_loss", "previous_loss", "no_improvement_count")  # copies of values in training.*
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
@@ -63,7 +63,7 @@ def parse_checkpoint(gguf: Gguf) -> Checkpoint:
     optimizer, extra = gguf.get_value("optimizer.type", str), _json(gguf, "training.extra")
     checkpoint = Checkpoint(
         kind=gguf.get_value("training.type", str),
-        # copied, as a run keeps them, and would keep the whole head with them
+        # copied: views would keep the whole header in memory
         metadata={
             key: Value(v.kind, bytes(v.raw))
             for key, v in gguf.metadata.raw_values.items()
@@ -129,7 +129,7 @@ def _count(gguf: Gguf, key: str) -> int:
 def _json(gguf: Gguf, key: str) -> dict[str, Any]:
     try:
         value = json.loads(gguf.get_value(key, str))
-        # Halves of a pair in UTF-16 are no text. Others stand for bytes of paths that are not UTF-8.
+        # UTF-16 surrogates are no text, except those that stand for bytes of paths that are not UTF-8.
         json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
         raise FileError(

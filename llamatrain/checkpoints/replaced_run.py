@@ -12,7 +12,7 @@ from tempfile import mkdtemp
 
 from llamatrain.checkpoints.filenames import run_files
 
-# A run that was replaced, as a whole; or one that is on its way to there or back, whose other files lie where they were.
+# A run that was set aside completely; or one that is being moved, whose other files are still in the folder.
 REPLACED, REPLACING = ".replaced-", ".replacing-"
 MARKED = re.compile(r"\.replac(?:ed|ing)-(\d+-\d+)")
 
@@ -43,7 +43,7 @@ def remove_empty(folder: Path) -> None:
     """Remove empty folders that a killed process left."""
     for path in folder.glob(f"{REPLACING}*"):
         if not path.is_symlink():
-            with suppress(OSError):  # there is something in it
+            with suppress(OSError):  # it is not empty
                 path.rmdir()
 
 
@@ -60,7 +60,7 @@ def restore(aside: Path) -> None:
     for file in run_files(aside):
         if not os.path.lexists(folder / file.name):
             file.rename(folder / file.name)
-    with suppress(OSError):  # what else is in it is not a run's
+    with suppress(OSError):  # other files stay
         aside.rmdir()
 
 

@@ -66,7 +66,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path, self.is_new, self.is_cleared = path, False, False
         self.replaced: Path | None = None
-        self.created_parents: list[Path] = []  # folders that were made for it
+        self.created_parents: list[Path] = []  # folders created for it
         self._keep_lock(lock_folder(path))
         with wrap_os_errors(path, "its files cannot be read or changed"):
             for file in list_files(path):
@@ -135,7 +135,7 @@ class RunFolder:
         replaced, is_cleared, is_new = self.replaced, self.is_cleared, self.is_new
         self.replaced, self.is_cleared, self.is_new = None, False, False
         with suppress(OSError):
-            if is_cleared:  # the checkpoints last: as long as there is one, it is the run that is there
+            if is_cleared:  # checkpoints last: while one exists, the run is still resumable
                 for file in sorted(
                     run_files(self.path), key=lambda file: (is_result(file.name), file.name), reverse=True
                 ):
@@ -143,7 +143,7 @@ class RunFolder:
             if replaced:
                 asides.restore(replaced)
             if is_new:
-                self.close()  # what holds it may lie in it
+                self.close()  # the lock file may be in it
                 for folder in (self.path, *self.created_parents):
                     folder.rmdir()
 
@@ -182,7 +182,7 @@ class RunFolder:
         for fallback in fallback_folders(before):
             self._switch_to(fallback)
             yield self.path
-            with suppress(OSError):  # it was of no use
+            with suppress(OSError):  # writing there failed as well
                 for file in run_files(self.path):
                     file.unlink()
                 self.path.rmdir()
@@ -205,7 +205,7 @@ class RunFolder:
         path = self.path / f"checkpoint-{step}.gguf"
         write_checkpoint(path, checkpoint, check=read_checkpoint)
         link_or_copy(path, self.path / LATEST)
-        with suppress(OSError):  # they take room, and do no harm
+        with suppress(OSError):  # old checkpoints only take space
             older = [
                 file for number, file in sorted(numbered_checkpoints(self.path).items()) if number < step
             ]
@@ -217,7 +217,7 @@ class RunFolder:
         """Make an older checkpoint the latest; those after it are renamed, as their run is abandoned."""
         with wrap_os_errors(self.path, "its later checkpoints cannot be renamed"):
             file = self.path / f"checkpoint-{step}.gguf"
-            if file.exists():  # else it is LATEST itself, or has a name of its own
+            if file.exists():  # otherwise it is LATEST itself, or has another name
                 link_or_copy(file, self.path / LATEST)
             files_by_step = [
                 numbered_checkpoints(self.path),
@@ -226,7 +226,7 @@ class RunFolder:
             for number, file in (entry for files in files_by_step for entry in files.items()):
                 if number > step:
                     move_aside(file)
-            for number, file in numbered_results(self.path, BEST_STEM).items():  # which are made again
+            for number, file in numbered_results(self.path, BEST_STEM).items():  # these are written again
                 if number > step:
                     if is_same_file(file, self.path / BEST):
                         (self.path / BEST).unlink()
@@ -265,8 +265,8 @@ class RunFolder:
         """Return a checkpoint to resume from, its file, and warnings; in a folder the newest valid one."""
         with wrap_os_errors(path, "cannot be read"):
             if path.is_dir() and asides.find_replaced(path):
-                with suppress(FileError):  # of a run that goes on
-                    RunFolder(path).close()  # of one that was killed: what it had put aside is back
+                with suppress(FileError):  # a run is using it
+                    RunFolder(path).close()  # restores what a killed run had set aside
             paths = checkpoints_newest_first(path) if path.is_dir() else [path]
         faults = list[str]()
         for file in paths:
@@ -298,7 +298,7 @@ def _check_not_a_source(existing: list[Path], sources: Iterable[Path]) -> None:
     """Raise if a file to be replaced is a source of the run; links count as their targets."""
     identities = {(status.st_dev, status.st_ino) for status in map(os.lstat, existing)}
     for source in sources:
-        with suppress(OSError):  # what leads nowhere is none of them
+        with suppress(OSError):  # a broken link
             status = source.stat()
             if (status.st_dev, status.st_ino) in identities:
                 raise FileError(

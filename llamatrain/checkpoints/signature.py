@@ -51,7 +51,7 @@ def _signature(key: bytes, options: Mapping[str, Any]) -> str:
 def _key_path() -> Path | None:
     try:
         folder = user_state_path(NAME, appauthor=False)
-    except RuntimeError:  # there is no home
+    except RuntimeError:  # no home folder
         return None
     return folder / FILE if folder.is_absolute() else None
 
@@ -93,5 +93,5 @@ def _publish_key(new: Path, place: Path) -> None:
         place.hardlink_to(new)
     except FileExistsError:
         return
-    except OSError:  # a file system without hard links
+    except OSError:  # the file system has no hard links
         new.replace(place)

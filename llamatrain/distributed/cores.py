@@ -1,4 +1,4 @@
-"""Count the processors that this process may use."""
+"""Counts the processors that this process may use."""
 
 from llamatrain.distributed.comm import get_comm
 from llamatrain.platform.cpu import count_cpus

@@ -129,7 +129,7 @@ class Heartbeat:
         """Pick the root failure: prefer errors that are not "peer lost"; if all ranks report the same, blame
         none.
         """
-        rank = min(self._failed, key=lambda each: self._failed[each].peer_lost)
+        rank = min(self._failed, key=lambda peer: self._failed[peer].peer_lost)
         same = len(self._failed) == self.size and len({*self._failed.values()}) == 1
         self._finish(None if same else rank, self._failed[rank])
 

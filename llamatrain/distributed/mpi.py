@@ -50,7 +50,7 @@ class MpiComm:
         gathered = MPI.COMM_WORLD.allgather((failure, socket.gethostname()))
         self._hosts = [host for _, host in gathered]
         self.rank, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-        self._raise_first([each for each, _ in gathered])
+        self._raise_first([status for status, _ in gathered])
         self._all = MPI.COMM_WORLD.Dup()  # of the main thread
         self._data = MPI.COMM_WORLD.Dup()  # of the reduction thread
         self._calls = 0  # collective calls so far
@@ -58,7 +58,7 @@ class MpiComm:
         self.local_rank, self.local_size = self._host_comm.rank, self._host_comm.size
         own_cores = os.sched_getaffinity(0)
         self.core_sharing = sum(
-            not own_cores.isdisjoint(each) for each in self._host_comm.allgather(own_cores)
+            not own_cores.isdisjoint(cores) for cores in self._host_comm.allgather(own_cores)
         )
         self._heartbeat = (
             Heartbeat(MPI.COMM_WORLD.Dup(), self.describe_rank, self._end) if self.size > 1 else None

@@ -18,16 +18,16 @@ from typing import NamedTuple
 
 SUFFICIENT, CURVATURE = 1e-4, 0.9
 MAX_EVALUATIONS = 20
-PATIENCE = 10  # evaluations in a row that find no loss below the lowest so far
-EXPAND = 2.0  # while nothing is too far
+PATIENCE = 10  # evaluations in a row without a new lowest loss
+EXPAND = 2.0  # factor of the step while nothing is too far
 MARGIN = 0.1  # an interpolated step keeps this share of the bracket from its ends
 
 
 class Condition(NamedTuple):
     """The parts of a condition beyond sufficient decrease."""
 
-    curvature: bool  # the slope must have come up
-    strong: bool  # and not too far
+    curvature: bool  # the slope must have risen
+    strong: bool  # but not too much
 
 
 SEARCHES = {
@@ -61,7 +61,7 @@ def line_search(line: Line, condition: Condition, first: float, patience: int = 
     for evaluation in range(1, MAX_EVALUATIONS + 1):
         last = evaluation == MAX_EVALUATIONS or idle + 1 >= patience
         if last and low.length > 0:
-            length = low.length  # falls enough, which must do
+            length = low.length  # falls enough, and there is no time for more
         point = Point(length, *line.at(length))
         lowest, idle = (point.loss, 0) if point.loss < lowest else (lowest, idle + 1)
         if not _is_sufficient(line, point):

@@ -14,9 +14,7 @@ import numpy as np
 from llamatrain.graph.tensor import Tensor, state
 
 Evaluate = Callable[[np.ndarray], tuple[float, np.ndarray]]  # point -> loss, gradient
-Values = Mapping[
-    str, Any
-]  # arrays and numbers by their names in a checkpoint, without what stands before all of them
+Values = Mapping[str, Any]  # arrays and numbers by name in a checkpoint, without the common prefix
 RATE_OPTIONS = ("lr", "lr_min", "warmup", "schedule", "decay_steps", "restart_growth", "lora_plus_ratio")
 
 
@@ -28,7 +26,7 @@ class MinimizerState(Protocol):
     gradient: np.ndarray
     evaluations: int
     iteration: int  # on these rows
-    length: float  # of the last step, in directions
+    length: float  # of the last step, in multiples of the direction
 
     def begin(self, evaluate: Evaluate) -> None:
         """Evaluate loss and gradient at the first point."""
@@ -45,7 +43,7 @@ class MinimizerState(Protocol):
     def state_values(self) -> dict[str, Any]:
         """Return the state for a checkpoint; arrays are not copied."""
 
-    def restore(self, kept: Values) -> None:
+    def restore(self, values: Values) -> None:
         """Restore the state; start afresh if `kept` is empty."""
 
 
@@ -55,21 +53,17 @@ class Optimizer:
 
     checkpoint_name: ClassVar[
         str
-    ]  # optimizer.type in a checkpoint, where its tensors and numbers are called optimizer.<kept_as>.*
+    ]  # optimizer.type in a checkpoint; its values are optimizer.<checkpoint_name>.*
     states: ClassVar[
         Mapping[str, str]
-    ] = {}  # vectors beside the weights: what their leaves' names end in, and theirs there
-    nonnegative: ClassVar[Collection[str]] = ()  # of what is kept: tensors without values below 0
-    full_models_only: ClassVar[bool] = False  # whether it is for models, and not for the factors of adapters
-    needs_f32: ClassVar[bool] = (
-        False  # whether it is for float32: products in bf16 are taken only where they are asked for
-    )
-    options: ClassVar[
-        Mapping[str, str | None]
-    ] = {}  # of fields with an option of another name, or with none: that name
+    ] = {}  # state vectors: suffix of the leaves' names, and name in a checkpoint
+    nonnegative: ClassVar[Collection[str]] = ()  # state tensors that must not have values below 0
+    full_models_only: ClassVar[bool] = False  # not for adapters
+    needs_f32: ClassVar[bool] = False  # use bf16 products only if requested
+    options: ClassVar[Mapping[str, str | None]] = {}  # fields whose option has another name, or None
     extra_options: ClassVar[
         Collection[str]
-    ] = ()  # options that are for some optimizers only, and say no field
+    ] = ()  # options that set no field and apply only to some optimizers
 
     @classmethod
     def field_options(cls) -> dict[str, str]:
@@ -100,7 +94,7 @@ class Optimizer:
         return dict.fromkeys(cls.states.values(), (size,))
 
     @classmethod
-    def state_problem(cls, kept: Values) -> str | None:
+    def state_problem(cls, values: Values) -> str | None:
         """Return why it cannot resume from these values, whose shapes are right; None if it can."""
 
     @classmethod
@@ -113,8 +107,8 @@ class Optimizer:
         """Return the lengths of the state vectors for weights of these shapes."""
         sizes = {name: math.prod(shape) for name, shape in shapes.items()}
         return {
-            kept: sum(size for name, size in sizes.items() if cls.has_state(kind, name, shapes[name]))
-            for kind, kept in cls.states.items()
+            key: sum(size for name, size in sizes.items() if cls.has_state(kind, name, shapes[name]))
+            for kind, key in cls.states.items()
         }
 
     def count_floats(self, shapes: Mapping[str, Sequence[int]]) -> int:
@@ -145,10 +139,10 @@ class ElementwiseRule(Optimizer):
 
     extra_options = (*RATE_OPTIONS, "clip", "epochs")
     takes_sparse_rows: ClassVar[bool] = (
-        False  # whether its step takes a gradient of few rows as these, and all rows' places (`opt_rows`)
+        False  # the update takes sparse gradients: rows and their positions (`opt_rows`)
     )
 
-    is_elementwise: ClassVar[bool] = True  # whether a part of a weight can be changed without the rest of it
+    is_elementwise: ClassVar[bool] = True  # a part of a weight can be updated alone
 
     weight_decay: float = 0.1
     decay_min_ndim: int = 2

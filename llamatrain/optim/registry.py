@@ -18,13 +18,13 @@ def optimizer_names() -> tuple[str, ...]:
 
 def get_optimizer(name: str) -> type["Optimizer"]:
     """Return an optimizer's class by name."""
-    found: type[Optimizer] = import_module(f"{methods.__name__}.{name}").OPTIMIZER
-    return found
+    optimizer: type[Optimizer] = import_module(f"{methods.__name__}.{name}").OPTIMIZER
+    return optimizer
 
 
 def optimizers_by_checkpoint_name() -> dict[str, type["Optimizer"]]:
     """Return the classes by their names in checkpoints."""
-    return {each.checkpoint_name: each for each in map(get_optimizer, optimizer_names())}
+    return {optimizer.checkpoint_name: optimizer for optimizer in map(get_optimizer, optimizer_names())}
 
 
 def unused_options(name: str) -> Iterator[str]:

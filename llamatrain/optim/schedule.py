@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from llamatrain.errors import UsageError
 
-MAX_PERIODS = 100_000  # periods, which are not gone through one by one
+MAX_PERIODS = 100_000  # beyond this many, periods are not iterated
 DECAYS = {
     "constant": lambda part: 1.0,
     "linear": lambda part: 1.0 - part,
@@ -31,11 +31,11 @@ class Schedule:
 
     kind: str = "cosine"
     peak: float = 1e-3
-    minimum: float = 0.0  # holds in the warm-up too
+    minimum: float = 0.0  # also of the warm-up
     warmup: int = 0
-    decay_steps: int = 1  # the cosine's (first) period
-    end: int = 0  # the last step, which the fall of `wsd` ends with
-    restart_growth: float = 0.0  # each period is that many times the one before; 0: no restarts
+    decay_steps: int = 1  # for the cosine, the first period
+    end: int = 0  # the last step, where the decay of `wsd` ends
+    restart_growth: float = 0.0  # each period is longer by this factor; 0: no restarts
 
     def __post_init__(self) -> None:
         if self.kind not in DECAYS:
@@ -72,7 +72,7 @@ class Schedule:
         rest, period = float(done), float(self.decay_steps)
         if not self.restart_growth:
             return min(rest / period, 1.0)
-        if self.restart_growth == 1:  # the same numbers, at once: periods are whole steps
+        if self.restart_growth == 1:  # a shortcut with the same result: periods are whole steps
             rest = math.fmod(rest, period) or min(rest, period)
         elif (
             periods := math.log1p(rest * (self.restart_growth - 1) / period) // math.log(self.restart_growth)

@@ -28,9 +28,7 @@ from llamatrain.graph.remat import apply_policy
 from llamatrain.graph.tensor import Tensor, placeholder, state
 from llamatrain.optim.optimizer import ElementwiseRule
 
-Gradient = tuple[
-    Tensor, ...
-]  # whole; or its rows that are not 0, and the places of all rows among them (`opt_rows`)
+Gradient = tuple[Tensor, ...]  # dense; or its nonzero rows, and the index of each row among them (`opt_rows`)
 
 
 @dataclass
@@ -39,7 +37,7 @@ class LossAndGradients:
 
     loss: Tensor
     grads: dict[Tensor, Tensor]
-    extra: list[Tensor] = field(default_factory=list)  # what else is wanted of the same pass
+    extra: list[Tensor] = field(default_factory=list)  # further outputs of the same pass
 
     @cached_property
     def dense(self) -> dict[Tensor, Gradient]:
@@ -80,22 +78,22 @@ def differentiate(
     precision: str = "f32",
     borders: Sequence[Tensor] = (),
     remat: str | int = "none",
-    beside: Sequence[Tensor] = (),
+    more: Sequence[Tensor] = (),
 ) -> LossAndGradients:
     """Return a loss with its gradients, in a precision.
 
     Values between the `borders` of blocks are recomputed (see remat).
     """
     value, grads = value_and_gradients(loss, parameters)
-    outputs = [value, *beside, *grads, loss, *borders]
+    outputs = [value, *more, *grads, loss, *borders]
     if precision == "bf16":
         outputs = round_products(outputs)
     elif precision != "f32":
         raise GraphError(f"precision must be f32 or bf16 (got {precision!r})", code="unknown-precision")
-    count = 1 + len(beside) + len(grads)
+    count = 1 + len(more) + len(grads)
     wanted, (forward, *marks) = outputs[:count], outputs[count:]
     value, *rest = apply_policy(wanted, forward, marks, remat)
-    extra_outputs, grads = rest[: len(beside)], rest[len(beside) :]
+    extra_outputs, grads = rest[: len(more)], rest[len(more) :]
     return LossAndGradients(value, dict(zip(parameters, grads, strict=True)), extra_outputs)
 
 
@@ -106,7 +104,7 @@ class ScheduleInputs:
     schedule: Tensor
 
 
-Rates = Mapping[Tensor, Tensor]  # weight: a row, what its own schedule is multiplied by
+Rates = Mapping[Tensor, Tensor]  # the row that a weight's schedule is multiplied by
 
 
 def schedule_input(rule: ElementwiseRule) -> Tensor:
@@ -152,8 +150,8 @@ class HeldGradients:
 
     loss: Tensor
     blocks: dict[Tensor, Gradient]  # parameter: its gradient's memory
-    first: list[Tensor]  # to be pinned to `memory`: the gradients of a step's first micro-batch
-    more: list[Tensor]  # in place: those of a further micro-batch added
+    first: list[Tensor]  # gradients of a step's first micro-batch, to be pinned to `memory`
+    more: list[Tensor]  # gradients of further micro-batches, added in place
     extra: list[Tensor]
 
     @property
@@ -175,11 +173,11 @@ def hold_gradients(gradients: LossAndGradients, dense: bool = True) -> HeldGradi
         )
         for w, grad in grads.items()
     }
-    taken: set[Tensor] = set()
+    used: set[Tensor] = set()
     first = []
     for part in (part for grad in grads.values() for part in grad):
-        first.append(cont(part) if part in taken or part.node is None else part)
-        taken.add(part)
+        first.append(cont(part) if part in used or part.node is None else part)
+        used.add(part)
     all_of = {w: tuple((0, size, 1) for size in w.shape) for w in grads}
     more = [acc(*blocks[w], *grad, slices=all_of[w], into=True) for w, grad in grads.items()] if dense else []
     return HeldGradients(loss=gradients.loss, blocks=blocks, first=first, more=more, extra=gradients.extra)

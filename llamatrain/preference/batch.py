@@ -42,14 +42,14 @@ class Rewards(NamedTuple):
         assert batch.compared
         sides, values = batch.compared.sides, rewards.astype(np.float64)
         if len(values) == len(sides):
-            good, bad, correct = values[sides > 0], values[sides < 0], values * sides > 0
+            chosen_values, rejected_values, correct = values[sides > 0], values[sides < 0], values * sides > 0
             return cls(
-                float(good.sum()),
-                float(bad.sum()),
-                len(good),
-                len(bad),
+                float(chosen_values.sum()),
+                float(rejected_values.sum()),
+                len(chosen_values),
+                len(rejected_values),
                 int(correct.sum()),
-                len(good) + len(bad),
+                len(chosen_values) + len(rejected_values),
             )
         chosen, rejected = (half[sides > 0] for half in np.split(values, 2))
         count = len(chosen)

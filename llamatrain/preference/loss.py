@@ -1,4 +1,4 @@
-"""The graph of a preference loss: the better of two answers to a prompt must become more likely than the other."""
+"""The graph of a preference loss."""
 
 from llamatrain.graph import ops as O
 from llamatrain.graph.tensor import Tensor, placeholder

@@ -8,7 +8,7 @@ from llamatrain.report.html import NOISY, SMALL_CHARTS, format_option, html_docu
 from llamatrain.report.html_chart import Curve, PlotArea, chart
 from llamatrain.report.html_style import RUNS
 from llamatrain.report.run_data import RunData
-from llamatrain.report.series import Losses, bounds
+from llamatrain.report.series import Losses, axis_bounds
 
 
 def runs_page(runs: Sequence[RunData]) -> str:
@@ -75,11 +75,11 @@ def runs_charts(runs: Sequence[RunData], names: Sequence[str], losses: Sequence[
     )
     small = ""
     for name, title in SMALL_CHARTS.items():
-        found = [run.figures.series(name) for run in runs]
+        all_series = [run.figures.series(name) for run in runs]
         curves = (
-            [run_losses.smooth(*bounds(run_losses.values)) for run_losses in found]
+            [run_losses.smooth(*axis_bounds(run_losses.values)) for run_losses in all_series]
             if name in NOISY
-            else found
+            else all_series
         )
         small += overlay_chart(
             title,

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from llamatrain.report.devnull import open_null
 
-WIDTH = 100  # where the output is no terminal
+WIDTH = 100  # if the output is not a terminal
 
 
 class QuietConsole(Console):
@@ -21,7 +21,7 @@ class QuietConsole(Console):
     def _check_buffer(self) -> None:
         try:
             super()._check_buffer()
-        except OSError:  # a terminal that was closed
+        except OSError:  # the terminal was closed
             self.on_broken_pipe()
 
 

@@ -6,8 +6,8 @@ from html import escape
 
 from llamatrain.platform.escape import make_printable
 
-LINES = 150  # that a run prints, at most, unless told how many
-RECENT = 300.0  # seconds, at most, that tell how fast it goes
+LINES = 150  # the most lines that a run prints by default
+RECENT = 300.0  # seconds of the recent past that determine the pace
 
 
 def format_loss(loss: float) -> str:

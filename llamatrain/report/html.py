@@ -10,11 +10,11 @@ from llamatrain.report.html_chart import SIDE, Curve, PlotArea, chart
 from llamatrain.report.html_style import STYLE
 from llamatrain.report.memory_map import memory_section
 from llamatrain.report.run_data import Profile, RunData, ShownSample
-from llamatrain.report.series import Losses, RunSeries, Series, bounds
+from llamatrain.report.series import Losses, RunSeries, Series, axis_bounds
 
 HEAD = "<!doctype html>\n<!-- llamatrain -->"
-CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # what a browser may do with it
-OPEN_SAMPLES = 3  # samples that are seen at once
+CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # the page may load nothing
+OPEN_SAMPLES = 3  # samples that are not folded
 SMALL_CHARTS = {
     "lr": "learning rate",
     "grad_norm": "gradient norm",
@@ -154,14 +154,14 @@ def charts_section(figures: RunSeries) -> str:
 
 
 def small_chart(title: str, series: Series, noisy: bool) -> str:
-    """What jumps from step to step has a smooth line through it."""
+    """Return a small chart; noisy values get a smoothed line as well."""
     if not len(series):
         return ""
-    value, low, high = float(series.values[-1]), *bounds(series.values)
+    value, low, high = float(series.values[-1]), *axis_bounds(series.values)
     lines = [Curve(series=series.smooth(low, high) if noisy else series, kind="training")]
     lines = [Curve(series=series, kind="training noise"), *lines] if noisy else lines
-    told = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return chart(title, told, lines, PlotArea.fit(lines, (low, high)))
+    caption = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return chart(title, caption, lines, PlotArea.fit(lines, (low, high)))
 
 
 # ---- samples ---------------------------------------------------------------

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from llamatrain.report.format import escape_markup, format_loss
-from llamatrain.report.series import Series, bounds, ticks
+from llamatrain.report.series import Series, axis_bounds, ticks
 
 SIDE = 1000  # of a plot, in its own units
-MAX_DOTS = 60  # that a line has at most
+MAX_DOTS = 60  # of a curve
 LETTERS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
-OVERSHOOT = 1.03  # as high as what goes beyond the axis is drawn
+OVERSHOOT = 1.03  # values beyond the axis are drawn at this share of its length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +19,9 @@ class Curve:
     """A curve of a chart."""
 
     series: Series
-    kind: str  # a class of the style sheet
+    kind: str  # CSS class
     dotted: bool = False
-    errors: Series | None = None  # the standard error of each value
+    errors: Series | None = None  # standard errors
     best: Series | None = None
 
 
@@ -38,7 +38,7 @@ class PlotArea:
     def fit(cls, curves: Sequence[Curve], bounds_of_values: tuple[float, float] | None = None) -> "PlotArea":
         """Return the area that shows these curves."""
         steps = np.concatenate([np.empty(0), *(line.series.steps for line in curves)])
-        low, top = bounds_of_values or bounds(
+        low, top = bounds_of_values or axis_bounds(
             np.concatenate([np.empty(0), *(line.series.values for line in curves)])
         )
         first, last = (float(steps.min()), float(steps.max())) if len(steps) else (0.0, 1.0)

@@ -14,9 +14,9 @@ from llamatrain.report.metrics import ENCODE, MAX_LINE, Metrics
 from llamatrain.report.output_file import write_text
 from llamatrain.report.run_data import PAGE, REPORT_FILE, SAMPLES, read_run_data
 
-SLOW = 0.1  # seconds that may be drawn at each save
-SHARE = 50  # what takes longer is drawn once in so many times as long
-DIGITS = 3  # of a wave
+SLOW = 0.1  # seconds; a faster page is drawn at each save
+SHARE = 50  # a slower one at most for 1 / SHARE of the time
+DIGITS = 3  # of the values of a wave
 
 
 class RunPage:

@@ -2,7 +2,7 @@
 
 from llamatrain.report.memory_map import DARK, FACES, LIGHT, kind_colors
 
-RUNS = 8  # colours of runs that lie over each other
+RUNS = 8  # number of colors for runs
 RUN_COLORS = ("#2f6fd0", "#dd6b3a", "#2f9e6e", "#8a63c9", "#c2255c", "#0f8ea0", "#a07a12", "#5f6b7a")
 RUN_COLORS_DARK = ("#6ea8f5", "#ee8a5b", "#57c596", "#b292ec", "#ff7aa8", "#4cc3d4", "#d6b04a", "#a3afbd")
 

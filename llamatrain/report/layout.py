@@ -17,7 +17,7 @@ class Segment(NamedTuple):
 
     label: str
     value: str
-    rank: int  # those of low rank are left out first
+    rank: int  # low ranks are dropped first
     style: str = ""
 
     @property

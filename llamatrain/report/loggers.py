@@ -20,11 +20,11 @@ from llamatrain.errors import FileError, UsageError
 from llamatrain.io.atomic_write import AtomicFile
 
 MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
-IDS_FILE = "loggers.json"  # in the run's folder: by what a run that goes on is known there
+IDS_FILE = "loggers.json"  # in the run's folder: its ids in each library
 PROJECT = "llamatrain"
 KEYS = ("project", "name", "id")
-FLUSH_INTERVAL = 10.0  # seconds that events may wait for the disk
-MAX_MESSAGE = 200  # letters of what a library says of its failure
+FLUSH_INTERVAL = 10.0  # seconds
+MAX_MESSAGE = 200  # characters of a library's error
 Line = dict[str, Any]
 
 
@@ -43,18 +43,18 @@ def check_installed(names: Iterable[str]) -> None:
 class LoggerContext:
     """The facts about a run that loggers need."""
 
-    folder: Callable[[], Path]  # where it is by now
+    folder: Callable[[], Path]  # the present one, as it may move
     name: str
     note: str
     options: dict[str, Any]
-    step: int  # that it goes on behind
-    lines: Callable[[], Iterator[Line]]  # all so far
+    step: int  # the last step of earlier processes
+    lines: Callable[[], Iterator[Line]]  # all lines so far
 
 
 class Logger(Protocol):
     """A destination for lines of metrics."""
 
-    wants_history: bool  # whether it wants the lines of earlier processes, too
+    wants_history: bool  # it needs the lines of earlier processes too
 
     def write(self, line: Line) -> None:
         """Write a line."""
@@ -72,7 +72,7 @@ class Loggers:
     def __init__(self, names: Iterable[str], run: LoggerContext, warn: Callable[[str], None]) -> None:
         self.names, self.run, self.warn = list(dict.fromkeys(names)), run, warn
         self.open: dict[str, Logger] | None = None
-        self.failed = False  # the run
+        self.failed = False  # the run failed
 
     def write(self, line: Line) -> None:
         """Write a line that metrics.jsonl already contains."""
@@ -150,7 +150,7 @@ class Csv:
             self.rows.writerow([csv_value(line.get(name)) for name in self.names])
         else:
             self._begin()
-            for past_line in self.run.lines():  # this one, too
+            for past_line in self.run.lines():  # including this one
                 self.rows.writerow([csv_value(past_line.get(name)) for name in self.names])
         self.flush()
 
@@ -184,7 +184,7 @@ class TensorBoard:
 
         folder = check_not_link(run.folder() / "tensorboard")
         exists = any(folder.glob("*tfevents*"))
-        self.wants_history = not exists or not run.step  # else they are of a run that is replaced
+        self.wants_history = not exists or not run.step  # without steps, they belong to a replaced run
         folder.mkdir(exist_ok=True)
         self.events, self.summaries, self.last_flush = event_pb2, summary_pb2, time.monotonic()
         self.file = EventsWriter(str(folder / "events"), f".{os.getpid()}.{secrets.token_hex(4)}")

@@ -13,10 +13,10 @@ import numpy as np
 from llamatrain.engine.lifetimes import KINDS, Lifetime, find_peak, list_lifetimes
 from llamatrain.engine.plan import Plan
 
-MAX_NAMED, MAX_CELLS = 1000, 3000  # rectangles, at most: with names, and of the grid
+MAX_NAMED, MAX_CELLS = 1000, 3000  # rectangles with names, and of the grid
 GRID = 960, 480
-MAX_NAME = 80  # signs of a name
-MAX_ALIVE = 8  # that are told at the peak
+MAX_NAME = 80  # characters
+MAX_ALIVE = 8  # tensors listed at the peak
 LARGEST = 1 << 60
 
 
@@ -36,7 +36,7 @@ class MemoryLayout:
 
     calls: int
     size: int  # bytes
-    peak: int  # a call
+    peak: int  # index of a call
     peak_name: str
     at_peak: dict[str, int]  # bytes by kind
     alive: tuple[tuple[str, int], ...]
@@ -84,17 +84,17 @@ class MemoryLayout:
         return {**values, "named": named}
 
     @classmethod
-    def from_json(cls, kept: Any) -> Self | None:
+    def from_json(cls, data: Any) -> Self | None:
         """Return the layout in untrusted JSON, or None if it is invalid."""
         try:
             arena = cls(
-                **{name: check_int(kept[name]) for name in ("calls", "size", "peak")},
-                peak_name=check_name(kept["peak_name"]),
-                at_peak={kind: check_int(kept["at_peak"][kind]) for kind in KINDS if kind in kept["at_peak"]},
-                alive=tuple((check_name(name), check_int(size)) for name, size in kept["alive"][:MAX_ALIVE]),
-                named=tuple(read_lifetime(*value) for value in kept["named"][:MAX_NAMED]),
-                grid=(check_int(kept["grid"][0]), check_int(kept["grid"][1])),
-                specks=tuple(MapCell(*map(check_int, value)) for value in kept["specks"][:MAX_CELLS]),
+                **{name: check_int(data[name]) for name in ("calls", "size", "peak")},
+                peak_name=check_name(data["peak_name"]),
+                at_peak={kind: check_int(data["at_peak"][kind]) for kind in KINDS if kind in data["at_peak"]},
+                alive=tuple((check_name(name), check_int(size)) for name, size in data["alive"][:MAX_ALIVE]),
+                named=tuple(read_lifetime(*value) for value in data["named"][:MAX_NAMED]),
+                grid=(check_int(data["grid"][0]), check_int(data["grid"][1])),
+                specks=tuple(MapCell(*map(check_int, value)) for value in data["specks"][:MAX_CELLS]),
             )
         except (KeyError, TypeError, ValueError, IndexError):
             return None
@@ -133,7 +133,7 @@ def paint_grid(
     columns, rows = GRID
     while True:
         cells = np.full((rows, columns), -1, np.int8)
-        for life in reversed(lives):  # the largest last
+        for life in reversed(lives):  # the largest on top
             left, right = life.first * columns // calls, -(-(life.last + 1) * columns // calls)
             low, high = life.offset * rows // size, -(-(life.offset + life.size) * rows // size)
             cells[low:high, left:right] = KINDS.index(life.kind)

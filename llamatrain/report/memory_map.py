@@ -10,9 +10,9 @@ from llamatrain.report.memory_layout import MemoryLayout
 from llamatrain.report.series import ticks
 
 WIDE, HIGH = 1200, 600  # of the picture, in its own units
-LEFT, TOP, RIGHT, BOTTOM = 84, 92, 24, 132  # around it, in a file of its own
+LEFT, TOP, RIGHT, BOTTOM = 84, 92, 24, 132  # margins in an SVG file
 LEGEND, LINE = 285, 18
-MIN_EDGE = 5  # of the same units: smaller ones have no edges of their own
+MIN_EDGE = 5  # in the same units: smaller rectangles have no border
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 WORDS: dict[Kind, str] = {
     "forward": "forward, soon free",

@@ -15,12 +15,12 @@ from llamatrain.errors import FileError
 from llamatrain.io.atomic_write import AtomicFile, move_aside
 from llamatrain.report import listener
 
-FLUSH_INTERVAL = 0.2  # seconds that lines may lie in the buffer while steps follow fast
-MAX_LINE = 4096  # bytes of a line that is read; ours have some 250
+FLUSH_INTERVAL = 0.2  # seconds that lines may stay in the buffer
+MAX_LINE = 4096  # bytes of a line; ours have some 250
 FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 ENCODE = json.JSONEncoder(
     allow_nan=False, default=lambda number: number.item()
-).encode  # numbers of numpy are welcome
+).encode  # accepts NumPy numbers
 
 
 class LineSink(Protocol):
@@ -50,7 +50,7 @@ class Metrics:
     ) -> None:
         self.path = Path(path)
         self.warn: Callable[[str], None] = lambda line: None
-        self.sink: LineSink | None = None  # where lines go besides
+        self.sink: LineSink | None = None  # receives all lines as well
         self._source, self._step, self._validation_due = source, step, validation_due
         self._file: FileIO | None = None
         self._waiting = b""
@@ -156,7 +156,7 @@ class Metrics:
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Return all lines of the run, of earlier processes too; damaged ones are skipped."""
-        with suppress(FileError):  # the next save tells it
+        with suppress(FileError):  # the next save reports it
             self.flush()
         return (line for _, line in parse_lines(self._all_lines()))
 
@@ -172,7 +172,7 @@ class Metrics:
             try:
                 self.flush()
             finally:
-                with suppress(OSError):  # of a disk that is full: it was told
+                with suppress(OSError):  # the error was reported before
                     self._file.close()
 
     def __enter__(self) -> Self:
@@ -196,7 +196,7 @@ def read_lines(
     """
     read, first, damaged, torn = 0, 0, 0, False
     try:
-        if path.is_file():  # asked before it is opened: a pipe would wait for a writer
+        if path.is_file():  # opening a pipe would block
             with path.open("rb") as file:
                 for read, piece in enumerate(read_pieces(file), 1):
                     line = parse_line(piece)

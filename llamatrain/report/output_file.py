@@ -21,8 +21,8 @@ def check_output_file(file: Path) -> None:
             )
         if not file.is_file():
             return
-        with file.open("rb") as there:
-            head = there.read(max(map(len, HEADS)))
+        with file.open("rb") as existing:
+            head = existing.read(max(map(len, HEADS)))
     except OSError as error:
         raise FileError(f"{file}: cannot be read: {error.strerror}", code="read-failed") from error
     if head and not head.startswith(HEADS):

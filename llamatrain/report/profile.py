@@ -12,8 +12,8 @@ from typing import Any
 from llamatrain.engine.profiler import Recorder, TraceSpan
 from llamatrain.graph.node_roles import NodeRole
 
-NAME, COLUMN = 28, 10  # signs
-MIN_SECONDS = 0.0005  # seconds that are told
+NAME, COLUMN = 28, 10  # characters
+MIN_SECONDS = 0.0005  # shorter phases are not listed
 HERE = {"pid": 1, "tid": 1}
 
 

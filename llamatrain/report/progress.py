@@ -19,10 +19,10 @@ from llamatrain.report.layout import GAP, Segment, fit_segments, join_segments, 
 from llamatrain.report.records import Score, StepLine
 from llamatrain.report.terminal_plot import UNICODE, Glyphs
 
-BAR, TRAIL = 32, 24  # signs
-MAX_LOSSES = 1024  # losses: of a longer run neighbours are taken together
-RECENT = 32  # steps whose tokens a second are looked at
-HEIGHT = 12  # lines of a terminal, from which on there is room for more than one
+BAR, TRAIL = 32, 24  # characters
+MAX_LOSSES = 1024  # of a longer run, neighbors are averaged
+RECENT = 32  # steps that determine the speed
+HEIGHT = 12  # lines of a terminal that has room for several display lines
 HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
@@ -66,10 +66,10 @@ class Progress:
     steps_done: int = 0
     last: StepLine | None = None
     score: Score | None = None
-    lowest: float = math.inf  # of its validations
+    lowest: float = math.inf  # of the validations
     activity: str = ""
     last_save: str = ""
-    planned_bytes: int = 0  # bytes that it is to take at most; 0: that is not known
+    planned_bytes: int = 0  # 0: unknown
     pace: Pace = field(default_factory=Pace)
     trail: LossTrail = field(default_factory=LossTrail)
     speeds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -94,7 +94,7 @@ class Display:
 
     progress: Progress
     glyphs: Glyphs
-    used_bytes: Callable[[], int] = resident_bytes  # bytes that the process has
+    used_bytes: Callable[[], int] = resident_bytes  # of the process
 
     def lines(self, now: float, width: int, height: int) -> list[Text]:
         """Return the lines of the display."""

@@ -14,21 +14,19 @@ class StepLine:
     tokens: int  # of the whole run so far
     seconds: float  # of this step
     tokens_per_second: float
-    seconds_waited: float | None = None  # of these, for its rows
-    evaluations: int | None = None  # of L-BFGS so far, where a step takes several
-    epoch: int | None = None  # that is under way, from 1 on
-    sample: int | None = None  # the last one taken, in the epoch's order from 1 on
-    samples: int | None = None  # of the data
+    seconds_waited: float | None = None  # of these, waiting for data
+    evaluations: int | None = None  # of L-BFGS so far, which takes several per step
+    epoch: int | None = None  # the present one, from 1
+    sample: int | None = None  # the last one in the order of the epoch, from 1
+    samples: int | None = None  # per epoch
     total_seconds: float | None = None  # of all steps so far
-    margin: float | None = (
-        None  # by which the rewards of chosen answers are above those of rejected ones, on the average
-    )
-    accuracy: float | None = None  # the part of the answers that were judged as the data has it
+    margin: float | None = None  # mean reward of chosen minus rejected answers
+    accuracy: float | None = None  # share of answers ranked as in the data
     reward_chosen: float | None = None
     reward_rejected: float | None = None
-    ranks: int | None = None  # that it was divided among
-    seconds_exposed: float | None = None  # in which others were waited for
-    slowest: int | None = None  # the rank that came last
+    ranks: int | None = None  # that shared the step
+    seconds_exposed: float | None = None  # waiting for other ranks
+    slowest: int | None = None  # the last rank to finish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +35,10 @@ class Score:
 
     loss: float
     loss_error: float | None
-    accuracy: float | None  # the part of the tokens that were held likeliest
+    accuracy: float | None  # share of tokens predicted as the most likely
     accuracy_error: float | None
     tokens: int
-    margin: float | None = None  # of answers that are compared, as of a step; the accuracy is theirs then
+    margin: float | None = None  # with preferences, as in a step; then accuracy is that of answers
     reward_chosen: float | None = None
     reward_rejected: float | None = None
     answers: int | None = None  # or pairs

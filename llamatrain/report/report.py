@@ -41,7 +41,7 @@ from llamatrain.report.series import Losses
 
 MIN_INTERVAL, MAX_INTERVAL = 1.0, 300.0  # seconds between lines: at least, at most
 SAMPLE_CHARS, SAMPLE_LINES = 1000, 12
-REFRESH = 4  # times a second
+REFRESH = 4  # per second
 
 
 class Report:
@@ -51,7 +51,7 @@ class Report:
     most 150 lines, and no more than one a second; but at least one every five minutes.
     """
 
-    page: RunPage | None = None  # that is drawn at each save
+    page: RunPage | None = None  # drawn at each save
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Report:
         self._clock = clock
         self._progress = Progress(iters=iters, start=clock())
         self._seconds = deque[float](maxlen=RECENT)
-        self._printed, self._printed_at = -1, -math.inf  # the first step's line is due
+        self._printed, self._printed_at = -1, -math.inf  # so the first step is printed
         self.warnings: list[str] = []
         self._waves: tuple[tuple[float, ...], tuple[float, ...]] | None = None
         has_unicode = (
@@ -86,7 +86,7 @@ class Report:
                 get_renderable=self._display,
                 refresh_per_second=REFRESH,
                 transient=True,
-                redirect_stdout=False,  # data is no part of the display
+                redirect_stdout=False,  # standard output is for data
             )
 
     # ---- what is said ------------------------------------------------------
@@ -222,7 +222,7 @@ class Report:
         try:
             with AtomicFile(folder / "loss.svg") as file:
                 file.write(svg_plot.draw_svg(losses, str(folder)).encode())
-        except FileError as error:  # the run itself is well, and nothing that it made is lost
+        except FileError as error:  # the run itself succeeded
             self.warn(str(error))
         if (last := self._progress.last) and last.total_seconds is not None:
             self.log(run_summary(last, last.total_seconds, self._progress.score, self.console.encoding))
@@ -244,7 +244,7 @@ class Report:
     ) -> None:
         if error and self.metrics.sink:
             self.metrics.sink.failed = True
-        with suppress(FileError) if error else nullcontext():  # what ends the run is told, and no more
+        with suppress(FileError) if error else nullcontext():  # only report the error that ended the run
             self.close()
 
     # ---- how it is shown ---------------------------------------------------

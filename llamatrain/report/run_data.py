@@ -17,7 +17,7 @@ from llamatrain.config.read_limited import read_limited
 from llamatrain.errors import FileError, LlamatrainError
 from llamatrain.report.memory_layout import MemoryLayout
 from llamatrain.report.metrics import read_lines
-from llamatrain.report.series import RunSeries, number
+from llamatrain.report.series import RunSeries, to_number
 
 METRICS, SAMPLES, REPORT_FILE, TRACE, CONFIG, PAGE = (
     "metrics.jsonl",
@@ -73,24 +73,24 @@ class RunData:
     @property
     def iters(self) -> int | None:
         """The number of steps of the run, or None if unknown."""
-        found = self.options.get("iters")
-        return found if type(found) is int and found > 0 else None
+        iters = self.options.get("iters")
+        return iters if type(iters) is int and iters > 0 else None
 
 
 def read_run_data(folder: Path, tell: Callable[[str], None] = lambda line: None) -> RunData:
     """Read a run."""
-    told = read_json(folder / REPORT_FILE)
+    report = read_json(folder / REPORT_FILE)
     figures = RunSeries.from_lines(line for _, line in read_lines(folder / METRICS, tell))
     options, command = read_options(folder / CONFIG)
-    ended = told.get("ended")
+    ended = report.get("ended")
     return RunData(
         folder=folder,
         figures=figures,
         options=options,
         command=command,
-        facts=list(parse_facts(told.get("facts"))),
+        facts=list(parse_facts(report.get("facts"))),
         ended=ended[:200] if isinstance(ended, str) else "",
-        arena=MemoryLayout.from_json(told.get("memory")),
+        arena=MemoryLayout.from_json(report.get("memory")),
         samples=read_samples(folder / SAMPLES, figures.step),
         profile=parse_profile(read_json(folder / TRACE)),
         files=list_files(folder),
@@ -118,9 +118,9 @@ def read_options(path: Path) -> tuple[dict[str, Any], str]:
     return {}, ""
 
 
-def parse_facts(told: Any) -> Iterator[tuple[str, str]]:
+def parse_facts(facts: Any) -> Iterator[tuple[str, str]]:
     """Yield the valid names and values."""
-    for fact in told[:FACTS] if isinstance(told, list) else ():
+    for fact in facts[:FACTS] if isinstance(facts, list) else ():
         match fact:
             case [str(name), str(value)]:
                 yield name[:40], value[:1000]
@@ -156,7 +156,7 @@ def parse_sample(line: dict[str, Any]) -> ShownSample | None:
         case {"step": int(step), "target": list(target), "model": list(model)} if target and len(
             target
         ) == len(model):
-            waves = tuple(tuple(number(value, 1e6) for value in wave) for wave in (target, model))
+            waves = tuple(tuple(to_number(value, 1e6) for value in wave) for wave in (target, model))
             return ShownSample(step=step, waves=(waves[0], waves[1]))
     return None
 
@@ -177,7 +177,7 @@ def parse_profile(trace: dict[str, Any]) -> Profile | None:
                     phases[name[:60]] += duration / 1e6
     if not ops and not phases:
         return None
-    longest = sorted(ops.items(), key=lambda each: -each[1][1])[:OPS]
+    longest = sorted(ops.items(), key=lambda entry: -entry[1][1])[:OPS]
     holds = other.get("holds") if isinstance(other, dict) else None
     return Profile(
         phases=dict(list(phases.items())[:OPS]),

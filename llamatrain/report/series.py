@@ -10,9 +10,9 @@ from typing import Any, Self
 
 import numpy as np
 
-MAX_POINTS = 1 << 15  # points of a series that are held
-BLOCK = 1 << 12  # points that are read before the lowest and highest among them are picked
-BINS = 500  # of the steps, where there are many: each shows its lowest and its highest loss
+MAX_POINTS = 1 << 15  # points of a series in memory
+BLOCK = 1 << 12  # points read before extremes are picked
+BINS = 500  # bins of steps, each with its lowest and highest value
 
 
 class Points:
@@ -40,7 +40,7 @@ class Points:
 
     @property
     def columns(self) -> "tuple[array[float], array[float]]":
-        """All steps, and all values."""
+        """The steps, and the values."""
         return self._kept[0] + self._new[0], self._kept[1] + self._new[1]
 
 
@@ -78,7 +78,7 @@ class Series:
 
     def smooth(self, low: float, high: float) -> Self:
         """Return the series smoothed, with values clipped to these bounds."""
-        return type(self)(self.steps, mean_around(np.clip(self.values, low, high), len(self) // 40))
+        return type(self)(self.steps, moving_average(np.clip(self.values, low, high), len(self) // 40))
 
     def thin(self) -> Self:
         """Return at most two points per bin: the lowest and the highest."""
@@ -99,7 +99,7 @@ class Losses:
 
     training: Series
     validation: Series
-    smooth: Series  # of the training
+    smooth: Series  # of the training losses
     low: float
     high: float
 
@@ -110,13 +110,13 @@ class Losses:
         for line in lines:
             for name, points in points_by_name.items():
                 if name in line:
-                    points.add(number(line["step"], 1e15), number(line[name], 1e300))
+                    points.add(to_number(line["step"], 1e15), to_number(line[name], 1e300))
         return cls.from_series(*(Series.from_points(*column.columns) for column in points_by_name.values()))
 
     @classmethod
     def from_series(cls, training: Series, validation: Series) -> Self:
         """Smooth the training losses and find the bounds."""
-        low, high = bounds(np.concatenate([training.values, validation.values]))
+        low, high = axis_bounds(np.concatenate([training.values, validation.values]))
         return cls(training, validation, training.smooth(low, high), low, high)
 
     @property
@@ -126,8 +126,8 @@ class Losses:
         return Series(self.validation.steps[lowest:][:1], self.validation.values[lowest:][:1])
 
     @property
-    def steps(self) -> tuple[float, float]:
-        """The first and the last of all."""
+    def step_range(self) -> tuple[float, float]:
+        """The first and the last step."""
         every = np.concatenate([self.training.steps, self.validation.steps])
         if not len(every):
             return 0.0, 1.0
@@ -135,13 +135,13 @@ class Losses:
         return (first, last) if first < last else (first - 1, last + 1)
 
 
-def number(value: Any, limit: float) -> float:
-    """A number from a file: NaN, where it is none, or one too large to be drawn."""
+def to_number(value: Any, limit: float) -> float:
+    """Return a number from a file; NaN if it is none, or too large to be drawn."""
     return float(value) if type(value) in (int, float) and abs(value) < limit else math.nan
 
 
-def bounds(values: np.ndarray) -> tuple[float, float]:
-    """What the axis goes from and to. A few losses that tower over all others (a first one, a spike) stay out."""
+def axis_bounds(values: np.ndarray) -> tuple[float, float]:
+    """Return the range of an axis; a few losses far above all others (the first one, a spike) are left out."""
     if not len(values):
         return 0.0, 1.0
     ordered = np.sort(values)
@@ -153,8 +153,11 @@ def bounds(values: np.ndarray) -> tuple[float, float]:
     return float(max(low - margin, 0.0) if low >= 0 else low - margin), float(high + margin)
 
 
-def mean_around(values: np.ndarray, half: int) -> np.ndarray:
-    """Twice the mean over so many neighbours on both sides: fewer where the series begins, so that a steep fall stays."""
+def moving_average(values: np.ndarray, half: int) -> np.ndarray:
+    """Return the moving average over `half` neighbors on both sides, applied twice.
+
+    It uses fewer neighbors at the beginning, so that a steep fall stays visible.
+    """
     at = np.arange(len(values))
     reach = np.minimum(half, at + half // 8)
     begin, end = np.maximum(at - reach, 0), np.minimum(at + reach + 1, len(values))
@@ -165,7 +168,7 @@ def mean_around(values: np.ndarray, half: int) -> np.ndarray:
 
 
 def ticks(low: float, high: float, count: int, whole: bool = False) -> list[tuple[float, str]]:
-    """Round places between two others, no more than about so many, and what is written there."""
+    """Return round positions between two values, at most about `count`, with their labels."""
     rough = (high - low) / max(count, 1)
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * size for factor in (1, 2, 5, 10) if factor * size >= rough * 0.999)
@@ -180,7 +183,7 @@ def ticks(low: float, high: float, count: int, whole: bool = False) -> list[tupl
 
 STEP_KEYS = ("loss", "lr", "grad_norm", "tokens_per_second", "margin")
 SCORE_KEYS = ("val_loss", "val_loss_error", "val_accuracy")
-RECENT = 50  # steps that tell how fast it goes
+RECENT = 50  # steps that determine the speed
 
 
 @dataclass
@@ -190,7 +193,7 @@ class RunSeries:
     points: dict[str, Points] = field(default_factory=dict)  # by name
     last: Mapping[str, Any] = field(default_factory=dict)  # step
     scored: Mapping[str, Any] = field(default_factory=dict)  # the last validation
-    seconds: float | None = None  # of a step, of late
+    seconds: float | None = None  # per step, recently
 
     @classmethod
     def from_lines(cls, lines: Iterable[Mapping[str, Any]]) -> "RunSeries":
@@ -201,15 +204,15 @@ class RunSeries:
             is_step = "loss" in line
             if is_step:
                 result.last = line
-                recent.append(number(line.get("seconds"), 1e12))
+                recent.append(to_number(line.get("seconds"), 1e12))
                 if len(recent) > 2 * RECENT:
                     del recent[:RECENT]
             elif "val_loss" in line:
                 result.scored = line
-            step = number(line["step"], 1e15)
+            step = to_number(line["step"], 1e15)
             for name in STEP_KEYS if is_step else SCORE_KEYS:
                 if name in line:
-                    result.points[name].add(step, number(line[name], 1e300))
+                    result.points[name].add(step, to_number(line[name], 1e300))
         times = [time for time in recent[-RECENT:] if math.isfinite(time)]
         result.seconds = fmean(times) if times else None
         return result
@@ -230,5 +233,5 @@ class RunSeries:
 
     def last_value(self, name: str) -> float | None:
         """Return a number of the last step, or None."""
-        value = number(self.last.get(name), 1e300)
+        value = to_number(self.last.get(name), 1e300)
         return value if math.isfinite(value) else None

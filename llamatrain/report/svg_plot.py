@@ -7,8 +7,8 @@ from llamatrain.report.series import Losses, Series, ticks
 
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 64, 48
-MAX_DOTS = 60  # validations, at most, that have a dot each
-MAX_TITLE = 60  # signs of a title
+MAX_DOTS = 60  # of validations
+MAX_TITLE = 60  # characters
 STYLE = """
 text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; fill: #6b7280 }
 .title { font-size: 15px; font-weight: 600; fill: #1f2937 }
@@ -49,7 +49,7 @@ def draw_svg(losses: Losses, name: str) -> str:
         *draw_polyline(losses, losses.training.thin(), "training noise"),
         *draw_polyline(losses, losses.smooth.thin(), "training"),
         *draw_polyline(losses, losses.validation.thin(), "validation"),
-        *draw_dots(losses, losses.smooth, "training", 1),  # a single step makes no line
+        *draw_dots(losses, losses.smooth, "training", 1),  # a single step is a dot, not a line
         *draw_dots(losses, losses.validation, "validation", MAX_DOTS),
         *draw_dots(losses, losses.best, "validation best", 1),
         "</g>",
@@ -82,7 +82,7 @@ def draw_axes(losses: Losses) -> Iterator[str]:
         y = y_position(losses, value)
         yield f'<line class="grid" x1="{LEFT}" y1="{y}" x2="{end}" y2="{y}"/>'
         yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
-    for step, label in ticks(*losses.steps, 8, whole=True):
+    for step, label in ticks(*losses.step_range, 8, whole=True):
         x = x_position(losses, step)
         yield f'<line class="grid" x1="{x}" y1="{bottom}" x2="{x}" y2="{bottom + 5}"/>'
         yield f'<text x="{x}" y="{bottom + 19}" text-anchor="middle">{label}</text>'
@@ -91,7 +91,7 @@ def draw_axes(losses: Losses) -> Iterator[str]:
 
 def x_position(losses: Losses, step: float) -> float:
     """Return the x coordinate of a step."""
-    first, last = losses.steps
+    first, last = losses.step_range
     return round(LEFT + (step - first) / (last - first) * (WIDTH - LEFT - RIGHT), 1)
 
 

@@ -8,9 +8,12 @@ from rich.text import Text
 
 from llamatrain.report.series import Losses, ticks
 
-COLUMNS, ROWS = 60, 12  # of the losses
+COLUMNS, ROWS = 60, 12  # of the loss plot
 WAVE_COLUMNS, WAVE_ROWS = 64, 9
-DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # a braille sign has two columns of four dots
+DOTS = (
+    (0x01, 0x02, 0x04, 0x40),
+    (0x08, 0x10, 0x20, 0x80),
+)  # a braille character has two columns of four dots
 BRAILLE = 0x2800
 AXIS = "bright_black"
 
@@ -25,7 +28,7 @@ class Glyphs:
     below: str  # the line below, and a tick in it
     left: str  # the line at the left, and a tick in it
     waves: str  # target, model, both
-    dots: tuple[int, int]  # in a sign: across, down
+    dots: tuple[int, int]  # per character: across, down
 
 
 UNICODE = Glyphs("─", "●", "└", "─┬", "│┤", "·○●", (2, 4))
@@ -45,7 +48,7 @@ class Frame:
 
     def x(self, steps: np.ndarray | float) -> np.ndarray:
         """Return the columns of steps."""
-        first, last = self.losses.steps
+        first, last = self.losses.step_range
         return np.rint((np.asarray(steps) - first) / (last - first) * (self.width - 1)).astype(int)
 
     def y(self, values: np.ndarray | float) -> np.ndarray:
@@ -89,7 +92,7 @@ def training_dots(losses: Losses, frame: Frame) -> Iterator[tuple[int, int]]:
     if not len(losses.smooth):
         return
     begin, end = frame.x(losses.smooth.steps[[0, -1]])
-    first, last = losses.steps
+    first, last = losses.step_range
     columns = np.arange(begin, end + 1)
     steps = first + columns / (frame.width - 1) * (last - first)
     heights = frame.y(np.interp(steps, losses.smooth.steps, losses.smooth.values))
@@ -123,7 +126,7 @@ def draw_legend(losses: Losses, glyphs: Glyphs, wide: bool) -> Text:
 def draw_step_axis(losses: Losses, frame: Frame, columns: int, glyphs: Glyphs) -> tuple[str, str]:
     """Return the horizontal axis, and the steps at its ticks."""
     axis, names = [glyphs.corner, *glyphs.below[0] * columns], ""
-    for step, label in ticks(*losses.steps, max(2, columns // 10), whole=True):
+    for step, label in ticks(*losses.step_range, max(2, columns // 10), whole=True):
         column = 1 + int(frame.x(step)) // glyphs.dots[0]
         begin = min(max(column - len(label) // 2, 0), columns + 1 - len(label))
         if begin > len(names) or not names:

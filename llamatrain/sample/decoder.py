@@ -29,8 +29,8 @@ from llamatrain.model.transformer import (
 from llamatrain.sample.chain import draw_token
 from llamatrain.sample.options import SamplingOptions
 
-CHUNKS = (1, 8, 64)  # tokens that are fed at once
-STALE = -1  # no token: one that followed others once
+CHUNKS = (1, 8, 64)  # tokens per run
+STALE = -1  # a cached position whose context was shifted
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Decoder:
         With `drop_base`, the pages of a quantized weight's file are released after each read.
         """
         self.h, self.ctx = h, ctx
-        self._cached: list[int] = []  # what the cache holds
+        self._cached: list[int] = []  # the tokens in the cache
         self._backend = create_backend(kernels, threads, drop_base)
         self._graphs = DecodingGraphs(h, ctx, self._backend, weights)
         leaves = {tensor: arrays[tensor.name] for tensor in self._graphs.leaves}
@@ -94,8 +94,8 @@ class Decoder:
 
     def precompile(self, *counts: int) -> None:
         """Compile the programs for these numbers of tokens."""
-        for each in counts:
-            self._program(self._graphs.chunk_size(each))
+        for number in counts:
+            self._program(self._graphs.chunk_size(number))
 
     def reset(self) -> None:
         """Start a new text; the cache is ignored."""
@@ -158,15 +158,15 @@ class Decoder:
         """Run one chunk; return the logits and the tokens that are left."""
         size = self._graphs.chunk_size(len(ids))
         graph, program = self._program(size)
-        taken = min(size, len(ids))
-        steps = np.minimum(np.arange(size), taken - 1)
+        fed = min(size, len(ids))
+        steps = np.minimum(np.arange(size), fed - 1)
         program.write(graph.tokens, ids[steps])
         program.write(graph.positions, self.position + steps)
         program.write(graph.starts, 0)
-        program.write(graph.token_index, taken - 1)
+        program.write(graph.token_index, fed - 1)
         program()
-        self._cached += ids[:taken].tolist()
-        return program.read(graph.logits)[0], ids[taken:]
+        self._cached += ids[:fed].tolist()
+        return program.read(graph.logits)[0], ids[fed:]
 
     def _program(self, size: int) -> tuple[DecodingGraph, Program]:
         if size not in self._programs:

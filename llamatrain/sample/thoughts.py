@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-MARKS = (  # what begins a thought, and what ends it
+MARKS = (  # the marks that open and close the reasoning
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
     ("<seed:think>", "</seed:think>"),
@@ -36,13 +36,13 @@ def split_thoughts(pieces: Iterable[str], prompt: str, marks: tuple[str, str]) -
         "",
         not thinking,
         True,
-    )  # what may be a part of a mark; for the beginning of a thought; white space
+    )  # text held back; before the first mark; drop white space
     for piece in pieces:
         buffer += piece
         if looking:
             text = buffer.lstrip()
             if begin.startswith(text[: len(begin)]) and len(text) < len(begin):
-                continue  # so far it may be a mark
+                continue  # it may still become a mark
             thinking, looking = text.startswith(begin), False
             buffer = text[len(begin) :] if thinking else buffer
             strip = thinking

@@ -198,7 +198,7 @@ class StepGraphs:
             precision=precision,
             borders=graph.block_inputs,
             remat=self.policy,
-            beside=extra,
+            more=extra,
         )
 
     def _hold_gradients(self, length: int) -> HeldGradients:

@@ -23,7 +23,7 @@ from llamatrain.report.records import StepLine
 from llamatrain.train.config import DONE, LoopConfig, StopReason
 from llamatrain.train.evaluate import BatchLoss, LossMeter, evaluate_batch, gather_batch_losses
 from llamatrain.train.parallel.step_sync import MicrobatchInfo
-from llamatrain.train.prefetch import waited
+from llamatrain.train.prefetch import wait_clock
 from llamatrain.train.programs import TrainPrograms
 from llamatrain.train.protocols import (
     Batches,
@@ -146,10 +146,10 @@ class Loop:
         start = time.perf_counter() - (state.partial.seconds if state.partial else 0.0)
         if not self._fixed_batches:  # fixed rows are read again after resuming
             state.data = self.loader.state
-        waited_before = waited(self.loader)
+        waited_before = wait_clock(self.loader)
         self.comm.set_status(state.counters.step + 1, "reading rows")
         batches = self._fixed_batches or self._read_batches()
-        seconds_waited = waited(self.loader) - waited_before
+        seconds_waited = wait_clock(self.loader) - waited_before
         start += self._prepare(batches)
         preparation = time.perf_counter() - start
         microbatches = self._runner.sync_microbatches(batches)

@@ -24,7 +24,7 @@ def prefetch_count(batches: int) -> int:
     return max(batches, MIN_PREFETCH)
 
 
-def waited(loader: Batches) -> float:
+def wait_clock(loader: Batches) -> float:
     """Return the seconds spent waiting for data so far (wall clock if there is no prefetch thread)."""
     return loader.seconds_waited if isinstance(loader, Prefetcher) else time.perf_counter()
 

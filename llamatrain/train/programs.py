@@ -262,7 +262,7 @@ class BoundGraph:
         graph: StepGraph,
         arrays: Mapping[str, Memory],
         arena: Memory | None = None,
-        told: Mapping[Tensor, Callable[[], None]] | None = None,
+        output_callbacks: Mapping[Tensor, Callable[[], None]] | None = None,
     ) -> None:
         self.graph, self.rule, self.objective = graph, graphs.spec.rule, graphs.spec.objective
         with phase("planning"):
@@ -273,7 +273,7 @@ class BoundGraph:
             for output, name in graph.memory_names.items()
             if plan.outputs[output] in plan.pinned
         }
-        self.program = Program(plan, memory, graphs.spec.backend, arena=arena, callbacks=told)
+        self.program = Program(plan, memory, graphs.spec.backend, arena=arena, callbacks=output_callbacks)
 
     @property
     def length(self) -> int:

@@ -131,18 +131,18 @@ GOOD = {f"{Q}.lora_a": A, f"{Q}.lora_b": B}
 @pytest.mark.parametrize(
     ("keys", "tensors", "told"),
     [
-        ({"adapter.type": string("control_vector")}, GOOD, "type 'control_vector'; lora is supported"),
+        ({"adapter.type": string("control_vector")}, GOOD, "adapter.type must be lora .got 'control_vector'"),
         ({"adapter.lora.alpha": string("4")}, GOOD, "adapter.lora.alpha is STRING"),
         ({"adapter.alora.invocation_tokens": numbers(Kind.UINT32, [1, 2])}, GOOD, "aLoRA"),
         ({"general.type": string("model")}, GOOD, "no adapter but a model"),
-        ({"general.type": string("other")}, GOOD, "neither an adapter nor a model; an adapter is needed"),
+        ({"general.type": string("other")}, GOOD, "neither an adapter nor a model; give an adapter"),
         ({}, {}, "no pair of factors"),
-        ({}, {f"{Q}.lora_a": A}, "has a factor a, and b is missing"),
-        ({}, {f"{Q}.lora_b": B}, "has a factor b, and a is missing"),
-        ({}, GOOD | {"blk.0.attn_norm.weight": A}, "no part of an adapter"),
-        ({}, GOOD | {".lora_a": A}, "no part of an adapter"),
-        ({}, {f"{Q}.lora_a": (A[0], (64, 4), "F32"), f"{Q}.lora_b": B}, "share no rank"),
-        ({}, {f"{Q}.lora_a": (A[0], (2, 2, 64), "F32"), f"{Q}.lora_b": B}, "has 3 dimensions"),
+        ({}, {f"{Q}.lora_a": A}, "has factor a, but factor b is missing"),
+        ({}, {f"{Q}.lora_b": B}, "has factor b, but factor a is missing"),
+        ({}, GOOD | {"blk.0.attn_norm.weight": A}, "is not a factor of an adapter"),
+        ({}, GOOD | {".lora_a": A}, "is not a factor of an adapter"),
+        ({}, {f"{Q}.lora_a": (A[0], (64, 4), "F32"), f"{Q}.lora_b": B}, "differ in rank"),
+        ({}, {f"{Q}.lora_a": (A[0], (2, 2, 64), "F32"), f"{Q}.lora_b": B}, "must have two dimensions .got 3"),
         (
             {},
             {f"{Q}.lora_a": (bytes(4 * 144), (4, 256), "Q4_K"), f"{Q}.lora_b": B},
@@ -208,11 +208,11 @@ def test_what_is_no_adapter(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "folder").mkdir()
-    refused(r"it begins with b'text'; an adapter \(a GGUF file", tmp_path / "text")
+    refused(r"begins with b'text'\); give an adapter \(a GGUF file", tmp_path / "text")
     refused("the file is empty; an adapter", tmp_path / "empty")
     refused("No such file", tmp_path / "none")
-    refused("without adapter_config.json", tmp_path / "folder")
-    refused("give the folder", tmp_path / "adapter_config.json")
+    refused("no adapter_config.json", tmp_path / "folder")
+    refused("give its folder", tmp_path / "adapter_config.json")
     refused("device or pipe; an adapter", Path("/dev/null"))
     refused("no adapter but a model", written(tmp_path / "m.gguf", H, weights(H)))
 
@@ -234,8 +234,8 @@ def test_an_adapter_of_another_base() -> None:
         adapter(wide, [Q]),
         "its pair for blk.0.attn_q.weight is for a weight of [64, 128], and that of base.gguf is [64, 64]",
     )
-    unfit(adapter(wide, [EMBEDDINGS]), "is for a weight of [300, 128], and that of base.gguf is [258, 64]")
-    unfit(adapter(wide, ["output_norm.weight"]), "is for a weight of [1, 128], and that of base.gguf is [64]")
+    unfit(adapter(wide, [EMBEDDINGS]), "is for a weight of [300, 128], but base.gguf has [258, 64]")
+    unfit(adapter(wide, ["output_norm.weight"]), "is for a weight of [1, 128], but base.gguf has [64]")
     unfit(
         adapter(small(layers=3), ["blk.2.attn_q.weight"]),
         "has a pair for 'blk.2.attn_q.weight', and base.gguf has no such",
@@ -256,10 +256,10 @@ def test_an_adapter_of_another_base() -> None:
 def test_numbers_that_are_none(value: float) -> None:
     made = adapter(H, [Q])
     pair = made.pairs[Q]
-    unfit(made.scale_by(value), "would be scaled by")
-    unfit(made.scale_by(1e10), "would be scaled by 2e+10")
+    unfit(made.scale_by(value), "the scale of")
+    unfit(made.scale_by(1e10), "(got 2e+10")
     pair.b[5, 2] = value
-    unfit(made, "blk.0.attn_q.weight: its factor b has numbers that are not finite")
+    unfit(made, "factor b of blk.0.attn_q.weight is not finite")
 
 
 def test_a_pair_knows_its_rank() -> None:

@@ -16,11 +16,9 @@ from llamatrain.io.madvise import release_pages
 from llamatrain.optim.line_search import PATIENCE, SEARCHES, Line, line_search
 from llamatrain.optim.optimizer import Evaluate, Minimizer, Values
 
-MIN_COSINE = 1e-8  # s and y nearer than this to a right angle (cosine) say nothing of the curvature
-PIECE = 1 << 18  # of a vector's elements
-MAX_ROUNDING = (
-    1e-3  # of the product of their norms: how far theirs may be from one that was summed up elsewhere
-)
+MIN_COSINE = 1e-8  # smallest cosine of s and y that says something about the curvature
+PIECE = 1 << 18  # elements of a vector
+MAX_ROUNDING = 1e-3  # largest difference of a stored product s·y, relative to the norms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +31,7 @@ class LBFGS(Minimizer):
 
     history: int = 6
     line_search: str = "wolfe"
-    tolerance: float = 1e-5  # of the gradient's norm against max(1, the point's norm)
+    tolerance: float = 1e-5  # gradient norm relative to max(1, norm of the point)
 
     def __post_init__(self) -> None:
         if self.line_search not in SEARCHES:
@@ -56,38 +54,38 @@ class LBFGS(Minimizer):
         return LbfgsState(x, self)
 
     @classmethod
-    def required_shapes(cls, kept: Values, size: int) -> dict[str, tuple[int, ...]]:
+    def required_shapes(cls, values: Values, size: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes that resuming needs; nothing if the history is empty."""
-        moves = kept["memory_ys"].size if "memory_ys" in kept else 0
+        moves = values["memory_ys"].size if "memory_ys" in values else 0
         memory = {"memory_s": (moves, size), "memory_y": (moves, size), "memory_ys": (moves,)}
-        if "current_parameters" in kept:
+        if "current_parameters" in values:
             return {"current_gradients": (size,), **memory}
         return (
-            memory if kept.keys() & memory.keys() else {}
-        )  # it may begin anew, or with moves of an ancestor's
+            memory if values.keys() & memory.keys() else {}
+        )  # it may start over, or with the history of llama.cpp
 
     @classmethod
-    def state_problem(cls, kept: Values) -> str | None:
+    def state_problem(cls, values: Values) -> str | None:
         """Return why the history is inconsistent, or None."""
-        if "memory_ys" not in kept:
+        if "memory_ys" not in values:
             return None
         numbers = (
-            {"loss": float, "iteration": int, "evaluations": int} if "current_parameters" in kept else {}
+            {"loss": float, "iteration": int, "evaluations": int} if "current_parameters" in values else {}
         )
-        numbers |= {name: int for name in ("idle",) if name in kept}
-        if invalid := [name for name, kind in numbers.items() if type(kept.get(name)) is not kind]:
+        numbers |= {name: int for name in ("idle",) if name in values}
+        if invalid := [name for name, kind in numbers.items() if type(values.get(name)) is not kind]:
             return f"the number {cls.checkpoint_key(invalid[0])} is missing, or of another kind"
         moves, count, end = (
-            kept["memory_ys"].size,
-            kept.get("approx_hessian_count"),
-            kept.get("line_search_end"),
+            values["memory_ys"].size,
+            values.get("approx_hessian_count"),
+            values.get("line_search_end"),
         )
         if not (type(count) is int and type(end) is int and 0 <= count <= moves and 0 <= end < moves):
             return (
                 f"{count} moves held and the next one to go to place {end} cannot be in a history of {moves}"
             )
         for slot in slots_newest_first(count, end, moves):
-            s, y, ys = kept["memory_s"][slot], kept["memory_y"][slot], float(kept["memory_ys"][slot])
+            s, y, ys = values["memory_s"][slot], values["memory_y"][slot], float(values["memory_ys"][slot])
             both, moved, changed = _dots(s, y)
             if ys <= 0 or abs(both - ys) > MAX_ROUNDING * math.sqrt(moved * changed):
                 return f"{cls.checkpoint_key('memory_ys')} {ys:g} cannot be: move {slot} and the change of gradients give another number"
@@ -101,13 +99,13 @@ class LbfgsState:
         self.options = options or LBFGS()
         ring = (self.options.history, x.size)
         self.x, self.gradient = x.copy(), np.zeros_like(x)  # (n,)
-        self.loss = math.nan  # not known before the first step
+        self.loss = math.nan  # unknown before `begin`
         self.s, self.y = np.zeros(ring, x.dtype), np.zeros(ring, x.dtype)  # (m, n)
         self.ys = np.zeros(self.options.history)  # (m,)
-        self.move_count, self.next_slot = 0, 0  # how many are held, where the next one goes
-        self.iteration, self.evaluations = 0, 0  # on these rows, and in all
-        self.idle = 0  # evaluations since the loss has fallen by more than its rounding
-        self.length = 0.0  # of the last step, in directions
+        self.move_count, self.next_slot = 0, 0  # moves in the ring, and the slot of the next
+        self.iteration, self.evaluations = 0, 0  # on these rows, and in total
+        self.idle = 0  # evaluations since the loss fell by more than rounding
+        self.length = 0.0  # of the last step, in multiples of the direction
         # working memory, empty between two steps
         self._trial, self._next_gradient, self._direction, self._product = (
             np.empty_like(x) for _ in range(4)
@@ -143,7 +141,7 @@ class LbfgsState:
         improved = self._descend(evaluate, patience=(left + 1) // 2 if self.move_count else left)
         if (
             not improved and self.move_count and self.idle < PATIENCE
-        ):  # the history may mislead: once more without it
+        ):  # the history may mislead: try again without it
             s = self.s[slots_newest_first(1, self.next_slot, len(self.ys))[0]]
             self.clear_history()
             improved = self._descend(evaluate, patience=PATIENCE - self.idle, reach=math.sqrt(_dot(s, s)))
@@ -172,7 +170,7 @@ class LbfgsState:
         Without a history the first step has the length `reach`.
         """
         direction, slope = self.direction(), _dot(self._direction, self.gradient)
-        if not -math.inf < slope < 0:  # uphill, or beyond all numbers
+        if not -math.inf < slope < 0:  # uphill, or not finite
             self.clear_history()
             direction, slope = self.direction(), _dot(self._direction, self.gradient)
 
@@ -211,7 +209,7 @@ class LbfgsState:
         d, product = self._direction, self._product
         np.negative(self.gradient, out=d)
         moves, alpha = slots_newest_first(self.move_count, self.next_slot, len(self.ys)), {}
-        with np.errstate(over="ignore", invalid="ignore"):  # where it leads too far, the slope tells
+        with np.errstate(over="ignore", invalid="ignore"):  # an overflow shows in the slope
             for i in moves:
                 alpha[i] = _dot(self.s[i], d) / float(self.ys[i])
                 d -= np.multiply(self.y[i], alpha[i], out=product)
@@ -240,9 +238,7 @@ class LbfgsState:
             "memory_s": self.s,
             "memory_y": self.y,
             "memory_ys": self.ys,
-            "approx_hessian_count": np.uint32(
-                self.move_count
-            ),  # in so many bits by the ancestors, the next one too
+            "approx_hessian_count": np.uint32(self.move_count),  # llama.cpp has both in 32 bits
             "line_search_end": np.int32(self.next_slot),
         }
         if math.isnan(self.loss):
@@ -258,27 +254,27 @@ class LbfgsState:
         }
         return point | memory | numbers
 
-    def restore(self, kept: Values) -> None:
+    def restore(self, values: Values) -> None:
         """Restore the state of a checkpoint."""
-        self.evaluations, self.idle = int(kept.get("evaluations", 0)), int(kept.get("idle", 0))
-        if "memory_s" not in kept:
+        self.evaluations, self.idle = int(values.get("evaluations", 0)), int(values.get("idle", 0))
+        if "memory_s" not in values:
             return
-        if kept["memory_s"].shape != self.s.shape:
-            stored, wanted = len(kept["memory_s"]), self.options.history
+        if values["memory_s"].shape != self.s.shape:
+            stored, wanted = len(values["memory_s"]), self.options.history
             raise UsageError(
                 f"the checkpoint has a history of {stored} moves (got {wanted}); the history cannot "
                 "change when resuming",
                 code="history-differs",
             )
-        _copy(self.s, kept["memory_s"])
-        _copy(self.y, kept["memory_y"])
-        self.ys[:] = kept["memory_ys"]
-        self.move_count, self.next_slot = int(kept["approx_hessian_count"]), int(kept["line_search_end"])
-        if "current_parameters" not in kept:  # the next step begins with an evaluation
+        _copy(self.s, values["memory_s"])
+        _copy(self.y, values["memory_y"])
+        self.ys[:] = values["memory_ys"]
+        self.move_count, self.next_slot = int(values["approx_hessian_count"]), int(values["line_search_end"])
+        if "current_parameters" not in values:  # the next step begins with an evaluation
             return
-        _copy(self.x, kept["current_parameters"])
-        _copy(self.gradient, kept["current_gradients"])
-        self.loss, self.iteration = float(kept["loss"]), int(kept["iteration"])
+        _copy(self.x, values["current_parameters"])
+        _copy(self.gradient, values["current_gradients"])
+        self.loss, self.iteration = float(values["loss"]), int(values["iteration"])
 
 
 def _copy(target: np.ndarray, source: np.ndarray) -> None:

@@ -24,10 +24,10 @@ from llamatrain.graph.ops import (
 from llamatrain.graph.tensor import BF16, Tensor
 from llamatrain.optim.methods.adamw import AdamW
 
-A, B, C = 3.4445, -4.7750, 2.0315  # of the polynomial: all singular values come near 1, and soon
+A, B, C = 3.4445, -4.7750, 2.0315  # of the polynomial, which quickly brings singular values near 1
 ITERATIONS = 5
-EPSILON = 1e-7  # beside the norm
-SCALE = 0.2  # of an element of AdamW's steps, in rates
+EPSILON = 1e-7  # added to the norm
+SCALE = 0.2  # size of an element of AdamW's steps, relative to the rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Muon(AdamW):
     is_elementwise = False
 
     momentum: float = 0.95
-    bf16: bool = False  # its products are in bf16
+    bf16: bool = False  # compute products in bf16
 
     @classmethod
     def has_state(cls, kind: str, name: str, shape: Sequence[int]) -> bool:

@@ -79,8 +79,10 @@ class ShardedPrograms(TrainPrograms):
         rule, partition = self.spec.optimizer, self.partition
         assert rule
         slices = ((part, rank) for rank in range(partition.ranks) for part in partition.rank_slices(rank))
-        held = ((part, rank) for part, rank in slices if rule.has_state(kind, part.name, part.shape))
-        return GatheredState(self.comm, kind, sorted(held, key=lambda each: each[0].start), self.states[kind])
+        owned = ((part, rank) for part, rank in slices if rule.has_state(kind, part.name, part.shape))
+        return GatheredState(
+            self.comm, kind, sorted(owned, key=lambda entry: entry[0].start), self.states[kind]
+        )
 
     def send_state(self, kind: str) -> None:
         """Send this rank's part of a state to rank 0."""
