@@ -25,9 +25,9 @@ def missing_file(path: Path, problem: str = "No such file or directory") -> Miss
     """Return the error for a file that does not exist."""
     if address := ADDRESS.fullmatch(str(path)):
         return MissingError(
-            f"{address[1]}//{address[2]}: nothing is fetched: get it first, and name the file"
+            f"{address[1]}//{address[2]}: URLs are not downloaded; download the file, and name it", code="url"
         )
-    return MissingError(f"{path}: {problem}{suggest_path(path)}")
+    return MissingError(f"{path}: {problem}{suggest_path(path)}", code="no-such-file")
 
 
 def suggest_path(path: Path) -> str:
@@ -46,23 +46,36 @@ def missing_model(path: Path) -> MissingError:
         hosted["type"] or "hf.co/" in str(path) or "huggingface.co/" in str(path)
     ):
         kind = f", such as the one of type {hosted['type']}" if hosted["type"] else ""
-        advice = f"get a GGUF file of https://huggingface.co/{hosted['repository']}{kind}, and name that file"
-        return MissingError(f"{path}: no such file, and nothing is fetched: {advice}")
-    if HUB.fullmatch(str(path)) and path.suffix != ".gguf" and not path.parent.exists():
-        advice = f"fetch one (such as from {path.name}-GGUF there), or make it with {CONVERTER}"
+        advice = (
+            f"download a GGUF file from https://huggingface.co/{hosted['repository']}{kind}, and name "
+            "that file"
+        )
         return MissingError(
-            f"{path}: no such file; if that is a model of Hugging Face's, it is needed as GGUF: {advice}"
+            f"{path}: no such file, and models are not downloaded; {advice}", code="no-such-file"
+        )
+    if HUB.fullmatch(str(path)) and path.suffix != ".gguf" and not path.parent.exists():
+        advice = f"download one (such as from {path.name}-GGUF), or convert it with {CONVERTER}"
+        return MissingError(
+            f"{path}: no such file; a model on Hugging Face is needed as a GGUF file, {advice}",
+            code="no-such-file",
         )
     error = missing_file(path)
     is_bare_name = path.suffix != ".gguf" and path.name == str(path) and "; " not in str(error)
-    return MissingError(f"{error}; a model is named by its GGUF file") if is_bare_name else error
+    return (
+        MissingError(f"{error}; name a model by its GGUF file", code="no-such-file")
+        if is_bare_name
+        else error
+    )
 
 
 def missing_adapter(path: Path) -> MissingError:
     """Return the error for an adapter that does not exist, also if it is written FILE:SCALE."""
     name, _, scale = str(path).rpartition(":")
     if name and re.fullmatch(r"[-+]?[0-9.]+", scale) and Path(name).exists():
-        return MissingError(f"{path}: No such file or directory; --lora-scaled {name} {scale} adds it scaled")
+        return MissingError(
+            f"{path}: No such file or directory; to scale an adapter use --lora-scaled {name} {scale}",
+            code="no-such-file",
+        )
     return missing_file(path)
 
 
@@ -71,20 +84,24 @@ def missing_data(name: str, problem: str = "no such file or folder") -> MissingE
     path = Path(name)
     if SWITCH.fullmatch(path.name):
         return MissingError(
-            f"{name}: {problem}; an option that is on or off takes no value: --no-shuffle says that it is off"
+            f"{name}: {problem}; a switch takes no value, turn it off like --no-shuffle", code="no-such-file"
         )
     if assignment := ASSIGNED.fullmatch(name if "/" not in name else path.name):
         return MissingError(
-            f"{name}: {problem}; an option is written --{assignment[1].replace('_', '-')} {assignment[2]}"
+            f"{name}: {problem}; write an option as --{assignment[1].replace('_', '-')} {assignment[2]}",
+            code="no-such-file",
         )
     if path.name[:1] in "\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}":
-        return MissingError(f"{name}: {problem}; an option begins with two plain hyphens, --")
+        return MissingError(
+            f"{name}: {problem}; an option starts with two plain hyphens, --", code="no-such-file"
+        )
     relative = os.path.relpath(name)
     if HUB.fullmatch(relative) and not path.parent.exists() and not path.suffix:
-        advice = "get its files (Parquet, JSON or CSV) from there, and name them or their folder"
+        advice = "download its files (Parquet, JSON or CSV), and name them or their folder"
         return MissingError(
-            f"{relative}: {problem}; if that is a dataset of Hugging Face's, nothing is fetched: {advice}"
+            f"{relative}: {problem}; datasets on Hugging Face are not downloaded, {advice}",
+            code="no-such-file",
         )
     if " -" in path.name:
-        return MissingError(f"{name}: {problem}; quotes that begin before it end too late")
+        return MissingError(f"{name}: {problem}; a quote before it is closed too late", code="no-such-file")
     return missing_file(path, problem)

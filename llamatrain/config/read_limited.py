@@ -16,18 +16,20 @@ def read_limited(path: Path, limit: int, needed: str) -> bytes:
         mode = path.stat().st_mode
         if not (stat.S_ISREG(mode) or (is_open_pipe and stat.S_ISFIFO(mode))):
             raise FileError(
-                f"{path}: this is a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}; {needed} is needed"
+                f"{path}: {needed} must be a file (got a "
+                f"{'folder' if stat.S_ISDIR(mode) else 'device or pipe'})",
+                code="not-a-file",
             )
         with path.open("rb") as file:
             return check_size(file.read(limit + 1), limit, str(path), needed)
     except FileNotFoundError:
         raise missing_file(path) from None
     except OSError as error:
-        raise FileError(f"{path}: {error.strerror}") from None
+        raise FileError(f"{path}: {error.strerror}", code="unreadable-file") from None
 
 
 def check_size(raw: bytes, limit: int, name: str, needed: str) -> bytes:
     """Raise if more than `limit` bytes were read."""
     if len(raw) > limit:
-        raise FileError(f"{name}: more than {limit:,} bytes, which is too much for {needed}")
+        raise FileError(f"{name}: {needed} must have at most {limit:,} bytes", code="file-too-large")
     return raw

@@ -28,19 +28,21 @@ class DataArgument(Options):
 class BaseArgument(DataArgument):
     """The same for the base model."""
 
-    base: Annotated[str, Option("The model that is tuned.")] = ""
+    base: Annotated[str, Option("The base model.")] = ""
 
 
 def read_config(path: Path, *classes: type[Options]) -> dict[str, Any]:
     """Return the options in a file by field name, each in its field's type."""
     import tomllib
 
-    raw = read_limited(path, LONGEST, "a file of options")
+    raw = read_limited(path, LONGEST, "a config file")
     try:
         table = tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, or a number of thousands of digits
         raise UsageError(
-            f"{path}: no TOML: {shorten(str(error)) or type(error).__name__}; options stand as in lr = 1e-4"
+            f"{path}: invalid TOML: {shorten(str(error)) or type(error).__name__}; write options as in "
+            "lr = 1e-4",
+            code="invalid-toml",
         ) from None
     options = {name: spec for cls in classes for name, spec in option_specs(cls).items()}
     values = {}
@@ -49,20 +51,23 @@ def read_config(path: Path, *classes: type[Options]) -> dict[str, Any]:
         name = name if name in options else f"{name}_"  # of a word that Python keeps for itself
         if isinstance(value, dict):
             raise UsageError(
-                f"{path}: [{shorten(key)}] begins a table; options stand by themselves, as in lr = 1e-4"
+                f"{path}: options must not be in tables (got [{shorten(key)}]); write them as in lr = 1e-4",
+                code="invalid-toml",
             )
         if name not in options and (hint := suggest_option(key)):
             raise UsageError(
-                f"{path}: the option {quote(key)} is unknown{hint.replace('; it is called --', '; it is called ')}"
+                f"{path}: unknown option {quote(key)}{hint.replace('; it is called --', '; it is called ')}",
+                code="unknown-option",
             )
         if name not in options:
             raise UsageError(
-                f"{path}: the option {quote(key)} is unknown{suggest(key, map(format_key, options))}"
+                f"{path}: unknown option {quote(key)}{suggest(key, map(format_key, options))}",
+                code="unknown-option",
             )
         try:
             values[name] = options[name].check(value)
         except OptionError as error:
-            raise UsageError(f"{path}: {error.format(format_key)}") from None
+            raise UsageError(f"{path}: {error.format(format_key)}", code=error.code) from None
     return values
 
 

@@ -20,11 +20,13 @@ class Size(int):
         """Read a size."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", str(text).strip().lower())
         if not match or (match[3] and not match[2]):
-            raise UsageError(f"{quote(text)} is no size; write it as 6GB, 800MB or 6GiB")
+            raise UsageError(
+                f"{quote(text)} is not a size; write it as 6GB, 800MB or 6GiB", code="invalid-option"
+            )
         bytes_ = float(match[1][:30]) * (1024 if match[3] else 1000) ** PREFIXES[match[2]]
         size = cls(min(bytes_, 2.0**62))
         if size < 1:
-            raise UsageError(f"a size of {quote(text)} cannot be; it takes more than 0 bytes")
+            raise UsageError(f"a size must be more than 0 bytes (got {quote(text)})", code="invalid-option")
         return size
 
     @property
@@ -53,7 +55,9 @@ class Duration(float):
             else math.nan
         )
         if not 0 < seconds < math.inf:
-            raise UsageError(f"{quote(text)} is no length of time; write it as 90s, 90m or 2h")
+            raise UsageError(
+                f"{quote(text)} is not a duration; write it as 90s, 90m or 2h", code="invalid-option"
+            )
         return cls(seconds)
 
 
@@ -68,7 +72,10 @@ class Bandwidth(float):
         )
         bits = float(found[1]) * 1000 ** PREFIXES[found[2]] if found else math.nan
         if not 0 < bits <= FASTEST:
-            raise UsageError(f"{quote(text)} is no speed of a network; write it as 100Mbit, 1Gbit or 10Gbit")
+            raise UsageError(
+                f"{quote(text)} is not a network speed; write it as 100Mbit, 1Gbit or 10Gbit",
+                code="invalid-option",
+            )
         return cls(bits)
 
     @property

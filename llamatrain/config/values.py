@@ -88,7 +88,7 @@ def convert(value: Any, kind: Any) -> Any:
     require(not isinstance(value, str | Path) or "\0" not in str(value), value)
     require(kind is not Path or is_valid_path(str(value)), value)
     if kind is Path and value == "":  # as of a variable that is not set: it would be the current folder
-        raise UsageError("an empty path")
+        raise UsageError("the path is empty", code="invalid-option")
     return value if isinstance(value, kind) else kind(value)
 
 

@@ -22,7 +22,8 @@ def check_resident(limit: int | None) -> None:
     """Raise if the process already takes more than the limit, which covers the whole process."""
     if limit is not None and (resident := resident_bytes()) > limit:
         raise MemoryPlanError(
-            f"the program itself holds {Size(resident).text} by now, and --memory allows {Size(limit).text}"
+            f"the program alone takes {Size(resident).text}, but --memory is {Size(limit).text}",
+            code="out-of-memory",
         )
 
 

@@ -230,13 +230,13 @@ def memory_error(way: MemoryPlan, limit: int | None, available: int | None) -> s
     if available is None or way.total <= available:
         return None
     limit_text = (
-        f"--memory allows {Size(available).text}"
+        f"--memory is {Size(available).text}"
         if limit is not None
-        else f"{Size(available).text} are free for it"
+        else f"only {Size(available).text} are free"
     )
     need_text = f"{Size(way.total).text} ({way.breakdown.describe().partition(': ')[2]})"
     has_copies = way.breakdown.packed_copies and not way.spec.drop_base
     advice = (
         "--cache-base off, a smaller --batch or --ctx" if has_copies else "a smaller --batch, --ctx or model"
     )
-    return f"the run takes {need_text}, and {limit_text}; {advice} takes less"
+    return f"the run needs {need_text}, but {limit_text}; use {advice}"

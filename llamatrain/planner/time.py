@@ -36,10 +36,10 @@ def forecast_time(
     """Forecast steps of this many batches, or return why that is not possible. `measure` measures again."""
     spec, optimizer = way.spec, way.spec.optimizer
     if optimizer and not spec.rule:
-        return f"how often {type(optimizer).__name__} looks at a step's rows is not known before"
+        return f"unknown: the number of evaluations per step of {type(optimizer).__name__} varies"
     speeds = get_speeds(spec, measure)
     if speeds is None:
-        return "it is known once a first run has compiled the kernels"
+        return "known once a first run has compiled the kernels"
     length, micro_batches = spec.positions, batches * way.splits
     if spec.h.layers > MANY_LAYERS:
         seconds = StepCost(spec, length, micro_batches, speeds.node_seconds).cost(way.policy)

@@ -73,7 +73,7 @@ class Checkpointer:
             try:
                 self._copy(state)
             except FileError as error:
-                self.warn(f"{error}; the next save tries again")
+                self.warn(f"{error}; trying again at the next save")
         return path
 
     def _adopt_best(self, state: RunState) -> None:
@@ -84,7 +84,8 @@ class Checkpointer:
         ):
             return
         self.warn(
-            f"{path}: {best_filename(best)} is not there, which has validated best so far: a better one will be {BEST}"
+            f"{path}: {best_filename(best)}, the best result so far, is missing; {BEST} will be the "
+            "next better one"
         )
 
     def save(self, state: RunState, last: bool = False) -> str:
@@ -105,8 +106,10 @@ class Checkpointer:
                 peft = self.options.get("tune", {}).get("peft")
                 flags = format_flags(self.extra_outputs.options, peft and Path(peft), self.folder.path)
                 command = f"{format_flag('resume')} {self.folder.path}{flags}"
-                raise FileError(f"{error}; the run itself is saved: {command} writes it there") from error
-            self.warn(f"{error}; the next save tries again")
+                raise FileError(
+                    f"{error}; the run itself is saved, use {command} to write it there", code=error.code
+                ) from error
+            self.warn(f"{error}; trying again at the next save")
         return path
 
     def end(self, state: RunState) -> None:
@@ -152,7 +155,7 @@ class Checkpointer:
                 self._write_config()
                 self._write_best(step)
         except FileError as error:
-            self.warn(f"{error}; so {BEST} is not that of step {step}; the next better one is tried again")
+            self.warn(f"{error}; {BEST} is not updated at step {step}, but at the next better one")
 
     def _write_best(self, step: int) -> None:
         path = self.folder.path / best_filename(step)
@@ -182,7 +185,9 @@ class Checkpointer:
                 with suppress(FileError):  # its disk may be the one that is full
                     fallback._write_extra(state)
                 return FileError(
-                    f"{error}; the run is saved in {folder} instead: {format_flag('resume')} {folder} goes on with it"
+                    f"{error}; the run is saved in {folder} instead, continue with "
+                    f"{format_flag('resume')} {folder}",
+                    code=error.code,
                 )
         return error
 
@@ -235,10 +240,15 @@ def check_weights(resume_point: ResumePoint, trainable: Mapping[str, Tensor]) ->
     for name, tensor in trainable.items():
         if name not in weights or weights[name].shape != tensor.shape:
             problem = f"is {list(weights[name].shape)}" if name in weights else "is missing"
-            raise FileError(f"{resume_point.path}: {name} {problem}, where {list(tensor.shape)} is needed")
+            raise FileError(
+                f"{resume_point.path}: {name} {problem}, expected {list(tensor.shape)}",
+                code="wrong-checkpoint",
+            )
     if unmatched := set(order) ^ set(trainable):
         raise FileError(
-            f"{resume_point.path}: {min(unmatched)[:80]} is trained, or in its flat vectors, and not both"
+            f"{resume_point.path}: {min(unmatched)[:80]} is in the weights or in the flat vectors, but "
+            "not in both",
+            code="damaged-checkpoint",
         )
 
 
@@ -264,7 +274,9 @@ def restore(
     optimizer, state, warnings = programs.spec.optimizer, checkpoint.state, list[str]()
     assert optimizer
     if checkpoint.optimizer != optimizer.checkpoint_name:
-        warnings.append(f"the checkpoint's optimizer is {checkpoint.optimizer}: this one begins anew")
+        warnings.append(
+            f"the checkpoint has the state of {checkpoint.optimizer}: the optimizer starts from zero"
+        )
     else:
         for kind, name in optimizer.states.items():
             names = [
@@ -277,7 +289,7 @@ def restore(
             minimizer.restore(checkpoint.optimizer_values_for(list(programs.weights.parts)))
     partial = None
     if state.data and not rows.restore(state.data):
-        warnings.append("the data is not what it was: the shuffle begins anew")
+        warnings.append("the data has changed: the shuffle starts again")
     elif (
         state.partial
         and programs.grads

@@ -77,13 +77,13 @@ def read_numbers(stored: Mapping[str, Any], h: Hyperparameters, path: Path) -> N
         ):
             pass
         case _:
-            raise FileError(f"{path}: what it says of its adapter is damaged")
+            raise FileError(f"{path}: the adapter's numbers are damaged", code="damaged-checkpoint")
     if not all(name in h.shapes and h.weight_kind(name).role != "bias" for name in ranks):
-        raise FileError(f"{path}: its adapter is for another base")
+        raise FileError(f"{path}: the adapter is for another base", code="wrong-checkpoint")
     if not all(type(rank) is int and 1 <= rank <= 1 << 24 for rank in ranks.values()):
-        raise FileError(f"{path}: the ranks of its adapter are damaged")
+        raise FileError(f"{path}: the adapter's ranks are damaged", code="damaged-checkpoint")
     if not are_valid([*scales.values(), alpha]) or 0 < abs(alpha) < FACTORS[0]:
-        raise FileError(f"{path}: the scales of its adapter are damaged")
+        raise FileError(f"{path}: the adapter's scales are damaged", code="damaged-checkpoint")
     return ranks, {name: float(scale) for name, scale in scales.items()}, float(alpha)
 
 

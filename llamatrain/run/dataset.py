@@ -78,7 +78,9 @@ def load_data(
 
     tokenizer = model.tokenizer
     if tokenizer is None:
-        raise UsageError("the model's tokens stand for no text, so it cannot be trained on any")
+        raise UsageError(
+            "the model has no text vocabulary, so it cannot be trained on text", code="no-vocabulary"
+        )
     dataset, validation_set = run_once_per_host(
         lambda: open_dataset(files, tokenizer, data, model.row_length, seed, kind=KINDS[compare])
     )
@@ -91,19 +93,19 @@ def load_data(
     )
     unit = {None: "samples", "pairs": "pairs", "answers": "answers"}[compare]
     facts = [f"{len(dataset):,} {unit}, {dataset.tokens:,} tokens"]
-    facts += [f"{len(validation_set):,} {unit} to validate with"] if validation_set else []
+    facts += [f"{len(validation_set):,} {unit} for validation"] if validation_set else []
     skipped_rows = {
-        f"cut to a row of {model.row_length} tokens": dataset.truncated,
-        f"skipped, without a token to train on within {model.row_length}": dataset.skipped,
-        "skipped, which take too much time or memory": dataset.too_large,
-        "skipped, which cannot be used": dataset.refused,
+        f"cut to {model.row_length} tokens": dataset.truncated,
+        f"skipped, without a token to train on within {model.row_length} tokens": dataset.skipped,
+        "skipped, because they take too much time or memory": dataset.too_large,
+        "skipped, because they cannot be used": dataset.refused,
     }
     facts += [
         f"{len(places):,} {reason} ({format_places(places)})"
         for reason, places in skipped_rows.items()
         if places
     ]
-    facts += [f"{others} passed over"] if (others := skipped_files([*files, *data.val])) else []
+    facts += [f"{others} ignored"] if (others := skipped_files([*files, *data.val])) else []
     return TrainingData(
         rows=rows,
         validation=validation,
@@ -127,7 +129,7 @@ def check_first_rows(files: Sequence[str], data: DataOptions, compare: "Compare 
         for number, line in islice(source.rows(), CHECKED_ROWS) if source.kind == "lines" else ():
             with suppress(
                 RecordTooLarge, *([DataError] if data.skip_bad_rows else [])
-            ):  # said where it is skipped as a row
+            ):  # reported when the row is skipped
                 if compare:
                     parse_preference(line, source.locate(number), compare, source.columns)
                 else:
@@ -141,8 +143,9 @@ def check_skipped(dataset: "Dataset", row: int) -> None:
     skipped = [*dataset.skipped, *dataset.too_large, *dataset.refused]
     if len(skipped) > len(dataset):
         raise DataError(
-            f"{len(skipped):,} of {len(skipped) + len(dataset):,} rows fall away, without an answer within {row} tokens "
-            f"({format_places(skipped)}); a larger --ctx takes them, or --as rest trains on the others"
+            f"{len(skipped):,} of {len(skipped) + len(dataset):,} rows have no answer within {row} tokens "
+            f"({format_places(skipped)}); raise --ctx, or add --as rest to train on the others",
+            code="most-rows-skipped",
         )
 
 
@@ -150,6 +153,7 @@ def make_sine(model: RunModel, seed: int) -> Sine:
     """Return the built-in sine wave for a model without a text vocabulary."""
     if model.tokenizer is not None:
         raise UsageError(
-            "no data: name files (text, JSON, CSV, Parquet), folders, globs, or - for standard input"
+            "no data given; name files (text, JSON, CSV, Parquet), folders, globs, or - for standard input",
+            code="no-data",
         )
     return Sine(model.h.vocab, model.row_length, seed)

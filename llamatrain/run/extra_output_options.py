@@ -9,7 +9,7 @@ from typing import Annotated
 
 from llamatrain.config.options import COUNT, Condition, Option, OptionError, Options, excluded_by
 
-NAMES = "; in its name ITERATION becomes the step, and LATEST in another one."
+NAMES = "; ITERATION in its name becomes the step, and LATEST in the name of a second copy."
 FINETUNE = Condition(lambda values: values["command"] == "finetune", "for a new model")
 WHOLE_MODEL = Condition(lambda values: values["command"] != "finetune" or values["full"], "for an adapter")
 FILES = ("checkpoint_out", "model_out", "lora_out")
@@ -19,7 +19,7 @@ FILES = ("checkpoint_out", "model_out", "lora_out")
 class ExtraOutputOptions(Options, panel="The run", resumable=True):
     """Options for extra output files. They may change when a run is resumed."""
 
-    checkpoint_out: Annotated[str, Option(f"Write each checkpoint to this file, too{NAMES}", unit="FILE")] = (
+    checkpoint_out: Annotated[str, Option(f"Also write each checkpoint to this file{NAMES}", unit="FILE")] = (
         ""
     )
     model_out: Annotated[
@@ -39,12 +39,19 @@ class ExtraOutputOptions(Options, panel="The run", resumable=True):
         ),
     ] = ""
     pattern_fn_it: Annotated[
-        str, Option("What becomes the step.", unit="WORD", accepts=bool, takes="a word", hidden=True)
+        str,
+        Option(
+            "Word in file names that becomes the step.",
+            unit="WORD",
+            accepts=bool,
+            takes="a word",
+            hidden=True,
+        ),
     ] = "ITERATION"
     fn_latest: Annotated[
         str,
         Option(
-            "What stands for the step in the name of the newest.",
+            "Word in place of the step in the name of the newest file.",
             unit="WORD",
             accepts=bool,
             takes="a word",
@@ -54,7 +61,7 @@ class ExtraOutputOptions(Options, panel="The run", resumable=True):
     keep_results: Annotated[
         int,
         Option(
-            "Keep so many of the models or adapters of earlier saves, each under its step.",
+            "Keep this many models or adapters of earlier saves, named by step.",
             unit="FILES",
             least=0,
             most=COUNT,
@@ -65,8 +72,8 @@ class ExtraOutputOptions(Options, panel="The run", resumable=True):
         """Refuse words that would lead to another folder."""
         for name, word in (("pattern_fn_it", self.pattern_fn_it), ("fn_latest", self.fn_latest)):
             if {*word} & {"/", os.sep, "\0"}:
-                problem = f"{word!r} cannot be; it takes a part of a file's name"
-                raise OptionError(lambda spelt, name=name, told=problem: f"{spelt(name)} {told}")  # type: ignore[misc]
+                problem = f"must be part of a file name (got {word!r})"
+                raise OptionError(lambda spelt, name=name, problem=problem: f"{spelt(name)} {problem}")  # type: ignore[misc]
 
     @property
     def files_by_option(self) -> dict[str, str]:

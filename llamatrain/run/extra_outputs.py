@@ -39,7 +39,8 @@ def drop_unnamed(
             unnamed: dict[str, Any] = {name: ""}
             written = replace(written, **unnamed)
             notes.append(
-                f"{file} is not written, since only the checkpoint names it; {format_flag(name)} {file} does that"
+                f"{file} is not written, since only the checkpoint names it; add {format_flag(name)} "
+                f"{file} to write it"
             )
     if resume_point.is_own:
         return written, options, notes
@@ -74,14 +75,21 @@ def check_extra_outputs(
         newest, names, flag = options.path_at_step(name, None), options.name_pattern(name), format_flag(name)
         folder_of_file = newest.parent
         if not folder_of_file.is_dir() or not os.access(folder_of_file, os.W_OK):
-            raise FileError(f"{flag} {file}: {folder_of_file} is no folder that can be written to")
+            raise FileError(
+                f"{flag} {file}: cannot write to the folder {folder_of_file}", code="unwritable-folder"
+            )
         if (other := taken.setdefault(newest, flag)) != flag:
-            raise UsageError(f"{other} and {flag} are one file, {file}: another name will do")
+            raise UsageError(
+                f"{other} and {flag} name the same file, {file}; choose another name", code="same-file"
+            )
         real = os.path.realpath(folder_of_file)
         if real == os.path.realpath(folder) and (
             is_run_file(newest.name) or is_run_file(options.path_at_step(name, 0).name)
         ):
-            raise UsageError(f"{flag} {file} is a name of the run's own files: another will do")
+            raise UsageError(
+                f"{flag} {file} would replace a file of the run itself; choose another name",
+                code="replaces-own-file",
+            )
         continued = (
             name == "checkpoint_out"
             and resume_point is not None
@@ -92,13 +100,19 @@ def check_extra_outputs(
                 continued and resume_point and each == resume_point.path
             ):
                 raise UsageError(
-                    f"{flag} {file} would replace {each}, which is being read: another name will do"
+                    f"{flag} {file} would replace the input {each}; choose another name",
+                    code="replaces-input",
                 )
         existing = sorted(each.name for each in folder_of_file.iterdir() if names.fullmatch(each.name))
         if existing and not (folder_options.overwrite or continued or stored.get(name) == file):
-            told = f"{folder_of_file / existing[0]}: is there, and not of this run: another {flag} leaves it alone"
+            problem = (
+                f"{folder_of_file / existing[0]} exists and belongs to another run; choose another {flag}"
+            )
             raise FileError(
-                told if folder_options.resume else f"{told}, {format_flag('overwrite')} replaces it"
+                problem
+                if folder_options.resume
+                else f"{problem}, or add {format_flag('overwrite')} to replace it",
+                code="output-exists",
             )
 
 

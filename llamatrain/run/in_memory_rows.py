@@ -28,7 +28,7 @@ Place = str | os.PathLike[str]
 Row = Mapping[str, Any]
 Data = Place | Iterable[Place] | Iterable[Row]
 NAME = re.compile(r"(?:data|val)-[0-9a-f]{12}\.jsonl")
-TAKES = "data is a path, a list of paths, or a list of rows, each a dict"
+TAKES = "give a path, a list of paths, or a list of rows (dicts)"
 
 
 def split_data(data: Sequence[Data]) -> tuple[list[str], list[Row]]:
@@ -39,27 +39,32 @@ def split_data(data: Sequence[Data]) -> tuple[list[str], list[Row]]:
             paths.append(check_path(item_or_list))
             continue
         if isinstance(item_or_list, Mapping):
-            raise UsageError("one row is no data; put rows into a list, such as [{'text': ...}]")
+            raise UsageError(
+                "data must not be a single row; put rows into a list, such as [{'text': ...}]",
+                code="invalid-data",
+            )
         if isinstance(item_or_list, Mapping | bytes) or not isinstance(item_or_list, Iterable):
-            raise UsageError(f"{quote(item_or_list)} is no data; {TAKES}")
+            raise UsageError(f"{quote(item_or_list)} is not data; {TAKES}", code="invalid-data")
         for item in item_or_list:
             if isinstance(item, Mapping):
                 rows.append(item)
             elif isinstance(item, str | os.PathLike):
                 paths.append(check_path(item))
             else:
-                raise UsageError(f"{quote(item)} in a list is no data; {TAKES}")
+                raise UsageError(f"{quote(item)} in a list is not data; {TAKES}", code="invalid-data")
     if data and not paths and not rows:
-        raise UsageError("the data is an empty list: there is nothing to train on")
+        raise UsageError("the data is an empty list", code="no-data")
     return paths, rows
 
 
 def check_path(path: Any) -> str:
     """Return a path as text; raise if it is none."""
     if not isinstance(path, str | os.PathLike):
-        raise UsageError(f"{quote(path)} is no path: files are named one by one, options by keyword")
+        raise UsageError(
+            f"{quote(path)} is not a path; name files one by one, and options by keyword", code="invalid-path"
+        )
     if not is_valid_path(os.fspath(path)):
-        raise UsageError(f"{quote(os.fspath(path))} is no path: no file can be called so")
+        raise UsageError(f"{quote(os.fspath(path))} is not a valid path", code="invalid-path")
     return os.fspath(path)
 
 
@@ -98,7 +103,9 @@ def rows_for_run(
         return
     if (started := get_launch_info()) and started.is_multi_process:
         raise UsageError(
-            f"rows in memory are those of one process, and {started.description}; write them to a file that all can read"
+            f"rows in memory belong to one process, but {started.description}; write them to a file "
+            "that all can read",
+            code="single-process",
         )
     folder, new_folders = make_folder(command, values)
     files, saved_before = list[Path](), saved_files(folder)
@@ -160,7 +167,9 @@ def encode_rows(rows: Sequence[Row]) -> Iterator[bytes]:
         try:
             yield json.dumps(dict(row), allow_nan=False, default=to_json).encode() + b"\n"
         except (TypeError, ValueError, RecursionError) as error:
-            raise UsageError(f"row {number} of the data cannot be written as JSON: {error}") from None
+            raise UsageError(
+                f"row {number} of the data cannot be written as JSON: {error}", code="invalid-data"
+            ) from None
 
 
 def to_json(value: Any) -> Any:

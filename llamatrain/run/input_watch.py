@@ -72,15 +72,13 @@ class InputWatcher:
                 continue
             if file.has_lost_pages or now.size != file.identity.size or not self.is_same():
                 raise InputChanged(
-                    f"{file.path}: {change}, and the run is saved; once it is what it was, --resume goes on"
+                    f"{file.path} {change}; the run is saved, restore the file and continue with --resume"
                 )
             file.identity = now
-            self.possible_cause = f"{file.path} was written to while it was being read, which may be why"
+            self.possible_cause = f"{file.path} was written to during the run, which may be the reason"
             if file.path not in self.reported:
                 self.reported.add(file.path)
-                self.warn(
-                    f"{file.path}: was written to, and where it was looked at it is what it was: the run goes on"
-                )
+                self.warn(f"{file.path} was written to, but its content looks the same: training continues")
 
     def report(self) -> None:
         """Warn, once per file, about inputs that changed since the start."""
@@ -89,9 +87,9 @@ class InputWatcher:
                 change := describe_change(path, watched.identity, self._mapped)
             ):
                 self.reported.add(path)
-                after = "the run goes on with what it began with"
+                after = "training continues with its former content"
                 self.warn(
-                    f"{path}: {change}; {after}" + (", and --resume will need that" if watched.needed else "")
+                    f"{path} {change}; {after}" + (", which --resume will need" if watched.needed else "")
                 )
 
 
@@ -100,7 +98,7 @@ def describe_change(path: Path, identity: FileIdentity, mapped: Iterable[MappedF
     try:
         now = FileIdentity.read(path)
     except OSError:
-        return "is not there any more"
+        return "was deleted"
     if not now.is_same_file(identity):
-        return "is another file by now"
+        return "was replaced"
     return "was written to" if now != identity and all(path != file.path for file in mapped) else ""

@@ -133,14 +133,17 @@ def open_base(config: RunConfig, resume_point: ResumePoint | None) -> Gguf | Non
     if not config.base:
         return None
     if resume_point and not Path(config.base).exists():
-        advice = f"if it was moved, name it: llamatrain finetune BASE.gguf --resume {resume_point.path}"
+        advice = f"if it was moved, use llamatrain finetune BASE.gguf --resume {resume_point.path}"
         raise FileError(
-            f"{config.base}: no such file, and the run in {resume_point.path} is for it; {advice}"
+            f"{config.base}: no such file, but the run in {resume_point.path} needs it; {advice}",
+            code="missing-base",
         )
     gguf = open_gguf(config.base)
     if gguf.kind == "checkpoint" and gguf.metadata.get_text("training.type") == "finetune_lora":
         raise UsageError(
-            f"{config.base}: a checkpoint of an adapter, no model; go on with `llamatrain finetune --resume {config.base}`"
+            f"{config.base}: this is a checkpoint of an adapter, not a model; use llamatrain finetune "
+            f"--resume {config.base}",
+            code="not-a-model",
         )
     return gguf
 
@@ -152,13 +155,17 @@ def open_teacher(config: RunConfig, resume_point: ResumePoint | None) -> Gguf | 
         return None
     gguf = open_gguf(path)
     if gguf.kind != "model":
-        raise UsageError(f"{path}: a file of kind {gguf.kind}, and a model is a teacher")
+        raise UsageError(
+            f"{path}: a teacher must be a model (got a file of kind {gguf.kind})", code="not-a-model"
+        )
     if (
         resume_point
         and resume_point.has_options
         and resume_point.checkpoint.extra.get(TEACHER) != fingerprint(gguf)
     ):
-        raise FileError(f"{path}: not the teacher that the run in {resume_point.path} had")
+        raise FileError(
+            f"{path}: this is not the teacher of the run in {resume_point.path}", code="changed-input"
+        )
     return gguf
 
 
@@ -166,7 +173,9 @@ def check_unchanged(inputs: RunInputs, resume_point: ResumePoint, config: RunCon
     """Raise if the base or the adapters are not those that the run started with."""
     extra = resume_point.checkpoint.extra
     if extra.get("base") != inputs.base_fingerprint:
-        raise FileError(f"{config.base}: not the model that the run in {resume_point.path} was for")
+        raise FileError(
+            f"{config.base}: this is not the base of the run in {resume_point.path}", code="changed-input"
+        )
     if inputs.adapter_fingerprints == (stored := extra.get("mixed")):
         return
     prints = zip(inputs.merged_adapters, inputs.adapter_fingerprints, strict=True)
@@ -177,7 +186,9 @@ def check_unchanged(inputs: RunInputs, resume_point: ResumePoint, config: RunCon
         else f"{resume_point.path}: not all of the adapters, in their order,"
     )
     options = " ".join(f"--lora-scaled {path} {scale:g}" for path, scale in config.lora.scaled)
-    raise FileError(f"{problem} that the run began with; received {shorten(options, LINE) or 'none'}")
+    raise FileError(
+        f"{problem} that the run started with (got {shorten(options, LINE) or 'none'})", code="changed-input"
+    )
 
 
 # ---- by what they are known again ------------------------------------------
@@ -213,7 +224,7 @@ def fingerprint_fully(base: Gguf) -> str:
     crc = 0
     with (
         verify_unchanged(base.mapped_files),
-        log_if_slow(f"reading {base.path}, to compare it with that of the other processes"),
+        log_if_slow(f"reading {base.path} to compare it with the base of the other processes"),
     ):
         for tensor in base.tensors.values():
             raw = tensor.raw.reshape(-1)

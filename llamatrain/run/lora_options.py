@@ -41,7 +41,7 @@ class LoraOptions(Options, panel="An adapter"):
     lora_alpha: Annotated[
         float | None,
         Option(
-            "What is added is scaled by alpha / rank; else alpha is --lora-r.",
+            "Scale the adapter by alpha / rank; default: the value of --lora-r.",
             unit="ALPHA",
             least=FACTORS[0],
             most=FACTORS[1],
@@ -52,7 +52,8 @@ class LoraOptions(Options, panel="An adapter"):
     target: Annotated[
         tuple[str, ...],
         Option(
-            "Weights that get an adapter: attn_q, blk.0-3.ffn_down, blk.8-, output, token_embd, norms; else all linear ones.",
+            "Weights that get an adapter: attn_q, blk.0-3.ffn_down, blk.8-, output, token_embd, norms; "
+            "default: all linear ones.",
             unit="WEIGHTS",
             when=(NOT_FULL, NEW_ADAPTER),
         ),
@@ -60,7 +61,7 @@ class LoraOptions(Options, panel="An adapter"):
     lora_rank_of: Annotated[
         tuple[str, ...],
         Option(
-            "A rank of its own for a weight, such as attn_q=16 or blk.0.ffn_up=4; may be repeated. Norms have 1.",
+            "Rank of one weight, such as attn_q=16 or blk.0.ffn_up=4; may be repeated. Norms have rank 1.",
             unit="WEIGHT=RANK",
             accepts=is_rank,
             takes="a weight and a rank, such as attn_q=16",
@@ -71,7 +72,7 @@ class LoraOptions(Options, panel="An adapter"):
     lora_dropout: Annotated[
         float,
         Option(
-            "The share of its input that an adapter does not see in a step.",
+            "Dropout: the share of its input that an adapter does not see in a step.",
             unit="SHARE",
             least=0,
             below=1,
@@ -85,7 +86,7 @@ class LoraOptions(Options, panel="An adapter"):
     lora_plus_ratio: Annotated[
         float,
         Option(
-            "The learning rate of an adapter's second factor is this many times --lr.",
+            "LoRA+: the learning rate of factor B is this many times --lr.",
             unit="RATIO",
             least=FACTORS[0],
             most=FACTORS[1],
@@ -96,13 +97,13 @@ class LoraOptions(Options, panel="An adapter"):
     lora_init: Annotated[
         Path | None,
         Option(
-            "Go on from this adapter, with its ranks: a GGUF file, a .bin, a PEFT folder.", when=(NOT_FULL,)
+            "Start from this adapter and its ranks: a GGUF file, a .bin, a PEFT folder.", when=(NOT_FULL,)
         ),
     ] = None
     only_write_lora: Annotated[
         bool,
         Option(
-            "Write the adapter of a checkpoint (--resume) and train nothing.",
+            "Write the adapter of a checkpoint (--resume), without training.",
             when=(NOT_FULL,),
             resumable=True,
         ),
@@ -113,7 +114,7 @@ class LoraOptions(Options, panel="An adapter"):
     peft: Annotated[
         Path | None,
         Option(
-            "Write the adapter for Hugging Face's PEFT, too, into this folder.",
+            "Also write the adapter in PEFT's format, into this folder.",
             unit="FOLDER",
             when=(NOT_FULL,),
             resumable=True,
@@ -122,7 +123,7 @@ class LoraOptions(Options, panel="An adapter"):
     cache_base: Annotated[
         Literal["auto", "off", "bf16"],
         Option(
-            "A copy of the base's weights in bf16, for speed; auto: where the memory is there.",
+            "Copy the base's weights to bf16, for speed; auto: if there is memory for it.",
             when=(NOT_FULL,),
             resumable=True,
             announced=True,
@@ -130,15 +131,15 @@ class LoraOptions(Options, panel="An adapter"):
     ] = "auto"
     rope_freq_base: Annotated[
         float | None,
-        Option("Frequency base of the rotary positions, other than the model's.", least=1, example="10000"),
+        Option("RoPE frequency base; default: the model's.", least=1, example="10000"),
     ] = None
     rope_freq_scale: Annotated[
         float | None,
-        Option("Positions count this much, other than in the model.", least=1e-6, most=1e6, example="0.5"),
+        Option("RoPE frequency scale; default: the model's.", least=1e-6, most=1e6, example="0.5"),
     ] = None
     norm_rms_eps: Annotated[
         float | None,
-        Option("Epsilon of the RMS norms, other than the model's.", above=0, below=1, example="1e-5"),
+        Option("Epsilon of the RMS norms; default: the model's.", above=0, below=1, example="1e-5"),
     ] = None
 
     @property
@@ -169,7 +170,8 @@ def adapter_ranks(options: LoraOptions, h: "Hyperparameters") -> dict[str, int]:
         for name in match_weights("--lora-rank-of", target, h):
             if targets and name not in chosen:
                 raise UsageError(
-                    f"--lora-rank-of {shorten(text)}: {name} gets no adapter; --target {shorten(target)} gives it one"
+                    f"--lora-rank-of {shorten(text)}: {name} gets no adapter; add --target {shorten(target)}",
+                    code="no-such-target",
                 )
             given_ranks[name] = rank
     if not targets:
@@ -186,4 +188,4 @@ def match_weights(option: str, target: str, h: "Hyperparameters") -> set[str]:
     try:
         return match_target(target, h)
     except UsageError as error:
-        raise UsageError(f"{option} {error}") from None
+        raise UsageError(f"{option} {error}", code=error.code) from None

@@ -80,4 +80,4 @@ class LowRankModel(FullModel):
     def notes(self) -> Iterator[str]:
         """Yield a note about the low-rank matrices."""
         which = "attention" if self.h.tied else "attention and output"
-        yield f"the matrices of {which} are products of factors of rank {self.rank}, in {self.result_name} as any others"
+        yield f"the matrices of {which} have rank {self.rank}; {self.result_name} holds them multiplied out"

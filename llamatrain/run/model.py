@@ -71,7 +71,8 @@ def make_model(config: RunConfig, inputs: RunInputs, changed: Collection[str], r
     model = model_from_file(inputs.base, config, inputs, changed)
     if inputs.resume_point and inputs.is_resume and model.tokenizer and not config.files:
         raise FileError(
-            f"{inputs.resume_point.path}: its options are damaged: it is trained on text, and they name no data"
+            f"{inputs.resume_point.path}: the stored options are damaged: they name no data",
+            code="damaged-options",
         )
     return model.with_template(config.data)
 
@@ -99,7 +100,8 @@ def add_vocabulary(base: Gguf, path: Path | None) -> tuple[Gguf, dict[str, Value
         return base, {}
     if path is None:
         raise UsageError(
-            f"{base.path}: it has no vocabulary; {format_flag('vocab_from')} names a file that has one"
+            f"{base.path} has no vocabulary; name a file that has one with {format_flag('vocab_from')}",
+            code="no-vocabulary",
         )
     vocabulary = tokenizer_metadata(open_gguf(path).metadata.raw_values)
     return replace(base, metadata=Metadata(base.metadata.raw_values | vocabulary)), vocabulary
@@ -113,9 +115,10 @@ def check_teacher_vocab(model: RunModel, teacher: Gguf) -> None:
         for metadata in (model.metadata, teacher.metadata.raw_values)
     ]
     if tokens[0] is None or tokens[0] != tokens[1] or teacher_tokens < model.h.vocab:
-        counts = f"{model.h.vocab:,} tokens to learn, {teacher_tokens:,} of the teacher"
+        counts = f"{teacher_tokens:,} tokens, the model has {model.h.vocab:,}"
         raise UsageError(
-            f"{teacher.path}: its vocabulary is another than the model's ({counts}); a teacher has the same tokens"
+            f"{teacher.path}: a teacher must have the vocabulary of the model (got {counts})",
+            code="teacher-vocabulary",
         )
 
 
@@ -124,7 +127,8 @@ def check_size_options(base: Gguf, changed: Collection[str]) -> None:
     for name in NEW_MODEL:
         if name in changed:
             raise UsageError(
-                f"{format_flag(name)} has no effect on the model in {base.path}, which is as it is; leave it out"
+                f"{format_flag(name)} has no effect on the model in {base.path}; leave it out",
+                code="unused-option",
             )
 
 
@@ -170,7 +174,10 @@ def read_model(gguf: Gguf, ctx: int | None, default_ctx: int) -> RunModel:
     metadata["general.file_type"] = u32(ALL_F32)
     tokenizer = None if has_no_text(gguf.metadata) else load_tokenizer(gguf.metadata, gguf.path)
     if tokenizer and len(tokenizer) > h.vocab:
-        raise UsageError(f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")
+        raise UsageError(
+            f"{gguf.path}: the vocabulary has {len(tokenizer)} tokens, but there are {h.vocab} embeddings",
+            code="damaged-model",
+        )
     factors = {rope.TENSORS[name]: array for name, array in h.rope.tensors.items()}
     return RunModel(
         h=h,

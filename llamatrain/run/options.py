@@ -81,7 +81,8 @@ class TrainOptions(Options, panel="Training"):
     optimizer: Annotated[
         OptimizerName,
         Option(
-            "Optimizer. muon trains whole models, sgd has momentum --beta1, lbfgs uses the same rows in every step.",
+            "Optimizer. muon trains whole models, sgd has momentum --beta1, lbfgs uses the same rows "
+            "in every step.",
             panel=OPTIMIZER,
         ),
     ] = "adamw"
@@ -112,7 +113,8 @@ class TrainOptions(Options, panel="Training"):
     schedule: Annotated[
         Literal["constant", "linear", "cosine", "wsd"],
         Option(
-            "How the learning rate falls after the warm-up; wsd falls at the end only, and later if --iters is raised.",
+            "How the learning rate falls after the warm-up; wsd falls at the end only, and later if "
+            "--iters is raised.",
             panel=RATE,
         ),
     ] = "cosine"
@@ -240,7 +242,8 @@ class TrainOptions(Options, panel="Training"):
     grad_groups: Annotated[
         int | None,
         Option(
-            "Groups of rows whose gradients are added in a fixed order, so that any number of ranks up to this one "
+            "Groups of rows whose gradients are added in a fixed order, so that any number of ranks up "
+            "to this one "
             "gives the same bits; default: 8 with several ranks.",
             panel=SPEED,
             unit="GROUPS",
@@ -274,12 +277,15 @@ class TrainOptions(Options, panel="Training"):
     remat: Annotated[
         str,
         Option(
-            "Activations to recompute in the backward pass: none, light, block, optimal, a number of blocks, or a list "
+            "Activations to recompute in the backward pass: none, light, block, optimal, a number of "
+            "blocks, or a list "
             "such as block:3,wide:2; auto: light, or whatever fits the memory best.",
             panel=SPEED,
             unit="POLICY",
             accepts=is_remat,
-            takes=f"none, light, block, optimal, {AUTO}, a number of blocks, or a list such as block:3,wide:2",
+            takes=(
+                f"none, light, block, optimal, {AUTO}, a number of blocks, or a list such as block:3,wide:2"
+            ),
         ),
     ] = "auto"
     memory: Annotated[
@@ -361,7 +367,8 @@ class RunOptions(Options, panel="The run", resumable=True):
     grad_comm_dtype: Annotated[
         Literal["f32", "bf16"],
         Option(
-            "Number type of gradients between ranks; bf16 halves the traffic, and bits then depend on the number of ranks.",
+            "Number type of gradients between ranks; bf16 halves the traffic, and bits then depend on "
+            "the number of ranks.",
             panel=SPEED,
             aliases=("wire",),
         ),

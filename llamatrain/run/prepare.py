@@ -79,7 +79,7 @@ def start_request(request: RunRequest) -> tuple[RunConfig, RunInputs, list[str]]
         config = replace(
             config, train=replace(config.train, seed=get_comm().broadcast(secrets.randbelow(COUNT)))
         )
-        notes.append(f"--seed -1: {config.train.seed} is drawn")
+        notes.append(f"--seed -1: drew {config.train.seed}")
     config = config.make_absolute(
         "" if resume_point or not folder_options.checkpoint_in else str(folder_options.checkpoint_in)
     )
@@ -97,7 +97,7 @@ def prepare(
     teacher = teacher_for(config, model, inputs)
     trainable = choose_trainable(
         config, model, inputs, peft
-    )  # what adapters are not as they should be is told before the data is read
+    )  # before the data is read: broken adapters show at once
     check_resident(config.train.memory)
     with phase("data"):
         data = load_data(config.files, model, config.data, config.train.seed, config.preference.data_kind)
@@ -119,7 +119,7 @@ def prepare(
     if inputs.resume_point:
         check_weights(inputs.resume_point, found.weights.trainable)
     if found.error:
-        raise MemoryPlanError(found.error)
+        raise MemoryPlanError(found.error, code="out-of-memory")
     return PreparedRun(
         resolved=resolved,
         plan=found,
@@ -169,30 +169,36 @@ def describe_surprises(
     """Yield notes about what the user may not expect of the run."""
     config, tune = resolved.config, resolved.config.tune
     if inputs.resume_point and inputs.step >= resolved.iters:
-        yield f"all {resolved.iters} steps are done already; --iters with a larger number goes on"
+        yield f"all {resolved.iters} steps are done; raise --iters to train further"
     if resolved.optimizer.needs_f32 and resolved.precision == "bf16":
-        yield f"--optimizer {config.train.optimizer} in bf16 sees rounded losses and ends early; --precision f32 goes further"
+        yield (
+            f"--optimizer {config.train.optimizer} stops early in bf16, where losses are rounded; "
+            "--precision f32 trains further"
+        )
     if found.plan.splits > 1:
-        yield f"a batch is run in {found.plan.splits} parts, to fit the memory"
+        yield f"each batch is split into {found.plan.splits} micro-batches to fit the memory"
     if (
         resolved.forced_splits > 1
         and config.train.batch * model.row_length < SMALL_BATCH
         and resolved.ranks < (groups := config.train.grad_groups or 1)
     ):
         fewer = 1 << (resolved.ranks - 1).bit_length()
-        yield f"a batch is run in {resolved.forced_splits} parts, for {groups} groups; --grad-groups {fewer} is faster, with bits of its own"
+        yield (
+            f"each batch is split into {resolved.forced_splits} micro-batches for {groups} gradient "
+            f"groups; --grad-groups {fewer} is faster, with slightly different results"
+        )
     if model.row_length > model.h.ctx:
-        yield f"rows have {model.row_length} tokens, and the model was made for {model.h.ctx}"
+        yield f"rows have {model.row_length} tokens, but the model was made for {model.h.ctx}"
     if found.cache == "off" and found.plan.breakdown.packed_copies:
         copy_size = Size(found.plan.breakdown.packed_copies).text
-        yield f"weights of types that no product unpacks on its way are unpacked once, which takes {copy_size}"
+        yield f"some quantized weights are unpacked once, which takes {copy_size}"
     if trainable.kind == "train_model" and inputs.base and not inputs.resume_point:
         kinds = {inputs.base.tensors[name].type.name for name in model.h.shapes} - {"F32"}
         if kinds:
-            yield f"weights in {', '.join(sorted(kinds))} are unpacked: all are trained in F32, and {trainable.result_name} is written so"
+            yield f"all weights are trained and written in F32 ({', '.join(sorted(kinds))} ones are unpacked)"
     changes_rope = (tune.rope_freq_base, tune.rope_freq_scale, tune.norm_rms_eps) != (None, None, None)
     if changes_rope and config.command == "finetune" and not tune.full:
-        yield "the adapter is for the base with this rope and epsilon: it is to be run with the same"
+        yield "the adapter fits the base with this rope and epsilon only; run it with the same values"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +251,7 @@ def plan_unread(request: RunRequest, graphs: bool, ranks: int) -> PlannedRun:
         + (MPI_BYTES if ranks > 1 and get_comm().size == 1 else 0),
         may_extrapolate=not graphs,
     )
-    refuse = config.train.memory is not None  # else it is told what would be needed
+    refuse = config.train.memory is not None  # otherwise the plan is shown with a warning
     found = fit_memory(resolved, choose_trainable(config, model, inputs, None), shape, refuse)
     steps = None if config.train.epochs is not None else max(0, resolved.iters - inputs.step)
     return PlannedRun(plan=found, config=config, batches=resolved.config.train.grad_acc, steps=steps)
@@ -315,13 +321,16 @@ def resolve_peft_folder(
             config,
             None,
             [
-                f"the adapter is not written to {path}, which its checkpoint alone names; --peft {path} does that"
+                f"the adapter is not written to {path}, since only the checkpoint names it; add --peft "
+                f"{path} to write it"
             ],
         )
     peft_files.remove_partial(path)
     for read in config.adapters:
         if os.path.realpath(read) == real:
-            raise UsageError(f"--peft {path} would replace {read}, which is being read: another name will do")
+            raise UsageError(
+                f"--peft {path} would replace the input {read}; choose another name", code="replaces-input"
+            )
     peft_files.check_writable(path)
     stored = stored_peft(inputs.resume_point)
     is_own = not is_other_folder and stored is not None and os.path.realpath(stored) == real
@@ -329,11 +338,13 @@ def resolve_peft_folder(
         replaced = (
             ""
             if folder_options.resume
-            else ", --overwrite replaces it"
+            else ", or add --overwrite to replace it"
             if is_override
-            else f", --overwrite --peft {path} replaces it"
+            else f", or add --overwrite --peft {path} to replace it"
         )
-        raise FileError(f"{path}: there is an adapter already; another --peft leaves it alone{replaced}")
+        raise FileError(
+            f"{path} already holds an adapter; choose another --peft{replaced}", code="output-exists"
+        )
     return config, path, []
 
 

@@ -82,7 +82,7 @@ def naming_sources(config: Path | None, given: Collection[str], overrides: Colle
         words(lambda name: names.add(name.removeprefix("no_")) or name)  # type: ignore[func-returns-value]
         if config is None or names & {*overrides} or not names & {*given}:
             raise
-        raise UsageError(f"{config}: {words(format_setting)}") from None
+        raise UsageError(f"{config}: {words(format_setting)}", code=error.code) from None
 
 
 def merge_config_file(overrides: Said, *classes: type[Options]) -> dict[str, Any]:
@@ -102,12 +102,12 @@ def latest_or_new(overrides: Said, values: Said) -> tuple[RunFolderOptions, tupl
     folder_options = build(RunFolderOptions, overrides)
     if folder_options.trust and not (folder_options.resume or folder_options.checkpoint_in):
         raise UsageError(
-            "--trust is for the files that a checkpoint names: name it with --resume or --checkpoint-in"
+            "--trust has no effect without --resume or --checkpoint-in; leave it out", code="unused-option"
         )
     path, latest = folder_options.checkpoint_in, values.get("fn_latest", ExtraOutputOptions.fn_latest)
     if path is None or latest not in path.name or os.path.lexists(path) or not path.parent.is_dir():
         return folder_options, ()
-    return replace(folder_options, checkpoint_in=None), (f"{path} is not there: the run begins anew",)
+    return replace(folder_options, checkpoint_in=None), (f"{path} does not exist yet: starting a new run",)
 
 
 def build_config(
@@ -144,11 +144,13 @@ def request_from_scratch(data: Sequence[str], overrides: Said) -> RunRequest:
             check_student(config, changed)
         if folder_options.only_write_model and not (folder_options.resume or folder_options.checkpoint_in):
             raise UsageError(
-                "--only-write-model writes the model of a checkpoint: name it with --resume or --checkpoint-in"
+                "--only-write-model needs a checkpoint; name it with --resume or --checkpoint-in",
+                code="no-checkpoint",
             )
         if files and config.train.loss == "squared-error":
             raise UsageError(
-                "--loss squared-error is for the sine wave only; leave the data out, or the option"
+                "--loss squared-error is for the sine wave only; leave out the option or the data",
+                code="sine-only",
             )
     return RunRequest(
         config=config,
@@ -167,12 +169,10 @@ def check_vocabulary(options: ModelOptions, has_text: bool) -> None:
     size, (least, most) = options.vocab_size, (SMALLEST, LARGEST) if has_text else SINE_VOCAB_SIZES
     if options.vocab_from or (has_text if size == BYTES else least <= int(size) <= most):
         return
-    takes = (
-        f"a text takes {least} to {most}, or the word {BYTES}"
-        if has_text
-        else f"the sine wave takes {least} to {most}"
+    takes = f"{least} to {most}, or {BYTES}" if has_text else f"{least} to {most} for the sine wave"
+    raise OptionError(
+        lambda spelt: f"{spelt('vocab_size')} must be {takes} (got {size})", code="invalid-option"
     )
-    raise OptionError(lambda spelt: f"{spelt('vocab_size')} {size} cannot be; {takes}")
 
 
 def check_student(config: RunConfig, changed: Collection[str]) -> None:
@@ -180,10 +180,14 @@ def check_student(config: RunConfig, changed: Collection[str]) -> None:
     if config.train.teacher is None:
         return
     if not config.files:
-        raise UsageError("--teacher means nothing to the built-in sine wave; name the data, or leave it out")
+        raise UsageError(
+            "--teacher has no effect on the built-in sine wave; name the data, or leave it out",
+            code="unused-option",
+        )
     if "vocab_size" in changed:
         raise UsageError(
-            "--vocab-size has no effect beside --teacher, whose vocabulary a new model takes; leave it out"
+            "--vocab-size has no effect with --teacher, whose vocabulary is used; leave it out",
+            code="unused-option",
         )
 
 
@@ -194,7 +198,7 @@ def add_sine_defaults(values: Said) -> dict[str, Any]:
             option = f"no_{name}" if values[name] is False else name
             raise OptionError(
                 lambda spelt, said=option: (
-                    f"{spelt(said)} means nothing to the built-in sine wave; name the data, or leave it out"
+                    f"{spelt(said)} has no effect on the built-in sine wave; name the data, or leave it out"
                 )  # type: ignore[misc]
             )
     sized = ("embd", "head", "layer") if "size" in values else ()
@@ -252,23 +256,26 @@ def build_finetune_config(
         for name, product in (("only_write_lora", "adapter"), ("only_write_model", "model")):
             if values.get(name):
                 raise UsageError(
-                    f"{format_flag(name)} writes the {product} of a checkpoint: name it with --resume or --checkpoint-in"
+                    f"{format_flag(name)} writes the {product} of a checkpoint; name it with --resume "
+                    "or --checkpoint-in",
+                    code="no-checkpoint",
                 )
         if not base:
-            raise UsageError("no model: name a GGUF file, and the data to train on")
+            raise UsageError("no model given; name a GGUF file, and the data to train on", code="no-model")
     check_model(base, data)
     if base and not data and not folder_options.resume and not folder_options.checkpoint_in:
         raise UsageError(
-            f"no data to train {base} on: name files (text, JSON, CSV, Parquet), folders, globs, or -"
+            f"no data given to train {base}; name files (text, JSON, CSV, Parquet), folders, globs, or -",
+            code="no-data",
         )
     config = build_config("finetune", data, base or "", values, changed, folder_options.resume is not None)
     if config.train.loss != "cross-entropy":
-        raise UsageError("--loss squared-error is for the sine wave only")
+        raise UsageError("--loss squared-error is for the sine wave only; leave it out", code="sine-only")
     train = config.train
     check_compatible(config.preference, train.optimizer, config.tune.full, train.batch, config.data.pack)
     if registry.get_optimizer(train.optimizer).full_models_only and not config.tune.full:
-        told = f"{train.optimizer} is for whole matrices: --full trains those, an adapter takes adamw"
-        raise OptionError(lambda spelt: f"{spelt('optimizer')} {told}")
+        problem = f"{train.optimizer} needs whole matrices; add --full, or use adamw for an adapter"
+        raise OptionError(lambda spelt: f"{spelt('optimizer')} {problem}", code="needs-full-model")
     return config, folder_options
 
 
@@ -279,10 +286,11 @@ def check_model(base: str | None, data: Sequence[str], command: str = "finetune"
     if model := next((name for name in data if is_gguf(name)), None):
         rest = shlex.join([base, *(name for name in data if name != model)])
         raise UsageError(
-            f"{base} is no model, and {model} is one, which comes first: llamatrain {command} {shlex.quote(model)} {rest}"
+            f"the model must come first (got {base}): llamatrain {command} {shlex.quote(model)} {rest}",
+            code="model-first",
         )
     if Path(base).is_dir():
-        raise FileError(describe_folder(Path(base)))
+        raise FileError(describe_folder(Path(base)), code="is-a-folder")
     if not Path(base).exists():
         raise missing_model(Path(base))
 
@@ -291,12 +299,16 @@ def check_single_model(base: str | None, changed: set[str], folder_options: RunF
     """Raise if --checkpoint-in names a model and there is another one, or an option about adapters."""
     if base and is_gguf(base):
         raise UsageError(
-            f"--checkpoint-in {folder_options.checkpoint_in} is a model, as {base} is; leave one of them out"
+            f"two models given: --checkpoint-in {folder_options.checkpoint_in} and {base}; leave one of "
+            "them out",
+            code="two-models",
         )
     specs = option_specs(LoraOptions) | option_specs(AdapterOptions)
     if lora := sorted(name for name in changed if name in specs and NOT_FULL in specs[name].option.when):
         raise UsageError(
-            f"--checkpoint-in trains all of a model, and {format_flag(lora[0])} is for an adapter: name the model first"
+            f"{format_flag(lora[0])} has no effect with a model as --checkpoint-in, which trains all of "
+            "it; name the model first to train an adapter",
+            code="unused-option",
         )
 
 

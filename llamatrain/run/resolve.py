@@ -82,8 +82,12 @@ class ResolvedConfig:
         """Return the options to store in checkpoints and config.toml, including the memory plan."""
         asked, train = self.config, self.config.train
         if (batches := train.grad_acc * splits) > COUNT:
-            told = f" {train.grad_acc} cannot be: in {splits} parts each it makes {batches} batches, and less than 2^31 can be"
-            raise OptionError(lambda spelt: spelt("grad_acc") + told)
+            raise OptionError(
+                lambda spelt: (
+                    f"{spelt('grad_acc')} {train.grad_acc} with batches split into {splits} makes too "
+                    f"many batches ({batches})"
+                )
+            )
         return replace(
             asked,
             model=replace(asked.model, ctx=self.row_length),
@@ -118,10 +122,9 @@ def resolve(
         steps = -(-count_rows(train.epochs) // (train.batch * train.grad_acc))
         iters = steps if train.iters is None else min(steps, train.iters)
         if iters > COUNT:
-            problem = (
-                f" {train.epochs} cannot be: it takes {iters} steps, and less than 2^31 can be; fewer will do"
+            raise OptionError(
+                lambda spelt: f"{spelt('epochs')} {train.epochs} takes too many steps ({iters})"
             )
-            raise OptionError(lambda spelt: spelt("epochs") + problem)
     warmup = train.warmup if train.warmup is not None else round(WARMUP * iters)
     optimizer = (
         get_optimizer(train.optimizer).from_options(asdict(train)).with_precision(resolve_precision(train))
@@ -160,14 +163,17 @@ def split_for_ranks(config: RunConfig, ranks: int, is_planned: bool = False) -> 
     rows = train.grad_acc * (train.batch if can_split else 1)
     groups = train.grad_groups or default_groups(rows, ranks, is_planned or get_launch_info() is not None)
     if groups > rows:
-        problem = f" {groups} cannot be: a step has {rows} {'rows' if can_split else 'batches, which are compared as wholes'}"
+        problem = (
+            f" must be at most {rows}, the {'rows' if can_split else 'batches'} of a step (got {groups})"
+        )
         raise OptionError(lambda spelt: spelt("grad_groups") + problem)
     if ranks > groups and train.grad_groups:
-        problem = f" {groups} are divided among so many ranks at most, and there are {ranks}"
+        problem = f" must be at least the number of ranks, {ranks} (got {groups})"
         raise OptionError(lambda spelt: spelt("grad_groups") + problem)
     if ranks > groups:
         raise UsageError(
-            f"a step of {rows} rows cannot be divided among {ranks} ranks: --batch and --grad-acc make it larger"
+            f"a step of {rows} rows cannot be divided among {ranks} ranks; raise --batch or --grad-acc",
+            code="too-many-ranks",
         )
     if groups == 1:
         return config

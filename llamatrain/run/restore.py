@@ -23,7 +23,9 @@ def checking_state(resume_point: ResumePoint) -> Iterator[None]:
     try:
         yield
     except (KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
-        raise FileError(f"{resume_point.path}: its state cannot be gone on with: {error!r}"[:200]) from error
+        raise FileError(
+            f"{resume_point.path}: its state is damaged: {error!r}"[:200], code="damaged-checkpoint"
+        ) from error
 
 
 def initial_state(
@@ -55,7 +57,7 @@ def initial_state(
         state.best.stale = 0 if state.best.stop_reason(loop_config.patience) else state.best.stale
     if tuple(stored_option(resume_point, "data", "val") or ()) != prepared.config.data.val:
         if state.best.step is not None:
-            report.warn("the validation data is another: which validation is the best begins anew")
+            report.warn("the validation data has changed: the best validation is determined anew")
         state.best = Best()
     return state
 

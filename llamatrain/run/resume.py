@@ -24,7 +24,7 @@ from llamatrain.run.lora_options import NEW_ADAPTER, LoraOptions
 from llamatrain.run.options import AUTO, RunFolderOptions, TrainOptions
 
 COMMANDS = {"train_model": "from-scratch", "finetune_lora": "finetune"}  # where no options are kept
-LEGACY_ADAPTER = "a checkpoint of llama.cpp's finetune, which names neither its model nor its data"
+LEGACY_ADAPTER = "this checkpoint of llama.cpp's finetune names neither model nor data; resume it with"
 MAX_COUNT = 1 << 62  # of steps, samples, tokens
 MAX_LISTED, PATH = 4, 120  # files of a checkpoint from elsewhere in one message, and the characters of each
 
@@ -60,17 +60,26 @@ def find_checkpoint(folder_options: RunFolderOptions, command: str) -> ResumePoi
     stored_command = checkpoint.options.get("command", COMMANDS.get(checkpoint.kind))
     if stored_command != command:
         if stored_command not in list(COMMAND_PARTS):
-            raise FileError(f"{checkpoint_path}: a checkpoint of {stored_command!r:.40}, which is no command")
+            raise FileError(
+                f"{checkpoint_path}: the checkpoint names an unknown command (got {stored_command!r:.40})",
+                code="damaged-checkpoint",
+            )
         if stored_command == "finetune" and not checkpoint.options:
             raise UsageError(
-                f"{checkpoint_path}: {LEGACY_ADAPTER}: llamatrain finetune BASE.gguf DATA --checkpoint-in {path}"
+                f"{checkpoint_path}: {LEGACY_ADAPTER} llamatrain finetune BASE.gguf DATA "
+                f"--checkpoint-in {path}",
+                code="legacy-checkpoint",
             )
         raise UsageError(
-            f"{checkpoint_path}: a checkpoint of {stored_command}; go on with `llamatrain {stored_command} --resume {path}`"
+            f"{checkpoint_path}: this is a checkpoint of {stored_command}; use llamatrain "
+            f"{stored_command} --resume {path}",
+            code="wrong-command",
         )
     counts = vars(checkpoint.state.counters).values()
     if max(counts) >= MAX_COUNT:
-        raise FileError(f"{checkpoint_path}: its counters are damaged: {max(counts)} cannot be")
+        raise FileError(
+            f"{checkpoint_path}: the counters are damaged (got {max(counts)})", code="damaged-checkpoint"
+        )
     is_own_checkpoint = get_comm().broadcast(is_own(checkpoint.options, checkpoint.extra.get(SIGNATURE)))
     return ResumePoint(checkpoint, checkpoint_path, is_own_checkpoint, tuple(notes))
 
@@ -101,7 +110,7 @@ def apply_resume(
         and "cache_base" not in given
     ):
         changed["tune"]["cache_base"] = "off"
-        notes.append("--cache-base is off from now on: copies in bf16 are for products in bf16")
+        notes.append("--cache-base is now off, since bf16 copies are for bf16 products")
     changed["train"].setdefault("grad_groups", resumed_groups(stored.train))
     if (
         not resume_point.is_own
@@ -110,7 +119,8 @@ def apply_resume(
     ):
         changed["run"]["log"] = tuple(each for each in stored.run.log if each not in services)
         notes.append(
-            f"nothing is sent to {', '.join(services)}, since only a checkpoint from elsewhere says so; --log {services[0]} does that"
+            f"nothing is sent to {', '.join(services)}, since only someone else's checkpoint asks for "
+            f"it; add --log {services[0]} to send it"
         )
     parts = {part: replace(getattr(stored, part), **values) for part, values in changed.items()}
     merged = replace(stored, base=config.base or stored.base, **parts)  # the base may have been moved
@@ -126,13 +136,14 @@ def apply_resume(
         notes.append(describe_schedule_change(stored.train, merged.train, resume_point.step))
     old_kernels, kernels = resume_point.checkpoint.extra.get(KERNELS), kernel_class(merged.train.kernels)
     if old_kernels not in (None, kernels):
-        notes.append(f"the kernels are those for {kernels} from now on, and were for {old_kernels!s:.40}")
+        notes.append(f"the kernels are now those for {kernels} (they were for {old_kernels!s:.40})")
     regrouped = (merged.train.grad_groups is None and get_launch_info() is not None) or (
         merged.train.grad_groups or 1
     ) != (stored.train.grad_groups or 1)
     if regrouped and "grad_groups" not in given:
         notes.append(
-            f"a step has more groups from now on, for {get_comm().size} ranks, and had {stored.train.grad_groups or 1}"
+            f"a step now has more gradient groups, for {get_comm().size} ranks (it had "
+            f"{stored.train.grad_groups or 1})"
         )
     if (
         "precision" in changed["train"]
@@ -140,7 +151,7 @@ def apply_resume(
         or old_kernels not in (None, kernels)
         or regrouped
     ):
-        notes.append("so the run is not, to the bit, what it would have been")
+        notes.append("results will differ slightly from those of an uninterrupted run")
     return merged, notes
 
 
@@ -153,10 +164,13 @@ def resumed_groups(stored: TrainOptions) -> int | None:
 def describe_schedule_change(stored: TrainOptions, merged: TrainOptions, step: int) -> str:
     """Describe what happens to the learning rate if there are more steps."""
     if merged.schedule != "wsd":
-        return f"the schedule stays: after step {stored.iters} the rate is --lr-min {stored.lr_min:g}"
+        return (
+            f"the schedule does not change: after step {stored.iters} the learning rate stays at "
+            f"--lr-min {stored.lr_min:g}"
+        )
     fall_start = (stored.iters or 0) - (stored.decay_steps or 0) + 1
-    rises = f"; it had begun to fall at step {fall_start}, and rises again" if step >= fall_start else ""
-    return f"the rate falls in the last {merged.decay_steps} of {merged.iters} steps{rises}"
+    rises = f"; it was already falling since step {fall_start}, and rises again" if step >= fall_start else ""
+    return f"the learning rate falls in the last {merged.decay_steps} of {merged.iters} steps{rises}"
 
 
 def check_legacy_options(
@@ -169,7 +183,9 @@ def check_legacy_options(
         return
     if not config.base or not (config.files or config.tune.only_write_lora):
         raise UsageError(
-            f"{resume_point.path}: {LEGACY_ADAPTER}: llamatrain finetune BASE.gguf DATA --checkpoint-in {resume_point.path}"
+            f"{resume_point.path}: {LEGACY_ADAPTER} llamatrain finetune BASE.gguf DATA --checkpoint-in "
+            f"{resume_point.path}",
+            code="legacy-checkpoint",
         )
     new = (name for name, spec in option_specs(LoraOptions).items() if NEW_ADAPTER in spec.option.when)
     if unused := [name for name in ("full", "lora_init", *new) if name in changed_names]:
@@ -183,13 +199,19 @@ def check_files(stored: RunConfig, config: RunConfig) -> None:
     """Raise if a resumed run is given other data or another base."""
     if config.files and config.files != stored.files:
         before = shorten(" ".join(stored.files), LINE) or "the sine wave"
-        raise UsageError(f"the data may not change when a run goes on: it has {before}; leave it out")
+        raise UsageError(
+            f"the data must stay the same when a run is resumed (it is {before}); leave it out",
+            code="fixed-option",
+        )
     if config.base and config.base != stored.base and stored.tune.full:
-        raise UsageError(f"a run of --full goes on from its checkpoint, not from {config.base}; leave it out")
+        raise UsageError(
+            f"a --full run is resumed from its checkpoint (got the base {config.base}); leave the base out",
+            code="fixed-option",
+        )
     named = {*(config.files), *config.data.val}  # by a person
     check_saved_names([name for name in (*stored.files, *stored.data.val) if name not in named])
     if "-" in stored.files and sys.stdin.isatty():
-        raise UsageError("the run's data came from standard input: give it there again")
+        raise UsageError("the run's data came from standard input; pipe it in again", code="no-data")
 
 
 def check_inputs(
@@ -206,18 +228,19 @@ def check_inputs(
     if not unnamed:
         return
     if resume_point.is_own:
-        log_line(f"note: reading {shorten(', '.join(unnamed), LINE)}, as the checkpoint says")
+        log_line(f"note: reading {shorten(', '.join(unnamed), LINE)}, which the checkpoint names")
     elif folder_options.trust:
         for file in unnamed:
-            log_line(f"note: reading {file}, as the checkpoint from elsewhere says")
+            log_line(f"note: reading {file}, which someone else's checkpoint names")
     else:
         listed = ", ".join(shorten(file, PATH) for file in unnamed[:MAX_LISTED]) + (
             f" and {len(unnamed) - MAX_LISTED} more" if unnamed[MAX_LISTED:] else ""
         )
         raise UsageError(
-            f"{resume_point.path} has no signature of yours (another user, machine or older version wrote it), and names "
-            f"files to read: {listed}; "
-            f"name them beside --resume, or add {format_flag('trust')}"
+            f"{resume_point.path} was written by another user, machine or version, and names files to "
+            f"read: {listed}; "
+            f"name them on the command line too, or add {format_flag('trust')}",
+            code="untrusted-checkpoint",
         )
 
 
@@ -238,7 +261,8 @@ def merge_changes(
                 continue
             if not (spec.resumable(stored.values) if callable(spec.resumable) else spec.resumable):
                 raise UsageError(
-                    f"{format_flag(name)} must stay as it was when a run is resumed (it is {format_value(before)}); leave it out",
+                    f"{format_flag(name)} must stay as it was when a run is resumed (it is "
+                    f"{format_value(before)}); leave it out",
                     code="fixed-option",
                 )
             changed[part][name] = wanted

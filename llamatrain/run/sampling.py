@@ -60,11 +60,13 @@ class TextSampler:
         self.prompt = [*first, *map(int, tokenizer.encode(prompt, special=True))]
         if not self.prompt:
             raise UsageError(
-                "the vocabulary has no token that begins a text: give samples something with --sample-prompt"
+                "the vocabulary has no begin token, so samples need a prompt; give one with --sample-prompt",
+                code="no-prompt",
             )
         if len(self.prompt) >= h.ctx:
             raise UsageError(
-                f"--sample-prompt has {len(self.prompt)} tokens, the context {h.ctx}; a shorter one will do"
+                f"--sample-prompt must have fewer tokens than the context, {h.ctx} (got {len(self.prompt)})",
+                code="prompt-too-long",
             )
         self.h, self.tokenizer, self.seed, self.threads, self.kernels = h, tokenizer, seed, threads, kernels
         self.positions = min(h.ctx, len(self.prompt) + SAMPLE_TOKENS)
@@ -150,7 +152,7 @@ class SineSampler:
         with np.errstate(invalid="ignore"):  # a model that stays on one level has no correlation
             correlation = float(np.nan_to_num(np.corrcoef(target, model)[0, 1]))
         report.log(
-            f"{SAMPLE_TOKENS} steps generated greedily: their correlation with the sine is {correlation:.3f}"
+            f"correlation of {SAMPLE_TOKENS} greedily generated steps with the sine: {correlation:.3f}"
         )
 
 

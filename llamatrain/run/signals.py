@@ -127,7 +127,7 @@ class CallerInterrupts(Interrupts):
         if callable(self._handler):
             signal.signal(signal.SIGINT, self._handler)
         if self.pending and error is None:
-            raise KeyboardInterrupt(f"the run is saved; resume={str(self.saved_folder)!r} goes on with it")
+            raise KeyboardInterrupt(f"the run is saved; continue with resume={str(self.saved_folder)!r}")
 
     def _on_signal(self, number: int, frame: object) -> None:
         if self.pending or not self.can_save:

@@ -15,13 +15,11 @@ from llamatrain.train.state import RunState
 def log_end(product: str, files: Sequence[Path], stop: StopReason, resume_command: str = "") -> None:
     """Print why the run ended, and its result files or the command that resumes it."""
     if not stop.finished:
-        log_line(f"{stop.reason}; to go on: {resume_command}")
+        log_line(f"{stop.reason}; resume with: {resume_command}")
         return
     if stop.reason != DONE:
         log_line(f"stopped: {stop.reason}")
-    log_line(
-        f"the {product}: {'; beside it '.join(map(str, files[:2]))}{''.join(f', {file}' for file in files[2:])}"
-    )
+    log_line(f"the {product}: {', '.join(map(str, files))}")
 
 
 def log_best(state: RunState, folder: RunFolder, base: str) -> Path | None:
@@ -29,15 +27,15 @@ def log_best(state: RunState, folder: RunFolder, base: str) -> Path | None:
     best, path = state.best, folder.path / BEST
     if best.step is None:
         return None
-    text = f"the best validation: loss {format_loss(best.loss)} at step {best.step}"
+    text = f"best validation: loss {format_loss(best.loss)} at step {best.step}"
     if not (folder.path / best_filename(best.step)).exists():
-        log_line(f"{text}, of which there is no file")
+        log_line(f"{text}, which has no file")
         return None
     file = shlex.quote(str(path))
     if best.step == state.counters.step:
-        log_line(f"{text}, the last: {path} is the same")
+        log_line(f"{text}, the last one; {path} is the same")
     elif not base:
-        log_line(f"{text}: {path}; `llamatrain generate {file}` runs it")
+        log_line(f"{text}: {path}; run it with: llamatrain generate {file}")
     else:
-        log_line(f"{text}: {path}; `llamatrain generate {shlex.quote(base)} --lora {file}` runs it")
+        log_line(f"{text}: {path}; run it with: llamatrain generate {shlex.quote(base)} --lora {file}")
     return path

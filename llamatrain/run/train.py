@@ -70,7 +70,7 @@ class RunResult:
     result: Path
     steps: int  # in all
     best: Path | None = None  # what came of it at its best validation
-    notes: tuple[str, ...] = ()  # what was said of it beside its figures
+    notes: tuple[str, ...] = ()  # warnings and notes that were printed
 
 
 def train(request: RunRequest, interrupts: Interrupts) -> RunResult:
@@ -177,16 +177,19 @@ def write_only(
     )
     if get_comm().size > 1:
         raise UsageError(
-            f"--only-write-{product} is the work of one process, and {get_comm().size} were started"
+            f"--only-write-{product} needs a single process (got {get_comm().size}); start it without "
+            "mpiexec",
+            code="single-process",
         )
     if request.config.run.profile:
         raise UsageError(
-            f"--profile is of a training, and --only-write-{product} trains nothing; leave one of them out"
+            f"--profile has no effect with --only-write-{product}; leave it out", code="unused-option"
         )
     model = make_model(config, inputs, ())
     if folder_options.overwrite and not config.outs.files_by_option:
         raise UsageError(
-            f"--only-write-{product} replaces no run: leave --overwrite out, and name a new folder with --out"
+            f"--overwrite has no effect with --only-write-{product}; name a new folder with --out",
+            code="unused-option",
         )
     with open_folder(config.command, folder_options, inputs) as folder:
         extra_options, _, notes = drop_unnamed(config.outs, request.given, folder.path, resume_point)
@@ -246,14 +249,16 @@ def checkpoint_to_write(inputs: RunInputs, folder_options: RunFolderOptions) -> 
     )
     if resume_point is None:
         raise UsageError(
-            f"{format_flag(option)} writes the {product} of a checkpoint, and {folder_options.checkpoint_in} is a model"
+            f"{format_flag(option)} needs a checkpoint (got the model {folder_options.checkpoint_in})",
+            code="no-checkpoint",
         )
     if resume_point.checkpoint.kind != (
         "train_model" if folder_options.only_write_model else "finetune_lora"
     ):
         other = format_flag("only_write_lora" if folder_options.only_write_model else "only_write_model")
         raise UsageError(
-            f"{format_flag(option)}: {resume_point.path} is of a run that makes no {product}; {other} writes what it makes"
+            f"{format_flag(option)}: the run of {resume_point.path} makes no {product}; use {other}",
+            code="wrong-checkpoint",
         )
     return resume_point, product
 
@@ -273,7 +278,9 @@ def open_folder(command: str, folder_options: RunFolderOptions, inputs: RunInput
         later > inputs.step for later in numbered_checkpoints(run_folder)
     ):
         raise UsageError(
-            f"{folder_options.resume}: its folder has later checkpoints; --resume {run_folder} takes the newest, --out begins another run"
+            f"{folder_options.resume}: its folder holds later checkpoints; use --resume {run_folder} "
+            "for the newest one, or --out for a new run",
+            code="later-checkpoints",
         )
     return RunFolder(run_folder)
 
@@ -335,7 +342,7 @@ def run_leader(
         def on_start() -> None:
             interrupts.saved_folder, interrupts.on_exit = (
                 folder.path,
-                lambda: log_line(f"interrupted; to go on: {resume()}"),
+                lambda: log_line(f"interrupted; resume with: {resume()}"),
             )
 
         with get_comm().watch(prepared.config.run.timeout, resume):
@@ -360,7 +367,10 @@ def run_leader(
 def resume_command(prepared: PreparedRun, folder: Path) -> str:
     """Return the command that resumes the run."""
     config = prepared.config
-    return f"llamatrain {config.command} --resume {shlex.quote(str(folder))}{format_flags(config.outs, config.tune.peft, folder)}"
+    return (
+        f"llamatrain {config.command} --resume "
+        f"{shlex.quote(str(folder))}{format_flags(config.outs, config.tune.peft, folder)}"
+    )
 
 
 def make_checkpointer(
