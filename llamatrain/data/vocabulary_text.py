@@ -17,7 +17,7 @@ ENOUGH_BYTES = 64 * 10**6  # more text hardly changes which pairs are frequent
 
 
 def read_texts(sources: list[DataFile]) -> Iterator[str]:
-    """Yield the texts of all files, or the beginning of each if there are more than ENOUGH bytes."""
+    """Yield the texts of all files, or the beginning of each if there are more than ENOUGH_BYTES."""
     sizes = [source.size * (1 if source.is_plain else UNPACKED_RATIO) for source in sources]
     share = min(1.0, ENOUGH_BYTES / max(1, sum(sizes)))
     with progress_bar(

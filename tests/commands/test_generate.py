@@ -205,7 +205,7 @@ def test_on_a_terminal_nothing_moves_the_cursor(
         (("numbers.gguf",), "takes their numbers"),
         (("numbers.gguf", "--prompt", "1 -2"), "takes their numbers"),
         (("numbers.gguf", "--prompt", "1 ²"), "takes their numbers"),
-        (("numbers.gguf", "--prompt", "1 8"), "token 8 is not among the 8"),
+        (("numbers.gguf", "--prompt", "1 8"), "token ids must be below 8 (got 8)"),
         (("numbers.gguf", "--prompt", "9" * 5000), "takes their numbers"),
         (("none.gguf",), "none.gguf: No such file"),
     ],

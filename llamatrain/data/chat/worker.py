@@ -333,13 +333,13 @@ class RenderServer:
         """Answer one request; return False at the end of the input."""
         if not line:
             return False
-        set_timer(
-            self.seconds_left
-            if line == MORE
-            else min(START_SECONDS, self.seconds)
-            if self.template is None
-            else time_limit(line, self.seconds)
-        )
+        if line == MORE:
+            seconds = self.seconds_left
+        elif self.template is None:
+            seconds = min(START_SECONDS, self.seconds)
+        else:
+            seconds = time_limit(line, self.seconds)
+        set_timer(seconds)
         request = None
         texts = list[bytes]()
         size = len(line)
@@ -356,7 +356,7 @@ class RenderServer:
         self.seconds_left = set_timer(0)
         sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
         sys.stdout.buffer.writelines(texts)
-        if not is_followed:  # another request follows
+        if not is_followed:  # otherwise the answer to the next request flushes both
             sys.stdout.buffer.flush()
         return True
 
