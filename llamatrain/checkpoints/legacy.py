@@ -78,8 +78,8 @@ def upgrade(gguf: Gguf) -> tuple[Gguf, list[str]]:
         **optimizer_numbers,
     }
     notes = [
-        f"this checkpoint is of llama.cpp's {PROGRAMS[kind]}, which kept no options in it",
-        "its shuffle cannot be continued: the data begins anew",
+        f"this checkpoint is from llama.cpp's {PROGRAMS[kind]}, which stored no options",
+        "its shuffle cannot be resumed: the data starts over",
         *notes,
         *legacy_notes(gguf),
     ]
@@ -89,9 +89,9 @@ def upgrade(gguf: Gguf) -> tuple[Gguf, list[str]]:
 def legacy_notes(gguf: Gguf) -> Iterator[str]:
     """Yield notes about a file from before GGUF."""
     if missing := gguf.get_value("training.unsaid", str, ""):
-        yield f"it is from before GGUF and does not say: {missing}"
+        yield f"it is older than GGUF and does not state: {missing}"
     if options := gguf.get_value("training.said", str, ""):
-        yield f"it was trained with {options}, which is not kept: say it again where that is to go on"
+        yield f"it was trained with {options}, which is not stored here; give these options again to resume with them"
 
 
 def _is_missing_token(key: str, value: Value) -> bool:
@@ -199,7 +199,7 @@ def read_history(gguf: Gguf, order: Order, weights: Tensors) -> Held:
         f"{prefix}approx_hessian_count": u32(usable),
         f"{prefix}line_search_end": number(Kind.INT32, end),
     }
-    note = f"its optimizer's history of {usable} moves goes on; the gradient, of samples that cannot be had again, is taken anew"
+    note = f"the optimizer continues with its history of {usable} moves; the gradient is computed again, on other samples"
     return (
         {prefix + name: tensor_in_memory(prefix + name, array) for name, array in vectors.items()},
         history_numbers,

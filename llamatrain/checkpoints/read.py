@@ -297,9 +297,7 @@ def _vector_problem(checkpoint: Checkpoint, optimizer: type[Optimizer], paramete
     for name, vector in checkpoint.vectors.items():
         wanted = needed.get(name, (parameters,))
         if vector.shape != wanted:
-            return (
-                f"the tensor {quote(name)} has the shape {list(vector.shape)}, where {list(wanted)} is needed"
-            )
+            return f"tensor {quote(name)} must have the shape {list(wanted)} (got {list(vector.shape)})"
     return None
 
 
@@ -308,7 +306,7 @@ def _value_problem(checkpoint: Checkpoint, squares: list[str]) -> str | None:
     for name, array in {**checkpoint.weights, **checkpoint.vectors}.items():
         least, greatest = _min_max(array)
         if not (math.isfinite(least) and math.isfinite(greatest)):
-            return f"the tensor {quote(name)} has values that are not finite"
+            return f"tensor {quote(name)} has values that are not finite"
         if least < 0 and name in squares:
             return f"tensor {name} has values below 0, but holds squares"
     return None

@@ -132,7 +132,7 @@ GOOD = {f"{Q}.lora_a": A, f"{Q}.lora_b": B}
     ("keys", "tensors", "told"),
     [
         ({"adapter.type": string("control_vector")}, GOOD, "adapter.type must be lora .got 'control_vector'"),
-        ({"adapter.lora.alpha": string("4")}, GOOD, "adapter.lora.alpha is STRING"),
+        ({"adapter.lora.alpha": string("4")}, GOOD, "adapter.lora.alpha must be of type float .got STRING"),
         ({"adapter.alora.invocation_tokens": numbers(Kind.UINT32, [1, 2])}, GOOD, "aLoRA"),
         ({"general.type": string("model")}, GOOD, "no adapter but a model"),
         ({"general.type": string("other")}, GOOD, "neither an adapter nor a model; give an adapter"),
@@ -146,7 +146,7 @@ GOOD = {f"{Q}.lora_a": A, f"{Q}.lora_b": B}
         (
             {},
             {f"{Q}.lora_a": (bytes(4 * 144), (4, 256), "Q4_K"), f"{Q}.lora_b": B},
-            "is Q4_K; adapters are F32",
+            "must be one of F32, .*got Q4_K",
         ),
     ],
 )
@@ -232,13 +232,13 @@ def test_an_adapter_of_another_base() -> None:
     wide = small(embd=128, vocab=300)
     unfit(
         adapter(wide, [Q]),
-        "its pair for blk.0.attn_q.weight is for a weight of [64, 128], and that of base.gguf is [64, 64]",
+        "the pair of blk.0.attn_q.weight is for a weight of [64, 128], but base.gguf has [64, 64]",
     )
     unfit(adapter(wide, [EMBEDDINGS]), "is for a weight of [300, 128], but base.gguf has [258, 64]")
     unfit(adapter(wide, ["output_norm.weight"]), "is for a weight of [1, 128], but base.gguf has [64]")
     unfit(
         adapter(small(layers=3), ["blk.2.attn_q.weight"]),
-        "has a pair for 'blk.2.attn_q.weight', and base.gguf has no such",
+        "has a pair for 'blk.2.attn_q.weight', which base.gguf does not have",
     )
     unfit(adapter(H, [OUTPUT]), "pair for output.weight, but the embeddings of base.gguf are tied", tied=True)
     unfit(
@@ -248,7 +248,7 @@ def test_an_adapter_of_another_base() -> None:
     )
     unfit(
         replace(adapter(H, [Q]), architecture=replace(LLAMA, name="mamba")),
-        "an adapter for the architecture 'mamba'; base.gguf is a llama",
+        "the adapter is for the architecture 'mamba', but base.gguf is a llama",
     )
 
 

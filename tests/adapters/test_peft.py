@@ -216,7 +216,10 @@ def test_configurations_that_are_refused(tmp_path: Path, config: dict[str, Any],
         ("base_model.model.model.norm.weight", "is not a factor of an adapter"),
         ("base_model.model.model.layers.0.mlp.experts.lora_A.weight", "is not a module of llama"),
         ("base_model.model.model.layers.00.mlp.up_proj.lora_A.weight", "is not a module of llama"),
-        ("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight", "has factor a, but factor b is missing"),
+        (
+            "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight",
+            "has factor a, but factor b is missing",
+        ),
     ],
 )
 def test_tensors_that_are_refused(tmp_path: Path, named: str, told: str) -> None:

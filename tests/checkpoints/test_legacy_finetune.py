@@ -62,8 +62,8 @@ def test_a_run_goes_on_as_ours_does(begun: tuple[Path, tuple[Argument, ...]], tm
     ran("finetune", "--resume", start, "--iters", 7, "--out", tmp_path / "ours")
     assert losses(tmp_path / "theirs") == pytest.approx(losses(tmp_path / "ours")[-3:], rel=2e-5)
     assert [line["step"] for line in steps(tmp_path / "theirs")] == [5, 6, 7]
-    assert "note: its shuffle cannot be continued: the data begins anew" in done.err
-    assert ("its optimizer's history of 3 moves goes on" in done.err) == (not adam)
+    assert "note: its shuffle cannot be resumed: the data starts over" in done.err
+    assert ("its history of 3 moves" in done.err) == (not adam)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -244,7 +244,7 @@ def test_the_history_of_a_new_model_goes_on(tmp_path: Path) -> None:
         ),
         (
             ("finetune", "T", "--checkpoint-in", "C"),
-            "C: a checkpoint of llama.cpp's finetune, which names neither",
+            "C: this checkpoint of llama.cpp's finetune names neither",
         ),
         (("finetune", "B", "--checkpoint-in", "C"), "llamatrain finetune BASE.gguf DATA --checkpoint-in C"),
         (
@@ -269,23 +269,27 @@ def test_what_is_to_be_said_beside_it(tmp_path: Path, words: tuple[Argument, ...
         (
             {"training.lora.rank.attn_q": u32(5)},
             {},
-            "training.lora.rank.attn_q is 5, and the factors of 'blk.0.attn_q.weight' have",
+            "training.lora.rank.attn_q is 5, but the factors of 'blk.0.attn_q.weight' have",
         ),
         (
             {"llama.block_count": u32(1 << 30)},
             {},
             "21 pairs of factors do not match a llama of 1073741824 layers",
         ),
-        ({}, {"output.weight.lora_b": None}, "20 pairs of factors are not those"),
+        ({}, {"output.weight.lora_b": None}, "20 pairs of factors do not match"),
         ({}, {"blk.0.attn_q.weight.lora_a": np.zeros((32, 8), np.float32)}, "differ in rank"),
         (
             {},
             {SECOND: np.zeros(7, np.float32)},
-            f"the tensor {SECOND} has the shape [7], where [13637] is needed",
+            f"tensor {SECOND} must have the shape [13637] (got [7])",
         ),
-        ({}, {SECOND: None}, f"the tensor {SECOND} is missing"),
-        ({"training.type": string("dpo")}, {}, "of type 'dpo'; known are train_model, finetune_lora"),
-        ({"optimizer.type": string("lbfgs")}, {}, "the tensor optimizer.lbfgs.current_parameters is missing"),
+        ({}, {SECOND: None}, f"tensor {SECOND} is missing"),
+        (
+            {"training.type": string("dpo")},
+            {},
+            "unknown type of run 'dpo'; llama.cpp wrote train_model, finetune_lora",
+        ),
+        ({"optimizer.type": string("lbfgs")}, {}, "tensor optimizer.lbfgs.current_parameters is missing"),
     ],
 )
 def test_what_cannot_be_theirs(tmp_path: Path, values: dict, tensors: dict, told: str) -> None:  # type: ignore[type-arg]

@@ -90,7 +90,7 @@ def test_moved(place: Path) -> None:
 
 def test_removed(place: Path) -> None:
     done = trained(4, _2=lambda: shutil.rmtree("run"))
-    assert done.code == 0 and done.err.count("was removed: it is made again") == 1
+    assert done.code == 0 and done.err.count("was removed; it was created again") == 1
     whole(Path("run"), 4)
 
 
@@ -112,14 +112,16 @@ def removed(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
     monkeypatch.setattr(owner, name, called)
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Metrics, "begin"), (svg_plot, "picture"), (Losses, "of")])
+@pytest.mark.parametrize(
+    ("owner", "name"), [(Metrics, "open"), (svg_plot, "draw_svg"), (Losses, "from_lines")]
+)
 def test_removed_before_the_first_step_and_behind_the_last(
     owner: object, name: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     removed(monkeypatch, owner, name)
     done = run(*SCRATCH, "--iters", 2, "--out", "run")
-    assert done.code == 0 and done.err.count("run was removed: it is made again") == 1, done.err
-    whole(Path("run"), 2, drawn=name == "begin")
+    assert done.code == 0 and done.err.count("run was removed; it was created again") == 1, done.err
+    whole(Path("run"), 2, drawn=name == "open")
 
 
 def test_replaced_by_something_else(place: Path) -> None:
@@ -131,7 +133,7 @@ def test_replaced_by_something_else(place: Path) -> None:
     done = trained(4, _2=replaced)
     assert (
         done.code == 0
-        and "run is no more: it goes on in run-2" in done.err
+        and "run is gone; the run continues in run-2" in done.err
         and names(Path("run")) == ["mine.txt"]
     )
     whole(Path("run-2"), 4)
@@ -182,7 +184,7 @@ def test_nowhere_else_but_the_temporary_folder(place: Path, monkeypatch: pytest.
 
 def test_figures_that_are_deleted_are_made_again(place: Path) -> None:
     done = trained(4, _2=lambda: Path("run/metrics.jsonl").unlink())
-    assert done.code == 0 and done.err.count("metrics.jsonl was gone") == 1
+    assert done.code == 0 and done.err.count("metrics.jsonl was removed") == 1
     whole(Path("run"), 4)
 
 
@@ -253,7 +255,7 @@ def test_a_save_that_fails_does_not_end_a_run(place: Path, monkeypatch: pytest.M
     assert done.code == 0, done.err
     for step in (2, 3):
         assert f"could not save at step {step}: run/" in done.err
-    assert done.err.count("No space left on device; the next save tries again") == 2
+    assert done.err.count("No space left on device; the next save will try again") == 2
     whole(Path("run"), 5)
     assert "checkpoint-4.gguf" in names(Path("run"))
 
@@ -264,7 +266,7 @@ def test_the_older_ones_stay_as_long_as_none_is_saved(place: Path, monkeypatch: 
     assert done.code == 1 and len(done.errors) == 1 and newest_step(Path("run")) == 1
     (found,) = (place / "tmp").iterdir()
     assert (
-        f"No space left on device; the run is saved in {found} instead: --resume {found} goes on with it"
+        f"No space left on device; the run is saved in {found} instead, continue with --resume {found}"
         in done.errors[0]
     )
     assert (
@@ -299,9 +301,9 @@ def test_a_full_disk_with_the_folder_for_peft_on_it(
     done = trained(3, TUNE, **{f"_{step}": lambda: full.set(True)})
     assert done.code == 1 and len(done.errors) == 1
     (found,) = (place / "tmp").iterdir()
-    assert f"the run is saved in {found} instead: --resume {found} goes on with it" in done.errors[0]
+    assert f"the run is saved in {found} instead, continue with --resume {found}" in done.errors[0]
     whole(found, 3, result="adapter.gguf", drawn=False)
-    assert "was gone" not in done.err and not list(Path("run").glob("*.passed-over"))
+    assert "was removed" not in done.err and not list(Path("run").glob("*.passed-over"))
     full.set(False)
     ran("finetune", "--resume", "run")
     assert [line["step"] for line in metrics(Path("run")) if "loss" in line] == [1, 2, 3]
@@ -313,8 +315,8 @@ def test_a_full_disk_below_the_folder_for_peft_alone(place: Path, monkeypatch: p
     full = Full(monkeypatch, place / "theirs")
     done = trained(3, TUNE, _2=lambda: full.set(True))
     told = f"{place}/theirs/adapter_model.safetensors: cannot be written: No space left on device"
-    assert done.code == 1 and len(done.errors) == 1 and "nothing was saved" not in done.err
-    assert f"warning: {told}; the next save tries again" in done.err
+    assert done.code == 1 and len(done.errors) == 1 and "could not save" not in done.err
+    assert f"warning: {told}; the next save will try again" in done.err
     assert (
         f"error: {told}; the run itself is saved: --resume run --peft {place}/theirs writes it there"
         in done.err

@@ -170,7 +170,7 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
 
 def test_places_that_cannot_be_folders(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "file: no folder can be made there: File exists" in refused(
+    assert "file: the folder cannot be created: File exists" in refused(
         RunFolder.create, tmp_path / "file", "finetune"
     )
     assert "Not a directory" in refused(RunFolder.create, tmp_path / "file" / "run", "finetune")

@@ -129,7 +129,7 @@ def test_one_that_nobody_has_launched_loads_no_mpi(tmp_path: Path) -> None:
 def test_singletons_of_slurm_are_refused_once(rank: str, lines: int) -> None:
     done = said_with(SLURM_STEP_NUM_TASKS="2", SLURM_PROCID=rank)
     assert done.code == 2 and not done.out
-    told = "error: 2 processes were started together, each as if it were alone: srun --mpi=pmix (or pmi2) lets them find each other"
+    told = "error: 2 processes were started together but cannot find each other; start them with srun --mpi=pmix (or pmi2) [mpi-not-joined]"
     assert done.errors == [told][:lines]
 
 
@@ -149,7 +149,7 @@ def test_without_mpi4py(no_mpi4py: str) -> None:
     done = said_with(PYTHONPATH=no_mpi4py, PMI_RANK="0", PMI_SIZE="2")
     assert done.code == 2
     assert done.errors == [
-        "error: 2 processes were started together, and what they speak by is not installed: pip install 'llamatrain[mpi]'"
+        "error: 2 processes were started together but mpi4py is not installed; run pip install 'llamatrain[mpi]' [mpi4py-missing]"
     ]
     assert said_with(PYTHONPATH=no_mpi4py, PMIX_RANK="1").code == 2
 
@@ -160,7 +160,7 @@ def test_a_launcher_of_another_mpi_is_refused() -> None:
     done = said_with(OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="2")
     assert done.code == 2 and not done.out
     assert done.errors[0].startswith(
-        "error: 2 processes were started together, and found nobody: their launcher is of another MPI"
+        "error: 2 processes were started together but did not find each other: the launcher belongs to another MPI"
     )
 
 
@@ -185,16 +185,20 @@ def test_one_rank_is_a_world_too() -> None:
     ("words", "code", "told"),
     [
         ((), 0, ""),
-        (("base", "options"), 1, "its options batch is 9, and 8 on"),
-        (("base", "version"), 1, "its version is 'another', and '1' on"),
-        (("base",), 1, f"its base is 'another', and '{'a' * 40}'... on"),
+        (("base", "options"), 1, "its options batch is 9 (not 8)"),
+        (("base", "version"), 1, "its version is 'another' (not '1')"),
+        (("base",), 1, f"its base is 'another' (not '{'a' * 40}'...)"),
     ],
 )
 def test_what_differs_first_is_named(words: tuple[str, ...], code: int, told: str) -> None:
     done = together(2, "differ", *words)
     host = os.uname().nodename
     expected = (
-        [f"error: rank 1 ({host}) is about to do something else: {told} rank 0 ({host})"] if told else []
+        [
+            f"error: rank 1 ({host}) differs from rank 0 ({host}): {told}; start all ranks in the same way [ranks-differ]"
+        ]
+        if told
+        else []
     )
     assert (done.code, done.errors) == (code, expected)
 
@@ -222,12 +226,12 @@ def test_only_the_first_prints() -> None:
         (("--version",), 0, "llamatrain ", ""),
         (("evaluate", "--help"), 0, "Usage:", ""),
         (("--nothing",), 2, "", "error: no such option --nothing; see llamatrain --help\n"),
-        (("from-scratch", "--batch", 0), 2, "", "error: --batch 0 cannot be; it takes 1 to 65536\n"),
+        (("from-scratch", "--batch", 0), 2, "", "error: --batch must be 1 to 65536 (got 0)"),
         (
             ("evaluate", "/no/such.gguf", "/at/all"),
             2,
             "",
-            "error: /no/such.gguf: No such file or directory\n",
+            "error: /no/such.gguf: No such file or directory [no-such-file]\n",
         ),
         *(
             (
@@ -407,10 +411,8 @@ def test_nobody_outlives_the_launcher(number: int, tmp_path: Path) -> None:
 def test_one_that_stands_still_is_noticed(rank: int, tmp_path: Path) -> None:
     begun = time.monotonic()
     done = together(3, "stuck", rank)
-    told = (
-        f"nothing was heard of rank {rank} ({os.uname().nodename}) for 2 s; it was last at step 17, bucket 3"
-    )
-    assert done == Done(75, "", f"error: {told}; to go on: llamatrain --resume runs/x\n")
+    told = f"no sign of rank {rank} ({os.uname().nodename}) for 2 s (last: step 17, bucket 3)"
+    assert done == Done(75, "", f"error: {told}; resume with: llamatrain --resume runs/x\n")
     assert time.monotonic() - begun < 10
 
 

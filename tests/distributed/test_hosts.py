@@ -63,7 +63,7 @@ def struck(
 def test_a_link_that_is_cut_is_noticed_on_both_sides(host: int, two: made.Hosts, tmp_path: Path) -> None:
     done, took = struck(two, tmp_path, lambda process, pids: two.cut(host))
     assert done.code == 75 and took < 20, (done, took)
-    assert "nothing was heard of rank" in done.err and "; to go on: llamatrain --resume runs/x" in done.err
+    assert "no sign of rank" in done.err and "; resume with: llamatrain --resume runs/x" in done.err
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -79,5 +79,5 @@ def test_a_process_that_stands_still_is_noticed(rank: int, two: made.Hosts, tmp_
     done, took = struck(two, tmp_path, lambda process, pids: os.kill(pids[rank], signal.SIGSTOP))
     assert done.code == 75 and took < 10
     assert done.err.startswith(
-        f"error: nothing was heard of rank {rank} ({two.namespace(rank + 1)}) for 3 s; it was last at step "
+        f"error: no sign of rank {rank} ({two.namespace(rank + 1)}) for 3 s (last: step "
     )

@@ -18,7 +18,7 @@ from tests.helpers.mpi_programs import by_rank, descendants, launched, needs_mpi
 pytestmark = [needs_mpi, pytest.mark.slow]
 KILLS = 10
 SECONDS = 30  # in which all are gone
-RUN = ("--save-every", 2, "--keep", 2, "--threads", 1, "--shards", 8, "--batch", 8, "--sample-every", 0)
+RUN = ("--save-every", 2, "--keep", 2, "--threads", 1, "--grad-groups", 8, "--batch", 8, "--sample-every", 0)
 
 
 def lora(folder: Path) -> tuple[Argument, ...]:

@@ -90,7 +90,7 @@ def test_what_only_one_can_read_is_refused_to_several(
             find_sources([name])
         assert (
             str(info.value)
-            == f"{told} comes to one process, and 4 take the data; name a file that all of them can read"
+            == f"{told} can be read by only one process (got 4 processes); name a file that all of them can read"
         )
 
 

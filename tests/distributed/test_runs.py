@@ -21,7 +21,7 @@ TINY = dict[str, Any](
     vocab_size="bytes", embd=32, head=4, layer=1, ff=64, ctx=32, precision="f32", sample_every=0
 )
 STEPS = 5
-RUN = dict[str, Any](iters=STEPS, save_every=1, keep=9, threads=1, shards=8)
+RUN = dict[str, Any](iters=STEPS, save_every=1, keep=9, threads=1, grad_groups=8)
 VALIDATED = dict[str, Any](val_split=0.2, eval_every=2)
 LORA = dict[str, Any](lora_r=4, lora_dropout=0.2, precision="f32", sample_every=0, **RUN)
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
@@ -114,7 +114,7 @@ def whole(case: str) -> str:
 
 def undivided(one: Job, out: Path) -> Job:
     what, files, options = one
-    return what, files, options | {"shards": 1, "out": str(out)}
+    return what, files, options | {"grad_groups": 1, "out": str(out)}
 
 
 def jobs_of(it: Material, ranks: int, place: Callable[[str, int], Path]) -> dict[str, Job]:
@@ -252,7 +252,7 @@ WORDS = (
 
 def test_one_rank_tells(material: Material, tmp_path: Path) -> None:
     """As it is told where there are no others; and what two differ in is how long it takes, and what the memory holds."""
-    given = ("from-scratch", material.text, *WORDS, "--batch", 4, "--grad-acc", 2, "--shards", 8)
+    given = ("from-scratch", material.text, *WORDS, "--batch", 4, "--grad-acc", 2, "--grad-groups", 8)
     several = command(3, *given, "--out", tmp_path / "several")
     assert several.code == 0, several.err
     alone = run(*given, "--out", tmp_path / "alone")
@@ -266,9 +266,9 @@ def test_one_rank_tells(material: Material, tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "no power of two": (("--shards", 3), "power of two"),
-    "more groups than rows": (("--batch", 2, "--grad-acc", 2, "--shards", 8), "a step has 4 rows"),
-    "none": (("--shards", 0), "power of two"),
+    "no power of two": (("--grad-groups", 3), "power of two"),
+    "more groups than rows": (("--batch", 2, "--grad-acc", 2, "--grad-groups", 8), "a step has 4 rows"),
+    "none": (("--grad-groups", 0), "power of two"),
 }
 
 
@@ -276,18 +276,25 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 def test_groups_that_cannot_be(which: str, material: Material, tmp_path: Path) -> None:
     words, why = REFUSED[which]
     done = run("from-scratch", material.text, *WORDS, *words, "--out", tmp_path / "run")
-    assert done.code == 2 and len(done.errors) == 1 and "--shards" in done.errors[0] and why in done.errors[0]
+    assert (
+        done.code == 2
+        and len(done.errors) == 1
+        and "--grad-groups" in done.errors[0]
+        and why in done.errors[0]
+    )
     assert not (tmp_path / "run").exists()
 
 
 def test_ranks_without_work_and_data_that_only_one_can_read(material: Material, tmp_path: Path) -> None:
     """Each is told once, and nothing is left behind."""
     few = command(
-        3, "from-scratch", material.text, *WORDS, "--batch", 2, "--shards", 2, "--out", tmp_path / "run"
+        3, "from-scratch", material.text, *WORDS, "--batch", 2, "--grad-groups", 2, "--out", tmp_path / "run"
     )
-    assert few.code == 2 and len(few.errors) == 1 and "3" in few.errors[0] and "--shards" in few.errors[0]
+    assert (
+        few.code == 2 and len(few.errors) == 1 and "3" in few.errors[0] and "--grad-groups" in few.errors[0]
+    )
     lone = command(2, "from-scratch", "-", *WORDS, "--out", tmp_path / "run")
     assert lone.code == 1 and lone.errors == [
-        "error: standard input comes to one process, and 2 take the data; name a file that all of them can read"
+        "error: standard input can be read by only one process (got 2 processes); name a file that all of them can read"
     ]
     assert not (tmp_path / "run").exists()

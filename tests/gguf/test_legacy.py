@@ -138,7 +138,7 @@ def test_a_new_model_goes_on(converted: tuple[Path, tuple[object, ...]], tmp_pat
     ran("from-scratch", "--resume", place / "run", "--iters", 6, "--out", tmp_path / "ours")
     assert losses(tmp_path / "old") == pytest.approx(losses(tmp_path / "ours")[-2:], rel=1e-4)
     assert (
-        "note: it is from before GGUF and does not say: epsilon of its norms (1e-05 is taken), context length, vocab"
+        "note: it is older than GGUF and does not state: epsilon of its norms (1e-05 is taken), context length, vocab"
         in done.err
     )
     assert (

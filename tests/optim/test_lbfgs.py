@@ -329,7 +329,7 @@ def test_a_loss_that_float32_cannot_hold_is_one() -> None:
 def test_options_are_checked() -> None:
     with pytest.raises(UsageError, match="armijo, wolfe, strong-wolfe"):
         LBFGS(line_search="golden")
-    with pytest.raises(UsageError, match="1 or more"):
+    with pytest.raises(UsageError, match="must be 1 move or more"):
         LBFGS(history=0)
 
 
@@ -352,7 +352,7 @@ def test_resume_gives_the_same_bits(kind: str, cut: int) -> None:
 
 def test_another_history_length_is_refused() -> None:
     state, _ = minimise(rosenbrock, np.array([-1.2, 1.0]), 3, history=4)
-    with pytest.raises(UsageError, match="4 moves, not the 6"):
+    with pytest.raises(UsageError, match="a history of 4 moves .got 6"):
         LBFGS(history=6).create_minimizer(state.x).restore(state.state_values())
 
 

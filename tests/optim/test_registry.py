@@ -221,10 +221,10 @@ KEPT = {"sums": ("sums_of_squares", "last_gradient"), "halving": ("point", "grad
     ("kind", "name", "change", "reason"),
     [
         ("sums", "sums_of_squares", -1, "optimizer.sums.sums_of_squares has values below 0"),
-        ("sums", "last_gradient", None, "the tensor optimizer.sums.last_gradient is missing"),
-        ("halving", "point", None, "the tensor optimizer.halving.point is missing"),
+        ("sums", "last_gradient", None, "tensor optimizer.sums.last_gradient is missing"),
+        ("halving", "point", None, "tensor optimizer.halving.point is missing"),
         ("halving", "length", 0, "its length is no length"),
-        ("nothing", "", 0, "the optimizer 'nothing' is unknown; known are adam, .*sums, halving"),
+        ("nothing", "", 0, "must be one of adam, .*sums, halving .got 'nothing'"),
     ],
 )
 def test_a_checkpoint_of_one_more(

@@ -197,7 +197,7 @@ def test_it_is_there_from_the_first_save_on(tmp_path: Path, monkeypatch: pytest.
     pages = list[str]()
     from llamatrain.report import html_report
 
-    before = html_report.put
+    before = html_report.write_text
     monkeypatch.setattr(html_report, "SLOW", 60.0)  # a busy machine may draw slowly
     monkeypatch.setattr(
         html_report, "write_text", lambda file, text: (pages.append(text), before(file, text))[1]
@@ -380,8 +380,8 @@ def test_what_is_no_run_is_said(whole: Path, tmp_path: Path, monkeypatch: pytest
     Path("begun/metrics.jsonl").write_text("")
     Path("mine.html").write_text("<html>mine</html>")
     for words, told in (
-        (("none",), "none: no such folder; the folder of a run is needed"),
-        (("mine.html",), "mine.html: this is a file; the folder of a run is needed"),
+        (("none",), "none: no such folder; give the folder of a run [no-such-file]"),
+        (("mine.html",), "mine.html: this is a file; give the folder of a run [not-a-run]"),
         (("empty",), "empty: the folder contains no run: metrics.jsonl is missing [not-a-run]"),
         (("begun",), "begun/metrics.jsonl: nothing to draw: the file contains no step yet [no-metrics]"),
         (

@@ -149,7 +149,7 @@ def test_what_is_not_installed_is_said_at_once(tmp_path: Path, monkeypatch: pyte
 def test_words_that_mean_nothing_are_refused(tmp_path: Path) -> None:
     begin = ("from-scratch", text_file(tmp_path), *TINY, "--out", tmp_path / "run")
     assert (
-        "--name means nothing without --log to tensorboard, wandb or trackio"
+        "--name has no effect without --log to tensorboard, wandb or trackio"
         in run(*begin, "--name", "x").err
     )
     assert "it takes tensorboard, wandb, trackio, csv" in run(*begin, "--log", "mlflow").err

@@ -231,7 +231,7 @@ def test_a_signal_ends_it_with_table_and_trace(tmp_path: Path) -> None:
         until(lambda: lines(out) > 3, process)
         process.send_signal(signal.SIGINT)
         done = finished(process)
-    assert done.code == 130 and "to go on: llamatrain from-scratch --resume" in done.err
+    assert done.code == 130 and "resume with: llamatrain from-scratch --resume" in done.err
     assert rows(done.err) and len([event for event in events(out) if event.get("cat") == "step"]) >= 3
     assert "Traceback" not in done.err
 

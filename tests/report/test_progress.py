@@ -82,4 +82,4 @@ def test_trails_of_little() -> None:
     assert trail.draw(10) == ""
     for loss in (1.0, math.inf, math.nan, 1.0):
         trail.add(loss)
-    assert trail.draw(10) == "▁▁" and trail.drawn(1) == ""
+    assert trail.draw(10) == "▁▁" and trail.draw(1) == ""

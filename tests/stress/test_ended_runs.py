@@ -77,7 +77,7 @@ def test_nobody_compiles_on_for_a_run_that_was_ended(how: signal.Signals, cache:
         subprocess.run([sys.executable, "-c", sweeping], env=env, check=True)
     assert not [*(place / "temporary").iterdir()]
     if how != signal.SIGKILL:
-        assert "to go on: llamatrain from-scratch --resume" in done.err
+        assert "resume with: llamatrain from-scratch --resume" in done.err
         error_lines = [line for line in done.err.splitlines() if "Traceback" in line]
         assert not error_lines
 
