@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("llamatrain", "scripts")
 WEAK_STARTS = frozenset(
-    "what of whether where those as by with how which from who whoever whatever that it they these this each all so for to in on "
-    "at about without when whose there".split()
+    """what of whether where those as by with how which from who whoever whatever that it they these this each all so
+    for to in on at about without when whose there""".split()  # noqa: SIM905
 )
 IDIOMS = re.compile(
     r"\b(told|said of|gone on|goes on with|go on with|beside|befall\w*|whoever|so many|so much as|the like|made again|that which|"
@@ -19,9 +19,9 @@ IDIOMS = re.compile(
     re.IGNORECASE,
 )
 WEAK_NAMES = frozenset(
-    "told said made found kept given led begun gone held seen met dealt parted foretold foreseen heeded owed laid bent taken asked "
-    "answered resolved fitted judged weighed filled settled shown beside apart aside elsewhere around ahead otherwise instead behind "
-    "outs odds together alone".split()
+    """told said made found kept given led begun gone held seen met dealt parted foretold foreseen heeded owed laid
+    bent taken asked answered resolved fitted judged weighed filled settled shown beside apart aside elsewhere around
+    ahead otherwise instead behind outs odds together alone""".split()  # noqa: SIM905
 )
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
