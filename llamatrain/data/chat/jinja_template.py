@@ -1,7 +1,7 @@
 """A chat template in the child process: compiles it and detects what it accepts.
 
-llama.cpp has its own Jinja engine, which differs from jinja2 in a few points. Where templates depend on one of
-them, the sandboxed environment here follows llama.cpp: an attribute of a missing value is missing, too; a
+llama.cpp has its own Jinja engine, which differs from jinja2 in a few points. Where templates depend on one
+of them, the sandboxed environment here follows llama.cpp: an attribute of a missing value is missing, too; a
 missing or null value counts as an empty string when it is added to one; filters that select return lists;
 `safe` does nothing; lists have append.
 """
