@@ -153,7 +153,7 @@ def test_without_a_vocabulary(converted: tuple[Path, tuple[object, ...]], tmp_pa
     place, words = converted
     old = written(tmp_path / "chk.bin", place / "chk.gguf", 1)
     done = run("from-scratch", *words, "--iters", 6, "--checkpoint-in", old, "--out", tmp_path / "run")
-    assert done.code in (1, 2) and "it has no vocabulary; --vocab-from names a file that has" in done.err
+    assert done.code in (1, 2) and "has no vocabulary; name a file that has one with --vocab-from" in done.err
     assert not (tmp_path / "run").exists()
 
 

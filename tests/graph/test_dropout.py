@@ -160,7 +160,7 @@ class Watched(programs.BoundGraph):
                 self.graph.first,
                 *(each for node in self.dropouts for each in (node.sources[0], node.outputs[0])),
             ]
-            arrays = {leaf: self.program.get_view(leaf) for leaf in programs.leaves_of(outputs)}
+            arrays = {leaf: self.program.get_view(leaf) for leaf in programs.collect_leaves(outputs)}
             self.plain = Program.build(outputs, arrays, kernels="reference")
 
     def run(self) -> float:
