@@ -133,7 +133,7 @@ class Metrics:
         file = self._create_file(raw for raw, _ in parse_lines(self._all_lines()))
         self._file.close()
         self._file = file
-        self.warn(f"{self.path} was removed; it was created again")
+        self.warn(f"{self.path} was missing; it was created again")
 
     def copy_to(self, path: Path) -> "Metrics":
         """Return another file with all lines, if this one cannot be written any more."""

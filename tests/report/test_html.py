@@ -388,11 +388,11 @@ def test_what_is_no_run_is_said(whole: Path, tmp_path: Path, monkeypatch: pytest
             (whole, "--out", "mine.html"),
             "mine.html: the file exists and was not drawn by llamatrain; choose another name [file-exists]",
         ),
-        ((whole, "--out", "empty"), "empty: this is a folder; a name for a file is needed"),
+        ((whole, "--out", "empty"), "empty: this is a folder; give the name of a file [is-a-folder]"),
         ((whole, "--out", "no/x.html"), "no/x.html: the folder does not exist [no-such-folder]"),
     ):
         done = run("report", *words)
-        lost = "no such" in told or "not there" in told
+        lost = "no such" in told or "does not exist" in told
         assert done.code == 1 + lost and said(done) == f"error: {told}\n"
     assert Path("mine.html").read_text() == "<html>mine</html>" and not Path("begun/report.html").exists()
     done = run("report")

@@ -152,8 +152,8 @@ def test_words_that_mean_nothing_are_refused(tmp_path: Path) -> None:
         "--name has no effect without --log to tensorboard, wandb or trackio"
         in run(*begin, "--name", "x").err
     )
-    assert "it takes tensorboard, wandb, trackio, csv" in run(*begin, "--log", "mlflow").err
-    assert "it takes a name of at most 120 letters" in run(*begin, "--log", "wandb", "--name", "a\nb").err
+    assert "--log must be tensorboard, wandb, trackio or csv" in run(*begin, "--log", "mlflow").err
+    assert "must be a name of at most 120 letters" in run(*begin, "--log", "wandb", "--name", "a\nb").err
 
 
 @pytest.mark.parametrize("fault", ["init", "log", "finish"])
