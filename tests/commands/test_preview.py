@@ -159,7 +159,7 @@ def test_a_context_that_cannot_be_names_the_model(run: Run, length: Value) -> No
 
 def test_a_vocabulary_that_cannot_be_names_the_model(run: Run) -> None:
     model(model=string("unknown"))
-    assert str(run("a.txt").exception).startswith("m.gguf: tokenizer.ggml.model is ")
+    assert str(run("a.txt").exception).startswith("m.gguf: unsupported tokenizer.ggml.model ")
 
 
 @pytest.mark.parametrize(

@@ -244,6 +244,6 @@ def test_a_token_has_an_end(length: int, taken: bool) -> None:
 @pytest.mark.parametrize("value", [string("1"), f32(1.0), boolean(True), numbers(Kind.UINT32, [1])])
 def test_a_tokens_number_is_a_whole_number(value: Value) -> None:
     with pytest.raises(
-        FileError, match=r"tokenizer\.ggml\.eos_token_id is (a|an|true).*, where a whole number is needed"
+        FileError, match=r"tokenizer\.ggml\.eos_token_id is (a|an|true).*; expected a whole number"
     ):
         load(Metadata({**bytes_vocabulary(), "tokenizer.ggml.eos_token_id": value}))
