@@ -322,7 +322,7 @@ def test_a_full_disk_below_the_folder_for_peft_alone(place: Path, monkeypatch: p
     whole(Path("run"), 3, result="adapter.gguf", drawn=False)
     full.set(False)
     before = Path("theirs/adapter_model.safetensors").read_bytes()
-    ran("finetune", *done.errors[0].partition(" is saved: ")[2].split()[:4])
+    ran("finetune", *done.errors[0].partition(" is saved, use ")[2].split()[:4])
     assert Path("theirs/adapter_model.safetensors").read_bytes() != before
 
 
