@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llamatrain.adapters import legacy_bin, peft
+from llamatrain.adapters import peft
+from llamatrain.adapters.formats import formats_of
 from llamatrain.adapters.read import NEEDED
 from llamatrain.errors import FileError
+from llamatrain.gguf.constants import MAGIC
 from llamatrain.gguf.wrong_file import describe_folder
 from llamatrain.io.mapped_file import map_file
 
@@ -45,11 +47,9 @@ def list_adapter(path: Path) -> Listing | None:
             ListedTensor(name, entry.dtype, entry.shape, entry.raw.size) for name, entry in entries.items()
         ]
         return Listing("PEFT", config, tensors)
-    if map_file(path).read_bytes(0, len(legacy_bin.MAGIC)) != legacy_bin.MAGIC:
-        return None
-    values, infos = legacy_bin.list_tensors(path)
-    return Listing(
-        "llama.cpp's old finetune",
-        dict(values),
-        [ListedTensor(i.name, i.type.name, i.shape, i.nbytes) for i in infos],
-    )
+    for adapter_format in formats_of(map_file(path).read_bytes(0, len(MAGIC))):
+        if adapter_format.list_tensors:
+            values, infos = adapter_format.list_tensors(path)
+            tensors = [ListedTensor(info.name, info.type.name, info.shape, info.nbytes) for info in infos]
+            return Listing(adapter_format.name, values, tensors)
+    return None

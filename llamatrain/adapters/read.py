@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from llamatrain.adapters import gguf, legacy_bin, legacy_checkpoint, peft
+from llamatrain.adapters import gguf, peft
 from llamatrain.adapters.adapter import Adapter
+from llamatrain.adapters.formats import formats_of
 from llamatrain.config.not_found import missing_adapter
 from llamatrain.errors import FileError
-from llamatrain.gguf import legacy
 from llamatrain.gguf.constants import MAGIC
-from llamatrain.gguf.reader import open_gguf
+from llamatrain.gguf.reader import open_gguf, other_formats
 from llamatrain.io.mapped_file import map_file
 from llamatrain.model.hyperparameters import Hyperparameters
 
@@ -26,15 +26,11 @@ def read_adapter(path: Path, h: Hyperparameters) -> Adapter:
     if path.name in (peft.CONFIG, peft.WEIGHTS):
         raise FileError(f"{path}: this file is a part of an adapter; give its folder", code="adapter-part")
     magic = map_file(path, NEEDED).read_bytes(0, len(MAGIC))
-    if magic == MAGIC or magic in legacy.KINDS:
-        file = open_gguf(path)
-        return (
-            legacy_checkpoint.read_legacy_checkpoint(file)
-            if legacy_checkpoint.is_legacy_checkpoint(file)
-            else gguf.parse_adapter(file)
-        )
-    if magic == legacy_bin.MAGIC:
-        return legacy_bin.read_legacy_bin(path)
+    for adapter_format in formats_of(magic):
+        if adapter := adapter_format.read(path):
+            return adapter
+    if magic == MAGIC or magic in other_formats():
+        return gguf.parse_adapter(open_gguf(path))
     raise FileError(
         f"{path}: unknown format (the file begins with {magic!r}); give {NEEDED}", code="not-an-adapter"
     )

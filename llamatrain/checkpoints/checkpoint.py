@@ -25,7 +25,6 @@ from zlib import crc32
 
 import numpy as np
 
-from llamatrain.checkpoints.legacy import RUN_PREFIXES
 from llamatrain.gguf.constants import ALIGNMENT
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.types import TensorInfo, type_by_name
@@ -37,6 +36,10 @@ from llamatrain.train.state import Best, RunState
 
 VERSION = 2  # training.file_version; 0 and 1 are llama.cpp's
 CHECKSUM = "training.checksum"
+RUN_PREFIXES = (
+    "training.",
+    "optimizer.",
+)  # keys and tensors of the run; others belong to the model or the adapter
 GRADIENTS = "training.accumulated_gradients"
 VALIDATION_DUE, STOP_REASON, BEST = (
     "owed_validation",

@@ -12,15 +12,16 @@ from llamatrain.checkpoints.checkpoint import (
     CHECKSUM,
     GRADIENTS,
     PIECE,
+    RUN_PREFIXES,
     STOP_REASON,
     VALIDATION_DUE,
     VERSION,
     Checkpoint,
     compute_checksum,
 )
-from llamatrain.checkpoints.legacy import RUN_PREFIXES, upgrade
 from llamatrain.data.batches import CursorState
 from llamatrain.errors import FileError
+from llamatrain.extensions import load_extensions
 from llamatrain.gguf.parser import quote
 from llamatrain.gguf.reader import FileTensor, Gguf, open_gguf
 from llamatrain.gguf.values import Value
@@ -54,6 +55,7 @@ def parse_checkpoint(gguf: Gguf) -> Checkpoint:
     version, notes = gguf.get_value("training.file_version", int), list[str]()
     _verify(gguf, needed=version == VERSION)
     if version in (0, 1):
+        (upgrade,) = load_extensions("checkpoint_upgrade")
         gguf, notes = upgrade(gguf)
     elif version != VERSION:
         raise FileError(

@@ -62,7 +62,7 @@ def preview(data: Annotated[list[str], typer.Argument(metavar="DATA")], **said: 
             print_json(opened.rows, options)
         else:
             print_rows(opened.rows, options, opened.tokenizer)
-            summarise(opened.corpus, opened.validation, opened.rows.filling(options.batch))
+            summarise(opened.corpus, opened.validation, opened.rows.measure_packing(options.batch))
 
 
 def print_json(rows: "Batches", options: PreviewOptions) -> None:
@@ -129,17 +129,17 @@ def marked(
 
 
 def summarise(corpus: "Dataset", validation: "Dataset | None", filling: "PackingStats") -> None:
-    from llamatrain.data.dataset import named
+    from llamatrain.data.dataset import format_places
 
     print(f"\n{len(corpus)} samples, {corpus.tokens} tokens", end="")
     print(f"; {len(validation)} samples to validate with" if validation else "")
     print(f"rows are {filling.used:.0%} full, {filling.trained:.0%} of their tokens are trained")
     found = {
-        "cut: longer than a row": corpus.cut,
+        "cut: longer than a row": corpus.truncated,
         "skipped: no token to train on in a row": corpus.skipped,
-        "skipped: more than one row may take of time or memory": corpus.excessive,
+        "skipped: more than one row may take of time or memory": corpus.too_large,
         "skipped: of no known form, or refused by the chat template": corpus.refused,
     }
     for what, places in found.items():
         if places:
-            print(f"{len(places)} {what} ({make_printable(named(places), sys.stdout.encoding)})")
+            print(f"{len(places)} {what} ({make_printable(format_places(places), sys.stdout.encoding)})")

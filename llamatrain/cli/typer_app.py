@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from llamatrain.cli.legacy_translate import in_our_words
 from llamatrain.config.flag_hints import suggest_command
 from llamatrain.config.messages import quote, suggest
 from llamatrain.config.options import Options, OptionSpec, format_flag, option_specs
 from llamatrain.distributed.comm import get_comm, get_launch_info
 from llamatrain.errors import UsageError
+from llamatrain.extensions import load_extensions
 from llamatrain.platform import terminal
 
 HELP = ["--help", "-h"]
@@ -69,7 +69,9 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         self.notes: list[str] = []
         if not ctx.resilient_parsing:
-            args, self.notes = in_our_words(self.name or "", args, self.params)
+            for translate in load_extensions("command_lines"):
+                args, notes = translate(self.name or "", args, self.params)
+                self.notes += notes
             args, renamed = replace_former_flags(args, getattr(self.callback, "former_flags", {}))
             self.notes += renamed
         with told_better([*args], {name for each in self.params for name in each.opts}):

@@ -5,23 +5,32 @@ file is unmapped when its `Gguf` and all views of its tensors are gone.
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from llamatrain.errors import FileError
-from llamatrain.gguf import legacy
+from llamatrain.extensions import load_extensions
 from llamatrain.gguf.constants import ALIGNMENT, MAGIC
 from llamatrain.gguf.opened_file import FileTensor, Gguf, Metadata
 from llamatrain.gguf.parser import Cursor, quote
 from llamatrain.gguf.types import TYPES, TensorInfo
 from llamatrain.gguf.values import U32, Kind, Value
 from llamatrain.gguf.wrong_file import HEAD_BYTES, describe_file, describe_folder
-from llamatrain.io.mapped_file import map_file, verify_unchanged
+from llamatrain.io.mapped_file import MappedFile, map_file, verify_unchanged
 
 PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 ByteRange = tuple[Kind, int, int]  # of a value: from which byte to which
 __all__ = ["PART_NAME", "FileTensor", "Gguf", "Metadata", "open_gguf"]
+
+
+OUTDATED = (b"tjgg", b"lmgg", b"fmgg")  # magic bytes of models from before GGUF
+
+
+def other_formats() -> dict[bytes, Callable[[MappedFile], Gguf]]:
+    """Return readers of further file formats, by their magic bytes."""
+    return {magic: read for table in load_extensions("file_formats") for magic, read in table.items()}
 
 
 def open_gguf(path: str | Path) -> Gguf:
@@ -29,8 +38,9 @@ def open_gguf(path: str | Path) -> Gguf:
     path = Path(path)
     if path.is_dir():
         raise FileError(describe_folder(path), code="not-gguf")
-    if (file := map_file(path)).read_bytes(0, len(MAGIC)) in legacy.KINDS:
-        return legacy.read_legacy(file)
+    file = map_file(path)
+    if read_other := other_formats().get(file.read_bytes(0, len(MAGIC))):
+        return read_other(file)
     first = read_part(path)
     count = first.get_value("split.count", int, 1)
     return first if count <= 1 else join_parts(path, first, count)
@@ -56,7 +66,7 @@ def read_part(path: Path) -> Gguf:
 def read_header(cursor: Cursor) -> tuple[int, int]:
     """Read the header and return the numbers of tensors and of metadata values."""
     magic = cursor.first_bytes(len(MAGIC))
-    if magic in legacy.MODELS:
+    if magic in OUTDATED:
         raise cursor.error(
             f"begins with {magic!r}: a model from before GGUF; convert it with llama.cpp's scripts of 2023",
             code="legacy-model",

@@ -315,10 +315,10 @@ def check_single_model(base: str | None, changed: set[str], folder_options: RunF
 def is_gguf(path: str) -> bool:
     """Return True if a file is a GGUF file or one of its predecessors."""
     from llamatrain.gguf.constants import MAGIC
-    from llamatrain.gguf.legacy import KINDS
+    from llamatrain.gguf.reader import other_formats
 
     with suppress(OSError):
         if Path(path).is_file():  # a pipe would wait for a writer
             with Path(path).open("rb") as file:
-                return file.read(len(MAGIC)) in (MAGIC, *KINDS)
+                return file.read(len(MAGIC)) in (MAGIC, *other_formats())
     return False

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from llamatrain.cli.legacy_flags import EXPORT, MADE_OF_SEVERAL, SAME, TABLES
-from llamatrain.cli.legacy_translate import in_our_words
 from llamatrain.cli.main import imported
+from llamatrain.legacy.flags import EXPORT, MADE_OF_SEVERAL, SAME, TABLES
+from llamatrain.legacy.translate import translate_command_line
 from tests.helpers.cli import Argument, ran, run, same_bits, steps, text_file
 from tests.helpers.lora_runs import base, random_adapter
 from tests.helpers.small_models import small
@@ -27,7 +27,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def words(command: str, *said: Argument) -> tuple[list[str], list[str]]:
-    return in_our_words(command, [str(each) for each in said], imported(command).params)
+    return translate_command_line(command, [str(each) for each in said], imported(command).params)
 
 
 # ---- the table -------------------------------------------------------------
@@ -103,10 +103,10 @@ CALLED: list[tuple[str, Sequence[Argument], Sequence[Argument], str]] = [
     (
         "from-scratch",
         ["--opt-past", 3, "--opt-delta", 0.1],
-        ["--past", 3, "--delta", 0.1],
-        "--opt-past is --past",
+        ["--stop-window", 3, "--stop-delta", 0.1],
+        "--opt-past is --stop-window",
     ),
-    ("from-scratch", ["--opt-past", -1], ["--past", 0], "--opt-past is --past"),
+    ("from-scratch", ["--opt-past", -1], ["--stop-window", 0], "--opt-past is --stop-window"),
     ("from-scratch", ["--save-every", -1, "--epochs", -1], ["--save-every", 0], ""),
     (
         "from-scratch",
@@ -131,8 +131,8 @@ CALLED: list[tuple[str, Sequence[Argument], Sequence[Argument], str]] = [
     (
         "from-scratch",
         ["--adam-gclip", 2, "--adam-epsf", 0.1],
-        ["--clip", 2, "--epsf", 0.1],
-        "--adam-epsf is --epsf",
+        ["--clip", 2, "--stop-rel", 0.1],
+        "--adam-epsf is --stop-rel",
     ),
     ("from-scratch", ["-ngl", 99], [], "-ngl means nothing here: all is computed by the processor"),
     ("from-scratch", ["--n-gpu-layers", 99], [], "--n-gpu-layers means nothing here"),
@@ -213,14 +213,14 @@ CALLED: list[tuple[str, Sequence[Argument], Sequence[Argument], str]] = [
     (
         "finetune",
         ["--rank-wq", 3, "--rank-ffn_up", 2],
-        ["--rank", "attn_q=3", "--rank", "ffn_up=2"],
-        "--rank-wq is --rank attn_q",
+        ["--lora-rank-of", "attn_q=3", "--lora-rank-of", "ffn_up=2"],
+        "--rank-wq is --lora-rank-of attn_q",
     ),
     (
         "finetune",
         ["--rank-out", 3],
         [
-            "--rank",
+            "--lora-rank-of",
             "output=3",
             "--target",
             "attn_q,attn_k,attn_v,attn_output,ffn_gate,ffn_up,ffn_down,output",
@@ -262,7 +262,7 @@ def test_what_is_meant(command: str, said: Sequence[Argument], meant: Sequence[A
         (("--lr-min", 0.5, "--cos-decay-min", 0.2), "--lr-min 0.5 and --cos-decay-min 0.0002 differ"),
         (("--train-data", "a", "b"), "--train-data a and b differ"),
         (("--adam-iter",), "option '--adam-iter' requires an argument"),
-        (("--adam-iter", "x"), "--iters 'x' cannot be; it takes a whole number"),
+        (("--adam-iter", "x"), "--iters must be a whole number (got 'x')"),
         (("--adam-alpha", "x", "--cos-decay-min", "y"), "--cos-decay-min y cannot be; it takes a number"),
         (("--use-flash=1",), "no such option --use-flash"),
         (("--cos-decay-min", 0.2, "--config", "c.toml"), "--cos-decay-min goes by the rate"),
@@ -328,7 +328,7 @@ def test_their_finetune(place: Path) -> None:
         and "--adam-alpha is --lr" in done.err
         and "note: called otherwise" in done.err
     )
-    ours = "--lora-r 4 --rank attn_q=2 --iters 3 --lr 1e-3 --ctx 32 --batch 4 --threads 2 --remat block --out ours"
+    ours = "--lora-r 4 --lora-rank-of attn_q=2 --iters 3 --lr 1e-3 --ctx 32 --batch 4 --threads 2 --remat block --out ours"
     assert "called otherwise" not in ran("finetune", "M.gguf", "text.txt", *ours.split()).err
     same_bits(Path("theirs/adapter.gguf"), Path("ours/adapter.gguf"))
 

@@ -8,6 +8,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "llamatrain"
 LAYERS = (
     ("__init__", "errors"),
+    ("extensions",),
     ("config", "platform"),
     ("distributed", "io"),
     ("compiler",),
@@ -20,6 +21,7 @@ LAYERS = (
     ("checkpoints", "planner"),
     ("run",),
     ("commands",),
+    ("legacy",),
     ("api_options",),
     ("api", "cli"),
     ("__main__",),

@@ -8,7 +8,7 @@ from typing import TypeVar
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "llamatrain"
 N = TypeVar("N", bound=ast.AST)
-LONGEST_FUNCTION = 70  # lines
+LONGEST_FUNCTION = 80  # lines
 
 
 def sources() -> Iterator[tuple[str, str]]:

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from llamatrain.cli.legacy_flags import TABLES, LegacyCommandLine, read
 from llamatrain.config.flag_hints import BASE, DATA
 from llamatrain.errors import LlamatrainError, UsageError
+from llamatrain.legacy.flags import TABLES, LegacyCommandLine, read
 
 WARMUP, DECAY_STEPS, RESTART, LOWEST, RATE = (
     "100",
@@ -25,7 +25,9 @@ ONE_ARGUMENT = ("export-lora", "generate")
 LINEAR = "attn_q,attn_k,attn_v,attn_output,ffn_gate,ffn_up,ffn_down"  # what gets an adapter here where nothing else is said
 
 
-def in_our_words(command: str, words: Sequence[str], params: Sequence[Any]) -> tuple[list[str], list[str]]:
+def translate_command_line(
+    command: str, words: Sequence[str], params: Sequence[Any]
+) -> tuple[list[str], list[str]]:
     """What a command is told in the words of today, and what is to be said of those of before."""
     if command not in TABLES:
         return [*words], []

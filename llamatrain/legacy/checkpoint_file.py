@@ -3,7 +3,7 @@
 The result looks like the GGUF file that llama.cpp's conversion scripts made of such a checkpoint.
 
 Layout: u32 magic, version 0, iterations, samples, tokens; the hyperparameters, for adapters their ranks; the
-tensors (legacy_tensors.py); then the optimizer: version 0 with its options, or version 1. Of its vectors,
+tensors (tensor_records.py); then the optimizer: version 0 with its options, or version 1. Of its vectors,
 those that the scripts kept are read, and for version 0 also the parameters, which show in what order the
 vectors lie. `training.unsaid` lists what such a file does not contain.
 """
@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
 
-from llamatrain.gguf.legacy_tensors import ALIGNMENT, MappedCursor, read_record
 from llamatrain.gguf.opened_file import FileTensor, Gguf, Metadata
 from llamatrain.gguf.parser import Cursor
 from llamatrain.gguf.values import Kind, Value, boolean, f32, number, string, u32, u64
 from llamatrain.io.mapped_file import MappedFile, verify_unchanged
+from llamatrain.legacy.tensor_records import ALIGNMENT, MappedCursor, read_record
 
 KINDS = {b"pcgg": "train_model", b"lcgg": "finetune_lora"}
-MODELS = (b"tjgg", b"lmgg", b"fmgg")  # those of the same time, whose weights the checkpoints have, too
 HYPERPARAMETERS = ("n_vocab", "n_embd", "n_mult", "n_head", "n_layer", "n_rot")
 BLOCK_WEIGHTS = (
     "attn_norm",
@@ -230,3 +229,6 @@ def format_options(options: tuple[float, ...]) -> dict[str, Value]:
     return {
         "training.said": string(text + (f" --stop-window {past} --stop-delta {delta:g}" if past > 0 else ""))
     }
+
+
+FORMATS = dict.fromkeys(KINDS, read_legacy)

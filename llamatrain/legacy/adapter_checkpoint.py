@@ -16,11 +16,11 @@ from llamatrain.adapters.adapter import (
     parse_factor_name,
 )
 from llamatrain.adapters.gguf import SUFFIXES
-from llamatrain.adapters.legacy_bin import ARCHITECTURE, transpose_halves
 from llamatrain.errors import FileError
 from llamatrain.gguf.parser import quote
 from llamatrain.gguf.reader import Gguf
 from llamatrain.io.mapped_file import verify_unchanged
+from llamatrain.legacy.adapter_bin import ARCHITECTURE, transpose_halves
 from llamatrain.model.architecture import split_block_number
 from llamatrain.model.architectures import find_architecture
 

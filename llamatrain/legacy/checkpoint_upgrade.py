@@ -1,7 +1,7 @@
 """Upgrades checkpoints of llama.cpp's train-text-from-scratch and finetune to the present keys.
 
 Their vectors hold the parameters in an order of their own (legacy_order.py); ours store a list of names. The
-factors of an adapter are transposed (adapters/legacy_checkpoint.py), and so are their pieces of the vectors.
+factors of an adapter are transposed (adapter_checkpoint.py), and so are their pieces of the vectors.
 Their shuffle (std::mt19937 over a list of all samples) cannot be resumed.
 """
 
@@ -12,25 +12,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from llamatrain.adapters import legacy_checkpoint
 from llamatrain.adapters.adapter import is_transposed
-from llamatrain.adapters.legacy_bin import ARCHITECTURE
-from llamatrain.checkpoints.legacy_order import (
+from llamatrain.checkpoints.checkpoint import RUN_PREFIXES
+from llamatrain.errors import FileError
+from llamatrain.gguf.parser import quote
+from llamatrain.gguf.reader import FileTensor, Gguf, Metadata
+from llamatrain.gguf.types import type_by_name
+from llamatrain.gguf.values import Kind, Value, number, numbers, string, strings, u32, u64
+from llamatrain.legacy import adapter_checkpoint
+from llamatrain.legacy.adapter_bin import ARCHITECTURE
+from llamatrain.legacy.parameter_order import (
     Order,
     order_from_squares,
     order_from_values,
     possible_orders,
     split_vectors,
 )
-from llamatrain.errors import FileError
-from llamatrain.gguf.parser import quote
-from llamatrain.gguf.reader import FileTensor, Gguf, Metadata
-from llamatrain.gguf.types import type_by_name
-from llamatrain.gguf.values import Kind, Value, number, numbers, string, strings, u32, u64
 from llamatrain.model.architectures import find_architecture
 from llamatrain.optim.methods.lbfgs import slots_newest_first
 
-RUN_PREFIXES = legacy_checkpoint.RUN  # all others belong to the model or the adapter
 NO_TOKEN = 2**32 - 1  # written for a missing token
 PROGRAMS = {"train_model": "train-text-from-scratch", "finetune_lora": "finetune"}
 SWAPPED = {"a": "b", "b": "a"}
@@ -243,7 +243,7 @@ def convert_adapter(
 ) -> tuple[Tensors, Tensors, Order, dict[str, object]]:
     """Return factors and vectors in the present layout, their order, and the run's data on its adapter."""
     adapter, shapes = (
-        legacy_checkpoint.parse_adapter(gguf),
+        adapter_checkpoint.parse_adapter(gguf),
         {name: tensor.shape for name, tensor in weights.items()},
     )
     pairs = adapter.pairs.items()

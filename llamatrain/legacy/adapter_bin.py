@@ -20,10 +20,10 @@ from llamatrain.adapters.adapter import (
     is_transposed,
     parse_factor_name,
 )
-from llamatrain.gguf.legacy_tensors import MappedCursor, read_record
 from llamatrain.gguf.parser import Cursor
 from llamatrain.gguf.reader import FileTensor
 from llamatrain.io.mapped_file import map_file, verify_unchanged
+from llamatrain.legacy.tensor_records import MappedCursor, read_record
 from llamatrain.model.architectures import find_architecture
 
 MAGIC = b"algg"
