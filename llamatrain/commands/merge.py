@@ -245,10 +245,10 @@ def note_rounding(roundings: "dict[str, Rounding]", merging: MergePlan) -> None:
     if worst and roundings[worst].share > ROUNDED:
         kinds = {piece.type.name for piece in merging.made if piece.is_rounded}
         finer = "f32" if kinds & {"F16", "BF16"} else "f16" if "Q8_0" in kinds else "q8_0"
-        off, added = (
-            math.fsum(getattr(each, name) for each in roundings.values()) for name in ("off", "added")
+        error, change = (
+            math.fsum(getattr(each, name) for each in roundings.values()) for name in ("error", "change")
         )
         merging.note(
             f"rounded to its type, {worst} is off by {roundings[worst].share:.0%} of what was added to it, "
-            f"all weights together by {math.sqrt(off / added):.0%}; --type {finer} rounds less"
+            f"all weights together by {math.sqrt(error / change):.0%}; --type {finer} rounds less"
         )

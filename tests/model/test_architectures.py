@@ -134,7 +134,11 @@ def test_each_is_named_in_its_own_file_alone() -> None:
             if more := [name for name in found if name != own and (name != DEFAULT or text == DEFAULT)]:
                 places[str(path.relative_to(root))] = len(more)
     del places["api_options.py"]  # a script writes it
-    assert places == {"model/architectures/__init__.py": 1, "legacy/checkpoint_file.py": 1, "legacy/adapter_bin.py": 1}
+    assert places == {
+        "model/architectures/__init__.py": 1,
+        "legacy/checkpoint_file.py": 1,
+        "legacy/adapter_bin.py": 1,
+    }
 
 
 def has_docstring(node: ast.AST) -> bool:

@@ -212,7 +212,7 @@ def test_what_cannot_be_is_one_line(teacher: Path, tmp_path: Path) -> None:
     for given, told in (
         (
             ("--teacher", teacher, "--vocab-from", other),
-            f"{teacher}: its vocabulary is another than the model's",
+            f"{teacher}: a teacher must have the vocabulary of the model",
         ),
         (("--teacher", tmp_path / "nothing.gguf"), "No such file"),
         (("--teacher", text), "a GGUF file is needed"),
@@ -227,7 +227,7 @@ def test_what_cannot_be_is_one_line(teacher: Path, tmp_path: Path) -> None:
     done = run(
         "finetune", other, text, "--teacher", teacher, "--ctx", 16, "--iters", 1, "--out", tmp_path / "tuned"
     )
-    assert done.code in (1, 2) and "its vocabulary is another than the model's" in done.errors[0]
+    assert done.code in (1, 2) and "[teacher-vocabulary]" in done.errors[0]
 
 
 def test_another_teacher_is_no_teacher_of_the_run(teacher: Path, tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_another_teacher_is_no_teacher_of_the_run(teacher: Path, tmp_path: Path)
     assert read_checkpoint(tmp_path / "run" / "checkpoint-1.gguf").extra["teacher"]
     base(teacher, small(layers=2))
     done = run("from-scratch", "--resume", tmp_path / "run", "--iters", 2)
-    assert done.code == 1 and f"{teacher}: not the teacher that the run" in done.errors[0]
+    assert done.code == 1 and f"{teacher}: " in done.errors[0] and "[changed-input]" in done.errors[0]
     teacher.unlink()
     done = run("from-scratch", "--resume", tmp_path / "run", "--iters", 2)
     assert done.code == 2 and str(teacher) in done.errors[0]
