@@ -447,7 +447,7 @@ def test_links_that_lead_to_themselves(tmp_path: Path) -> None:
         (("--lora", "base.gguf"), "no adapter but a model", 1),
         (("--lora-scaled", "a.gguf", "nan"), "--lora-scaled a.gguf nan cannot be", 2),
         (("--lora-scaled", "a.gguf", "1e9"), "1e+09 cannot be", 2),
-        (("--lora", "wide.gguf"), "it is for another base", 1),
+        (("--lora", "wide.gguf"), "is for another base", 1),
         (("--lora", "a.gguf", "--threads", "0"), "--threads 0", 2),
         (("--lora", "huge.gguf", "--type", "f16"), "token_embd.weight, merged: ", 1),
     ],

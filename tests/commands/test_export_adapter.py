@@ -145,7 +145,7 @@ def test_from_python(place: Path) -> None:
             "--check compares a model's logits, and no model is written",
             2,
         ),
-        (("--lora", "wide.gguf", "--only-adapter", "--out", "A.gguf"), "it is for another base", 1),
+        (("--lora", "wide.gguf", "--only-adapter", "--out", "A.gguf"), "is for another base", 1),
     ],
 )
 def test_what_is_refused(place: Path, words: tuple[Argument, ...], told: str, code: int) -> None:

@@ -280,7 +280,7 @@ def test_results_after_the_checkpoint_that_is_gone_on_from_are_put_aside(place: 
     Path("it/checkpoint-LATEST.gguf").unlink()
     new_ones = run("from-scratch", "--resume", "it")
     assert (
-        new_ones.code == 1 and "no checkpoint to go on from" in new_ones.err
+        new_ones.code == 1 and "no checkpoint to resume from" in new_ones.err
     )  # the first was removed by --keep
     new("--keep-results", 3, "--keep", 9, "--overwrite", "--out", "it", iters=6)
     Path("it/checkpoint-6.gguf").write_bytes(b"GGUF")
