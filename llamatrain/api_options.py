@@ -30,37 +30,37 @@ class FromScratchOptions(TypedDict, total=False):
     verbose: bool
     """Print every step, and every option as it was resolved."""
     arch: str
-    """What it is built like: gemma2, gemma3, granite, llama, olmo2, phi3, qwen2, qwen3, smollm3."""
+    """Architecture: gemma2, gemma3, granite, llama, olmo2, phi3, qwen2, qwen3, smollm3."""
     size: Literal["tiny", "small", "medium", "large"]
     """Sets embd, head and layer: 64/4/2, 256/8/4, 512/8/8, 768/12/12."""
     embd: int | None
-    """Width of the model; else by size."""
+    """Width of the model; default: by size."""
     head: int | None
-    """Attention heads; they divide embd. Else by size."""
+    """Attention heads; must divide embd. Default: by size."""
     head_kv: int | None
-    """Key/value heads; they divide head. Else as many as heads."""
+    """Key/value heads; must divide head. Default: the number of heads."""
     head_size: int | None
-    """Width of a head, for those that have one of their own; else embd / head."""
+    """Width of a head, for architectures where it is independent; default: embd / head."""
     layer: int | None
-    """Blocks; else by size."""
+    """Transformer blocks; default: by size."""
     ff: int | None
-    """Width of the feed-forward part; else 8/3 of embd, rounded up to 32."""
+    """Width of the feed-forward layer; default: 8/3 of embd, rounded up to 32."""
     ctx: int | None
-    """Tokens in a row, and the context of a new model; else 128."""
+    """Tokens per row, and context of the new model; default: 128."""
     vocab_size: int | str
-    """Tokens of a vocabulary learned from the text, fewer if it has fewer; or the word bytes."""
+    """Size of the vocabulary that is learned from the text (fewer if the text has fewer); or bytes."""
     vocab_from: Place | None
     """Take the vocabulary of this GGUF file instead of learning one."""
     rope_freq_base: float
-    """Frequency base of the rotary positions."""
+    """RoPE frequency base."""
     rope_freq_scale: float
-    """Positions count this much: 0.5 stretches the context to twice its length."""
+    """RoPE frequency scale: 0.5 stretches the context to twice its length."""
     norm_rms_eps: float
     """Epsilon of the RMS norms."""
     tie_embeddings: bool
-    """One matrix serves as embeddings and as output."""
+    """Use one matrix for embeddings and output."""
     lora_r: int | None
-    """The matrices of attention and output are products of factors of this rank."""
+    """Make the matrices of attention and output products of factors of this rank."""
     train_on: Literal["completion", "last", "all"]
     """Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. In plain text, all
     tokens are trained."""
@@ -109,7 +109,7 @@ class FromScratchOptions(TypedDict, total=False):
     force_reshuffle: bool
     """When resuming, begin a new shuffle instead of continuing the old one."""
     batch: int
-    """Rows that are run together."""
+    """Rows per batch."""
     grad_acc: int
     """Batches per step; their gradients are added up."""
     iters: int | None
@@ -179,7 +179,7 @@ class FromScratchOptions(TypedDict, total=False):
     kernels: Literal["cpu", "reference"]
     """Compiled kernels, or the numpy ones that define them."""
     threads: int | None
-    """Threads; else one for each processor."""
+    """Threads; default: one per processor."""
     save_every: int
     """Save a checkpoint and the model every N steps; 0: at the end only."""
     keep: int
@@ -209,17 +209,18 @@ class FromScratchOptions(TypedDict, total=False):
     profile: bool
     """Print where the time went, and write trace.json for Chrome and Perfetto."""
     checkpoint_out: str
-    """Write each checkpoint to this file, too; in its name ITERATION becomes the step, and LATEST in another one."""
+    """Also write each checkpoint to this file; ITERATION in its name becomes the step, and LATEST in the name of a second
+    copy."""
     model_out: str
     """Also write the model of each save to this file, named likewise."""
     lora_out: str
     """Also write the adapter of each save to this file, named likewise."""
     pattern_fn_it: str
-    """What becomes the step."""
+    """Word in file names that becomes the step."""
     fn_latest: str
-    """What stands for the step in the name of the newest."""
+    """Word in place of the step in the name of the newest file."""
     keep_results: int
-    """Keep so many of the models or adapters of earlier saves, each under its step."""
+    """Keep this many models or adapters of earlier saves, named by step."""
 
 
 class FinetuneOptions(TypedDict, total=False):
@@ -242,53 +243,53 @@ class FinetuneOptions(TypedDict, total=False):
     verbose: bool
     """Print every step, and every option as it was resolved."""
     ctx: int | None
-    """Tokens in a row; else what the model was made for, but no more than 512."""
+    """Tokens per row; default: the context of the model, at most 512."""
     full: bool
     """Train every weight of the model, in float32, instead of an adapter."""
     lora_r: int
     """Rank of the adapter."""
     lora_alpha: float | None
-    """What is added is scaled by alpha / rank; else alpha is lora_r."""
+    """Scale the adapter by alpha / rank; default: the value of lora_r."""
     target: str | Sequence[str]
-    """Weights that get an adapter: attn_q, blk.0-3.ffn_down, blk.8-, output, token_embd, norms; else all linear ones."""
+    """Weights that get an adapter: attn_q, blk.0-3.ffn_down, blk.8-, output, token_embd, norms; default: all linear ones."""
     lora_rank_of: str | Sequence[str]
-    """A rank of its own for a weight, such as attn_q=16 or blk.0.ffn_up=4; may be repeated. Norms have 1."""
+    """Rank of one weight, such as attn_q=16 or blk.0.ffn_up=4; may be repeated. Norms have rank 1."""
     lora_dropout: float
-    """The share of its input that an adapter does not see in a step."""
+    """Dropout: the share of its input that an adapter does not see in a step."""
     rslora: bool
     """Scale by alpha / sqrt(rank) instead of alpha / rank."""
     lora_plus_ratio: float
-    """The learning rate of an adapter's second factor is this many times lr."""
+    """LoRA+: the learning rate of factor B is this many times lr."""
     lora_init: Place | None
-    """Go on from this adapter, with its ranks: a GGUF file, a .bin, a PEFT folder."""
+    """Start from this adapter and its ranks: a GGUF file, a .bin, a PEFT folder."""
     only_write_lora: bool
-    """Write the adapter of a checkpoint (resume) and train nothing."""
+    """Write the adapter of a checkpoint (resume), without training."""
     adapter_type: Literal["f32", "f16"]
     """Number type in adapter.gguf."""
     peft: Place | None
-    """Write the adapter for Hugging Face's PEFT, too, into this folder."""
+    """Also write the adapter in PEFT's format, into this folder."""
     cache_base: Literal["auto", "off", "bf16"]
-    """A copy of the base's weights in bf16, for speed; auto: where the memory is there."""
+    """Copy the base's weights to bf16, for speed; auto: if there is memory for it."""
     rope_freq_base: float | None
-    """Frequency base of the rotary positions, other than the model's."""
+    """RoPE frequency base; default: the model's."""
     rope_freq_scale: float | None
-    """Positions count this much, other than in the model."""
+    """RoPE frequency scale; default: the model's."""
     norm_rms_eps: float | None
-    """Epsilon of the RMS norms, other than the model's."""
+    """Epsilon of the RMS norms; default: the model's."""
     lora: Place | Sequence[Place]
-    """An adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a folder of PEFT's; may be repeated."""
+    """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
     lora_scaled: Sequence[tuple[Place, float]]
-    """An adapter, and how much of it is added; may be repeated."""
-    objective: Literal["orpo", "dpo", "simpo", "kto"] | None
-    """Learn from answers that are compared: prompt, chosen and rejected; kto: or prompt, completion and label."""
+    """Adapter with a factor by which it is scaled; may be repeated."""
+    objective: Literal["dpo", "kto", "orpo", "simpo"] | None
+    """Preference training on rows of prompt, chosen and rejected; kto also takes prompt, completion and label."""
     beta: float | None
-    """How much an objective makes of them (ORPO's lambda); else 0.1, SimPO's 2."""
+    """Strength of the preference term (lambda of ORPO); default: 0.1, for simpo 2."""
     gamma: float
-    """The margin of rewards that SimPO asks for."""
+    """Target reward margin of SimPO."""
     desirable_weight: float
-    """What an answer that is good counts for in KTO."""
+    """Weight of desirable answers in KTO."""
     undesirable_weight: float
-    """What an answer that is not good counts for in KTO."""
+    """Weight of undesirable answers in KTO."""
     train_on: Literal["completion", "last", "all"]
     """Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. In plain text, all
     tokens are trained."""
@@ -337,7 +338,7 @@ class FinetuneOptions(TypedDict, total=False):
     force_reshuffle: bool
     """When resuming, begin a new shuffle instead of continuing the old one."""
     batch: int
-    """Rows that are run together."""
+    """Rows per batch."""
     grad_acc: int
     """Batches per step; their gradients are added up."""
     iters: int | None
@@ -407,7 +408,7 @@ class FinetuneOptions(TypedDict, total=False):
     kernels: Literal["cpu", "reference"]
     """Compiled kernels, or the numpy ones that define them."""
     threads: int | None
-    """Threads; else one for each processor."""
+    """Threads; default: one per processor."""
     save_every: int
     """Save a checkpoint and the model every N steps; 0: at the end only."""
     keep: int
@@ -437,17 +438,18 @@ class FinetuneOptions(TypedDict, total=False):
     profile: bool
     """Print where the time went, and write trace.json for Chrome and Perfetto."""
     checkpoint_out: str
-    """Write each checkpoint to this file, too; in its name ITERATION becomes the step, and LATEST in another one."""
+    """Also write each checkpoint to this file; ITERATION in its name becomes the step, and LATEST in the name of a second
+    copy."""
     model_out: str
     """Also write the model of each save to this file, named likewise."""
     lora_out: str
     """Also write the adapter of each save to this file, named likewise."""
     pattern_fn_it: str
-    """What becomes the step."""
+    """Word in file names that becomes the step."""
     fn_latest: str
-    """What stands for the step in the name of the newest."""
+    """Word in place of the step in the name of the newest file."""
     keep_results: int
-    """Keep so many of the models or adapters of earlier saves, each under its step."""
+    """Keep this many models or adapters of earlier saves, named by step."""
 
 
 class ExportLoraOptions(TypedDict, total=False):
@@ -479,36 +481,36 @@ class ExportLoraOptions(TypedDict, total=False):
     check: str
     """Compare the logits of BASE with its adapters to those of the new file, on this text, and judge the difference."""
     threads: int | None
-    """Threads; else one for each processor."""
+    """Threads; default: one per processor."""
     lora: Place | Sequence[Place]
-    """An adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a folder of PEFT's; may be repeated."""
+    """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
     lora_scaled: Sequence[tuple[Place, float]]
-    """An adapter, and how much of it is added; may be repeated."""
+    """Adapter with a factor by which it is scaled; may be repeated."""
 
 
 class EvaluateOptionsGiven(TypedDict, total=False):
     ctx: int | None
-    """Tokens in a row; else what the model was made for, but no more than 512."""
+    """Tokens per row; default: the context of the model, at most 512."""
     batch: int
-    """Rows that are run together."""
+    """Rows per batch."""
     threads: int | None
-    """Threads; else one for each processor."""
+    """Threads; default: one per processor."""
     precision: Literal["f32", "bf16"]
     """Of matrix products."""
     lora: Place | Sequence[Place]
-    """An adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a folder of PEFT's; may be repeated."""
+    """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
     lora_scaled: Sequence[tuple[Place, float]]
-    """An adapter, and how much of it is added; may be repeated."""
-    objective: Literal["orpo", "dpo", "simpo", "kto"] | None
-    """Learn from answers that are compared: prompt, chosen and rejected; kto: or prompt, completion and label."""
+    """Adapter with a factor by which it is scaled; may be repeated."""
+    objective: Literal["dpo", "kto", "orpo", "simpo"] | None
+    """Preference training on rows of prompt, chosen and rejected; kto also takes prompt, completion and label."""
     beta: float | None
-    """How much an objective makes of them (ORPO's lambda); else 0.1, SimPO's 2."""
+    """Strength of the preference term (lambda of ORPO); default: 0.1, for simpo 2."""
     gamma: float
-    """The margin of rewards that SimPO asks for."""
+    """Target reward margin of SimPO."""
     desirable_weight: float
-    """What an answer that is good counts for in KTO."""
+    """Weight of desirable answers in KTO."""
     undesirable_weight: float
-    """What an answer that is not good counts for in KTO."""
+    """Weight of undesirable answers in KTO."""
     train_on: Literal["completion", "last", "all"]
     """Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. In plain text, all
     tokens are trained."""
@@ -562,13 +564,13 @@ class PreviewOptionsGiven(TypedDict, total=False):
     n: int
     """How many rows to show; json goes on with the next epochs."""
     ctx: int | None
-    """Tokens in a row; else what the model was made for, but no more than 512."""
+    """Tokens per row; default: the context of the model, at most 512."""
     batch: int
     """Rows in a batch: they share a length."""
     seed: int
     """What the order of the samples follows from."""
-    objective: Literal["orpo", "dpo", "simpo", "kto"] | None
-    """Learn from answers that are compared: prompt, chosen and rejected; kto: or prompt, completion and label."""
+    objective: Literal["dpo", "kto", "orpo", "simpo"] | None
+    """Preference training on rows of prompt, chosen and rejected; kto also takes prompt, completion and label."""
     train_on: Literal["completion", "last", "all"]
     """Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. In plain text, all
     tokens are trained."""
@@ -622,34 +624,34 @@ class LoadOptionsGiven(TypedDict, total=False):
     ctx: int | None
     """Tokens of prompt and text together; else what the model was made for, at most 4096."""
     threads: int | None
-    """Threads; else one for each processor."""
+    """Threads; default: one per processor."""
     lora: Place | Sequence[Place]
-    """An adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a folder of PEFT's; may be repeated."""
+    """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
     lora_scaled: Sequence[tuple[Place, float]]
-    """An adapter, and how much of it is added; may be repeated."""
+    """Adapter with a factor by which it is scaled; may be repeated."""
 
 
 class SamplingOptionsGiven(TypedDict, total=False):
     n: int
     """Tokens to generate; -1: until the text ends or the context is full."""
     ctx_shift: bool
-    """Go on where the context is full: the older half of the text goes."""
+    """Continue when the context is full: drop the older half of the text."""
     keep: int
-    """Tokens that stay when the context is shifted, beside one that begins a text; -1: as many as the prompt has."""
+    """First tokens to keep when the context is shifted, besides a begin token; -1: all of the prompt."""
     temp: float
-    """Temperature: the higher, the more surprising; 0 takes the likeliest token."""
+    """Temperature; 0 takes the most likely token."""
     top_k: int
-    """Draw among this many of the likeliest tokens; 0: among all."""
+    """Sample from this many of the most likely tokens; 0: from all."""
     top_p: float
-    """Draw among the likeliest tokens that together have this probability; 1: among all."""
+    """Sample from the most likely tokens that have this probability in total; 1: from all."""
     min_p: float
-    """Leave tokens out that are less likely than this part of the likeliest; 0: none."""
+    """Leave out tokens less likely than this fraction of the most likely one; 0: none."""
     repeat_penalty: float
-    """Makes tokens that were there lately less likely; 1: does not."""
+    """Make recent tokens less likely; 1: off."""
     repeat_last_n: int
-    """How many tokens back the penalty looks; 0: it is off, -1: all of them."""
+    """Number of recent tokens that the penalty applies to; 0: off, -1: all."""
     seed: int
-    """What the draws follow from; -1: a new one each time."""
+    """Seed of sampling; -1: random."""
     stop: str | Sequence[str]
     """Stop before this text; may be repeated."""
     temperature: float
@@ -660,31 +662,31 @@ class ChatOptionsGiven(TypedDict, total=False):
     ctx: int | None
     """Tokens of prompt and text together; else what the model was made for, at most 4096."""
     threads: int | None
-    """Threads; else one for each processor."""
+    """Threads; default: one per processor."""
     lora: Place | Sequence[Place]
-    """An adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a folder of PEFT's; may be repeated."""
+    """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
     lora_scaled: Sequence[tuple[Place, float]]
-    """An adapter, and how much of it is added; may be repeated."""
+    """Adapter with a factor by which it is scaled; may be repeated."""
     n: int
     """Tokens to generate; -1: until the text ends or the context is full."""
     ctx_shift: bool
-    """Go on where the context is full: the older half of the text goes."""
+    """Continue when the context is full: drop the older half of the text."""
     keep: int
-    """Tokens that stay when the context is shifted, beside one that begins a text; -1: as many as the prompt has."""
+    """First tokens to keep when the context is shifted, besides a begin token; -1: all of the prompt."""
     temp: float
-    """Temperature: the higher, the more surprising; 0 takes the likeliest token."""
+    """Temperature; 0 takes the most likely token."""
     top_k: int
-    """Draw among this many of the likeliest tokens; 0: among all."""
+    """Sample from this many of the most likely tokens; 0: from all."""
     top_p: float
-    """Draw among the likeliest tokens that together have this probability; 1: among all."""
+    """Sample from the most likely tokens that have this probability in total; 1: from all."""
     min_p: float
-    """Leave tokens out that are less likely than this part of the likeliest; 0: none."""
+    """Leave out tokens less likely than this fraction of the most likely one; 0: none."""
     repeat_penalty: float
-    """Makes tokens that were there lately less likely; 1: does not."""
+    """Make recent tokens less likely; 1: off."""
     repeat_last_n: int
-    """How many tokens back the penalty looks; 0: it is off, -1: all of them."""
+    """Number of recent tokens that the penalty applies to; 0: off, -1: all."""
     seed: int
-    """What the draws follow from; -1: a new one each time."""
+    """Seed of sampling; -1: random."""
     stop: str | Sequence[str]
     """Stop before this text; may be repeated."""
     temperature: float

@@ -10,20 +10,20 @@ LARGEST = 1e6  # of scales; beyond it, the file is damaged or the number a mista
 
 
 @dataclass(frozen=True)
-class AdapterOptions(Options, panel="Adapters beside the model"):
+class AdapterOptions(Options, panel="Adapters"):
     """The adapters to use with a model."""
 
     lora: Annotated[
         tuple[Path, ...],
         Option(
-            "An adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a folder of PEFT's; may be repeated.",
+            "Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated.",
             when=(excluded_by("full"),),
         ),
     ] = ()
     lora_scaled: Annotated[
         tuple[tuple[Path, float], ...],
         Option(
-            "An adapter, and how much of it is added; may be repeated.",
+            "Adapter with a factor by which it is scaled; may be repeated.",
             unit="FILE SCALE",
             least=-LARGEST,
             most=LARGEST,

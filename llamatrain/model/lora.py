@@ -43,7 +43,7 @@ class DropoutDelta:
 
 @dataclass(frozen=True)
 class Weights(Mapping[str, Tensor]):
-    """All weights by GGUF name, with their adapters."""
+    """The weights of a model by GGUF name, with their adapters."""
 
     tensors: Mapping[str, Tensor]
     deltas: Mapping[str, Sequence[Delta]] = field(default_factory=dict)

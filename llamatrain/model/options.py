@@ -46,25 +46,25 @@ class ModelOptions(Options, panel="A new model"):
     """Options of a new model's architecture and sizes."""
 
     arch: Annotated[
-        str, Option(f"What it is built like: {', '.join(supported_names())}.", unit="NAME", new_model=True)
+        str, Option(f"Architecture: {', '.join(supported_names())}.", unit="NAME", new_model=True)
     ] = DEFAULT
     size: Annotated[
         Literal["tiny", "small", "medium", "large"],
         Option("Sets --embd, --head and --layer: 64/4/2, 256/8/4, 512/8/8, 768/12/12.", new_model=True),
     ] = "small"
     embd: Annotated[
-        int | None, Option("Width of the model; else by --size.", least=1, most=MAX_SIZE, new_model=True)
+        int | None, Option("Width of the model; default: by --size.", least=1, most=MAX_SIZE, new_model=True)
     ] = None
     head: Annotated[
         int | None,
         Option(
-            "Attention heads; they divide --embd. Else by --size.", least=1, most=MAX_SIZE, new_model=True
+            "Attention heads; must divide --embd. Default: by --size.", least=1, most=MAX_SIZE, new_model=True
         ),
     ] = None
     head_kv: Annotated[
         int | None,
         Option(
-            "Key/value heads; they divide --head. Else as many as heads.",
+            "Key/value heads; must divide --head. Default: the number of heads.",
             least=1,
             most=MAX_SIZE,
             new_model=True,
@@ -73,19 +73,20 @@ class ModelOptions(Options, panel="A new model"):
     head_size: Annotated[
         int | None,
         Option(
-            "Width of a head, for those that have one of their own; else --embd / --head.",
+            "Width of a head, for architectures where it is independent; default: --embd / --head.",
             least=2,
             most=MAX_SIZE,
             new_model=True,
         ),
     ] = None
     layer: Annotated[
-        int | None, Option("Blocks; else by --size.", least=1, most=MAX_LAYERS, new_model=True)
+        int | None,
+        Option("Transformer blocks; default: by --size.", least=1, most=MAX_LAYERS, new_model=True),
     ] = None
     ff: Annotated[
         int | None,
         Option(
-            "Width of the feed-forward part; else 8/3 of --embd, rounded up to 32.",
+            "Width of the feed-forward layer; default: 8/3 of --embd, rounded up to 32.",
             least=1,
             most=MAX_SIZE,
             new_model=True,
@@ -93,16 +94,16 @@ class ModelOptions(Options, panel="A new model"):
     ] = None
     ctx: Annotated[
         int | None,
-        replace(ROW, sentence="Tokens in a row, and the context of a new model; else 128.", most=MAX_SIZE),
+        replace(ROW, sentence="Tokens per row, and context of the new model; default: 128.", most=MAX_SIZE),
     ] = None
     vocab_size: Annotated[
         str,
         Option(
-            "Tokens of a vocabulary learned from the text, fewer if it has fewer; or the word bytes.",
+            "Size of the vocabulary that is learned from the text (fewer if the text has fewer); or bytes.",
             unit="TOKENS",
             accepts=is_vocab_size,
             takes=f"a number of tokens, such as 4096, or the word {BYTES}",
-            excludes=(("vocab_from", "learn a vocabulary, or take one"),),
+            excludes=(("vocab_from", "a vocabulary is either learned or taken from a file"),),
             new_model=True,
         ),
     ] = DEFAULT_VOCAB
@@ -110,12 +111,12 @@ class ModelOptions(Options, panel="A new model"):
         Path | None, Option("Take the vocabulary of this GGUF file instead of learning one.", new_model=True)
     ] = None
     rope_freq_base: Annotated[
-        float, Option("Frequency base of the rotary positions.", least=1, example="10000", new_model=True)
+        float, Option("RoPE frequency base.", least=1, example="10000", new_model=True)
     ] = 10000.0
     rope_freq_scale: Annotated[
         float,
         Option(  # what lies beyond is no number, or 0, as files have it
-            "Positions count this much: 0.5 stretches the context to twice its length.",
+            "RoPE frequency scale: 0.5 stretches the context to twice its length.",
             least=1e-38,
             most=1e38,
             example="0.5",
@@ -125,13 +126,13 @@ class ModelOptions(Options, panel="A new model"):
     norm_rms_eps: Annotated[
         float, Option("Epsilon of the RMS norms.", above=0, below=1, example="1e-5", new_model=True)
     ] = 1e-5
-    tie_embeddings: Annotated[
-        bool, Option("One matrix serves as embeddings and as output.", new_model=True)
-    ] = False
+    tie_embeddings: Annotated[bool, Option("Use one matrix for embeddings and output.", new_model=True)] = (
+        False
+    )
     lora_r: Annotated[
         int | None,
         Option(
-            "The matrices of attention and output are products of factors of this rank.",
+            "Make the matrices of attention and output products of factors of this rank.",
             unit="RANK",
             least=1,
             most=MAX_SIZE,

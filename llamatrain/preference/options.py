@@ -23,7 +23,7 @@ def used_by_objective(name: str) -> Condition:
     )
 
 
-LARGEST = 1e6  # what these numbers may be
+LARGEST = 1e6  # of the parameters below
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class PreferenceDataOptions(Options, panel="Preferences"):
     objective: Annotated[
         ObjectiveName | None,
         Option(
-            "Learn from answers that are compared: prompt, chosen and rejected; kto: or prompt, completion and label."
+            "Preference training on rows of prompt, chosen and rejected; kto also takes prompt, completion and label."
         ),
     ] = None
 
@@ -55,7 +55,7 @@ class PreferenceOptions(PreferenceDataOptions, panel="Preferences"):
     beta: Annotated[
         float | None,
         Option(
-            "How much an objective makes of them (ORPO's lambda); else 0.1, SimPO's 2.",
+            "Strength of the preference term (lambda of ORPO); default: 0.1, for simpo 2.",
             above=0,
             below=LARGEST,
             example="0.1",
@@ -65,7 +65,7 @@ class PreferenceOptions(PreferenceDataOptions, panel="Preferences"):
     gamma: Annotated[
         float,
         Option(
-            "The margin of rewards that SimPO asks for.",
+            "Target reward margin of SimPO.",
             least=0,
             most=LARGEST,
             when=(needs("objective"), used_by_objective("gamma")),
@@ -74,7 +74,7 @@ class PreferenceOptions(PreferenceDataOptions, panel="Preferences"):
     desirable_weight: Annotated[
         float,
         Option(
-            "What an answer that is good counts for in KTO.",
+            "Weight of desirable answers in KTO.",
             unit="WEIGHT",
             least=0,
             most=LARGEST,
@@ -85,7 +85,7 @@ class PreferenceOptions(PreferenceDataOptions, panel="Preferences"):
     undesirable_weight: Annotated[
         float,
         Option(
-            "What an answer that is not good counts for in KTO.",
+            "Weight of undesirable answers in KTO.",
             unit="WEIGHT",
             least=0,
             most=LARGEST,

@@ -20,26 +20,24 @@ class SamplingOptions(Options, panel="Sampling"):
         ),
     ] = -1
     ctx_shift: Annotated[
-        bool, Option("Go on where the context is full: the older half of the text goes.")
+        bool, Option("Continue when the context is full: drop the older half of the text.")
     ] = False
     keep: Annotated[
         int,
         Option(
-            "Tokens that stay when the context is shifted, beside one that begins a text; -1: as many as the prompt has.",
+            "First tokens to keep when the context is shifted, besides a begin token; -1: all of the prompt.",
             unit="TOKENS",
             least=-1,
         ),
     ] = 0
-    temp: Annotated[
-        float, Option("Temperature: the higher, the more surprising; 0 takes the likeliest token.", least=0)
-    ] = 0.8
+    temp: Annotated[float, Option("Temperature; 0 takes the most likely token.", least=0)] = 0.8
     top_k: Annotated[
-        int, Option("Draw among this many of the likeliest tokens; 0: among all.", unit="TOKENS", least=0)
+        int, Option("Sample from this many of the most likely tokens; 0: from all.", unit="TOKENS", least=0)
     ] = 40
     top_p: Annotated[
         float,
         Option(
-            "Draw among the likeliest tokens that together have this probability; 1: among all.",
+            "Sample from the most likely tokens that have this probability in total; 1: from all.",
             least=0,
             most=1,
         ),
@@ -47,23 +45,23 @@ class SamplingOptions(Options, panel="Sampling"):
     min_p: Annotated[
         float,
         Option(
-            "Leave tokens out that are less likely than this part of the likeliest; 0: none.", least=0, most=1
+            "Leave out tokens less likely than this fraction of the most likely one; 0: none.",
+            least=0,
+            most=1,
         ),
     ] = 0.05
     repeat_penalty: Annotated[
-        float, Option("Makes tokens that were there lately less likely; 1: does not.", above=0, example="1.1")
+        float, Option("Make recent tokens less likely; 1: off.", above=0, example="1.1")
     ] = 1.0
     repeat_last_n: Annotated[
         int,
         Option(
-            "How many tokens back the penalty looks; 0: it is off, -1: all of them.", unit="TOKENS", least=-1
+            "Number of recent tokens that the penalty applies to; 0: off, -1: all.", unit="TOKENS", least=-1
         ),
     ] = 64
     seed: Annotated[
         int,
-        replace(
-            SEED, sentence="What the draws follow from; -1: a new one each time.", least=-1, most=LARGEST_SEED
-        ),
+        replace(SEED, sentence="Seed of sampling; -1: random.", least=-1, most=LARGEST_SEED),
     ] = -1
     stop: Annotated[
         tuple[str, ...],

@@ -309,7 +309,7 @@ def test_each_command_answers_to_its_other_name_in_every_place(place: Path) -> N
         done = run(name, "--resume", folder)
         assert (
             done.code == 2
-            and f"a checkpoint of {other}; go on with `llamatrain {other} --resume {folder}`" in done.err
+            and f"this is a checkpoint of {other}; use llamatrain {other} --resume {folder}" in done.err
         )
     for name in ("train-from-scratch", "finetune-lora"):
         given = ("M.gguf", "text.txt") if name == "finetune-lora" else ()

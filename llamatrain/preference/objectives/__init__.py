@@ -1,1 +1,1 @@
-"""The preference objectives, one per file. A new one also needs an entry in `registry.OBJECTIVES`."""
+"""The preference objectives, one per file. A file is found by its name, and holds `OBJECTIVE`."""
