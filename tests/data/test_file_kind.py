@@ -76,7 +76,7 @@ def test_what_is_passed_over_is_said(tmp_path: Path) -> None:
     text_file(tmp_path)
     (tmp_path / "c.pdf").write_bytes(b"something")
     done = ran("from-scratch", tmp_path, *TINY, "--ctx", 32, "--iters", 1, "--out", tmp_path / "run")
-    assert "1 .pdf passed over" in done.err
+    assert "1 .pdf ignored" in done.err
 
 
 # ---- other encodings --------------------------------------------------------
