@@ -267,7 +267,10 @@ def test_one_rank_tells(material: Material, tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "no power of two": (("--grad-groups", 3), "power of two"),
-    "more groups than rows": (("--batch", 2, "--grad-acc", 2, "--grad-groups", 8), "a step has 4 rows"),
+    "more groups than rows": (
+        ("--batch", 2, "--grad-acc", 2, "--grad-groups", 8),
+        "at most 4, the rows of a step",
+    ),
     "none": (("--grad-groups", 0), "power of two"),
 }
 
@@ -295,6 +298,6 @@ def test_ranks_without_work_and_data_that_only_one_can_read(material: Material, 
     )
     lone = command(2, "from-scratch", "-", *WORDS, "--out", tmp_path / "run")
     assert lone.code == 1 and lone.errors == [
-        "error: standard input can be read by only one process (got 2 processes); name a file that all of them can read"
+        "error: standard input can be read by only one process (got 2 processes); name a file that all of them can read [stream-in-parallel-run]"
     ]
     assert not (tmp_path / "run").exists()
