@@ -300,7 +300,20 @@ def test_a_bucket_is_final_when_that_is_said(
     words = (
         ("--lora-r", 16, "--ctx", 16) if base else ("--size", "tiny", "--vocab-size", "bytes", "--ctx", 16)
     )
-    ran(command, *base, text, *words, "--iters", 2, "--grad-groups", 8, "--batch", 8, "--out", tmp_path / "run")
+    ran(
+        command,
+        *base,
+        text,
+        *words,
+        "--iters",
+        2,
+        "--grad-groups",
+        8,
+        "--batch",
+        8,
+        "--out",
+        tmp_path / "run",
+    )
     assert not late
 
 
