@@ -19,7 +19,7 @@ import numpy as np
 from llamatrain.platform.memory import ALIGNMENT
 
 UNLIMITED = 1 << 62
-Bounds = list[int]  # of intervals in their order: where each begins and ends
+Bounds = list[int]  # sorted starts and ends of intervals
 
 
 def align(size: int) -> int:
@@ -129,7 +129,7 @@ class LiveIntervals:
             merge_interval(self.throughout[node], start, end)
             while node and merge_interval(
                 self.at_any_time[node], start, end
-            ):  # what is there already is there above, too
+            ):  # what a node contains, its parents contain
                 node >>= 1
 
     def _leaf_range(self, block: Allocation) -> tuple[int, int]:

@@ -16,14 +16,14 @@ from llamatrain.graph.tensor import Node, Tensor
 from llamatrain.platform.cpu import processor
 
 BACKENDS = ("cpu", "reference")
-# A backend's own, opaque to the engine: memory that it took, a tensor's place in some, something to be done.
+# Types of a backend, opaque to the engine: memory, the view of a tensor, a call.
 Memory = Any
 View = Any
 Call = Any
 
 
 class Backend(Protocol):
-    """What a program needs of its memory and its kernels."""
+    """The interface that a backend implements: memory and kernels for programs."""
 
     def allocate(self, size: int, within: Memory | None = None, start: int = 0) -> Memory:
         """Return `size` zeroed, aligned bytes, or a part of `within`.

@@ -19,17 +19,15 @@ from llamatrain.graph.printing import describe, verify
 from llamatrain.graph.tensor import Node, QuantizedType, Tensor, collect_leaves
 from llamatrain.platform.memory import ALIGNMENT
 
-Scratch = Callable[[Node], int]  # bytes that a node's kernel needs beside its outputs
-Resident = Callable[
-    [Iterable[int]], int
-]  # of weights of such sizes that are only read: bytes in memory at once
+Scratch = Callable[[Node], int]  # bytes that a node's kernel needs besides its outputs
+Resident = Callable[[Iterable[int]], int]  # resident bytes of read-only weights of these sizes
 
 
 @dataclass
 class Plan:
     """The offset of every value, and what the plan costs."""
 
-    outputs: dict[Tensor, Tensor]  # as asked for: as laid out
+    outputs: dict[Tensor, Tensor]  # requested output: contiguous output
     nodes: list[Node]
     offsets: dict[Tensor, int]  # of the tensors that own memory in the arena
     scratch: dict[Node, tuple[int, int]]  # offset and size
@@ -38,8 +36,8 @@ class Plan:
     pinned: frozenset[Tensor]
     peak_at: Node | None = None
     alive_at_peak: list[tuple[str, int]] = field(default_factory=list)
-    reused: int = 0  # values that lie where one of their sources lay
-    max_arena: int = UNLIMITED  # bytes of an arena; the next one's begin at a multiple of them
+    reused: int = 0  # the number of values that reuse a source's memory
+    max_arena: int = UNLIMITED  # the most bytes of an arena; arena i starts at i times this
     base_bytes: int = 0  # bytes of quantized weights that are resident while they are read from their file
 
     @property
@@ -62,7 +60,7 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """All bytes that will be resident, including pages of the base's file."""
+        """The resident bytes of a run, including pages of the base's file."""
         own = self.arena + self.pinned_bytes + self.base_bytes
         return own + sum(self.role_bytes(role) for role in ("input", "parameter", "state"))
 
@@ -129,7 +127,7 @@ def _max_scratch(scratch: Scratch, node: Node) -> int:
 
 @dataclass
 class _Lifetimes:
-    """Which values live when, before they have offsets."""
+    """The lifetimes of values, before they have offsets."""
 
     last_reads: dict[Tensor, int]
     blocks: list[Allocation] = field(default_factory=list)
@@ -261,7 +259,7 @@ def _find_reuse(
         if index >= len(node.outputs) or index in reusable or index in node.aliases:
             continue
         output, source = node.outputs[index], find_owner(node.sources[number])
-        # whoever else reads that memory here may read it after it was written over
+        # another source in the same memory could be read after it is overwritten
         is_only_reader = sum(find_owner(each) is source for each in node.sources) == 1
         fits = (
             is_only_reader and output.shape == node.sources[number].shape and output.nbytes == source.nbytes

@@ -22,10 +22,10 @@ from llamatrain.graph.tensor import Node
 
 Run = Callable[[], None]
 clock = time.perf_counter
-TRACED_STEPS = 3  # steps whose ops are kept one by one
-MAX_OPS, MAX_SPANS = 10_000, 10_000  # of these at most; and of phases and steps
+TRACED_STEPS = 3  # steps whose ops are recorded one by one
+MAX_OPS, MAX_SPANS = 10_000, 10_000  # the most ops; the most phases and steps
 IMPORTS = "Python and imports"
-MIN_IMPORT = 1e-4  # seconds of an import that is kept
+MIN_IMPORT = 1e-4  # the shortest recorded import, in seconds
 NOTHING = nullcontext()
 _recorders = list["Recorder"]()
 
@@ -46,7 +46,7 @@ class OpenPhase:
 
     name: str
     start: float
-    inner: float = 0.0  # seconds of those that were open in it
+    inner: float = 0.0  # seconds of phases inside it
 
 
 @dataclass(eq=False)
@@ -58,7 +58,7 @@ class OpTimer:
     cost: OpCost
     calls: int = 0
     seconds: float = 0.0
-    _pending_calls: int = 0  # of the step that is under way
+    _pending_calls: int = 0  # calls in the current step
     _pending_seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
@@ -83,19 +83,23 @@ class Recorder:
         now = clock()
         self.start_time = now - before
         self.first_op_time: float | None = None  # the first op of the first step
-        self.startup: dict[str, float] = defaultdict(float)  # phases until then, each without those within it
-        self.between_steps: dict[str, float] = defaultdict(float)  # those between steps, as wholes
+        self.startup: dict[str, float] = defaultdict(float)  # phases before it, without inner phases
+        self.between_steps: dict[str, float] = defaultdict(float)  # phases between steps, with inner phases
         self.ops: list[OpTimer] = []
-        self.steps, self.seconds, self.waited = 0, 0.0, 0.0  # whole steps, and of these: for rows
+        self.steps, self.seconds, self.waited = (
+            0,
+            0.0,
+            0.0,
+        )  # complete steps, their seconds, and those spent waiting for rows
         self.spans: list[TraceSpan] = []
-        self.traced: list[TraceSpan] = []  # ops, of these steps
+        self.traced: list[TraceSpan] = []  # ops of the traced steps
         self.traced_steps: list[int] = []
         self.dropped = 0  # spans
-        self.trace: Path | None = None  # where they were written
+        self.trace: Path | None = None  # the trace file
         self._thread = threading.get_ident()
         self._open_phases: list[OpenPhase] = []
-        self._step_start = now  # where the step begins that comes next
-        self._step_first_op: float | None = None  # op of the step that is under way
+        self._step_start = now  # the start of the next step
+        self._step_first_op: float | None = None  # the first op of the current step
         if before:
             self.startup[IMPORTS] = before
             self._add_span(TraceSpan(IMPORTS, "start", self.start_time, now))

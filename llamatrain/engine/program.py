@@ -32,7 +32,7 @@ class Segment:
     length: int
     steps: list[tuple[Node, list[Call]]]
     batches: list[Run]  # the backend's own
-    runs: list[Run]  # the same, or these with a clock around them
+    runs: list[Run]  # the same, or timed ones
 
 
 class Program:
@@ -62,7 +62,7 @@ class Program:
             ]
             changed = _written_tensors(plan)
             given = {plan.outputs.get(tensor, tensor): array for tensor, array in memory.items()}
-            # memory that is no part of the arena, by the tensor that owns it
+            # memory outside the arena, by owning tensor
             self.owned = {
                 tensor: backend.use_memory(tensor, array, find_owner(tensor) in changed)
                 for tensor, array in given.items()

@@ -56,7 +56,7 @@ def make_contiguous(outputs: Sequence[Tensor]) -> list[Tensor]:
         if tensor not in layouts:
             node = tensor.node
             seen = _apply_view(node, layout_of(node.sources[0])) if node and node.op.layout else None
-            layouts[tensor] = seen or Layout(0, dense(tensor.shape))  # what is no view lies densely
+            layouts[tensor] = seen or Layout(0, dense(tensor.shape))  # a tensor that is not a view is dense
         return layouts[tensor]
 
     def dense_copy(tensor: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def order_nodes(
     nodes = collect_nodes(outputs)
     fixed_order = _nodes_in_order(value_order, nodes)
     before = _readers_before_changes(nodes)
-    users: dict[Node, list[Node]] = defaultdict(list)  # of each node that a change waits for, the change
+    users: dict[Node, list[Node]] = defaultdict(list)  # for each node, the changes that wait for it
     for change, readers in before.items():
         for needed in [*readers, *(source.node for source in change.sources if source.node)]:
             users[needed].append(change)

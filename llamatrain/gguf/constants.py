@@ -46,9 +46,9 @@ __all__ = [
 
 MAGIC: bytes = constants.GGUF_MAGIC.to_bytes(4, "little")
 VERSION: int = constants.GGUF_VERSION
-ALIGNMENT: int = constants.GGUF_DEFAULT_ALIGNMENT  # where a file does not say
+ALIGNMENT: int = constants.GGUF_DEFAULT_ALIGNMENT  # the default alignment
 QUANT_VERSION: int = constants.GGML_QUANT_VERSION
-# Of each type of tensors: name, number, elements in a block, bytes of a block.
+# For each tensor type: name, number, elements in a block, bytes of a block.
 BLOCK_LAYOUTS: list[tuple[str, int, int, int]] = [
     (kind.name, int(kind), block, size) for kind, (block, size) in constants.GGML_QUANT_SIZES.items()
 ]

@@ -12,9 +12,9 @@ KINDS = {kind.value: kind for kind in Kind}
 NAME_LIMIT = 65535  # bytes of a key or a tensor's name
 NESTING_LIMIT = 4  # arrays in arrays
 CHUNK_BYTES = 1 << 18  # bytes that are read at a time
-MAX_HEAD_BYTES = 1 << 28  # bytes of a head: that of a vocabulary of 256,000 tokens has a twentieth of it
-LEAP_BYTES = 1 << 15  # bytes that `leap` looks at: its arrays stay in the cache
-MIN_LEAP = 512  # strings, at least, for each leap: where leaps are short, plain steps are faster
+MAX_HEAD_BYTES = 1 << 28  # bytes of a head; a vocabulary of 256,000 tokens needs a twentieth of it
+LEAP_BYTES = 1 << 15  # bytes that skip_short_strings scans; its arrays fit in the cache
+MIN_LEAP = 512  # the fewest strings to skip at once; below, single steps are faster
 
 
 def shorten(text: str) -> str:
@@ -145,7 +145,7 @@ class Cursor:
             end = offset + LENGTH.size
             if end > there or (end := end + length_at(data, offset)[0]) > there:
                 self.offset = offset
-                self.advance(self.read_u64())  # reads on, or fails and says why
+                self.advance(self.read_u64())  # reads on, or raises an error
                 end, there = self.offset, len(data)
             offset = end
         self.offset = offset

@@ -21,7 +21,7 @@ from llamatrain.gguf.wrong_file import HEAD_BYTES, describe_file, describe_folde
 from llamatrain.io.mapped_file import MappedFile, map_file, verify_unchanged
 
 PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
-ByteRange = tuple[Kind, int, int]  # of a value: from which byte to which
+ByteRange = tuple[Kind, int, int]  # the kind, start and end of a value
 __all__ = ["PART_NAME", "FileTensor", "Gguf", "Metadata", "open_gguf"]
 
 

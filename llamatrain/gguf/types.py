@@ -42,7 +42,7 @@ class TensorInfo:
 
     name: str
     type: GgmlType
-    shape: tuple[int, ...]  # numpy's order: the last axis is the one that lies in blocks
+    shape: tuple[int, ...]  # numpy's order: the last axis consists of blocks
 
     @property
     def elements(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from llamatrain.gguf.constants import GGUFValueType
 
 Kind: TypeAlias = GGUFValueType
-# What lies in the file; a bool is a byte that is zero or not.
+# The types in the file; a bool is a byte that is zero or not.
 DTYPES: dict[Kind, np.dtype] = {
     Kind.UINT8: np.dtype("<u1"),
     Kind.INT8: np.dtype("<i1"),
@@ -27,7 +27,7 @@ DTYPES: dict[Kind, np.dtype] = {
 }
 U32 = struct.Struct("<I")
 LENGTH = struct.Struct("<Q")  # before the bytes of a string
-ARRAY = struct.Struct("<IQ")  # before the items of an array: their kind, and how many
+ARRAY = struct.Struct("<IQ")  # before the items of an array: their kind and count
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Value:
         if self.kind is Kind.STRING:
             return str(self.raw[LENGTH.size :], "utf-8", "surrogateescape")
         if self.kind is Kind.ARRAY:
-            # Strings are cut faster from bytes; numbers stay where they lie.
+            # Strings are sliced faster from bytes; numbers are not copied.
             return _decode_array(
                 self.raw if ARRAY.unpack_from(self.raw)[0] in DTYPES else bytes(self.raw), 0
             )[0]

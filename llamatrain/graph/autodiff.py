@@ -30,7 +30,7 @@ def value_and_gradients(loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, li
             if grad is not None and source in needed:
                 if (
                     (producer := grad.node) and producer.op.value_output is not None and grad not in dys
-                ):  # made by this very rule
+                ):  # computed by this rule
                     values[node.outputs[0]] = producer.outputs[producer.op.value_output]
                 grad = sum_to(grad, source.shape)
                 grads[source] = add(grads[source], grad) if source in grads else grad

@@ -21,7 +21,7 @@ def find_roles(outputs: Iterable[Tensor]) -> dict[Node, NodeRole]:
     forward = {node for node in collect_nodes(outputs[:1]) if node.op.value_output is None}
     roles: dict[Node, NodeRole] = {}
     first: dict[tuple[object, ...], Node] = {}
-    originals: dict[Tensor, Tensor] = {}  # what is made again: what it is
+    originals: dict[Tensor, Tensor] = {}  # recomputed value: original value
     for node in nodes:
         signature = (
             node.op.name,

@@ -10,9 +10,9 @@ from llamatrain.graph.tensor import Node, QuantizedType, Tensor
 class OpCost:
     """The cost of a node."""
 
-    flops: int  # of products and attention; 0: what it takes is moving memory
+    flops: int  # of products and attention; 0: the op is bound by memory
     bytes_moved: int  # bytes read and written, each once
-    bytes_written: int = 0  # of these, the results
+    bytes_written: int = 0  # bytes of the results
     exponentials: int = 0  # exponentials, of logits and of scores
     dequantized: int = 0  # elements of quantized weights
 
@@ -53,7 +53,7 @@ def head_flops(node: Node) -> int:
 
 def head_operands(node: Node) -> tuple[Tensor, Tensor]:
     """Return the input rows and the weight of the fused output head."""
-    first = node.op.name.endswith("_back")  # what comes before x there
+    first = node.op.name.endswith("_back")  # the number of sources before x
     x, w = node.sources[first : first + 2]
     return x, w
 
@@ -67,7 +67,7 @@ def attention_flops(node: Node) -> int:
     (batch, queries, heads, size), keys = node.sources[first].shape, node.sources[first + 1].shape[1]
     causal = len(node.sources) == (7 if first else 4)
     window = node.attrs.get("window") or keys
-    past = max(0, keys - window)  # what the last query sees no more; the one before it one less
+    past = max(0, keys - window)  # keys before the window of the last query; one less for each query before
     if causal:
         few = min(queries, past)
         seen = queries * keys - queries * (queries - 1) // 2 - few * past + few * (few - 1) // 2

@@ -21,9 +21,9 @@ def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
             return tensor
         if tensor not in rounded:
             made = tensor.node
-            if made and made.op is cast and made.sources[0].dtype is BF16:  # it was widened from that
+            if made and made.op is cast and made.sources[0].dtype is BF16:  # it was converted from bf16
                 rounded[tensor] = made.sources[0]
-            elif made and made.op is reshape:  # whoever reads it in another shape shall read the same bytes
+            elif made and made.op is reshape:  # all readers in other shapes share the same bytes
                 rounded[tensor] = reshape(round_tensor(made.sources[0]), **made.attrs)
             elif made and made.op is join_columns:
                 rounded[tensor] = join_columns(*made.sources, dtype=BF16)
@@ -38,7 +38,7 @@ def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
         weights = [index for index in chosen if find_base(node.sources[index]).role in ("parameter", "state")]
         weights.sort(
             key=lambda index: not isinstance(node.sources[index].dtype, QuantizedType)
-        )  # which cannot be rounded before
+        )  # quantized weights cannot be rounded before
         keep = weights[:1] if len(chosen) == 2 and not node.op.rounds_outputs else []
         sources = [
             round_tensor(s) if index in chosen and index not in keep else s
@@ -46,7 +46,7 @@ def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
         ]
         made = Node(node.op, tuple(sources), node.attrs, node.outputs[0].name)
         if node.op.rounds_outputs:
-            return [cast(output, dtype=F32) for output in made.outputs]  # for whoever is no product
+            return [cast(output, dtype=F32) for output in made.outputs]  # for readers that are not products
         return made
 
     return rebuild(outputs, {}, change)

@@ -60,7 +60,7 @@ def recompute(
         sources = tuple(clone(s) if is_cloned(s) else new.get(s, s) for s in node.sources)
         fresh = Node(
             node.op, sources, node.attrs, node.outputs[0].name
-        )  # a new serial: gradient nodes stay behind their clones
+        )  # a new serial, so that gradient nodes come after their clones
         new.update(zip(node.outputs, fresh.outputs, strict=True))
     return [new.get(output, output) for output in outputs]
 

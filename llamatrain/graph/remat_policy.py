@@ -16,12 +16,12 @@ POLICY_NAMES = (
     "light",
     "block",
     "optimal",
-)  # or a number: that many blocks, from the first, and light in the others
+)  # or a number: recompute that many blocks, and light in the others
 WAYS = ("none", "light", "wide", "products", "block")
 SEGMENT = "segment"
-MAX_DIGITS = 6  # of a count
+MAX_DIGITS = 6  # the most digits of a count
 
-PolicyPart = tuple[str, int]  # so many blocks in one way
+PolicyPart = tuple[str, int]  # a way and a number of blocks
 
 
 def is_policy(text: str) -> bool:

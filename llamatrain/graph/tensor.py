@@ -50,7 +50,7 @@ class QuantizedType(DType):
 
 F32 = DType("f32", np.dtype(np.float32))
 F64 = DType("f64", np.dtype(np.float64))
-BF16 = DType("bf16", np.dtype(np.uint16))  # numpy has no bfloat16: its bits
+BF16 = DType("bf16", np.dtype(np.uint16))  # numpy has no bfloat16; the bits are held as uint16
 I32 = DType("i32", np.dtype(np.int32))
 
 Shape = tuple[int, ...]
@@ -222,19 +222,19 @@ class Op:
     in_place: tuple[
         tuple[int, int], ...
     ] = ()  # (output, source): the output may take over the source's memory
-    aliases: Mapping[int, int] = field(default_factory=dict)  # output: source, changed where it lies
+    aliases: Mapping[int, int] = field(default_factory=dict)  # output: source that it changes in place
     layout: Callable[..., Layout | None] | None = None  # a view's rule: it moves no bytes
-    takes_views: bool = False  # its kernels take sources of any layout
+    takes_views: bool = False  # kernels accept sources of any layout
     quantized_source: int | None = None  # the source that may be a quantized weight
     rounded_sources: tuple[int, ...] = ()  # the sources that mixed precision rounds to bfloat16
-    rounds_outputs: bool = False  # of sources in bfloat16, results in it
-    is_cheap: bool = False  # costs little more than reading its sources: made again before anything dear is
-    masked_outputs: tuple[int, ...] = ()  # outputs where minus infinity means nothing seen there
-    value_output: int | None = None  # of a gradient op: the output that is its forward op's result as well
-    stops_gradient: bool = False  # no gradient is asked of what it is made of
-    no_gradient: str = ""  # why there is none
+    rounds_outputs: bool = False  # bfloat16 sources give bfloat16 results
+    is_cheap: bool = False  # costs little more than reading its sources: recomputed first
+    masked_outputs: tuple[int, ...] = ()  # outputs in which minus infinity means that nothing is visible
+    value_output: int | None = None  # of a gradient op: the output that equals its forward op's result
+    stops_gradient: bool = False  # gradients stop here
+    no_gradient: str = ""  # why there is no gradient
     gradient: Callable[..., Gradients] | None = field(default=None, init=False)
-    selective: bool = field(default=False, init=False)  # the gradient rule is told which gradients are wanted
+    selective: bool = field(default=False, init=False)  # the gradient rule has an argument `wanted`
 
     def __post_init__(self) -> None:
         self.name, self.__doc__ = self.rule.__name__, self.rule.__doc__

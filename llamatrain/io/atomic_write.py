@@ -17,7 +17,7 @@ from llamatrain.platform.temp_files import remove_path
 
 CHUNK_BYTES = 1 << 20  # bytes that are copied at a time
 DEVICES = "/dev"
-ASIDE_SUFFIX = ".passed-over"  # behind the name of what makes way
+ASIDE_SUFFIX = ".passed-over"  # suffix of a file that is moved aside
 
 
 class AtomicFile:
@@ -35,7 +35,7 @@ class AtomicFile:
                 stat.S_IFREG,
                 stat.S_IFLNK,
             )
-            if is_special or os.path.realpath(self.path.parent) == DEVICES:  # where links are devices, too
+            if is_special or os.path.realpath(self.path.parent) == DEVICES:  # links there are devices, too
                 raise FileError(
                     f"{path}: this is a folder, a device or a pipe; choose another path for the file",
                     code="not-a-file",
@@ -73,9 +73,9 @@ class AtomicFile:
         except OSError as failure:
             raise self._write_error(failure) from failure
         finally:
-            with suppress(OSError):  # of a disk that is full: closing writes what is left in the buffer
+            with suppress(OSError):  # full disk: closing writes the rest of the buffer
                 self._file.close()
-            remove_path(self._temporary)  # there is none after a move
+            remove_path(self._temporary)  # after a move, there is nothing to remove
 
     def _publish(self) -> None:
         self._file.flush()
@@ -83,7 +83,7 @@ class AtomicFile:
         if self._check:
             self._run_check()
         if os.name != "posix":
-            self._file.close()  # what is open keeps its name there; elsewhere it is held until it has its own
+            self._file.close()  # Windows cannot rename an open file; elsewhere it stays locked until it has its name
         self._temporary.replace(self.path)
         if os.name == "posix":
             folder = os.open(self.path.parent, os.O_RDONLY)
@@ -142,8 +142,8 @@ def link_or_copy(source: Path, target: Path) -> None:
         restrict_mode(source, target)
         hidden.hardlink_to(source)
         hidden.replace(target)
-    except OSError:  # a file system without hard links
+    except OSError:  # the file system has no hard links
         copy_file(source, target)
-    finally:  # where both were names of one file already, it stays
+    finally:  # if both are already the same file, replace() leaves it
         with suppress(OSError):
             hidden.unlink(missing_ok=True)

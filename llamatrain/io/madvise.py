@@ -4,10 +4,8 @@ import mmap
 
 import numpy as np
 
-FAULT_AROUND = 1 << 16  # bytes of memory that the system maps around one that is read
-MAX_FOLIO = (
-    1 << 21
-)  # bytes of a file that newer systems (Linux 6.18) keep in one piece at most, and map as a whole
+FAULT_AROUND = 1 << 16  # bytes that the kernel maps around a page fault
+MAX_FOLIO = 1 << 21  # the largest folio of a file, which newer kernels (Linux 6.18) map as a whole
 
 
 def find_mapping(array: np.ndarray) -> mmap.mmap | None:

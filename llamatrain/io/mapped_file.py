@@ -59,7 +59,7 @@ class MappedFile(mmap.mmap):
     path: Path
     identity: FileIdentity
     start: int  # address
-    has_lost_pages: bool  # whether some of it could not be read, and is zeros
+    has_lost_pages: bool  # True if some pages could not be read and are zeros
     _descriptor: int
 
     def __new__(cls, path: Path, descriptor: int) -> Self:
@@ -113,7 +113,7 @@ def map_file(path: Path, needed: str = "a GGUF file") -> MappedFile:
     """Map a regular file; `needed` says in the error what the file should be."""
     try:
         mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):  # asked before it is opened: a pipe would wait for a writer
+        if not stat.S_ISREG(mode):  # checked before it is opened: a pipe would block
             raise FileError(
                 f"{path}: this is a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}; {needed} is needed",
                 code="not-a-file",
@@ -122,7 +122,7 @@ def map_file(path: Path, needed: str = "a GGUF file") -> MappedFile:
             if not file.seek(0, 2):
                 raise FileError(f"{path}: the file is empty; {needed} is needed", code="empty-file")
             return MappedFile(path, file.fileno())
-    except ValueError as error:  # it was cut short in this very moment
+    except ValueError as error:  # it was truncated just now
         raise ChangedError(
             f"{path}: was truncated while it was being opened; repeat the command when it is complete",
             code="file-changed",
@@ -161,7 +161,7 @@ def verify_unchanged(files: Iterable[MappedFile]) -> Iterator[None]:
 
 open_mappings: weakref.WeakValueDictionary[int, MappedFile] = weakref.WeakValueDictionary()  # by address
 MAP_FIXED = 0x10
-# By platform, of 64 bits: the bytes of a sigset_t, the flags SA_SIGINFO and SA_RESTART, and where a siginfo_t has the address.
+# By 64-bit platform: the size of sigset_t, the flags SA_SIGINFO | SA_RESTART, the offset of the address in siginfo_t.
 SIGNAL_LAYOUTS = {"linux": (128, 0x4 | 0x10000000, 16), "darwin": (4, 0x40 | 0x2, 24)}
 
 
@@ -214,7 +214,7 @@ class SigbusGuard:
                     file.has_lost_pages = True
                     return
         self.libc.sigaction(signal.SIGBUS, self.previous, None)
-        self.previous = self.default  # who has it now may hand it back
+        self.previous = self.default  # the previous handler may restore ours
 
 
 guard = SigbusGuard()

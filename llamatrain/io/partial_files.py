@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from llamatrain.platform.temp_files import delete_at_exit, remove_if_unlocked, remove_path
 
-MAX_STEM = 50  # characters of the place's name; of a longer one a sum stands for the rest
+MAX_STEM = 50  # the most characters of the target's name; a checksum replaces the rest
 
 
 def create_partial(target: Path) -> tuple[Path, BinaryIO]:
@@ -23,7 +23,7 @@ def create_partial(target: Path) -> tuple[Path, BinaryIO]:
         path = target.with_name(f"{partial_prefix(target)}{os.urandom(4).hex()}.tmp")
         file = path.open("xb")
         try:
-            with suppress(FileNotFoundError):  # another took it for left, before it was held
+            with suppress(FileNotFoundError):  # another process removed it before it was locked
                 if delete_at_exit(path).exists():
                     return path, file
         except BaseException:
@@ -46,7 +46,7 @@ def partial_prefix(target: Path) -> str:
 def remove_partials(target: Path) -> None:
     """Remove unlocked temporary files for `target`."""
     name = re.compile(re.escape(partial_prefix(target)) + r"[0-9a-f]{8}\.tmp")
-    with suppress(OSError):  # of a folder that cannot be looked into, or files of others
+    with suppress(OSError):  # the folder is not readable, or a file belongs to another user
         for path in [Path(entry) for entry in os.scandir(target.parent) if name.fullmatch(entry.name)]:
             if stat.S_ISREG(path.lstat().st_mode):
                 remove_if_unlocked(path)

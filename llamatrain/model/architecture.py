@@ -22,7 +22,7 @@ H = TypeVar("H")
 F = TypeVar("F")
 Shape = tuple[int, ...]
 Role = Literal["embedding", "output", "matrix", "norm", "bias"]
-Rotation = Literal["pairs", "halves"]  # element 2i of a head turns with 2i + 1, or i with i + size/2
+Rotation = Literal["pairs", "halves"]  # element 2i of a head rotates with 2i + 1, or i with i + size/2
 SupportedValue = tuple[int | float | bool, str]
 BLOCK_NUMBER = re.compile(r"(?<=\.)(?:0|[1-9][0-9]{0,5})(?=\.)")
 
@@ -32,11 +32,11 @@ class WeightKind(Generic[H]):
     """A weight that a model has once, or once in each block."""
 
     role: Role
-    shape: Callable[[H], Shape]  # of a matrix (out, in)
-    module: str  # Hugging Face's name of the module that it is in
-    rotary_heads: Callable[[H], int] | None = None  # of q and k: the heads that its rows make
-    residual: bool = False  # its product is added to what went into the block
-    optional: bool = False  # some models have it, and others do not
+    shape: Callable[[H], Shape]  # (out, in) for a matrix
+    module: str  # the name of its module in Hugging Face's models
+    rotary_heads: Callable[[H], int] | None = None  # of q and k: the number of heads in its rows
+    residual: bool = False  # its product is added to the residual stream
+    optional: bool = False  # only some models have it
 
     @property
     def adaptable(self) -> bool:
@@ -55,8 +55,10 @@ class Key:
 
     field: str
     kind: type = int
-    default: float | Callable[[Mapping[str, Any]], float] | None = None  # by the numbers of the keys before
-    min_value: float = 0  # of those that few architectures have
+    default: float | Callable[[Mapping[str, Any]], float] | None = (
+        None  # a function of the values of the keys before it
+    )
+    min_value: float = 0  # for hyperparameters that few architectures have
 
     @property
     def max_value(self) -> float:
@@ -106,8 +108,8 @@ class AttentionMask:
     """The keys that the queries of a block see, and how scores are scaled."""
 
     scale: float  # of scores
-    window: int = 0  # the last so many keys alone, a token's own among them; 0: all
-    cap: float = 0.0  # what scores come near, and do not reach; 0: none
+    window: int = 0  # the number of visible keys, with the token's own; 0: all
+    cap: float = 0.0  # the soft cap of scores; 0: none
 
 
 def full_attention(h: Any, layer: int) -> AttentionMask:
@@ -120,31 +122,31 @@ class Architecture(Generic[H, F]):
     """A model architecture. An instance in a module of `architectures/` is all that a new one needs."""
 
     name: str  # general.architecture
-    keys: Mapping[str, Key]  # in a file behind the name; two keys of one field must agree
-    weights: Mapping[str, WeightKind[H]]  # by GGUF names, in the order of files
+    keys: Mapping[str, Key]  # without the architecture's name; two keys of one field must agree
+    weights: Mapping[str, WeightKind[H]]  # by GGUF name, in file order
     rotation: Rotation
-    embed: Callable[[F], Tensor]  # what goes into the first block, a row a token
-    block: Callable[[F, int, Tensor], Tensor]  # its number and what goes in
-    final_norm: Callable[[F, Tensor], Tensor]  # what the output weight reads
-    tied: bool | None = None  # whether embeddings serve as output; None: as the file has it
-    ties_by_default: bool = False  # whether those of a new model do, unasked
-    heads_fill_width: bool = False  # whether all heads together are as wide as the model
-    partial_rotary: bool = False  # whether a part of a head may turn, and the rest not
+    embed: Callable[[F], Tensor]  # the input of the first block, a row for each token
+    block: Callable[[F, int, Tensor], Tensor]  # the block's number and its input
+    final_norm: Callable[[F, Tensor], Tensor]  # the input of the output weight
+    tied: bool | None = None  # True if embeddings are the output weight; None: as in the file
+    ties_by_default: bool = False  # the default of new models
+    heads_fill_width: bool = False  # True if all heads together are as wide as the model
+    partial_rotary: bool = False  # True if only a part of a head may rotate
     ropes: Callable[[H], Sequence[Rope]] = lambda h: [h.rope]  # type: ignore[attr-defined]  # that its blocks know
     rope_index: Callable[[H, int], int | None] = lambda h, layer: (
         0
-    )  # which of them a block's heads take; None: none
+    )  # the rotation of a block; None: no rotation
     attention_mask: Callable[[H, int], AttentionMask] = full_attention
-    logit_cap: Callable[[H], float] = lambda h: 0.0  # of logits, likewise; 0: none
+    logit_cap: Callable[[H], float] = lambda h: 0.0  # the soft cap of logits; 0: none
     new_model_values: Mapping[str, float] = field(
         default_factory=dict
-    )  # numbers of new models, unlike those of missing keys
+    )  # values for new models that differ from those of missing keys
     supported_values: Mapping[str, SupportedValue] = field(
         default_factory=dict
-    )  # keys, the one value that is supported, and what others are
+    )  # by key: the supported value, and what other values mean
     unsupported_names: Mapping[str, str] = field(
         default_factory=dict
-    )  # names that are not supported, though near, and what these are
+    )  # related architectures that are not supported, and what they are
 
     def weight_kinds(
         self, layers: int, tied: bool, optional: Collection[str] = ()

@@ -15,7 +15,7 @@ from llamatrain.model.frozen_weights import copy_weights
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 
-PREFIX = "teacher."  # before the names of its leaves
+PREFIX = "teacher."  # the prefix of its leaves' names
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Teacher:
     """A frozen model that gives target distributions."""
 
     h: Hyperparameters
-    share: float  # of the loss
-    half: bool  # its matrices are copied to bf16, not to float32
+    share: float  # the share of the loss
+    half: bool  # True if matrices are copied to bf16 instead of float32
 
     def leaf(self, name: str, prefix: str = PREFIX) -> Tensor:
         """Return the graph leaf of a weight."""

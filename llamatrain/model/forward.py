@@ -25,9 +25,9 @@ class ForwardPass:
     weights: Weights
     tokens: Tensor  # (batch, length)
     positions: Tensor  # like tokens
-    table: Tensor  # of all rotations
+    table: Tensor  # the table of all rotations
     attend: Attend
-    scored_tokens: Tensor | None = None  # the numbers of the tokens whose logits are asked for; without: all
+    scored_tokens: Tensor | None = None  # the indices of tokens whose logits are needed; None: all
 
     def embedding(self, name: str) -> Tensor:
         """Return the embeddings of the tokens, with those of adapters."""

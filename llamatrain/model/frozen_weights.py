@@ -33,7 +33,7 @@ def load_frozen(
     arrays: Arrays = {}
     for name, shape in h.shapes.items():
         tensor = gguf.tensors[name]
-        if len(shape) == 1:  # copied: a little read of a mapped file may map two megabytes around it
+        if len(shape) == 1:  # copied: a short read of a mapped file may map two megabytes around it
             tensors[name] = state(name, shape, F32)
             arrays[name] = np.array(load.decode_tensor(gguf, tensor, threads))
             release_pages(tensor.raw)
@@ -68,9 +68,7 @@ def copy_as_bf16(raw: np.ndarray, kind: GgmlType, shape: tuple[int, ...], thread
     step = max(1, CHUNK_BYTES // raw.shape[1])
     for lo in range(0, len(raw), step):
         quants.decode(raw[lo : lo + step], kind, bf16=True, out=copy[lo : lo + step], threads=threads)
-        release_pages(
-            raw[: lo + step]
-        )  # from the beginning: reading on maps some pages before those that are read
+        release_pages(raw[: lo + step])  # from the beginning: later reads map some earlier pages again
     return copy
 
 

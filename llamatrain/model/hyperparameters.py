@@ -20,7 +20,7 @@ from llamatrain.model.limits import MAX_LAYERS, MAX_SIZE, BadHyperparameter
 from llamatrain.model.rope import Rope, to_float32
 
 OUTPUT = "output.weight"
-IGNORED_TENSORS = ("blk.{}.attn_rot_embd", "blk.{}.rope_freqs")  # of old files, of which nothing is made
+IGNORED_TENSORS = ("blk.{}.attn_rot_embd", "blk.{}.rope_freqs")  # tensors of old files that are ignored
 ALL_F32 = LlamaFileType.ALL_F32  # general.file_type
 
 
@@ -41,14 +41,14 @@ class Hyperparameters:
     head_size: int
     rope: Rope
     rms_eps: float = 1e-5
-    tied: bool = False  # the embeddings serve as output, too
+    tied: bool = False  # the embeddings are also the output weight
     architecture: Architecture["Hyperparameters", Any] = field(repr=False)
     optional_weights: frozenset[str] = field(
         default=frozenset(), repr=False
-    )  # the weights it has of those that are optional
+    )  # the patterns of the optional weights that it has
     extra: Mapping[str, float] = field(
         default_factory=dict, repr=False, hash=False
-    )  # numbers that few architectures have
+    )  # hyperparameters that few architectures have
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rms_eps", to_float32(self.rms_eps))

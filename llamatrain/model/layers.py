@@ -77,7 +77,7 @@ ATTENTION = {
         lambda h: h.embd, lambda h: h.width, "self_attn.o_proj", residual=True
     ),
 }
-BIASES = {  # behind queries, keys and values, which any may have
+BIASES = {  # of queries, keys and values; optional in all architectures
     "blk.{}.attn_q.bias": block_vector("bias", lambda h: h.width, "self_attn.q_proj", optional=True),
     "blk.{}.attn_k.bias": block_vector("bias", lambda h: h.kv_width, "self_attn.k_proj", optional=True),
     "blk.{}.attn_v.bias": block_vector("bias", lambda h: h.kv_width, "self_attn.v_proj", optional=True),

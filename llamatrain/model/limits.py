@@ -2,9 +2,9 @@
 
 from llamatrain.errors import UsageError
 
-MAX_SIZE = 1 << 24  # of any size: what lies beyond is a damaged file or a slip of the hand
+MAX_SIZE = 1 << 24  # the largest size; larger ones come from damaged files or typing errors
 MAX_LAYERS = 1 << 12  # layers
-MANY_LAYERS = 1 << 7  # layers, from which on what is done for each of them takes a while
+MANY_LAYERS = 1 << 7  # layers from which on work for each layer takes a while
 
 
 class BadHyperparameter(UsageError):

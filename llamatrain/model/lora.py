@@ -23,8 +23,8 @@ class Delta:
     a: Tensor
     b: Tensor
     scale: float
-    dropout: float = 0.0  # the share of its input that it does not see in a step
-    salt: int = 0  # sets what it does not see apart from what others do not
+    dropout: float = 0.0  # the share of its input that is dropped
+    salt: int = 0  # distinguishes its mask from those of other adapters
 
 
 @dataclass(frozen=True)

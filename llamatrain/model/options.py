@@ -115,7 +115,7 @@ class ModelOptions(Options, panel="A new model"):
     ] = 10000.0
     rope_freq_scale: Annotated[
         float,
-        Option(  # what lies beyond is no number, or 0, as files have it
+        Option(  # outside, a float32 is infinite or 0
             "RoPE frequency scale: 0.5 stretches the context to twice its length.",
             least=1e-38,
             most=1e38,
@@ -221,7 +221,7 @@ class ModelOptions(Options, panel="A new model"):
             )
 
 
-OPTION_NAMES = {  # by what a model calls their numbers
+OPTION_NAMES = {  # by the hyperparameter's name
     "vocab": "vocab_size",
     "layers": "layer",
     "heads": "head",

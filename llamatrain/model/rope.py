@@ -17,12 +17,12 @@ from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.values import Value, f32, string, u32
 from llamatrain.model.limits import BadHyperparameter
 
-TENSORS = {  # where a file has factors
+TENSORS = {  # tensors with factors
     "factors": "rope_freqs.weight",
     "long": "rope_factors_long.weight",
     "short": "rope_factors_short.weight",
 }
-KEYS = {  # where it has the other numbers, behind the architecture's name
+KEYS = {  # keys, without the architecture's name
     "size": "rope.dimension_count",
     "base": "rope.freq_base",
     "kind": "rope.scaling.type",
@@ -56,12 +56,12 @@ class Rope:
     kind: str = "none"
     factor: float = 1.0  # positions count 1/factor
     original_ctx: int = 0  # YaRN, LongRoPE: what the model was first trained for
-    length: float = 1.0  # what a rotated vector is multiplied by, beside YaRN's own share
+    length: float = 1.0  # a factor of rotated vectors, besides YaRN's own
     factors: np.ndarray | None = field(default=None, repr=False, compare=False)  # (r/2,)
     long: np.ndarray | None = field(
         default=None, repr=False, compare=False
-    )  # likewise, of rows beyond the original context
-    short: np.ndarray | None = field(default=None, repr=False, compare=False)  # and of others
+    )  # for rows longer than the original context
+    short: np.ndarray | None = field(default=None, repr=False, compare=False)  # for other rows
 
     def __post_init__(self) -> None:
         for name in ("base", "factor", "length"):
@@ -187,4 +187,4 @@ def _read_factors(gguf: Gguf, name: str) -> np.ndarray:
             f"{gguf.path}: {name} must be a vector of F32 (got {tensor.type.name} {list(tensor.shape)})",
             code="wrong-tensor-shape",
         )
-    return np.array(tensor.raw.view(np.float32))  # files are written from it as long as a run lasts
+    return np.array(tensor.raw.view(np.float32))  # a copy: it is written to files until the run ends

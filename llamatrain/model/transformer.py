@@ -28,14 +28,12 @@ from llamatrain.model.forward import ForwardPass, rope_table_for
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 
-MASKED = np.float32(
-    -1e30
-)  # what is added to a score that must not count: finite, so that only faults are infinite
+MASKED = np.float32(-1e30)  # added to scores of masked keys; finite, so that infinities are errors
 SCORED_STEPS, TILE_ROWS = (
     16,
     32,
-)  # tokens that have a weight are counted in sixteenths of a batch, and in whole tiles
-MASK_ELEMENTS = 1 << 16  # elements of a mask that are made at a time
+)  # the number of scored tokens is rounded to sixteenths of a batch and to whole tiles
+MASK_ELEMENTS = 1 << 16  # elements of a mask that are computed at a time
 
 
 def trainable_weights(h: Hyperparameters, dtype: DType = F32) -> Weights:
@@ -63,9 +61,7 @@ def compute_logits(h: Hyperparameters, x: Tensor, weights: Weights) -> Tensor:
 # ---- training --------------------------------------------------------------
 
 
-Evaluation = tuple[
-    Tensor, ...
-]  # the loss, how many targets were likeliest, and each token's part of the loss
+Evaluation = tuple[Tensor, ...]  # the loss, the number of correct tokens, and each token's part of the loss
 
 
 @dataclass(frozen=True)
@@ -79,13 +75,11 @@ class TrainingGraph:
     table: Tensor
     block_inputs: list[Tensor]
     loss: Tensor
-    more_states: dict[Tensor, np.ndarray]  # beside the table
-    evaluation: Evaluation | None = None  # for programs that judge
-    terms: tuple[
-        Tensor, ...
-    ] = ()  # that a loss of preferences adds up, each a sum over what is of its own kind
-    rewards: Tensor | None = None  # of its answers
-    term_parts: tuple[Tensor, ...] = ()  # of those terms, the parts of each pair or answer
+    more_states: dict[Tensor, np.ndarray]  # other states, and their values
+    evaluation: Evaluation | None = None  # for evaluation
+    terms: tuple[Tensor, ...] = ()  # the terms of a preference loss
+    rewards: Tensor | None = None  # the rewards of the answers
+    term_parts: tuple[Tensor, ...] = ()  # the parts of each pair or answer in these terms
 
 
 def build_training(
@@ -106,7 +100,7 @@ def build_training(
     """
     all_rows = (
         squared or not flash or (teacher is not None and teacher.h.vocab > h.vocab)
-    )  # of what is cut, no rows are left out
+    )  # these losses need all rows
     inputs = make_inputs(batch, length, table.dtype, flash, sparse and not all_rows)
     weights = weights.for_rows(length, inputs.get("weighed"))
     x, block_inputs = forward(h, weights, inputs, table)
@@ -172,7 +166,7 @@ def make_inputs(
     if isinstance(count, DynamicDim):
         inputs["weighed"] = placeholder(
             f"{prefix}weighed", (count,), I32
-        )  # the numbers of those that have a weight
+        )  # the indices of tokens with a weight
     return inputs
 
 
@@ -276,7 +270,7 @@ class DecodingGraph:
     tokens: Tensor  # (1, count)
     positions: Tensor  # (1, count); each also the row of the cache that a token takes
     starts: Tensor  # (1, count): zeros
-    token_index: Tensor  # (1,): which of the tokens to give the logits of
+    token_index: Tensor  # (1,): the index of the token whose logits are computed
     logits: Tensor  # (1, vocabulary)
     caches: list[Tensor]  # (positions, kv_heads · size), keys and values of each layer
 
@@ -316,7 +310,7 @@ class CacheShift:
 
     positions: Tensor  # (1, count): zeros, where `turn` has its one rotation
     rotation: Tensor
-    caches: list[Tensor]  # the caches as they are then
+    caches: list[Tensor]  # the shifted caches
 
 
 def shift_cache(h: Hyperparameters, caches: list[Tensor], first: int, last: int, end: int) -> CacheShift:

@@ -61,7 +61,7 @@ def test_a_value_of_another_kind_is_named(tmp_path: Path) -> None:
     assert gguf.get_value("n", str) == "three" and gguf.get_value("m", int, 3) == 3
     with pytest.raises(FileError, match=r"a\.gguf: n must be of type int .got STRING"):
         gguf.get_value("n", int)
-    with pytest.raises(FileError, match="flag must be of type int .got BOOL"):
+    with pytest.raises(FileError, match=r"flag must be of type int .got BOOL"):
         gguf.get_value("flag", int)
     with pytest.raises(FileError, match="the key m is missing"):
         gguf.get_value("m", int)

@@ -5,7 +5,7 @@ from llamatrain.graph.ops.arithmetic import mul
 from llamatrain.graph.ops.shape_rules import SECOND, floats, require
 from llamatrain.graph.tensor import Node, Spec, Tensor, gradient, op
 
-MAX_LOG_PROB = -1e-6  # the largest logarithm of a probability that has odds: those of 1 are infinite
+MAX_LOG_PROB = -1e-6  # the largest log-probability with finite odds
 
 
 @op(in_place=((0, 0),))

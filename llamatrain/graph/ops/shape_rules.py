@@ -56,4 +56,4 @@ def region(x: Spec, slices: Slices) -> Shape:
     return tuple(len(range(*each)) for each in slices)
 
 
-SECOND = "it is a gradient itself, and not one whose own is simple"  # why some ops have none
+SECOND = "it is a gradient itself, and not one whose own is simple"  # why some ops have no gradient

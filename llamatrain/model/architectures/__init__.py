@@ -13,7 +13,7 @@ from llamatrain.errors import UsageError
 if TYPE_CHECKING:
     from llamatrain.model.architecture import Architecture
 
-DEFAULT = "llama"  # of new models, and of adapters whose files do not say it
+DEFAULT = "llama"  # for new models, and for adapters that do not name one
 
 
 def supported_names() -> list[str]:

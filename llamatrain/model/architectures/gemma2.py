@@ -25,7 +25,7 @@ KEYS = {
 AFTER_ATTENTION = {"blk.{}.post_attention_norm.weight": layers.block_norm("post_attention_layernorm")}
 BEFORE_FEED_FORWARD = {"blk.{}.ffn_norm.weight": layers.block_norm("pre_feedforward_layernorm")}
 AFTER_FEED_FORWARD = {"blk.{}.post_ffw_norm.weight": layers.block_norm("post_feedforward_layernorm")}
-LAYERS_27B = 46  # blocks of the one model whose scores are scaled by what its width gives a head
+LAYERS_27B = 46  # layers of the 27B model, which scales scores by width / heads
 
 
 def embed(model: ForwardPass) -> Tensor:

@@ -17,7 +17,7 @@ KEYS = {
     "rope.freq_base_swa": Key("near_base", float, 10000.0, min_value=1),
     "final_logit_softcapping": Key("logit_cap", float, 0.0),
 }
-LAYERS_27B = 62  # blocks, as in the second
+LAYERS_27B = 62  # layers of the 27B model
 
 
 def ropes(h: Hyperparameters) -> Sequence[Rope]:

@@ -3,7 +3,7 @@
 from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture
 
-UNSUPPORTED = {  # that stand for themselves, and are told by what they are
+UNSUPPORTED = {  # architectures that are not supported, by kind
     "a mixture of experts": "llama4 deepseek deepseek2 gpt-oss grok dbrx arctic bailingmoe dots1 glm4moe minimax-m2 smallthinker",
     "a model that recurs": "mamba mamba2 rwkv6 rwkv7 arwkv7 rwkv6qwen2",
     "a hybrid, of attention and of blocks that recur": "jamba nemotron_h falcon-h1 lfm2 plamo2 kimi-linear",

@@ -4,7 +4,7 @@ from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture
 from llamatrain.model.hyperparameters import Hyperparameters
 
-NO_ROPE_EVERY = 4  # of so many blocks the last
+NO_ROPE_EVERY = 4  # each fourth block has no rotation
 
 
 def rope_index(h: Hyperparameters, layer: int) -> int | None:
