@@ -32,8 +32,8 @@ KEYS = {  # keys, without the architecture's name
 }
 WINDOW_ROPE_SIZE = "rope.dimension_count_swa"  # of blocks with windows
 KINDS = ("none", "linear", "yarn", "longrope")
-# YaRN: pairs that turn more often than the first in the original context are left alone, less often than the second slowed in
-# full. llama.cpp takes these for a llama whatever rope.scaling.yarn_beta_fast and _slow say in its file.
+# YaRN keeps pairs that turn more often than the first in the original context, and slows those that turn less
+# often than the second. llama.cpp uses these values for a llama, even if its file has yarn_beta_fast and _slow.
 FAST_TURNS, SLOW_TURNS = 32.0, 1.0
 
 

@@ -282,7 +282,7 @@ MISTAKES = [
         2,
         "A.gguf:0.5: No such file .*; --lora-scaled A.gguf 0.5 adds it scaled",
     ),
-    ("generate K.gguf --prompt x", 1, "K.gguf: a checkpoint of an adapter, no model; .*--only-write-lora"),
+    ("generate K.gguf --prompt x", 1, "K.gguf: a checkpoint of an adapter, not a model; .*--only-write-lora"),
     (
         "finetune llama3.2:1b text.txt",
         2,

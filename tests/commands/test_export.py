@@ -354,7 +354,7 @@ def test_check_of_what_cannot_be_compared(tmp_path: Path, monkeypatch: pytest.Mo
     )
     monkeypatch.setattr("llamatrain.model.load.available_bytes", lambda: 1000)
     done = run("export-lora", tmp_path / "base.gguf", *arguments)
-    failed(done, "and 1,000 are free; a shorter text for --check takes less")
+    failed(done, "but 1,000 are available; a shorter text for --check needs less")
     assert not (tmp_path / "m.gguf").exists()
 
 

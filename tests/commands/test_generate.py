@@ -251,7 +251,7 @@ def test_models_that_cannot_generate(run: Run) -> None:
 
 def test_what_does_not_fit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamatrain.model.load.available_bytes", lambda: 1000)
-    assert "bytes of memory, and 1,000 are free" in failed(run("m.gguf"))
+    assert "bytes of memory, but 1,000 are available" in failed(run("m.gguf"))
 
 
 # ---- as a process ----------------------------------------------------------

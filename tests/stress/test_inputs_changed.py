@@ -178,7 +178,7 @@ def test_a_head_that_changes_while_it_is_read(
     path = tmp_path / "m.gguf"
     path.write_bytes(model.read_bytes())
     meanwhile(monkeypatch, "llamatrain.gguf.reader read_tensor_infos", 1, larger(path))
-    with pytest.raises(FileError, match=r"m\.gguf: was written to while it was being read; once it is whole"):
+    with pytest.raises(FileError, match=r"m\.gguf: was written to while it was being read; repeat the command"):
         open_gguf(path)
 
 
