@@ -241,7 +241,7 @@ def test_a_place_that_takes_no_file_any_more_costs_nothing_but_that_file(place: 
     Path("outs/m-2.gguf").mkdir()
     done = new("--model-out", "outs/m-ITERATION.gguf", "--overwrite", "--out", "it")
     assert (
-        "m-2.gguf: this is a folder, a device or a pipe, choose another path for the file; the next save tries again"
+        "m-2.gguf: this is a folder, a device or a pipe; choose another path for the file; the next save tries again"
         in done.err
     )
     assert there("outs/m-4*") == ["m-4.gguf"] and len(steps(Path("it"))) == 4
