@@ -99,7 +99,7 @@ def test_more_than_was_announced_is_a_mistake() -> None:
         with pytest.raises(RuntimeError, match="2 rows were not announced"):
             ahead.batch(2)
         ahead.batch(1)
-        with pytest.raises(RuntimeError, match="0 batches of 1 are under way"):
+        with pytest.raises(RuntimeError, match="0 batches of 1 are in flight"):
             ahead.batch(1)
 
 
