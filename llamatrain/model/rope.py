@@ -122,7 +122,7 @@ class Rope:
         return (length * np.stack([np.cos(angles), np.sin(angles)], -1)).astype(np.float32)
 
     def shift(self, distance: int, positions: int) -> np.ndarray:
-        """Return cosine and sine of moving a vector by `distance` positions, without scaling it: (1, r/2, 2)."""
+        """Return cosine and sine of a shift by `distance` positions, without scaling: (1, r/2, 2)."""
         rotation = self.first_rows(distance + 1, positions)[-1:].astype(np.float64)
         return (rotation / np.hypot(rotation[..., :1], rotation[..., 1:])).astype(np.float32)
 
@@ -166,7 +166,7 @@ class Rope:
         size = gguf.get_value(f"{architecture}.{KEYS['size']}", int, head_size)
         if (window_size := gguf.get_value(f"{architecture}.{WINDOW_ROPE_SIZE}", int, size)) != size:
             raise FileError(
-                f"{gguf.path}: {architecture}.{WINDOW_ROPE_SIZE} is {window_size}, but heads rotate {size}; they must be equal",
+                f"{gguf.path}: {architecture}.{WINDOW_ROPE_SIZE} must be {size}, like other heads (got {window_size})",
                 code="unsupported-model",
             )
         return cls(

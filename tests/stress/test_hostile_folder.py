@@ -514,9 +514,7 @@ def test_what_is_read_is_not_replaced(name: str, place: Path) -> None:
     for arguments in named[name]:
         done = told("from-scratch", *arguments, *TINY, *PLAIN, "--iters", 1, "--out", folder, "--overwrite")
         assert (
-            done.code == 1
-            and (name in done.err or "linked" in done.err)
-            and "[overwrites-input]" in done.err
+            done.code == 1 and (name in done.err or "linked" in done.err) and "[overwrites-input]" in done.err
         ), done.err
         assert inside.read_text() == before and (folder / LATEST).exists()
 
