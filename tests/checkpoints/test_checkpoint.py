@@ -355,7 +355,7 @@ ARRAYS: list[tuple[str, Callable[[Checkpoint], object], str]] = [
     ),
     ("adam", lambda c: setattr(c.state, "partial", Partial([0.5])), "is missing; one needs the other"),
     ("adam", lambda c: c.weights.update(extra=np.ones(3)), "tensor 'extra' must be F32 (got F64)"),
-    ("lbfgs", cut("optimizer.lbfgs.memory_y"), "memory_y' has the shape [3, 18623]"),
+    ("lbfgs", cut("optimizer.lbfgs.memory_y"), "memory_y' must have the shape [3, 18624] (got [3, 18623])"),
     (
         "lbfgs",
         cut("optimizer.lbfgs.memory_ys"),

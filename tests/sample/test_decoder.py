@@ -298,7 +298,7 @@ def test_llama_cpp_keeps_as_many_tokens(keep: int, tmp_path: Path) -> None:
             follow = server.post(
                 "completion", prompt=[*map(int, ids)], **told, n_keep=keep, return_tokens=True
             )["tokens"]
-            stay = TextStream(model, ids, SamplingOptions(ctx_shift=True, keep=keep)).kept(True)
+            stay = TextStream(model, ids, SamplingOptions(ctx_shift=True, keep=keep)).tokens_to_keep(True)
             assert stay is not None
             found = likeliest(Decoder(*loaded(open_gguf(path)), ctx=64), ids, follow, stay)
             assert found == follow, keep
