@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.commands.chat import ChatOptions, Conversation
-from llamatrain.commands.evaluate import EvaluateOptions, Evaluation, evaluated
-from llamatrain.commands.export import exported
+from llamatrain.commands.evaluate import EvaluateOptions, Evaluation, evaluate_model
+from llamatrain.commands.export import export
 from llamatrain.commands.generate import LoadOptions, TextModel
 from llamatrain.commands.logit_diff import Comparison
 from llamatrain.commands.merge import ExportOptions, Merged
-from llamatrain.commands.plan import RunPlan, plan_of
-from llamatrain.commands.preview import PreviewOptions, PreviewRow, previewed
+from llamatrain.commands.plan import RunPlan, plan_request
+from llamatrain.commands.preview import PreviewOptions, PreviewRow, preview_rows
 from llamatrain.compiler.cache import code_cache
 from llamatrain.config.flag_hints import suggest_option
 from llamatrain.config.messages import quote, shorten, shorten_line, suggest
@@ -133,7 +133,9 @@ def from_scratch(
     progress: called with each line of metrics.jsonl as a dict; an error that it raises ends the run.
     """
     with door(show), add_listener(progress), rows_for_run("from-scratch", data, {**options}) as (files, said):
-        return run_of(request_from_scratch(files, values_of(said, RunFolderOptions, *FROM_SCRATCH_OPTIONS)))
+        return run_request(
+            request_from_scratch(files, check_options(said, RunFolderOptions, *FROM_SCRATCH_OPTIONS))
+        )
 
 
 @document_options(RunFolderOptions, *FINETUNE_OPTIONS, defaults=FINETUNE_DEFAULTS)
@@ -151,7 +153,9 @@ def finetune(
     """
     with door(show), add_listener(progress), rows_for_run("finetune", data, {**options}) as (files, said):
         model = None if base is None else str(path_of(base))
-        return run_of(request_finetune(model, files, values_of(said, RunFolderOptions, *FINETUNE_OPTIONS)))
+        return run_request(
+            request_finetune(model, files, check_options(said, RunFolderOptions, *FINETUNE_OPTIONS))
+        )
 
 
 @document_options(ExportOptions, AdapterOptions, without=("out",))
@@ -161,8 +165,8 @@ def export_lora(
     """Merge adapters, named by `lora` and `lora_scaled`, into a model, or convert it to another `type`: the file `out` is a model
     like any other. With `only_adapter` they are written as one adapter, with `peft` into a folder of PEFT's."""
     with door(show):
-        values = values_of({**options, "out": out}, ExportOptions, AdapterOptions)
-        made = exported(path_of(base), build(ExportOptions, values), build(AdapterOptions, values))
+        values = check_options({**options, "out": out}, ExportOptions, AdapterOptions)
+        made = export(path_of(base), build(ExportOptions, values), build(AdapterOptions, values))
         return replace(made, notes=in_keywords_all(made.notes))
 
 
@@ -174,9 +178,9 @@ def evaluate(
     with door(show), rows_for_call(data) as files:
         if not files:
             raise UsageError("no data: name files (text, JSON, CSV, Parquet), folders or globs")
-        values = values_of(options, EvaluateOptions, AdapterOptions, PreferenceOptions, DataOptions)
+        values = check_options(options, EvaluateOptions, AdapterOptions, PreferenceOptions, DataOptions)
         parts = build(AdapterOptions, values), build(DataOptions, values), build(PreferenceOptions, values)
-        return evaluated(path_of(model), files, build(EvaluateOptions, values), *parts, values)
+        return evaluate_model(path_of(model), files, build(EvaluateOptions, values), *parts, values)
 
 
 @overload
@@ -206,16 +210,16 @@ def plan(command: str, *data: Data, measure: bool = False, **options: Any) -> Ru
         base = path_of(data[0]) if command == "finetune" and data else None
         with rows_for_call(data[1:] if base else data) as files:
             if command == "finetune":
-                return plan_of(
+                return plan_request(
                     request_finetune(
                         str(base) if base else None,
                         files,
-                        values_of(options, RunFolderOptions, *FINETUNE_OPTIONS),
+                        check_options(options, RunFolderOptions, *FINETUNE_OPTIONS),
                     ),
                     measure,
                 )
-            return plan_of(
-                request_from_scratch(files, values_of(options, RunFolderOptions, *FROM_SCRATCH_OPTIONS)),
+            return plan_request(
+                request_from_scratch(files, check_options(options, RunFolderOptions, *FROM_SCRATCH_OPTIONS)),
                 measure,
             )
 
@@ -225,8 +229,10 @@ def preview(*data: Data, model: Place, **options: "Unpack[PreviewOptionsGiven]")
     """The first rows of data as they would be trained, with the tokenizer and chat template of a model: tokens, text, and what is
     trained of it."""
     with door(), rows_for_call(data) as files:
-        values = values_of({**options, "model": model}, PreviewOptions, PreferenceDataOptions, DataOptions)
-        return previewed(
+        values = check_options(
+            {**options, "model": model}, PreviewOptions, PreferenceDataOptions, DataOptions
+        )
+        return preview_rows(
             files,
             build(PreviewOptions, values),
             build(DataOptions, values),
@@ -238,7 +244,7 @@ def preview(*data: Data, model: Place, **options: "Unpack[PreviewOptionsGiven]")
 def load(path: Place, **options: "Unpack[LoadOptionsGiven]") -> "LoadedModel":
     """Open a model once, to generate any number of texts with it, or to chat."""
     with door():
-        values = values_of(options, LoadOptions, AdapterOptions)
+        values = check_options(options, LoadOptions, AdapterOptions)
         return LoadedModel(
             TextModel(path_of(path), build(LoadOptions, values), build(AdapterOptions, values))
         )
@@ -266,8 +272,10 @@ class LoadedModel:
         with door():
             if not isinstance(prompt, str | bytes):
                 raise UsageError(f"{quote(prompt)} is no prompt: it takes a text, or bytes")
-            options = build(SamplingOptions, values_of(sampling, SamplingOptions))
-            text = self._model.text(prompt if isinstance(prompt, bytes) else to_bytes(prompt), options)
+            options = build(SamplingOptions, check_options(sampling, SamplingOptions))
+            text = self._model.continue_text(
+                prompt if isinstance(prompt, bytes) else to_bytes(prompt), options
+            )
             self._last = text.notes
         return pieces(text)
 
@@ -285,8 +293,8 @@ class LoadedModel:
         chat_template: a file with another template, or the name of a known layout.
         """
         with door():
-            values = values_of({"system": system, "chat_template": chat_template}, ChatOptions)
-            options = build(SamplingOptions, values_of(sampling, SamplingOptions))
+            values = check_options({"system": system, "chat_template": chat_template}, ChatOptions)
+            options = build(SamplingOptions, check_options(sampling, SamplingOptions))
             return ChatSession(
                 Conversation(self._model, build(ChatOptions, {**values, "chat": True}), options)
             )
@@ -316,7 +324,7 @@ class ChatSession:
         """The answer to the next turn, piece by piece. One that is not read to its end is taken as far as it was read."""
         if not isinstance(words, str):
             raise UsageError(f"{quote(words)} is no turn of a chat: it takes a text")
-        return pieces(piece.text for piece in self._talk.said(words) if not piece.thought)
+        return pieces(piece.text for piece in self._talk.say(words) if not piece.thought)
 
     def __enter__(self) -> "ChatSession":
         return self
@@ -335,7 +343,7 @@ def chat(
     """Open a model and begin a chat: `load(path, ...).chat(...)`, with the options of both."""
     said = dict[str, Any](options)
     with door():
-        values_of(said, LoadOptions, AdapterOptions, SamplingOptions)
+        check_options(said, LoadOptions, AdapterOptions, SamplingOptions)
     loading = {*option_specs(LoadOptions), *option_specs(AdapterOptions)}
     model = load(path, **{name: said.pop(name) for name in [*said] if name in loading})
     return model.chat(system=system, chat_template=chat_template, **said)
@@ -353,7 +361,7 @@ def path_of(place: Any) -> Path:
     return Path(check_path(place))
 
 
-def values_of(options: Mapping[str, Any], *classes: type[Options]) -> dict[str, Any]:
+def check_options(options: Mapping[str, Any], *classes: type[Options]) -> dict[str, Any]:
     """What was said by keyword, each checked as it is declared; None says nothing."""
     known = {name: each for cls in classes for name, each in option_specs(cls).items()}
     options = with_present_names(options, *classes)
@@ -367,13 +375,13 @@ def values_of(options: Mapping[str, Any], *classes: type[Options]) -> dict[str, 
                 f"there is no option {shorten(name)}{suggest_option(f'--{name}') or suggest(name, known)}"
             )
     return {
-        name: known[name].check(plainly(value, known[name]))
+        name: known[name].check(to_plain(value, known[name]))
         for name, value in options.items()
         if value is not None
     }
 
 
-def plainly(value: Any, option: OptionSpec) -> Any:
+def to_plain(value: Any, option: OptionSpec) -> Any:
     """Numbers of numpy as Python's, any path as pathlib's, and one value of what may be repeated as a list of it."""
     if getattr(value, "ndim", None) == 0:
         value = value.item()
@@ -385,7 +393,7 @@ def plainly(value: Any, option: OptionSpec) -> Any:
 # ---- what goes out ---------------------------------------------------------
 
 
-def run_of(request: RunRequest) -> Run:
+def run_request(request: RunRequest) -> Run:
     finished = train(request, CallerInterrupts())
     losses, validations, margins = figures(finished)
     return Run(

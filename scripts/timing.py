@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llamatrain.commands.doctor.system import named
+from llamatrain.commands.doctor.system import processor_name
 from llamatrain.platform import cpu
 
 ROUND = 10e-3  # seconds: shorter things are repeated within a round
@@ -98,7 +98,7 @@ def header(args: argparse.Namespace, torch: Any) -> None:
 
 def machine(args: argparse.Namespace) -> str:
     has = ", ".join(sorted(cpu.enabled_units())) or "none"
-    return f"{named() or cpu.processor().name}, units: {has}; {args.threads} threads"
+    return f"{processor_name() or cpu.processor().name}, units: {has}; {args.threads} threads"
 
 
 def versions(torch: Any) -> str:

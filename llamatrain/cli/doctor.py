@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamatrain.cli.typer_app import Command, application, options_of
+from llamatrain.cli.typer_app import Command, make_app, with_options
 from llamatrain.config.common import JSON
 from llamatrain.config.options import Option, Options, build
 from llamatrain.platform.escape import make_printable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llamatrain.commands.doctor.problems import Problem
     from llamatrain.commands.doctor.system import SystemReport
 
-command = application()
+command = make_app()
 
 
 @dataclass(frozen=True)
@@ -31,51 +31,56 @@ class DoctorOptions(Options):
 
 
 @command.command(cls=Command)
-@options_of(DoctorOptions)
+@with_options(DoctorOptions)
 def doctor(**said: Any) -> None:
     """Show what this machine has and what llamatrain keeps on it: processor, kernels, threads, memory, caches, versions.
 
     Ends with 1 where something is broken, and says of each finding what would do. Nothing is compiled or trained.
     """
-    from llamatrain.commands.doctor.system import examined
+    from llamatrain.commands.doctor.system import examine
 
     options = build(DoctorOptions, said)
-    found = examined(options.clean)
+    report = examine(options.clean)
     if options.json:
-        print(json.dumps(facts(found)))
+        print(json.dumps(to_json(report)))
     elif sys.stdout.isatty():
-        draw(found)
+        draw(report)
     else:
-        for line in lines(found):
+        for line in to_lines(report):
             print(make_printable(line, sys.stdout.encoding, keep="\t"))
-    if found.findings:
+    if report.findings:
         raise typer.Exit(1)
 
 
-def facts(found: "SystemReport") -> dict[str, Any]:
-    told = {
-        title.replace(" ", "_"): {each.name.replace(" ", "_"): each.value for each in rows}
-        for title, rows in found.sections.items()
+def to_json(report: "SystemReport") -> dict[str, Any]:
+    sections = {
+        title.replace(" ", "_"): {finding.name.replace(" ", "_"): finding.value for finding in rows}
+        for title, rows in report.sections.items()
     }
-    return {**told, "findings": [{"what": each.what, "cure": each.cure} for each in found.findings]}
+    return {
+        **sections,
+        "findings": [{"what": finding.problem, "cure": finding.remedy} for finding in report.findings],
+    }
 
 
-def lines(found: "SystemReport") -> Iterator[str]:
+def to_lines(report: "SystemReport") -> Iterator[str]:
     """Section, name and what is said of it, between tabs."""
-    for title, rows in found.sections.items():
-        yield from (f"{title}\t{each.name}\t{each.words}" for each in rows)
-    yield from (f"findings\t{number}\t{in_words(each)}" for number, each in enumerate(found.findings, 1))
+    for title, rows in report.sections.items():
+        yield from (f"{title}\t{finding.name}\t{finding.text}" for finding in rows)
+    yield from (
+        f"findings\t{number}\t{format_finding(finding)}" for number, finding in enumerate(report.findings, 1)
+    )
 
 
-def draw(found: "SystemReport") -> None:
-    from llamatrain.cli.inspect import console_of, show
+def draw(report: "SystemReport") -> None:
+    from llamatrain.cli.inspect import make_console, print_table
 
-    console = console_of()
-    for title, rows in found.sections.items():
-        show(console, title, [(each.name, each.words) for each in rows])
-    broken = [(str(number), in_words(each)) for number, each in enumerate(found.findings, 1)]
-    show(console, "findings", broken or [("none", "nothing is broken")])
+    console = make_console()
+    for title, rows in report.sections.items():
+        print_table(console, title, [(each.name, each.text) for each in rows])
+    findings = [(str(number), format_finding(each)) for number, each in enumerate(report.findings, 1)]
+    print_table(console, "findings", findings or [("none", "nothing is broken")])
 
 
-def in_words(finding: "Problem") -> str:
+def format_finding(finding: "Problem") -> str:
     return "; ".join(filter(None, finding))

@@ -9,19 +9,19 @@ from typing import Annotated, Any
 import typer
 
 from llamatrain.adapters.options import AdapterOptions
-from llamatrain.cli.typer_app import MultiProcessCommand, a_path, application, options_of
-from llamatrain.commands.evaluate import EvaluateOptions, evaluated
+from llamatrain.cli.typer_app import MultiProcessCommand, make_app, parse_path, with_options
+from llamatrain.commands.evaluate import EvaluateOptions, evaluate_model
 from llamatrain.config.common import JSON
 from llamatrain.config.options import Options, build
 from llamatrain.data.options import DataOptions
 from llamatrain.preference.options import PreferenceOptions
 from llamatrain.run.request import check_model
 
-OF_COMPARED, OF_TEXT = (
+PREFERENCE_ONLY, TEXT_ONLY = (
     ("margin", "reward_chosen", "reward_rejected", "answers"),
     ("perplexity", "bits_per_byte"),
 )
-command = application()
+command = make_app()
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class PrintOptions(Options, panel="Evaluation"):
 
 
 @command.command(cls=MultiProcessCommand)
-@options_of(EvaluateOptions, PrintOptions, AdapterOptions, PreferenceOptions, DataOptions)
+@with_options(EvaluateOptions, PrintOptions, AdapterOptions, PreferenceOptions, DataOptions)
 def evaluate(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", parser=a_path)],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", parser=parse_path)],
     data: Annotated[list[str], typer.Argument(metavar="DATA")],
-    **said: Any,
+    **overrides: Any,
 ) -> None:
     """Loss, perplexity and bits per byte of MODEL, a GGUF file, on DATA.
 
@@ -47,15 +47,19 @@ def evaluate(
     answers of prompts and chats (--train-on all: their prompts, too), and all of a text, a row of --ctx tokens at a time. With
     --objective: how far answers that were chosen are above those that were rejected.
     """
-    printing, options = build(PrintOptions, said), build(EvaluateOptions, said)
-    parts = build(AdapterOptions, said), build(DataOptions, said), build(PreferenceOptions, said)
+    printing, options = build(PrintOptions, overrides), build(EvaluateOptions, overrides)
+    parts = (
+        build(AdapterOptions, overrides),
+        build(DataOptions, overrides),
+        build(PreferenceOptions, overrides),
+    )
     check_model(str(model), data, "evaluate")
-    found = asdict(evaluated(model, data, options, *parts, said))
-    unsaid = {"notes", *(OF_COMPARED if found["answers"] is None else OF_TEXT)}
+    evaluation = asdict(evaluate_model(model, data, options, *parts, overrides))
+    omitted = {"notes", *(PREFERENCE_ONLY if evaluation["answers"] is None else TEXT_ONLY)}
     values = {
         name: value if value is not None and math.isfinite(value) else None
-        for name, value in found.items()
-        if name not in unsaid
+        for name, value in evaluation.items()
+        if name not in omitted
     }
     if printing.json:
         print(json.dumps(values))

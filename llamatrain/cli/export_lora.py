@@ -7,25 +7,27 @@ from typing import Annotated, Any
 import typer
 
 from llamatrain.adapters.options import AdapterOptions
-from llamatrain.cli.typer_app import Command, a_path, application, options_of
-from llamatrain.commands.export import exported
+from llamatrain.cli.typer_app import Command, make_app, parse_path, with_options
+from llamatrain.commands.export import export
 from llamatrain.commands.merge import ExportOptions
 from llamatrain.config.options import build
 from llamatrain.platform.terminal import drop_stdout, wrap_line
 
-command = application()
+command = make_app()
 
 
 @command.command(cls=Command)
-@options_of(ExportOptions, AdapterOptions)
-def export_lora(base: Annotated[Path, typer.Argument(metavar="BASE", parser=a_path)], **said: Any) -> None:
+@with_options(ExportOptions, AdapterOptions)
+def export_lora(
+    base: Annotated[Path, typer.Argument(metavar="BASE", parser=parse_path)], **overrides: Any
+) -> None:
     """Merge adapters into BASE, a GGUF model, quantised or not: the new file is a model like any other.
 
     Adapters need not cover the same weights. What none of them touches is copied as it is. With --type, and with or without
     adapters, matrices are converted to another type: so a new model is quantised. With --only-adapter or --peft adapters are
     written as one adapter, in another form.
     """
-    check = exported(base, build(ExportOptions, said), build(AdapterOptions, said)).check
+    check = export(base, build(ExportOptions, overrides), build(AdapterOptions, overrides)).check
     if check:
         facts = {
             "largest difference": f"{check.largest:.3g}",
@@ -36,8 +38,8 @@ def export_lora(base: Annotated[Path, typer.Argument(metavar="BASE", parser=a_pa
             "mean divergence": f"{check.divergence:.3g}",
             "verdict": check.verdict,
         }
-        told = "\n".join(wrap_line(f"{name:19}{value}", sys.stdout) for name, value in facts.items())
+        text = "\n".join(wrap_line(f"{name:19}{value}", sys.stdout) for name, value in facts.items())
         try:
-            print(told, flush=True)
+            print(text, flush=True)
         except BrokenPipeError:  # the file is there all the same
             drop_stdout()

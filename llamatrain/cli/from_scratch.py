@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamatrain.cli.typer_app import MultiProcessCommand, application, options_of
+from llamatrain.cli.typer_app import MultiProcessCommand, make_app, with_options
 from llamatrain.platform.terminal import quiet
 from llamatrain.run.options import RunFolderOptions
 from llamatrain.run.request import FROM_SCRATCH_OPTIONS, request_from_scratch
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
     from llamatrain.run.request import RunRequest
 
 Data = Annotated[list[str] | None, typer.Argument(metavar="DATA")]
-command = application()
+command = make_app()
 
 
 @command.command(cls=MultiProcessCommand)
-@options_of(RunFolderOptions, *FROM_SCRATCH_OPTIONS)
-def from_scratch(data: Data = None, **said: Any) -> None:
+@with_options(RunFolderOptions, *FROM_SCRATCH_OPTIONS)
+def from_scratch(data: Data = None, **overrides: Any) -> None:
     """Train a new llama on DATA; without any, on the built-in sine wave.
 
     DATA are files (text, JSON, CSV, Parquet), folders, globs, or - for standard input. The model is written as a GGUF file that
     llama.cpp runs, into the folder of the run, beside checkpoints, options and figures.
     """
-    trained(request_from_scratch(data or (), said))
+    run_request(request_from_scratch(data or (), overrides))
 
 
-def trained(request: "RunRequest") -> None:
+def run_request(request: "RunRequest") -> None:
     """A signal's exit code is its own."""
     from llamatrain.run.signals import CommandInterrupts
     from llamatrain.run.train import train
 
     with quiet(request.folder_options.quiet):
-        number = train(request, CommandInterrupts()).stop.signal
+        signal_number = train(request, CommandInterrupts()).stop.signal
         if request.folder_options.quiet and (compiled := sys.modules.get("llamatrain.compiler.cache")):
             compiled.code_cache.report()  # to nobody, and not later
-    if number:
-        raise typer.Exit(128 + number)
+    if signal_number:
+        raise typer.Exit(128 + signal_number)

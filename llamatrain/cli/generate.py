@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from llamatrain.adapters.options import AdapterOptions
-from llamatrain.cli.typer_app import Command, a_path, application, options_of
-from llamatrain.commands.chat import ChatOptions, Conversation, line_for_llama
+from llamatrain.cli.typer_app import Command, make_app, parse_path, with_options
+from llamatrain.commands.chat import ChatOptions, Conversation, llama_command
 from llamatrain.commands.generate import LoadOptions, TextModel
 from llamatrain.config.options import Option, Options, build
 from llamatrain.config.read_limited import check_size, read_limited
@@ -22,11 +22,11 @@ from llamatrain.platform import terminal
 from llamatrain.platform.escape import make_printable
 from llamatrain.sample.options import SamplingOptions
 
-LONGEST, NEEDED = 1 << 24, "a prompt"  # bytes: sixteen for each token of the largest context
-KEPT = "\n\t\u200c\u200d"  # on a terminal; the last two join signs to others
+MAX_PROMPT, NEEDED = 1 << 24, "a prompt"  # bytes: sixteen for each token of the largest context
+KEPT_CHARS = "\n\t\u200c\u200d"  # on a terminal; the last two join signs to others
 
 
-command = application()
+command = make_app()
 
 
 @dataclass(frozen=True)
@@ -44,80 +44,84 @@ class PromptOptions(Options, panel="Text"):
 
 
 @command.command(cls=Command)
-@options_of(PromptOptions, ChatOptions, LoadOptions, AdapterOptions, SamplingOptions)
-def generate(model: Annotated[Path, typer.Argument(metavar="MODEL", parser=a_path)], **said: Any) -> None:
+@with_options(PromptOptions, ChatOptions, LoadOptions, AdapterOptions, SamplingOptions)
+def generate(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", parser=parse_path)], **overrides: Any
+) -> None:
     """Go on from a prompt with MODEL, a GGUF file, or talk with it: its text alone goes to standard output.
 
     A talk (--chat) has several turns, typed or read line by line, through the chat template that MODEL was trained with. Where
     the model's tokens stand for no text (the sine wave's do not), prompt and text are token numbers.
     """
     options, loading, sampling = (
-        build(PromptOptions, said),
-        build(LoadOptions, said),
-        build(SamplingOptions, said),
+        build(PromptOptions, overrides),
+        build(LoadOptions, overrides),
+        build(SamplingOptions, overrides),
     )
-    chat, lora = build(ChatOptions, said), build(AdapterOptions, said)
+    chat, lora = build(ChatOptions, overrides), build(AdapterOptions, overrides)
     if chat.chat and options.prompt == "-":
         raise UsageError("--chat reads standard input itself, each line as a turn; leave --prompt - out")
-    prompt, opened = read_prompt(options), TextModel(model, loading, lora)
+    prompt, text_model = read_prompt(options), TextModel(model, loading, lora)
     if chat.verbose:
         first = prompt.decode("utf-8", "replace")
-        terminal.log_line(f"in llama.cpp: {line_for_llama(model, chat, lora, sampling, opened.ctx, first)}")
+        terminal.log_line(
+            f"in llama.cpp: {llama_command(model, chat, lora, sampling, text_model.ctx, first)}"
+        )
     if chat.chat:
-        with closing(Conversation(opened, chat, sampling)) as talk:
-            talked(talk, prompt.decode("utf-8", "replace"))
+        with closing(Conversation(text_model, chat, sampling)) as conversation:
+            run_chat(conversation, prompt.decode("utf-8", "replace"))
         return
-    text = opened.text(prompt, sampling)
-    tell(text.notes)
+    text = text_model.continue_text(prompt, sampling)
+    print_notes(text.notes)
     for piece in text:
-        say(piece)
+        print_text(piece)
     if sys.stdout.isatty():
-        say("\n")
-    tell(text.notes)
+        print_text("\n")
+    print_notes(text.notes)
 
 
-def talked(talk: Conversation, first: str) -> None:
+def run_chat(conversation: Conversation, first: str) -> None:
     """Turn by turn; on a terminal Ctrl-C ends an answer, and from a pipe all."""
-    typed = sys.stdin.isatty() and sys.stdout.isatty()
-    tell(talk.notes)
-    for words in chain([first] if first else [], typed_lines() if typed else piped_lines()):
-        answer = talk.said(words)
+    is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    print_notes(conversation.notes)
+    for turn in chain([first] if first else [], typed_lines() if is_interactive else piped_lines()):
+        answer = conversation.say(turn)
         try:
             for piece in answer:
-                (say_thought if piece.thought else say)(piece.text)
+                (print_thought if piece.thought else print_text)(piece.text)
         except KeyboardInterrupt:
-            if not typed:
+            if not is_interactive:
                 raise
         finally:
             answer.close()  # what was said so far is part of the talk
-        say("\n")
-        tell(talk.notes)
+        print_text("\n")
+        print_notes(conversation.notes)
 
 
 def typed_lines() -> Iterator[str]:
     while True:
         try:
-            words = input("> ")
+            line = input("> ")
         except EOFError:
-            say("\n")
+            print_text("\n")
             return
         except KeyboardInterrupt:
             terminal.log_line("\nCtrl-D ends the talk")
             continue
-        if words.strip():
-            yield words
+        if line.strip():
+            yield line
 
 
 def piped_lines() -> Iterator[str]:
-    while line := sys.stdin.buffer.readline(LONGEST + 1):
-        words = (
-            check_size(line, LONGEST, "standard input", "a turn").decode("utf-8", "replace").rstrip("\r\n")
+    while line := sys.stdin.buffer.readline(MAX_PROMPT + 1):
+        turn = (
+            check_size(line, MAX_PROMPT, "standard input", "a turn").decode("utf-8", "replace").rstrip("\r\n")
         )
-        if words.strip():
-            yield words
+        if turn.strip():
+            yield turn
 
 
-def tell(notes: list[str]) -> None:
+def print_notes(notes: list[str]) -> None:
     """Each once."""
     while notes:
         note = notes.pop(0)
@@ -129,28 +133,28 @@ def read_prompt(options: PromptOptions) -> bytes:
     from llamatrain.data.tokenizer import to_bytes
 
     if options.prompt == "-":
-        return check_size(sys.stdin.buffer.read(LONGEST + 1), LONGEST, "standard input", NEEDED).removesuffix(
-            b"\n"
-        )
+        return check_size(
+            sys.stdin.buffer.read(MAX_PROMPT + 1), MAX_PROMPT, "standard input", NEEDED
+        ).removesuffix(b"\n")
     return (
-        read_limited(options.file, LONGEST, NEEDED).removesuffix(b"\n")
+        read_limited(options.file, MAX_PROMPT, NEEDED).removesuffix(b"\n")
         if options.file
         else to_bytes(options.prompt)
     )
 
 
-def say_thought(text: str) -> None:
+def print_thought(text: str) -> None:
     """Show a thought dimly on a terminal; a pipe gets words alone, as the content of a server's answer."""
     if sys.stdout.isatty():
-        text = make_printable(text, sys.stdout.encoding, keep=KEPT)
+        text = make_printable(text, sys.stdout.encoding, keep=KEPT_CHARS)
         sys.stdout.write(text if os.environ.get("NO_COLOR") else f"\033[2m{text}\033[0m")
         sys.stdout.flush()
 
 
-def say(text: str) -> None:
+def print_text(text: str) -> None:
     """Into a pipe as it is, in UTF-8; on a terminal without what would move the cursor or colour it."""
     if sys.stdout.isatty():
-        text = make_printable(text, sys.stdout.encoding, keep=KEPT)
+        text = make_printable(text, sys.stdout.encoding, keep=KEPT_CHARS)
         sys.stdout.write(text)
         sys.stdout.flush()
     else:

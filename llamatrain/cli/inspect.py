@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamatrain.cli.typer_app import ReadOnlyCommand, a_path, application, options_of
+from llamatrain.cli.typer_app import ReadOnlyCommand, make_app, parse_path, with_options
 from llamatrain.config.common import JSON
 from llamatrain.config.options import Options, build
 from llamatrain.errors import LlamatrainError
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 Rows = list[tuple[str, str]]
 WIDTH = 100  # where the output is no terminal
-LONGEST = 40  # characters of a text shown
-LISTED = 8  # names that are shown of those that are not used
-TRAINING = ("training.", "optimizer.")
+MAX_TEXT = 40  # characters of a text shown
+MAX_NAMES = 8  # names that are shown of those that are not used
+RUN_PREFIXES = ("training.", "optimizer.")
 
 
-command = application()
+command = make_app()
 
 
 @dataclass(frozen=True)
@@ -40,47 +40,47 @@ class InspectOptions(Options):
 
 
 @command.command(cls=ReadOnlyCommand)
-@options_of(InspectOptions)
-def inspect(file: Annotated[Path, typer.Argument(metavar="FILE", parser=a_path)], **said: Any) -> None:
+@with_options(InspectOptions)
+def inspect(file: Annotated[Path, typer.Argument(metavar="FILE", parser=parse_path)], **overrides: Any) -> None:
     """Show what is in a GGUF file: a model, an adapter, a checkpoint or a vocabulary; or in an adapter of another form."""
     from llamatrain.adapters.listing import list_adapter
     from llamatrain.gguf.reader import open_gguf
 
-    whole = build(InspectOptions, said).json
-    if other := list_adapter(file):
-        print(json.dumps(facts_of(other))) if whole else draw_other(file, other)
+    as_json = build(InspectOptions, overrides).json
+    if listing := list_adapter(file):
+        print(json.dumps(listing_to_json(listing))) if as_json else draw_listing(file, listing)
     else:
         gguf = open_gguf(file)
-        print(json.dumps(facts(gguf))) if whole else draw(gguf)
+        print(json.dumps(gguf_to_json(gguf))) if as_json else draw_gguf(gguf)
 
 
 # ---- for programs ----------------------------------------------------------
 
 
-def facts(gguf: "Gguf") -> dict[str, Any]:
+def gguf_to_json(gguf: "Gguf") -> dict[str, Any]:
     return {
         "kind": gguf.kind,
         "architecture": gguf.metadata.get_text("general.architecture"),
-        "metadata": {key: plain(value) for key, value in gguf.metadata.items()},
-        "tensors": list(map(row_of, listed(gguf))),
+        "metadata": {key: to_plain(value) for key, value in gguf.metadata.items()},
+        "tensors": list(map(tensor_to_json, list_tensors(gguf))),
     }
 
 
-def facts_of(other: "Listing") -> dict[str, Any]:
-    tensors = list(map(row_of, other.tensors))
+def listing_to_json(listing: "Listing") -> dict[str, Any]:
+    tensors = list(map(tensor_to_json, listing.tensors))
     return {
         "kind": "adapter",
         "architecture": None,
-        "metadata": {"format": other.format, **other.metadata},
+        "metadata": {"format": listing.format, **listing.metadata},
         "tensors": tensors,
     }
 
 
-def row_of(tensor: "ListedTensor") -> dict[str, Any]:
+def tensor_to_json(tensor: "ListedTensor") -> dict[str, Any]:
     return {"name": tensor.name, "type": tensor.type, "shape": list(tensor.shape), "bytes": tensor.nbytes}
 
 
-def listed(gguf: "Gguf") -> "list[ListedTensor]":
+def list_tensors(gguf: "Gguf") -> "list[ListedTensor]":
     from llamatrain.adapters.listing import ListedTensor
 
     return [
@@ -89,37 +89,41 @@ def listed(gguf: "Gguf") -> "list[ListedTensor]":
     ]
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """A value as JSON can have it, which knows no infinity and no NaN: null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, bool | int | str):
         return value
-    return [plain(item) for item in (value if isinstance(value, list) else value.tolist())]
+    return [to_plain(item) for item in (value if isinstance(value, list) else value.tolist())]
 
 
 # ---- for people ------------------------------------------------------------
 
 
-def draw(gguf: "Gguf") -> None:
-    console = console_of()
+def draw_gguf(gguf: "Gguf") -> None:
+    console = make_console()
     model = f"{gguf.metadata.get_text('general.architecture')}."
-    own = (model, "tokenizer.", *TRAINING)
-    keys = {prefix: [key for key in gguf.metadata if key.startswith(prefix)] for prefix in own}
-    general = [key for key in gguf.metadata if not key.startswith(own)]
-    show(console, str(gguf.path), [("kind", gguf.kind), *described(gguf, general, "general."), *ranks(gguf)])
-    show(console, "hyperparameters", described(gguf, keys[model], model))
-    show(console, "not used here", list(left_aside(gguf)))
-    show(console, "vocabulary", vocabulary(gguf, keys["tokenizer."]))
-    show(
+    known = (model, "tokenizer.", *RUN_PREFIXES)
+    keys = {prefix: [key for key in gguf.metadata if key.startswith(prefix)] for prefix in known}
+    general = [key for key in gguf.metadata if not key.startswith(known)]
+    print_table(
+        console,
+        str(gguf.path),
+        [("kind", gguf.kind), *metadata_rows(gguf, general, "general."), *rank_rows(gguf)],
+    )
+    print_table(console, "hyperparameters", metadata_rows(gguf, keys[model], model))
+    print_table(console, "not used here", list(unused_rows(gguf)))
+    print_table(console, "vocabulary", vocabulary_rows(gguf, keys["tokenizer."]))
+    print_table(
         console,
         "training state",
-        [row for prefix in TRAINING for row in described(gguf, keys[prefix], "training.")],
+        [row for prefix in RUN_PREFIXES for row in metadata_rows(gguf, keys[prefix], "training.")],
     )
-    show_tensors(console, listed(gguf))
+    print_tensors(console, list_tensors(gguf))
 
 
-def left_aside(gguf: "Gguf") -> Iterator[tuple[str, str]]:
+def unused_rows(gguf: "Gguf") -> Iterator[tuple[str, str]]:
     """What of a model file has no part in what is made of it; or why nothing is made of it."""
     from llamatrain.model.hyperparameters import read_hyperparameters, unused_keys, unused_tensors
 
@@ -130,41 +134,41 @@ def left_aside(gguf: "Gguf") -> Iterator[tuple[str, str]]:
     except LlamatrainError as error:
         yield "all of it", str(error).removeprefix(f"{gguf.path}: ")
         return
-    for what, names in (("keys", unused_keys(gguf, h)), ("tensors", unused_tensors(gguf, h))):
+    for label, names in (("keys", unused_keys(gguf, h)), ("tensors", unused_tensors(gguf, h))):
         if names:
-            more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-            yield what, ", ".join(names[:LISTED]) + more
+            more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+            yield label, ", ".join(names[:MAX_NAMES]) + more
 
 
-def draw_other(path: Path, other: "Listing") -> None:
-    console = console_of()
-    values = {name: value for name, value in other.metadata.items() if value not in (None, [], {})}
+def draw_listing(path: Path, listing: "Listing") -> None:
+    console = make_console()
+    values = {name: value for name, value in listing.metadata.items() if value not in (None, [], {})}
     rows = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in values.items()]
-    cut = [
-        (name, text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text):,} characters)")
+    shortened = [
+        (name, text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}... ({len(text):,} characters)")
         for name, text in rows
     ]
-    show(console, str(path), [("kind", "adapter"), ("format", other.format), *cut])
-    show_tensors(console, other.tensors)
+    print_table(console, str(path), [("kind", "adapter"), ("format", listing.format), *shortened])
+    print_tensors(console, listing.tensors)
 
 
-def console_of() -> "Console":
+def make_console() -> "Console":
     from rich.console import Console
 
     return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
 
 
-def ranks(gguf: "Gguf") -> Rows:
+def rank_rows(gguf: "Gguf") -> Rows:
     """What an adapter's keys do not say: between its two factors lies the rank."""
-    found = {tensor.shape[-1] for name, tensor in gguf.tensors.items() if name.endswith(".lora_b")}
-    return [("rank", ", ".join(map(str, sorted(found))))] if gguf.kind == "adapter" and found else []
+    ranks = {tensor.shape[-1] for name, tensor in gguf.tensors.items() if name.endswith(".lora_b")}
+    return [("rank", ", ".join(map(str, sorted(ranks))))] if gguf.kind == "adapter" and ranks else []
 
 
-def described(gguf: "Gguf", keys: Iterable[str], prefix: str) -> Rows:
-    return [(key.removeprefix(prefix), on_a_line(gguf, key)) for key in keys]
+def metadata_rows(gguf: "Gguf", keys: Iterable[str], prefix: str) -> Rows:
+    return [(key.removeprefix(prefix), format_value(gguf, key)) for key in keys]
 
 
-def on_a_line(gguf: "Gguf", key: str) -> str:
+def format_value(gguf: "Gguf", key: str) -> str:
     """A long text by its beginning, an array by its length, a float32 by the fewest digits that mean it."""
     import numpy as np
 
@@ -173,14 +177,14 @@ def on_a_line(gguf: "Gguf", key: str) -> str:
     value, kind = gguf.metadata[key], gguf.metadata.raw_values[key].kind
     if kind is Kind.ARRAY:
         return f"{len(value):,} values"
-    if kind is Kind.STRING and len(value) > LONGEST:
-        return f"{value[:LONGEST]}... ({len(value):,} characters)"
+    if kind is Kind.STRING and len(value) > MAX_TEXT:
+        return f"{value[:MAX_TEXT]}... ({len(value):,} characters)"
     return str(np.float32(value)) if kind is Kind.FLOAT32 else str(value)
 
 
-def vocabulary(gguf: "Gguf", keys: list[str]) -> Rows:
+def vocabulary_rows(gguf: "Gguf", keys: list[str]) -> Rows:
     """The tokenizer's values; behind the number of a token its text."""
-    rows = described(gguf, keys, "tokenizer.ggml.")
+    rows = metadata_rows(gguf, keys, "tokenizer.ggml.")
     tokens = gguf.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list):
         return rows
@@ -193,7 +197,7 @@ def vocabulary(gguf: "Gguf", keys: list[str]) -> Rows:
     return [(name, with_text(name, value)) for name, value in rows]
 
 
-def show(console: "Console", title: str, rows: Rows) -> None:
+def print_table(console: "Console", title: str, rows: Rows) -> None:
     if rows:
         from rich.table import Table
         from rich.text import Text
@@ -203,17 +207,17 @@ def show(console: "Console", title: str, rows: Rows) -> None:
         table.add_column(overflow="fold")
         for name, value in rows:
             table.add_row(*(Text(make_printable(text, console.encoding)) for text in (name, value)))
-        heading(console, title)
+        print_heading(console, title)
         console.print(table)
 
 
-def show_tensors(console: "Console", tensors: Iterable["ListedTensor"]) -> None:
+def print_tensors(console: "Console", tensors: Iterable["ListedTensor"]) -> None:
     """What the tensors of each type take; an optimizer's vectors are no parameters, and stand apart."""
     from rich.table import Table
 
     groups: dict[str, list[ListedTensor]] = {}
     for tensor in tensors:
-        optimizer = tensor.name.startswith(TRAINING)
+        optimizer = tensor.name.startswith(RUN_PREFIXES)
         groups.setdefault("optimizer" if optimizer else tensor.type, []).append(tensor)
     if not groups:
         return
@@ -233,11 +237,11 @@ def show_tensors(console: "Console", tensors: Iterable["ListedTensor"]) -> None:
         table.add_column(name, f"{sum(column.values()):,}", justify="right")
     for kind in sorted(groups, key=lambda kind: -sizes[kind]):
         table.add_row(kind, *(f"{column[kind]:,}" if column[kind] else "" for _, column in columns))
-    heading(console, "tensors")
+    print_heading(console, "tensors")
     console.print(table)
 
 
-def heading(console: "Console", title: str) -> None:
+def print_heading(console: "Console", title: str) -> None:
     from rich.text import Text
 
     console.print(Text.assemble("\n", (make_printable(title, console.encoding), "bold")))

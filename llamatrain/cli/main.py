@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import llamatrain
-from llamatrain.cli.typer_app import ALIASES, CommandGroup, offered, see_help
+from llamatrain.cli.typer_app import ALIASES, CommandGroup, command_names, see_help
 from llamatrain.config.flag_hints import suggest_option
 from llamatrain.config.messages import shorten, suggest
 from llamatrain.distributed import comm as together
@@ -31,7 +31,7 @@ COMMANDS = (
     "preview",
     "report",
 )
-TOO_MUCH = {
+EXTRA_ARGUMENT_HINTS = {
     "generate": "; what to go on from is said by --prompt 'TEXT'",
     "export-lora": "; an adapter is named by --lora",
 }
@@ -41,15 +41,15 @@ class AllCommands(CommandGroup):
     """Commands by the name of their module, imported when they are asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return offered(COMMANDS, ctx)
+        return command_names(COMMANDS, ctx)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         cmd_name = ALIASES.get(cmd_name, cmd_name)
-        return imported(cmd_name) if cmd_name in COMMANDS else None
+        return load_command(cmd_name) if cmd_name in COMMANDS else None
 
 
 @cache
-def imported(name: str) -> Any:
+def load_command(name: str) -> Any:
     command = typer.main.get_command(import_module(f"llamatrain.cli.{name.replace('-', '_')}").command)
     command.name = name
     return command
@@ -58,7 +58,7 @@ def imported(name: str) -> Any:
 app = typer.Typer(cls=AllCommands, invoke_without_command=True, rich_markup_mode=None)
 
 
-def version(asked: bool) -> None:
+def print_version(asked: bool) -> None:
     if asked:
         typer.echo(f"llamatrain {llamatrain.__version__}")
         raise typer.Exit
@@ -68,7 +68,7 @@ def version(asked: bool) -> None:
 def program(
     context: typer.Context,
     _: Annotated[
-        bool, typer.Option("--version", "-V", callback=version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Train llama models where the llama.cpp world keeps them: in GGUF files."""
@@ -77,8 +77,8 @@ def program(
 
 
 def main() -> None:
-    open_what_is_closed()
-    aside()
+    open_missing_streams()
+    silence_followers()
     try:
         with show_log():
             code = typer.main.get_command(app).main(prog_name="llamatrain", standalone_mode=False)
@@ -87,60 +87,62 @@ def main() -> None:
                 compiled.code_cache.report()  # how long it took, if this was a first run
             together.wait_for_all()
     except (typer.Abort, KeyboardInterrupt):
-        code = ended(ExitStatus("", 130))  # as shells have it: 128 and the signal's number
+        code = report_failure(ExitStatus("", 130))  # as shells have it: 128 and the signal's number
     except BrokenPipeError:
         drop_stdout()
-        code = ended(ExitStatus("", 1))
+        code = report_failure(ExitStatus("", 1))
     except (LlamatrainError, typer.TyperException, OSError, MemoryError, ImportError) as error:
-        code = ended(ExitStatus(said(error), getattr(error, "exit_code", 1)), getattr(error, "shared", False))
+        code = report_failure(
+            ExitStatus(format_error(error), getattr(error, "exit_code", 1)), getattr(error, "shared", False)
+        )
     except Exception as error:
         if together.get_launch_info() is None:
             raise
-        code = ended(together.exit_status_for(error))
+        code = report_failure(together.exit_status_for(error))
     together.close(code or 0)
     sys.exit(code or 0)  # commands return nothing
 
 
-def ended(failure: ExitStatus, shared: bool = False) -> int:
+def report_failure(failure: ExitStatus, shared: bool = False) -> int:
     """The exit code of a process that has failed, which says so unless another one does."""
-    told = together.failure_to_print(failure, shared)
-    if told and told.message:
-        stderr.print_error(told.message)
-    return told.exit_code if told else failure.exit_code
+    first_failure = together.failure_to_print(failure, shared)
+    if first_failure and first_failure.message:
+        stderr.print_error(first_failure.message)
+    return first_failure.exit_code if first_failure else failure.exit_code
 
 
-def aside() -> None:
+def silence_followers() -> None:
     """Of several processes only the first prints; the others keep standard error for their last words."""
     if not together.is_printing_rank():
         stderr.set_stream(sys.stderr)
         sys.stdout, sys.stderr = open_null(), open_null()
 
 
-def open_what_is_closed() -> None:
+def open_missing_streams() -> None:
     """A process may be begun without one of its streams; Python then has nothing where everyone expects something."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open_null("r" if name == "stdin" else "w"))
 
 
-def said(error: Exception) -> str:
-    return misread(error) if isinstance(error, typer.TyperException) else describe(error)
+def format_error(error: Exception) -> str:
+    return format_usage_error(error) if isinstance(error, typer.TyperException) else describe(error)
 
 
-def misread(error: typer.TyperException) -> str:
+def format_usage_error(error: typer.TyperException) -> str:
     """What typer says of a command line, as one sentence, and what would do."""
-    near, words = "", error.format_message()
+    hint, message = "", error.format_message()
     if hasattr(error, "possibilities") and hasattr(error, "option_name"):  # there is no such option
         name, context = error.option_name, getattr(error, "ctx", None)
-        known = [
+        options = [
             option
             for param in (context.command.params if context else ())
             for option in (*param.opts, *param.secondary_opts)
         ]
-        words, near = f"no such option {shorten(name)}", suggest_option(name) or suggest(name, known)
-    elif words.startswith("Got unexpected extra"):
-        near = TOO_MUCH.get(getattr(getattr(error, "ctx", None), "info_name", ""), "")
-    elif words.startswith("Missing option '--model'"):
-        near = "; it names the model whose tokens are shown: llamatrain preview DATA --model MODEL"
-    words = " ".join(words.split()).removesuffix(".")
-    return words[:1].lower() + words[1:] + (near or see_help(getattr(error, "ctx", None)))
+        message, hint = f"no such option {shorten(name)}", suggest_option(name) or suggest(name, options)
+    elif message.startswith("Got unexpected extra"):
+        hint = EXTRA_ARGUMENT_HINTS.get(getattr(getattr(error, "ctx", None), "info_name", ""), "")
+    elif message.startswith("Missing option '--model'"):
+        hint = "; it names the model whose tokens are shown: llamatrain preview DATA --model MODEL"
+    message = " ".join(message.split()).removesuffix(".")
+    return message[:1].lower() + message[1:] + (hint or see_help(getattr(error, "ctx", None)))

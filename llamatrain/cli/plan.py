@@ -11,7 +11,7 @@ import typer
 
 from llamatrain.cli.finetune import Base
 from llamatrain.cli.from_scratch import Data
-from llamatrain.cli.typer_app import CommandGroup, ReadOnlyCommand, application, options_of
+from llamatrain.cli.typer_app import CommandGroup, ReadOnlyCommand, make_app, with_options
 from llamatrain.config.common import JSON
 from llamatrain.config.options import Option, OptionError, Options, build
 from llamatrain.config.units import Bandwidth, Size
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from llamatrain.run.scaling import ScalingForecast
     from llamatrain.train.graphs import StepGraphs
 
-NETWORK = Bandwidth(1e10)
+DEFAULT_NETWORK = Bandwidth(1e10)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class PlanOptions(Options, panel="The plan"):
             )
 
 
-command = application(cls=CommandGroup, invoke_without_command=True)
+command = make_app(cls=CommandGroup, invoke_without_command=True)
 
 
 @command.callback()
@@ -99,151 +99,153 @@ def plan(context: typer.Context) -> None:
 
 
 @command.command("from-scratch", cls=ReadOnlyCommand)
-@options_of(PlanOptions, RunFolderOptions, *FROM_SCRATCH_OPTIONS)
-def plan_from_scratch(data: Data = None, **said: Any) -> None:
+@with_options(PlanOptions, RunFolderOptions, *FROM_SCRATCH_OPTIONS)
+def plan_from_scratch(data: Data = None, **overrides: Any) -> None:
     """Of `llamatrain from-scratch` with these options. Text is not read: a vocabulary to be learned counts in full."""
-    show(request_from_scratch(data or (), said), build(PlanOptions, said))
+    print_plan(request_from_scratch(data or (), overrides), build(PlanOptions, overrides))
 
 
 @command.command("finetune", cls=ReadOnlyCommand)
-@options_of(PlanOptions, RunFolderOptions, *FINETUNE_OPTIONS, defaults=FINETUNE_DEFAULTS)
-def plan_finetune(base: Base = None, data: Data = None, **said: Any) -> None:
+@with_options(PlanOptions, RunFolderOptions, *FINETUNE_OPTIONS, defaults=FINETUNE_DEFAULTS)
+def plan_finetune(base: Base = None, data: Data = None, **overrides: Any) -> None:
     """Of `llamatrain finetune` with these options. Of the base only its head is read."""
-    show(request_finetune(base, data or (), said), build(PlanOptions, said))
+    print_plan(request_finetune(base, data or (), overrides), build(PlanOptions, overrides))
 
 
-def show(request: "RunRequest", options: PlanOptions) -> None:
+def print_plan(request: "RunRequest", options: PlanOptions) -> None:
     from llamatrain.report.output_file import check_output_file
     from llamatrain.run.prepare import plan_run
 
     if options.svg:
         check_output_file(options.svg)
-    drawn = options.graph is not None or options.svg is not None
-    found = plan_run(request, graphs=drawn, ranks=options.ranks or 0)
-    way, excess, limit = found.plan.plan, found.plan.error, request.config.train.memory
+    needs_graphs = options.graph is not None or options.svg is not None
+    planned = plan_run(request, graphs=needs_graphs, ranks=options.ranks or 0)
+    memory_plan, error, limit = planned.plan.plan, planned.plan.error, request.config.train.memory
     if options.svg:
-        draw(way.graphs, options.svg, way.spec.h.describe())
+        draw_memory_map(memory_plan.graphs, options.svg, memory_plan.spec.h.describe())
     if options.graph:
-        print_graph(way.graphs, options.graph)
+        print_graph(memory_plan.graphs, options.graph)
         return
-    if excess and limit is not None:
-        raise MemoryPlanError(excess)
-    told, time = None, None
+    if error and limit is not None:
+        raise MemoryPlanError(error)
+    scaling, time = None, None
     if options.ranks:
         from llamatrain.run.scaling import forecast_scaling
 
-        told = forecast_scaling(way, found.config, options.network or NETWORK, options.measure)
+        scaling = forecast_scaling(
+            memory_plan, planned.config, options.network or DEFAULT_NETWORK, options.measure
+        )
     else:
         from llamatrain.planner.time import forecast_time
 
-        time = forecast_time(way, found.batches, found.steps, options.measure)
+        time = forecast_time(memory_plan, planned.batches, planned.steps, options.measure)
     if options.json:
-        print(json.dumps(in_json(found, time) | ({"ranks": of_ranks(told)} if told else {})))
+        print(json.dumps(to_json(planned, time) | ({"ranks": scaling_to_json(scaling)} if scaling else {})))
         return
-    print("\n".join(in_words(found)))
+    print("\n".join(memory_lines(planned)))
     if time is not None:
-        print("\n".join(of_time(time)))
-    if len(found.plan.trials) > 1:
-        print("\n".join(of_tried(found.plan, time)))
-    if told:
-        print("\n".join(lines_of(told, options.network or NETWORK)))
-    if excess:
-        log_line(f"warning: {excess}")
+        print("\n".join(time_lines(time)))
+    if len(planned.plan.trials) > 1:
+        print("\n".join(trial_lines(planned.plan, time)))
+    if scaling:
+        print("\n".join(scaling_lines(scaling, options.network or DEFAULT_NETWORK)))
+    if error:
+        log_line(f"warning: {error}")
 
 
-def in_json(found: "PlannedRun", time: "TimeForecast | str | None") -> dict[str, Any]:
-    way, told = found.plan.plan, None if time is None or isinstance(time, str) else time
-    setting, tried = way.spec, found.plan.trials
+def to_json(planned: "PlannedRun", time: "TimeForecast | str | None") -> dict[str, Any]:
+    memory_plan, forecast = planned.plan.plan, None if time is None or isinstance(time, str) else time
+    spec, trials = memory_plan.spec, planned.plan.trials
     seconds = {
-        "tokens_per_second": told and told.tokens_per_second,
-        "seconds_of_step": told and told.step_seconds,
-        "seconds": told and told.run_seconds,
-        "speed_measured": told and told.speeds.measured_at,
-        "speed_disturbed": told and told.speeds.disturbed,
+        "tokens_per_second": forecast and forecast.tokens_per_second,
+        "seconds_of_step": forecast and forecast.step_seconds,
+        "seconds": forecast and forecast.run_seconds,
+        "speed_measured": forecast and forecast.speeds.measured_at,
+        "speed_disturbed": forecast and forecast.speeds.disturbed,
     }
-    ways = [
+    trial_rows = [
         {
-            "remat": str(each.policy),
-            "splits": each.splits,
-            "cache_base": each.candidate.cache,
-            "total": each.total,
+            "remat": str(trial.policy),
+            "splits": trial.splits,
+            "cache_base": trial.candidate.cache,
+            "total": trial.total,
         }
-        | {"cost": each.cost / tried[-1].cost}
-        for each in (tried if len(tried) > 1 else ())
+        | {"cost": trial.cost / trials[-1].cost}
+        for trial in (trials if len(trials) > 1 else ())
     ]
     return {
-        **asdict(way.breakdown),
-        "total": way.total,
-        "remat": str(way.policy),
-        "batch": setting.batch,
-        "splits": way.splits,
-        "precision": setting.precision,
-        "threads": setting.threads,
-        "parameters": setting.h.parameter_count,
+        **asdict(memory_plan.breakdown),
+        "total": memory_plan.total,
+        "remat": str(memory_plan.policy),
+        "batch": spec.batch,
+        "splits": memory_plan.splits,
+        "precision": spec.precision,
+        "threads": spec.threads,
+        "parameters": spec.h.parameter_count,
         **seconds,
-        "tried": ways,
+        "tried": trial_rows,
     }
 
 
-def in_words(found: "PlannedRun") -> Iterator[str]:
-    way = found.plan.plan
-    setting = way.spec
-    yield f"{setting.h.describe()}: {setting.h.parameter_count:,} parameters"
-    parts = f" in {way.splits} parts each" if way.splits > 1 else ""
-    rows = f"batches of {setting.batch * way.splits} rows{parts}"
-    yield f"{setting.precision}, {setting.threads} threads, {rows}, recomputing: {way.policy}\n"
-    for name, size in {**asdict(way.breakdown), "total": way.total}.items():
+def memory_lines(planned: "PlannedRun") -> Iterator[str]:
+    memory_plan = planned.plan.plan
+    spec = memory_plan.spec
+    yield f"{spec.h.describe()}: {spec.h.parameter_count:,} parameters"
+    parts = f" in {memory_plan.splits} parts each" if memory_plan.splits > 1 else ""
+    rows = f"batches of {spec.batch * memory_plan.splits} rows{parts}"
+    yield f"{spec.precision}, {spec.threads} threads, {rows}, recomputing: {memory_plan.policy}\n"
+    for name, size in {**asdict(memory_plan.breakdown), "total": memory_plan.total}.items():
         if size:
             yield f"{name.replace('_', ' '):14} {size:>18,}  {Size(size).text:>8}"
 
 
-def of_time(time: "TimeForecast | str") -> Iterator[str]:
+def time_lines(time: "TimeForecast | str") -> Iterator[str]:
     if isinstance(time, str):
         yield f"\n{'time':14} {'not foretold':>18}  {time}"
         return
     yield f"\n{'tokens/s':14} {time.tokens_per_second:>18,.0f}  {format_step_time(time.step_seconds)} a step of {time.tokens:,}"
     if time.run_seconds is not None:
         yield f"{'time':14} {format_duration(time.run_seconds):>18}  for {time.steps:,} steps, without validating, samples and saving"
-    yield from of_speed(time.speeds)
+    yield from speed_lines(time.speeds)
 
 
-def of_speed(speeds: "OpSpeeds") -> Iterator[str]:
+def speed_lines(speeds: "OpSpeeds") -> Iterator[str]:
     """Say what figures of time were computed from."""
-    yield f"From this machine's speed, measured {ago(speeds.measured_at)}; --measure measures again."
+    yield f"From this machine's speed, measured {format_age(speeds.measured_at)}; --measure measures again."
     if speeds.disturbed:
         yield f"Other programs were at work (threads waited {speeds.disturbed:.0%} of the time); it serves for ten minutes."
 
 
-def ago(when: float) -> str:
+def format_age(when: float) -> str:
     """How long ago a time was, roughly."""
     minutes = int(max(0.0, clock() - when) // 60)
     count, unit = (minutes, "minute") if minutes < 60 else (minutes // 60, "hour")
     return f"{count} {unit}{'s' * (count > 1)} ago" if count else "just now"
 
 
-def of_tried(fitted: "FittedRun", time: "TimeForecast | str | None") -> Iterator[str]:
+def trial_lines(fitted: "FittedRun", time: "TimeForecast | str | None") -> Iterator[str]:
     """The ways that were planned, the fastest first; each takes so many times as long as the one that is taken."""
-    *others, taken = fitted.trials
+    *others, chosen = fitted.trials
     copies = {"bf16": "copied", "off": "as it is", "auto": ""}
-    based = any(copies[each.candidate.cache] for each in fitted.trials)
-    told = None if time is None or isinstance(time, str) else time
-    head = f"\n{'recomputing':30} {'parts':>6} {'base' if based else '':>9} {'memory':>9} {'time':>7}"
-    yield f"{head} {'a step':>8}" if told else head
-    for each in sorted([*others, taken], key=lambda each: each.cost):
-        factor = each.cost / taken.cost
-        step = f"{format_step_time(told.step_seconds * factor):>9}" if told else ""
-        here = (
+    has_base = any(copies[trial.candidate.cache] for trial in fitted.trials)
+    forecast = None if time is None or isinstance(time, str) else time
+    head = f"\n{'recomputing':30} {'parts':>6} {'base' if has_base else '':>9} {'memory':>9} {'time':>7}"
+    yield f"{head} {'a step':>8}" if forecast else head
+    for trial in sorted([*others, chosen], key=lambda each: each.cost):
+        factor = trial.cost / chosen.cost
+        step = f"{format_step_time(forecast.step_seconds * factor):>9}" if forecast else ""
+        remark = (
             "  taken"
-            if each is taken
+            if trial is chosen
             else "  too much"
-            if fitted.memory_limit and each.total > fitted.memory_limit
+            if fitted.memory_limit and trial.total > fitted.memory_limit
             else ""
         )
-        row = f"{each.policy!s:30} {each.splits:>6} {copies[each.candidate.cache] if based else '':>9} {Size(each.total).text:>9}"
-        yield f"{row} {factor:>7.2f}{step}{here}".rstrip()
+        row = f"{trial.policy!s:30} {trial.splits:>6} {copies[trial.candidate.cache] if has_base else '':>9} {Size(trial.total).text:>9}"
+        yield f"{row} {factor:>7.2f}{step}{remark}".rstrip()
 
 
-def of_ranks(told: "ScalingForecast") -> dict[str, Any]:
+def scaling_to_json(scaling: "ScalingForecast") -> dict[str, Any]:
     rows = [
         {
             "ranks": row.ranks,
@@ -252,45 +254,45 @@ def of_ranks(told: "ScalingForecast") -> dict[str, Any]:
             "seconds_exposed": row.seconds.exposed,
         }
         | {"efficiency": row.efficiency, "efficiency_grown": row.weak_efficiency}
-        for row in told.rows
+        for row in scaling.rows
     ]
     return {
-        "count": told.step.ranks,
-        "sent": told.sent_bytes,
-        "received": told.sent_bytes,
-        "pays": told.useful_ranks,
+        "count": scaling.step.ranks,
+        "sent": scaling.sent_bytes,
+        "received": scaling.sent_bytes,
+        "pays": scaling.useful_ranks,
         "steps": rows,
     }
 
 
-def lines_of(told: "ScalingForecast", network: Bandwidth) -> Iterator[str]:
+def scaling_lines(scaling: "ScalingForecast", network: Bandwidth) -> Iterator[str]:
     """What is foretold, in words and a table."""
     from llamatrain.run.scaling import MESSAGE_SECONDS, SPREAD
 
-    rows, size, last = told.rows[0].rows, Size(told.sent_bytes), told.rows[-1]
-    for what in ("sent", "received"):
-        yield f"{what:14} {size:>18,}  {size.text:>8}  by each of {told.step.ranks:,}, a step"
+    rows, size, last = scaling.rows[0].rows, Size(scaling.sent_bytes), scaling.rows[-1]
+    for direction in ("sent", "received"):
+        yield f"{direction:14} {size:>18,}  {size.text:>8}  by each of {scaling.step.ranks:,}, a step"
     yield ""
-    yield from of_speed(told.speeds)
+    yield from speed_lines(scaling.speeds)
     yield f"Links of {network.words}, {MESSAGE_SECONDS * 1e6:.0f} µs a message, ranks that differ by {SPREAD * 100:.0f} %.\n"
     yield f"{'ranks':>6} {'rows':>7} {'seconds':>10} {'exposed':>9} {'efficiency':>11} {f'with {rows:,} rows each':>22}"
-    for row in told.rows:
-        share, own, grown = (
+    for row in scaling.rows:
+        share, strong, weak = (
             f"{100 * x:.0f} %"
             for x in (row.seconds.exposed / row.seconds.total, row.efficiency, row.weak_efficiency)
         )
-        yield f"{row.ranks:>6,} {row.rows:>7,} {row.seconds.total:>10.4g} {share:>9} {own:>11} {grown:>22}"
+        yield f"{row.ranks:>6,} {row.rows:>7,} {row.seconds.total:>10.4g} {share:>9} {strong:>11} {weak:>22}"
     ends = (
-        f"{2 * told.useful_ranks:,} would be {told.next_speedup:.2f} times as fast"
-        if told.next_speedup
+        f"{2 * scaling.useful_ranks:,} would be {scaling.next_speedup:.2f} times as fast"
+        if scaling.next_speedup
         else "they are divided no further"
     )
-    pays = (
-        f"Data-parallelism pays up to {told.useful_ranks:,} ranks"
-        if told.useful_ranks > 1
+    summary = (
+        f"Data-parallelism pays up to {scaling.useful_ranks:,} ranks"
+        if scaling.useful_ranks > 1
         else "More ranks do not pay"
     )
-    yield f"\n{pays} in steps of {rows:,} rows: {ends}."
+    yield f"\n{summary} in steps of {rows:,} rows: {ends}."
     yield f"With {rows:,} rows for each, {last.ranks:,} ranks keep {100 * last.weak_efficiency:.0f} % of their speed."
 
 
@@ -304,12 +306,12 @@ def print_graph(graphs: "StepGraphs", how: str) -> None:
         print({"text": as_text, "dot": as_dot}[how](longest.outputs))
 
 
-def draw(graphs: "StepGraphs", file: Path, title: str) -> None:
+def draw_memory_map(graphs: "StepGraphs", file: Path, title: str) -> None:
     """The memory map."""
     from llamatrain.report.memory_layout import MemoryLayout
     from llamatrain.report.memory_map import draw_svg
     from llamatrain.report.output_file import write_text
 
-    if arena := MemoryLayout.from_plan(graphs.plan(graphs.largest)):
-        write_text(file, draw_svg(arena, title))
+    if layout := MemoryLayout.from_plan(graphs.plan(graphs.largest)):
+        write_text(file, draw_svg(layout, title))
         log_line(f"{file}: the memory map")

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamatrain.cli.typer_app import Command, application, options_of
+from llamatrain.cli.typer_app import Command, make_app, with_options
 from llamatrain.commands.preview import (
     PreviewOptions,
+    avoid_compiling,
+    first_rows,
     open_rows,
-    runs_of,
-    samples,
-    taken,
-    waiting_for_no_compiler,
+    split_runs,
+    split_samples,
 )
 from llamatrain.config.common import JSON
 from llamatrain.config.options import Options, build
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from llamatrain.data.dataset import Dataset
     from llamatrain.data.tokenizer import Tokenizer
 
-SHOWN = 12  # token numbers of a row that are shown
-LINES = "\n\t"  # what a text keeps of its control characters
-command = application()
+MAX_SHOWN = 12  # token numbers of a row that are shown
+KEPT_CHARS = "\n\t"  # what a text keeps of its control characters
+command = make_app()
 
 
 @dataclass(frozen=True)
@@ -47,26 +47,30 @@ class PrintRowsOptions(Options, panel="Rows"):
 
 
 @command.command(cls=Command)
-@options_of(PreviewOptions, PrintRowsOptions, PreferenceDataOptions, DataOptions)
-def preview(data: Annotated[list[str], typer.Argument(metavar="DATA")], **said: Any) -> None:
+@with_options(PreviewOptions, PrintRowsOptions, PreferenceDataOptions, DataOptions)
+def preview(data: Annotated[list[str], typer.Argument(metavar="DATA")], **overrides: Any) -> None:
     """Show the rows of DATA as they will be trained: tokens, text, and what is trained of it.
 
     DATA are files (text, JSON, CSV, Parquet), folders, globs, or - for standard input.
     """
-    options, data_options = build(PreviewOptions, said), build(DataOptions, said)
-    with waiting_for_no_compiler(data, data_options):
-        opened = open_rows(data, options, data_options, build(PreferenceDataOptions, said))
-        for line in opened.warnings:
+    options, data_options = build(PreviewOptions, overrides), build(DataOptions, overrides)
+    with avoid_compiling(data, data_options):
+        preview_rows = open_rows(data, options, data_options, build(PreferenceDataOptions, overrides))
+        for line in preview_rows.warnings:
             log_line(f"warning: {line}")
-        if build(PrintRowsOptions, said).json:
-            print_json(opened.rows, options)
+        if build(PrintRowsOptions, overrides).json:
+            print_json(preview_rows.rows, options)
         else:
-            print_rows(opened.rows, options, opened.tokenizer)
-            summarise(opened.corpus, opened.validation, opened.rows.measure_packing(options.batch))
+            print_rows(preview_rows.rows, options, preview_rows.tokenizer)
+            print_summary(
+                preview_rows.dataset,
+                preview_rows.validation,
+                preview_rows.rows.measure_packing(options.batch),
+            )
 
 
 def print_json(rows: "Batches", options: PreviewOptions) -> None:
-    for batch, number in taken(rows, options):
+    for batch, number in first_rows(rows, options):
         names = ("tokens", "targets", "weights", "positions", "starts")
         row = {name: getattr(batch, name)[number].tolist() for name in names}
         print(json.dumps(row | ({"chosen": is_chosen(batch, number).tolist()} if batch.compared else {})))
@@ -76,21 +80,21 @@ def print_rows(rows: "Batches", options: PreviewOptions, tokenizer: "Tokenizer")
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
-    coloured = console.color_system is not None
-    console.print("trained text is " + ("green" if coloured else "in [[ ]]"), markup=False)
-    for shown, (batch, number) in enumerate(taken(rows, options, once=True), 1):
+    is_colored = console.color_system is not None
+    console.print("trained text is " + ("green" if is_colored else "in [[ ]]"), markup=False)
+    for index, (batch, number) in enumerate(first_rows(rows, options, once=True), 1):
         tokens = batch.tokens[number]
-        ids = " ".join(map(str, tokens[:SHOWN])) + (" ..." if len(tokens) > SHOWN else "")
-        found = list(samples(batch, number))
+        ids = " ".join(map(str, tokens[:MAX_SHOWN])) + (" ..." if len(tokens) > MAX_SHOWN else "")
+        row_samples = list(split_samples(batch, number))
         used, trained = (
-            sum(counts) for counts in zip(*((len(s) - 1, (w > 0).sum()) for s, w in found), strict=True)
+            sum(counts) for counts in zip(*((len(s) - 1, (w > 0).sum()) for s, w in row_samples), strict=True)
         )
         console.print(
-            f"\nrow {shown}: {used} of {len(tokens)} tokens, {trained} trained: {ids}", style="bold"
+            f"\nrow {index}: {used} of {len(tokens)} tokens, {trained} trained: {ids}", style="bold"
         )
-        for sample, kind in zip(found, kinds(batch, number), strict=False):
+        for sample, kind in zip(row_samples, sample_kinds(batch, number), strict=False):
             console.print(f"{kind}:" if kind else "", end=" " if kind else "", style="bold")
-            console.print(marked(sample, tokenizer, console.encoding, coloured))
+            console.print(highlight_trained(sample, tokenizer, console.encoding, is_colored))
 
 
 def is_chosen(batch: "Batch", number: int) -> "np.ndarray":
@@ -102,7 +106,7 @@ def is_chosen(batch: "Batch", number: int) -> "np.ndarray":
     return compared.chosen[number]
 
 
-def kinds(batch: "Batch", number: int) -> "Iterator[str]":
+def sample_kinds(batch: "Batch", number: int) -> "Iterator[str]":
     """What the samples of a row are to those that they are compared with."""
     import numpy as np
 
@@ -112,15 +116,15 @@ def kinds(batch: "Batch", number: int) -> "Iterator[str]":
         yield "" if batch.compared is None else "chosen" if chosen else "rejected"
 
 
-def marked(
+def highlight_trained(
     sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer", encoding: str, coloured: bool
 ) -> "Text":
     """The text of a sample, with what is trained of it set apart."""
     from rich.text import Text
 
     text = Text()
-    for run, trained in runs_of(sample, tokenizer):
-        words = make_printable(run, encoding, keep=LINES)
+    for run, trained in split_runs(sample, tokenizer):
+        words = make_printable(run, encoding, keep=KEPT_CHARS)
         if coloured:
             text.append(words, style="green" if trained else "dim")
         else:
@@ -128,18 +132,18 @@ def marked(
     return text
 
 
-def summarise(corpus: "Dataset", validation: "Dataset | None", filling: "PackingStats") -> None:
+def print_summary(dataset: "Dataset", validation: "Dataset | None", filling: "PackingStats") -> None:
     from llamatrain.data.dataset import format_places
 
-    print(f"\n{len(corpus)} samples, {corpus.tokens} tokens", end="")
+    print(f"\n{len(dataset)} samples, {dataset.tokens} tokens", end="")
     print(f"; {len(validation)} samples to validate with" if validation else "")
     print(f"rows are {filling.used:.0%} full, {filling.trained:.0%} of their tokens are trained")
-    found = {
-        "cut: longer than a row": corpus.truncated,
-        "skipped: no token to train on in a row": corpus.skipped,
-        "skipped: more than one row may take of time or memory": corpus.too_large,
-        "skipped: of no known form, or refused by the chat template": corpus.refused,
+    counts = {
+        "cut: longer than a row": dataset.truncated,
+        "skipped: no token to train on in a row": dataset.skipped,
+        "skipped: more than one row may take of time or memory": dataset.too_large,
+        "skipped: of no known form, or refused by the chat template": dataset.refused,
     }
-    for what, places in found.items():
+    for reason, places in counts.items():
         if places:
-            print(f"{len(places)} {what} ({make_printable(format_places(places), sys.stdout.encoding)})")
+            print(f"{len(places)} {reason} ({make_printable(format_places(places), sys.stdout.encoding)})")

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from llamatrain.cli.typer_app import Command, a_path, application, options_of
+from llamatrain.cli.typer_app import Command, make_app, parse_path, with_options
 from llamatrain.config.options import Option, Options, build
 from llamatrain.platform.terminal import log_line
 
-command = application()
+command = make_app()
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class ReportOptions(Options, panel="The page"):
 
 
 @command.command(cls=Command)
-@options_of(ReportOptions)
+@with_options(ReportOptions)
 def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="The folder of a run.")], **said: Any
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="The folder of a run.")], **overrides: Any
 ) -> None:
     """Draw the page of a run again: curves, samples, memory, profile, options and files, in one file for any browser.
 
@@ -36,5 +36,5 @@ def report(
     """
     from llamatrain.report.render import draw_runs
 
-    file, count = draw_runs([a_path(run) for run in runs], build(ReportOptions, said).out)
+    file, count = draw_runs([parse_path(run) for run in runs], build(ReportOptions, overrides).out)
     log_line(f"{file}: {'the page of the run' if count == 1 else f'{count} runs in one page'}")

@@ -31,10 +31,10 @@ class PassThrough:
     def coerce(value: Any, param: Any, ctx: Any) -> Any:
         if value is None:
             return () if param.multiple or param.nargs == -1 else None
-        return a_path(value) if param.type_descriptor.annotation is Path else value
+        return parse_path(value) if param.type_descriptor.annotation is Path else value
 
 
-def as_they_are(params: Sequence[Any]) -> Sequence[Any]:
+def pass_values_through(params: Sequence[Any]) -> Sequence[Any]:
     """Whose values typer leaves alone."""
     for param in params:
         if hasattr(param, "get_runtime_param"):  # typer 0.29
@@ -45,7 +45,7 @@ def as_they_are(params: Sequence[Any]) -> Sequence[Any]:
 class Command(TyperCommand):
     """A command of declared options."""
 
-    several = False  # whether it is of any use in several processes that are started together
+    is_multi_process = False  # whether it is of any use in several processes that are started together
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -55,16 +55,16 @@ class Command(TyperCommand):
         ):  # typer declares no option that repeats with several values each time, but parses one
             if isinstance(param, TyperOption) and param.multiple:
                 param.nargs = len((param.metavar or "").split())
-                param.callback = whole if param.nargs > 1 else None
+                param.callback = check_values if param.nargs > 1 else None
 
     def get_params(self, ctx: Any) -> Any:
-        return as_they_are(super().get_params(ctx))
+        return pass_values_through(super().get_params(ctx))
 
     def get_help_option_names(self, ctx: Any) -> list[str]:
         return sorted(super().get_help_option_names(ctx))  # from a set
 
     def get_help(self, ctx: Any) -> str:
-        return help_of(self, ctx)
+        return get_help_page(self, ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         self.notes: list[str] = []
@@ -74,29 +74,29 @@ class Command(TyperCommand):
                 self.notes += notes
             args, renamed = replace_former_flags(args, getattr(self.callback, "former_flags", {}))
             self.notes += renamed
-        with told_better([*args], {name for each in self.params for name in each.opts}):
+        with explain_short_option([*args], {name for each in self.params for name in each.opts}):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        if self.several:
+        if self.is_multi_process:
             get_comm()
         elif (started := get_launch_info()) and started.is_multi_process:
             raise UsageError(
                 f"{ctx.command_path} is the work of one process, and {started.description}; start it alone"
             )
-        with terminal.show_log(), self.looking(ctx):
+        with terminal.show_log(), self.run_context(ctx):
             for note in self.notes:
                 terminal.log_line(f"note: {note}")
             return super().invoke(ctx)
 
-    def looking(self, ctx: Any) -> AbstractContextManager[None]:
+    def run_context(self, ctx: Any) -> AbstractContextManager[None]:
         return nullcontext()
 
 
 class ReadOnlyCommand(Command):
     """One that shows something, for which nobody waits until a compiler is done; but the speed of kernels is measured of them."""
 
-    def looking(self, ctx: Any) -> AbstractContextManager[None]:
+    def run_context(self, ctx: Any) -> AbstractContextManager[None]:
         from llamatrain.compiler.cache import code_cache
 
         return nullcontext() if ctx.params.get("ranks") else code_cache.without_compiling()
@@ -105,7 +105,7 @@ class ReadOnlyCommand(Command):
 class MultiProcessCommand(Command):
     """One whose work several processes share."""
 
-    several = True
+    is_multi_process = True
 
 
 class CommandGroup(TyperGroup):
@@ -121,7 +121,7 @@ class CommandGroup(TyperGroup):
         return sorted(super().get_help_option_names(ctx))
 
     def get_params(self, ctx: Any) -> Any:
-        return as_they_are(super().get_params(ctx))
+        return pass_values_through(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))
@@ -141,20 +141,20 @@ class CommandGroup(TyperGroup):
         if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
             near = (
                 suggest_command(args[0])
-                or first_of(args[0], self.list_commands(ctx), ctx)
+                or suggest_for_file(args[0], self.list_commands(ctx), ctx)
                 or suggest(args[0], (*self.list_commands(ctx), *ALIASES))
             )
             raise UsageError(f"no such command {quote(args[0])}{near or see_help(ctx)}")
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return offered(super().list_commands(ctx), ctx)
+        return command_names(super().list_commands(ctx), ctx)
 
     def get_help(self, ctx: Any) -> str:
-        return help_of(self, ctx)
+        return get_help_page(self, ctx)
 
 
-def offered(names: Sequence[str], context: Any) -> list[str]:
+def command_names(names: Sequence[str], context: Any) -> list[str]:
     """To a shell that completes, the other names, too."""
     others = (
         [other for other, meant in ALIASES.items() if meant in names] if context.resilient_parsing else []
@@ -162,41 +162,41 @@ def offered(names: Sequence[str], context: Any) -> list[str]:
     return [*names, *others]
 
 
-def whole(context: Any, option: Any, given: Any) -> Any:
+def check_values(context: Any, option: Any, values_list: Any) -> Any:
     """Values that come several at a time, none of which is an option's name: that is the next one, and a value is missing."""
     names = {name for param in context.command.params for name in (*param.opts, *param.secondary_opts)}
-    for values in given or ():
-        if strange := next((each for each in values if each in names), None):
+    for values in values_list or ():
+        if option_name := next((each for each in values if each in names), None):
             context.fail(
-                f"{option.opts[0]} takes {option.metavar}, and got {' '.join(values[: values.index(strange)])} alone"
+                f"{option.opts[0]} takes {option.metavar}, and got {' '.join(values[: values.index(option_name)])} alone"
             )
-    return given
+    return values_list
 
 
-def a_path(text: str) -> Path:
+def parse_path(text: str) -> Path:
     if not text:  # as of a variable that is not set: it would be the current folder
         raise typer.BadParameter("an empty path")
     return Path(text)
 
 
 @contextmanager
-def told_better(args: Sequence[str], known: Collection[str]) -> Iterator[None]:
+def explain_short_option(args: Sequence[str], known: Collection[str]) -> Iterator[None]:
     """Of an option that there is not: the one that lacks a hyphen."""
     try:
         yield
     except typer.TyperException as error:
         short = getattr(error, "option_name", "")
-        whole = [
+        long_forms = [
             word
             for word in args
             if not word.startswith("--") and word.startswith(short) and f"-{word}" in known
         ]
-        if len(short) == 2 and whole:
-            raise UsageError(f"no such option {whole[0]}; did you mean -{whole[0]}?") from None
+        if len(short) == 2 and long_forms:
+            raise UsageError(f"no such option {long_forms[0]}; did you mean -{long_forms[0]}?") from None
         raise
 
 
-def first_of(word: str, commands: Sequence[str], context: Any) -> str:
+def suggest_for_file(word: str, commands: Sequence[str], context: Any) -> str:
     """What would do where a file was named in the place of a command."""
     if not Path(word).exists():
         return ""
@@ -210,13 +210,13 @@ def see_help(context: Any) -> str:
     return f"; see {context.command_path} --help" if context else ""
 
 
-def help_of(command: Any, context: Any) -> str:
-    from llamatrain.cli.help import page
+def get_help_page(command: Any, context: Any) -> str:
+    from llamatrain.cli.help import format_help
 
-    return page(command, context)
+    return format_help(command, context)
 
 
-def application(**settings: Any) -> typer.Typer:
+def make_app(**settings: Any) -> typer.Typer:
     """One command, or a group of them."""
     return typer.Typer(add_completion=False, rich_markup_mode=None, **settings)
 
@@ -224,12 +224,12 @@ def application(**settings: Any) -> typer.Typer:
 # ---- options ---------------------------------------------------------------
 
 
-def options_of(
+def with_options(
     *classes: type[Options], defaults: Mapping[str, Any] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Gives a command the options of these classes, of which it is handed those that are said; `defaults` are its own."""
     options = {name: each for cls in classes for name, each in option_specs(cls).items()}
-    told = {name: each.default for name, each in options.items()} | dict(defaults or {})
+    default_of = {name: each.default for name, each in options.items()} | dict(defaults or {})
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [
@@ -247,7 +247,7 @@ def options_of(
             }
             return command(**{each.name: values[each.name] for each in own}, **said)
 
-        parameters = [*own, *(parameter(each, told[name]) for name, each in options.items())]
+        parameters = [*own, *(make_parameter(each, default_of[name]) for name, each in options.items())]
         called.former_flags = former_flags(options.values())  # type: ignore[attr-defined]
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         called.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -275,38 +275,38 @@ def replace_former_flags(args: Sequence[str], former: Mapping[str, str]) -> tupl
     return replaced, [*notes]
 
 
-def parameter(each: OptionSpec, default: Any) -> inspect.Parameter:
+def make_parameter(spec: OptionSpec, default: Any) -> inspect.Parameter:
     """An option as typer has it: texts, which are read and checked as declared; nothing at all where it is not said."""
-    flag, sentence = format_flag(each.name), each.option.sentence
-    short = [f"-{each.option.short}"] if each.option.short else []
-    kind: Any = bool if each.kind is bool else list[Any] | None if each.repeated else Any
-    open_ = each.kind is bool and each.optional and default is None
-    told = "auto" if open_ else shown(default)
+    flag, sentence = format_flag(spec.name), spec.option.sentence
+    short = [f"-{spec.option.short}"] if spec.option.short else []
+    kind: Any = bool if spec.kind is bool else list[Any] | None if spec.repeated else Any
+    is_auto = spec.kind is bool and spec.optional and default is None
+    default_text = "auto" if is_auto else format_default(default)
     settings: dict[str, Any] = {
-        "rich_help_panel": each.panel,
-        "show_default": told,
-        "hidden": each.option.hidden,
+        "rich_help_panel": spec.panel,
+        "show_default": default_text,
+        "hidden": spec.option.hidden,
     }
-    if each.kind is bool:
+    if spec.kind is bool:
         flag = f"{flag}/--no-{flag.lstrip('-')}"
     else:
-        settings |= {"metavar": each.unit, "parser": as_it_is}
-    if each.choices:
-        settings["autocompletion"] = lambda: list(each.choices)
-        sentence += f" One of {', '.join(each.choices)}." if each.option.unit else ""
+        settings |= {"metavar": spec.unit, "parser": identity}
+    if spec.choices:
+        settings["autocompletion"] = lambda: list(spec.choices)
+        sentence += f" One of {', '.join(spec.choices)}." if spec.option.unit else ""
     return inspect.Parameter(
-        each.name,
+        spec.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if default is MISSING else None,
         annotation=Annotated[kind, typer.Option(flag, *short, help=sentence, **settings)],
     )
 
 
-def as_it_is(value: Any) -> Any:
+def identity(value: Any) -> Any:
     return value
 
 
-def shown(default: Any) -> str | bool:
+def format_default(default: Any) -> str | bool:
     """A default in words, if there is something to be said of it."""
     if default is MISSING or default is None or default is False or default in ("", ()):
         return False

@@ -62,36 +62,38 @@ class Conversation:
             [{"role": "system", "content": options.system}] if options.system else []
         )
         self.turns, self.prompt = 0, ""
-        self.told: dict[str, str] = {} if own else {"fallback": ""}
+        self.noted: dict[str, str] = {} if own else {"fallback": ""}
         if marks := find_plain_marks(self.template, self.reader):
-            self.told["marks"] = ", ".join(marks)
-        self.notes = list(format_notes(self.told, str(model.gguf.path)))
+            self.noted["marks"] = ", ".join(marks)
+        self.notes = list(format_notes(self.noted, str(model.gguf.path)))
 
-    def said(self, words: str) -> Generator["AnswerPiece", None, None]:
+    def say(self, message: str) -> Generator["AnswerPiece", None, None]:
         """Give the answer as it comes, thoughts apart from words; one that is broken off was said as far as it came."""
         from llamatrain.data.warnings import format_notes
         from llamatrain.sample.thoughts import AnswerPiece, split_thoughts
 
-        self.messages.append({"role": "user", "content": words})
+        self.messages.append({"role": "user", "content": message})
         try:
-            tokens = self.tokens()
+            tokens = self.encode_messages()
         except UsageError:  # the turn is not taken
             self.messages.pop()
             raise
-        more = dict.fromkeys(sorted(self.template.notes - self.told.keys()), "")
-        self.notes += format_notes({kind: "" for kind in more if kind == "system"}, str(self.model.gguf.path))
-        self.told |= more
+        new_notes = dict.fromkeys(sorted(self.template.notes - self.noted.keys()), "")
+        self.notes += format_notes(
+            {kind: "" for kind in new_notes if kind == "system"}, str(self.model.gguf.path)
+        )
+        self.noted |= new_notes
         seed = self.sampling.seed
-        made = self.model.going_on(
+        stream = self.model.continue_tokens(
             tokens,
             replace(self.sampling, seed=seed if seed < 0 else seed + self.turns),
-            again=True,
-            shown=self.marked_by(),
+            reuse_cache=True,
+            shown_tokens=self.mark_tokens(),
         )
         pieces = (
-            split_thoughts(made, self.prompt, self.marks)
+            split_thoughts(stream, self.prompt, self.marks)
             if self.marks
-            else (AnswerPiece(text, thought=False) for text in made)
+            else (AnswerPiece(text, thought=False) for text in stream)
         )
         answer, thoughts = list[str](), list[str]()
         try:
@@ -99,20 +101,20 @@ class Conversation:
                 (thoughts if piece.thought else answer).append(piece.text)
                 yield piece
         finally:
-            thought = {"reasoning_content": "".join(thoughts)} if thoughts else {}
-            self.messages.append({"role": "assistant", "content": "".join(answer), **thought})
+            reasoning = {"reasoning_content": "".join(thoughts)} if thoughts else {}
+            self.messages.append({"role": "assistant", "content": "".join(answer), **reasoning})
             self.turns += 1
             if thoughts and not answer:
                 self.notes.append(
                     "the answer is a thought without an end: a server gives it as reasoning, and no content"
                 )
-            for note in made.notes:
-                self.tell(note)
+            for note in stream.notes:
+                self.note_once(note)
 
-    def marked_by(self) -> list[int]:
+    def mark_tokens(self) -> list[int]:
         """Find the control tokens that are marks of thoughts."""
-        found = (self.reader.find_token(mark) for mark in self.marks or ())
-        return [token for token in found if token is not None]
+        tokens = (self.reader.find_token(mark) for mark in self.marks or ())
+        return [token for token in tokens if token is not None]
 
     @property
     def marks(self) -> tuple[str, str] | None:
@@ -121,7 +123,7 @@ class Conversation:
 
         return find_marks(self.template.source) if "thinks" in self.template.notes else None
 
-    def tokens(self) -> list[int]:
+    def encode_messages(self) -> list[int]:
         """The talk as the model reads it. Of one that is too long the older half goes, where that is wished."""
         while True:
             prompt = self.template.render(self.messages, answer_next=True)
@@ -132,26 +134,26 @@ class Conversation:
             ]
             if len(tokens) <= self.model.ctx:
                 return tokens
-            turns = [place for place, each in enumerate(self.messages) if each["role"] == "user"]
+            turns = [index for index, message in enumerate(self.messages) if message["role"] == "user"]
             if len(turns) == 1 or not self.sampling.ctx_shift:
-                told = f"the talk has {len(tokens)} tokens by now, the context {self.model.ctx}: a larger --ctx takes it, "
+                problem = f"the talk has {len(tokens)} tokens by now, the context {self.model.ctx}: a larger --ctx takes it, "
                 raise UsageError(
-                    told + ("or begin anew" if len(turns) == 1 else "--ctx-shift lets the oldest turns go")
+                    problem + ("or begin anew" if len(turns) == 1 else "--ctx-shift lets the oldest turns go")
                 )
             del self.messages[turns[0] : turns[(len(turns) + 1) // 2]]
-            self.tell("the context is full: the oldest turns of the talk go")
+            self.note_once("the context is full: the oldest turns of the talk go")
 
-    def tell(self, note: str) -> None:
+    def note_once(self, note: str) -> None:
         """Once in a talk."""
-        if note not in self.told:
-            self.told[note] = ""
+        if note not in self.noted:
+            self.noted[note] = ""
             self.notes.append(note)
 
     def close(self) -> None:
         self.template.close()
 
 
-def line_for_llama(
+def llama_command(
     path: Path, options: ChatOptions, lora: AdapterOptions, sampling: SamplingOptions, ctx: int, prompt: str
 ) -> str:
     """The same in llama.cpp's words: talks are llama-cli's, and what goes on from a text is llama-completion's."""
@@ -173,8 +175,8 @@ def line_for_llama(
         str(sampling.repeat_last_n),
     ]
     words += ["--context-shift", "--keep", str(sampling.keep)] if sampling.ctx_shift else []
-    words += [word for text in sampling.stop for word in ("-r", escaped(text))]
-    for option, adapters in lora_of(lora).items():
+    words += [word for text in sampling.stop for word in ("-r", escape(text))]
+    for option, adapters in adapter_flags(lora).items():
         words += [option, ",".join(adapters)] if adapters else []
     if options.chat:
         words += ["-cnv", "--jinja", *(["-sys", options.system] if options.system else [])]
@@ -188,11 +190,11 @@ def line_for_llama(
             words += named
     else:
         words.append("-no-cnv")
-    words += ["-p", escaped(prompt)] if prompt or not options.chat else []
-    return " ".join(map(quoted, words))
+    words += ["-p", escape(prompt)] if prompt or not options.chat else []
+    return " ".join(map(quote_word, words))
 
 
-def lora_of(options: AdapterOptions) -> dict[str, list[str]]:
+def adapter_flags(options: AdapterOptions) -> dict[str, list[str]]:
     plain = [str(adapter) for adapter, scale in options.scaled if scale == 1]
     return {
         "--lora": plain,
@@ -200,25 +202,25 @@ def lora_of(options: AdapterOptions) -> dict[str, list[str]]:
     }
 
 
-BYTES = range(0xDC80, 0xDD00)  # what Python has in the place of bytes that are not UTF-8
+SURROGATES = range(0xDC80, 0xDD00)  # what Python has in the place of bytes that are not UTF-8
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """As it is read where backslashes mean something."""
     return text.replace("\\", "\\\\")
 
 
-def quoted(word: str) -> str:
+def quote_word(word: str) -> str:
     """For a shell, in one line."""
     if word.isprintable():
         return shlex.quote(word)
-    inside = escaped(word).replace("'", "\\'")
-    return "$'" + "".join(sign if sign.isprintable() else spelt(sign) for sign in inside) + "'"
+    inside = escape(word).replace("'", "\\'")
+    return "$'" + "".join(sign if sign.isprintable() else escape_char(sign) for sign in inside) + "'"
 
 
-def spelt(sign: str) -> str:
+def escape_char(sign: str) -> str:
     """Spell a sign as a shell does inside $'...': there \\x is a byte, as of a path that is not UTF-8, and \\u a character."""
     number = ord(sign)
-    if number in BYTES:
-        return f"\\x{number - BYTES[0] + 0x80:02x}"
+    if number in SURROGATES:
+        return f"\\x{number - SURROGATES[0] + 0x80:02x}"
     return f"\\u{number:04x}" if 0x80 <= number <= 0xFF else ascii(sign)[1:-1]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llamatrain.train.graphs import StepSpec
     from llamatrain.train.programs import EvalPrograms
 
-USUAL_CTX = 512  # at most, where it is not given
+DEFAULT_CTX = 512  # at most, where it is not given
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Evaluation:
     notes: tuple[str, ...] = ()
 
 
-def evaluated(
+def evaluate_model(
     model: Path,
     data: Sequence[str],
     options: EvaluateOptions,
@@ -76,20 +76,20 @@ def evaluated(
     from llamatrain.train.graphs import StepSpec
 
     changed = changed_options(given, DataOptions, PreferenceOptions)
-    check_given(options, preference, lora, data_options, changed)
+    check_options(options, preference, lora, data_options, changed)
     gguf, threads = open_gguf(model), options.threads or count_cores()
     h, weights, arrays = load_with_adapters(gguf, lora, threads)
-    tokenizer = tokenizer_of(gguf, h.vocab)
+    tokenizer = load_tokenizer(gguf, h.vocab)
     # each token is judged once
-    once, ctx = (
+    options_once, ctx = (
         replace(data_options, shuffle=False, overlapping_samples=False),
-        options.ctx or min(USUAL_CTX, h.ctx),
+        options.ctx or min(DEFAULT_CTX, h.ctx),
     )
-    corpus, _ = run_once_per_host(
-        lambda: open_dataset(data, tokenizer, once, ctx, 0, KINDS[preference.data_kind], "judge")
+    dataset, _ = run_once_per_host(
+        lambda: open_dataset(data, tokenizer, options_once, ctx, 0, KINDS[preference.data_kind], "judge")
     )
-    rows = batches_class(preference.data_kind)(corpus, data_options, 0, tokenizer.eos, tokenizer.bos)
-    setting = StepSpec(
+    rows = batches_class(preference.data_kind)(dataset, data_options, 0, tokenizer.eos, tokenizer.bos)
+    spec = StepSpec(
         h=h,
         weights=weights,
         trainable={},
@@ -101,19 +101,21 @@ def evaluated(
         objective=preference.built,
         reference=replace(weights, deltas={}),
     )
-    return score(runner_of(gguf, setting, arrays, rows), rows, tokenizer, options.batch, arrays.values())
+    return score(make_programs(gguf, spec, arrays, rows), rows, tokenizer, options.batch, arrays.values())
 
 
-def tokenizer_of(gguf: "Gguf", words: int) -> "Tokenizer":
+def load_tokenizer(gguf: "Gguf", embeddings: int) -> "Tokenizer":
     from llamatrain.data.tokenizer import load
 
     tokenizer = load(gguf.metadata, gguf.path)
-    if len(tokenizer) > words:
-        raise FileError(f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, its embeddings {words}")
+    if len(tokenizer) > embeddings:
+        raise FileError(
+            f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, its embeddings {embeddings}"
+        )
     return tokenizer
 
 
-def check_given(
+def check_options(
     options: EvaluateOptions,
     preference: PreferenceOptions,
     lora: AdapterOptions,
@@ -126,15 +128,15 @@ def check_given(
     check_evaluation(preference, options.batch, bool(lora.scaled))
 
 
-def runner_of(
-    gguf: "Gguf", setting: "StepSpec", arrays: "Mapping[str, np.ndarray]", rows: "Batches"
+def make_programs(
+    gguf: "Gguf", spec: "StepSpec", arrays: "Mapping[str, np.ndarray]", rows: "Batches"
 ) -> "EvalPrograms":
     """In memory that is there."""
     from llamatrain.model.load import check_memory
     from llamatrain.train.graphs import StepGraphs
     from llamatrain.train.programs import EvalPrograms
 
-    graphs = StepGraphs(setting)
+    graphs = StepGraphs(spec)
     plans = [graphs.plan(graphs.eval_graph(length)) for length in rows.lengths]
     check_memory(
         gguf, max(plan.total - plan.role_bytes("state") for plan in plans), "a smaller --ctx or --batch"
@@ -143,7 +145,7 @@ def runner_of(
 
 
 def score(
-    runner: "EvalPrograms",
+    programs: "EvalPrograms",
     rows: "Batches",
     tokenizer: "Tokenizer",
     batch: int,
@@ -157,29 +159,29 @@ def score(
     from llamatrain.platform.terminal import progress_bar
     from llamatrain.train.evaluate import BatchLoss, LossMeter, evaluate_batch, gather_batch_losses
 
-    texts, files, among = tokenizer.byte_lengths, mapped_files(arrays), get_comm()
-    scoring, text = LossMeter(), 0
+    token_bytes, files, comm = tokenizer.byte_lengths, mapped_files(arrays), get_comm()
+    meter, text_bytes = LossMeter(), 0
 
     def judging() -> Iterator[BatchLoss]:
-        nonlocal text
-        for each in rows.one_epoch(batch, among.rank, among.size):
+        nonlocal text_bytes
+        for each in rows.one_epoch(batch, comm.rank, comm.size):
             with verify_unchanged(files):
-                one = evaluate_batch(runner, each)
-            text += int(np.sum(texts[each.targets[each.weights > 0]]))
-            told.update(each.samples * among.size)
+                one = evaluate_batch(programs, each)
+            text_bytes += int(np.sum(token_bytes[each.targets[each.weights > 0]]))
+            told.update(each.samples * comm.size)
             yield one
 
     with progress_bar("evaluating", total=len(rows.dataset), unit=" samples") as told:
-        for one in gather_batch_losses(among, judging()):
-            scoring.add(one)
-    return evaluation_of(scoring, sum(among.all_gather(text)))
+        for one in gather_batch_losses(comm, judging()):
+            meter.add(one)
+    return summarize(meter, sum(comm.all_gather(text_bytes)))
 
 
-def evaluation_of(scoring: "LossMeter", text: int) -> Evaluation:
+def summarize(meter: "LossMeter", text_bytes: int) -> Evaluation:
     """Of so many bytes."""
     from llamatrain.platform.terminal import log_line
 
-    score, notes = scoring.score, list[str]()
+    score, notes = meter.score, list[str]()
     loss, alone = score.loss, score.answers is None
     if not math.isfinite(loss):
         notes.append(f"the loss is {loss}: the model's weights are damaged, or too large")
@@ -187,7 +189,7 @@ def evaluation_of(scoring: "LossMeter", text: int) -> Evaluation:
     return Evaluation(
         loss=loss,
         perplexity=math.exp(min(loss, 700)) if alone else None,
-        bits_per_byte=math.fsum(scoring.losses) / math.log(2) / text if text and alone else None,
+        bits_per_byte=math.fsum(meter.losses) / math.log(2) / text_bytes if text_bytes and alone else None,
         tokens=score.tokens,
         loss_error=score.loss_error,
         accuracy=score.accuracy,

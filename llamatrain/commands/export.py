@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamatrain.adapters.options import AdapterOptions
-from llamatrain.commands.merge import NO_ADAPTER, ExportOptions, Merged, check_place, merged, opened
+from llamatrain.commands.merge import (
+    NO_ADAPTER,
+    ExportOptions,
+    Merged,
+    check_output,
+    merge_to_file,
+    open_base,
+)
 from llamatrain.errors import FileError, UsageError
 from llamatrain.platform.terminal import log_line
 
@@ -13,52 +20,54 @@ if TYPE_CHECKING:
     from llamatrain.adapters.adapter import Adapter
     from llamatrain.model.hyperparameters import Hyperparameters
 
-OF_ADAPTERS = {"keep": "f32", "f32": "f32", "f16": "f16"}  # number types, by --type
+ADAPTER_TYPES = {"keep": "f32", "f32": "f32", "f16": "f16"}  # number types, by --type
 
 
-def exported(base: Path, options: ExportOptions, lora: AdapterOptions) -> Merged:
+def export(base: Path, options: ExportOptions, lora: AdapterOptions) -> Merged:
     from llamatrain.adapters.peft import check_pairs
 
-    check_asked(options)
+    check_options(options)
     if not options.peft and not options.only_adapter:
-        return merged(base, options, lora)
+        return merge_to_file(base, options, lora)
     if not lora.scaled:
         raise UsageError(NO_ADAPTER)
-    gguf, h, adapters = opened(base, lora)
-    check_place(options, [base, *(path for path, _ in lora.scaled)])
+    gguf, h, adapters = open_base(base, lora)
+    check_output(options, [base, *(path for path, _ in lora.scaled)])
     if options.peft:
         check_folder(options, options.peft, lora)
-    one = summed(adapters)
+    combined = combine_adapters(adapters)
     if options.peft:
-        check_pairs(options.peft, one.pairs, h)
-    made = (
-        written(options, one)
+        check_pairs(options.peft, combined.pairs, h)
+    result = (
+        write_gguf(options, combined)
         if options.only_adapter
-        else merged(base, options, lora)
+        else merge_to_file(base, options, lora)
         if options.out
         else None
     )
-    notes = list(made.notes) if made else []
+    notes = list(result.notes) if result else []
     if options.peft:
-        notes += into_folder(options.peft, one, gguf.path, h)
-    path, kept = (made.path, made.bytes) if made else (options.peft, 0)
+        notes += write_peft_folder(options.peft, combined, gguf.path, h)
+    path, size = (result.path, result.bytes) if result else (options.peft, 0)
     assert path
-    told = made or Merged(
-        path=path, bytes=kept, tensors=2 * len(one.pairs), merged=0, copied=0, check=None, notes=()
+    told = result or Merged(
+        path=path, bytes=size, tensors=2 * len(combined.pairs), merged=0, copied=0, check=None, notes=()
     )
     return replace(told, notes=tuple(notes))
 
 
-def check_asked(options: ExportOptions) -> None:
+def check_options(options: ExportOptions) -> None:
     if not options.out and (options.only_adapter or not options.peft):
         raise UsageError(
             "missing option '--out'; it names the file to write"
             + ("" if options.only_adapter else ", as --peft does a folder")
         )
-    alone = options.only_adapter or not options.out
-    if alone and options.check:
+    only_adapter = options.only_adapter or not options.out
+    if only_adapter and options.check:
         raise UsageError("--check compares a model's logits, and no model is written; leave it out")
-    if alone and (options.type not in OF_ADAPTERS if options.only_adapter else options.type != "keep"):
+    if only_adapter and (
+        options.type not in ADAPTER_TYPES if options.only_adapter else options.type != "keep"
+    ):
         raise UsageError(
             f"--type {options.type} cannot be an adapter's; "
             + ("f32 and f16 can" if options.only_adapter else "PEFT's are f32")
@@ -76,15 +85,15 @@ def check_folder(options: ExportOptions, folder: Path, lora: AdapterOptions) -> 
         raise FileError(f"{folder}: there is an adapter already; --overwrite replaces it")
 
 
-def summed(adapters: "list[Adapter]") -> "Adapter":
+def combine_adapters(adapters: "list[Adapter]") -> "Adapter":
     """One that adds what all of them add: the ranks of pairs for the same weight come together."""
     import numpy as np
 
     from llamatrain.adapters.adapter import LoraPair, is_transposed
 
     first, pairs = adapters[0], dict(adapters[0].pairs)
-    for each in adapters[1:]:
-        for name, pair in each.pairs.items():
+    for adapter in adapters[1:]:
+        for name, pair in adapter.pairs.items():
             if name in pairs:
                 both, axis = (pairs[name], pair), 1 if is_transposed(first.architecture, name) else 0
                 a = np.concatenate([part.a for part in both], axis)
@@ -94,12 +103,12 @@ def summed(adapters: "list[Adapter]") -> "Adapter":
     return replace(first, pairs=pairs)
 
 
-def written(options: ExportOptions, adapter: "Adapter") -> Merged:
+def write_gguf(options: ExportOptions, adapter: "Adapter") -> Merged:
     from llamatrain.adapters import gguf
 
     out = options.out
     assert out
-    gguf.write_adapter(out, adapter, "f16" if OF_ADAPTERS[options.type] == "f16" else "f32")
+    gguf.write_adapter(out, adapter, "f16" if ADAPTER_TYPES[options.type] == "f16" else "f32")
     log_line(f"{out}: an adapter of {len(adapter.pairs)} weights")
     notes = (gguf.norms_note(adapter.norm_names),) if adapter.norm_names else ()
     for line in notes:
@@ -110,13 +119,13 @@ def written(options: ExportOptions, adapter: "Adapter") -> Merged:
     )
 
 
-def into_folder(folder: Path, adapter: "Adapter", base: Path, h: "Hyperparameters") -> list[str]:
+def write_peft_folder(folder: Path, adapter: "Adapter", base: Path, h: "Hyperparameters") -> list[str]:
     from llamatrain.adapters import peft
 
     peft.write_peft(folder, adapter, str(base), h)
-    left = adapter.norm_names
-    log_line(f"{folder}: PEFT's adapter of {len(adapter.pairs) - len(left)} weights")
-    notes = [peft.norms_note(folder, left)] if left else []
+    omitted = adapter.norm_names
+    log_line(f"{folder}: PEFT's adapter of {len(adapter.pairs) - len(omitted)} weights")
+    notes = [peft.norms_note(folder, omitted)] if omitted else []
     for line in notes:
         log_line(f"note: {line}")
     return notes

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from llamatrain.sample.decoder import Decoder
     from llamatrain.sample.text import TextPieces
 
-FEWEST = 4  # tokens of a context that do not stay
-USUAL_CTX = 4096  # at most, where it is not given
-PROMPT = "the model has no token that begins a text, so it needs a prompt to go on from: give one with --prompt or --file"
+MIN_DROPPED = 4  # tokens of a context that do not stay
+DEFAULT_CTX = 4096  # at most, where it is not given
+NEEDS_PROMPT = "the model has no token that begins a text, so it needs a prompt to go on from: give one with --prompt or --file"
 
 
 @dataclass(frozen=True)
@@ -50,22 +50,28 @@ class TextModel:
 
         self.gguf, self.threads = open_gguf(path), options.threads or count_cores()
         self.h, self.weights, self.arrays = load_with_adapters(self.gguf, lora, self.threads)
-        self.ctx = options.ctx or min(USUAL_CTX, self.h.ctx)
+        self.ctx = options.ctx or min(DEFAULT_CTX, self.h.ctx)
         cost = Decoder.plan(self.h, self.ctx, self.threads, weights=self.weights)
         check_memory(self.gguf, cost.total, "a smaller --ctx")
-        self.tokenizer = tokenizer_of(self.gguf, self.h)
-        self._free: list[Decoder] = []  # of texts that were begun before another had ended each has its own
+        self.tokenizer = load_tokenizer(self.gguf, self.h)
+        self._free_decoders: list[
+            Decoder
+        ] = []  # of texts that were begun before another had ended each has its own
 
-    def text(self, prompt: bytes, sampling: SamplingOptions) -> "TextStream":
+    def continue_text(self, prompt: bytes, sampling: SamplingOptions) -> "TextStream":
         """One that goes on from the prompt, drawn while it is read."""
-        tokens, count = first_tokens(self.gguf, self.tokenizer, prompt, self.ctx)
+        tokens, count = encode_prompt(self.gguf, self.tokenizer, prompt, self.ctx)
         if count > self.ctx:
             told = f"the prompt has {count} tokens, the context {self.ctx}"
             raise UsageError(f"{told}: a larger --ctx or a shorter prompt will do")
-        return self.going_on(tokens, sampling)
+        return self.continue_tokens(tokens, sampling)
 
-    def going_on(
-        self, tokens: list[int], sampling: SamplingOptions, again: bool = False, shown: Collection[int] = ()
+    def continue_tokens(
+        self,
+        tokens: list[int],
+        sampling: SamplingOptions,
+        reuse_cache: bool = False,
+        shown_tokens: Collection[int] = (),
     ) -> "TextStream":
         """Go on from tokens.
 
@@ -74,18 +80,18 @@ class TextModel:
         """
         if sampling.seed < 0:
             sampling = replace(sampling, seed=secrets.randbits(32))
-        return TextStream(self, tokens, sampling, again, shown)
+        return TextStream(self, tokens, sampling, reuse_cache, shown_tokens)
 
-    def taken(self) -> "Decoder":
+    def take_decoder(self) -> "Decoder":
         from llamatrain.sample.decoder import Decoder
 
         try:
-            return self._free.pop()
+            return self._free_decoders.pop()
         except IndexError:
             return Decoder(self.h, self.arrays, ctx=self.ctx, threads=self.threads, weights=self.weights)
 
-    def given_back(self, decoder: "Decoder") -> None:
-        self._free.append(decoder)
+    def return_decoder(self, decoder: "Decoder") -> None:
+        self._free_decoders.append(decoder)
 
 
 class TextStream:
@@ -96,20 +102,20 @@ class TextStream:
         model: TextModel,
         tokens: list[int],
         sampling: SamplingOptions,
-        again: bool = False,
-        shown: Collection[int] = (),
+        reuse_cache: bool = False,
+        shown_tokens: Collection[int] = (),
     ) -> None:
-        self.shown = shown
-        self.model, self.tokens, self.sampling, self.again, self.notes = (
+        self.shown_tokens = shown_tokens
+        self.model, self.tokens, self.sampling, self.reuse_cache, self.notes = (
             model,
             tokens,
             sampling,
-            again,
+            reuse_cache,
             list[str](),
         )
-        if model.ctx > (made := model.h.ctx):
+        if model.ctx > (model_ctx := model.h.ctx):
             self.notes.append(
-                f"the model was made for {made} tokens; with --ctx {model.ctx} its text may lose the thread"
+                f"the model was made for {model_ctx} tokens; with --ctx {model.ctx} its text may lose the thread"
             )
 
     def __iter__(self) -> Iterator[str]:
@@ -120,26 +126,28 @@ class TextStream:
 
         tokenizer, decoder, files = (
             self.model.tokenizer,
-            self.model.taken(),
+            self.model.take_decoder(),
             mapped_files(self.model.arrays.values()),
         )
-        words: TextPieces = StreamDecoder(tokenizer, shown=self.shown) if tokenizer else TokenNumbers()
+        pieces: TextPieces = (
+            StreamDecoder(tokenizer, shown=self.shown_tokens) if tokenizer else TokenNumbers()
+        )
         ends = tokenizer.ends.all if tokenizer else ()
-        keep = self.kept(bool(tokenizer and tokenizer.add_bos))
-        made = Generation(decoder, self.tokens, self.sampling, ends, keep, self.again)
+        keep = self.tokens_to_keep(bool(tokenizer and tokenizer.add_bos))
+        generation = Generation(decoder, self.tokens, self.sampling, ends, keep, self.reuse_cache)
         try:
             with verify_unchanged(files):
-                for piece in stream_text(made, words, self.sampling.stop):
+                for piece in stream_text(generation, pieces, self.sampling.stop):
                     check_files(files)
                     yield piece
         finally:
-            self.model.given_back(decoder)
-        if made.stop_reason == "ctx":
+            self.model.return_decoder(decoder)
+        if generation.stop_reason == "ctx":
             self.notes.append(
                 f"the context of {self.model.ctx} tokens is full; a larger --ctx takes more, --ctx-shift goes on"
             )
 
-    def kept(self, begins: bool) -> int | None:
+    def tokens_to_keep(self, has_bos: bool) -> int | None:
         """Return how many tokens stay where the context is shifted, as llama-server has it; None where it is not.
 
         Beside a token that begins a text it counts one more, though that is part of a prompt that is kept whole, and more than
@@ -147,14 +155,14 @@ class TextStream:
         """
         if not self.sampling.ctx_shift:
             return None
-        told = self.sampling.keep if self.sampling.keep >= 0 else len(self.tokens)
-        return max(0, min(told + begins, self.model.ctx - FEWEST))
+        keep = self.sampling.keep if self.sampling.keep >= 0 else len(self.tokens)
+        return max(0, min(keep + has_bos, self.model.ctx - MIN_DROPPED))
 
 
 # ---- prompts ---------------------------------------------------------------
 
 
-def tokenizer_of(gguf: "Gguf", h: "Hyperparameters") -> "Tokenizer | None":
+def load_tokenizer(gguf: "Gguf", h: "Hyperparameters") -> "Tokenizer | None":
     """None where tokens stand for no text."""
     from llamatrain.data.tokenizer import load
     from llamatrain.data.tokenizer.vocabulary import has_no_text
@@ -169,31 +177,31 @@ def tokenizer_of(gguf: "Gguf", h: "Hyperparameters") -> "Tokenizer | None":
     return tokenizer
 
 
-def first_tokens(
-    gguf: "Gguf", tokenizer: "Tokenizer | None", prompt: bytes, most: int
+def encode_prompt(
+    gguf: "Gguf", tokenizer: "Tokenizer | None", prompt: bytes, limit: int
 ) -> tuple[list[int], int]:
     """The first of a prompt's tokens, so many at most, and how many it has: one that is too long is counted, not held."""
     if tokenizer is None:
-        return first_numbers(prompt, most)
+        return parse_token_numbers(prompt, limit)
     tokens, count, bos = list[int](), 0, tokenizer.bos
     for piece in tokenizer.encode_pieces(prompt, special=True):
-        tokens += piece[: max(0, most - len(tokens))].tolist()
+        tokens += piece[: max(0, limit - len(tokens))].tolist()
         count += len(piece)
     if bos is not None and (not count or (tokenizer.add_bos and tokens[0] != bos)):
-        tokens, count = [bos, *tokens][:most], count + 1
+        tokens, count = [bos, *tokens][:limit], count + 1
     if not count:
-        raise UsageError(f"{gguf.path}: {PROMPT}")
+        raise UsageError(f"{gguf.path}: {NEEDS_PROMPT}")
     return tokens, count
 
 
-def first_numbers(prompt: bytes, most: int) -> tuple[list[int], int]:
+def parse_token_numbers(prompt: bytes, limit: int) -> tuple[list[int], int]:
     numbers, count = list[int](), 0
     for word in map(operator.itemgetter(0), re.finditer(rb"\S+", prompt)):
         if not word.isdigit() or len(word) >= 10:
             count = 0
             break
         count += 1
-        if count <= most:
+        if count <= limit:
             numbers.append(int(word))
     if not count:
         raise UsageError(

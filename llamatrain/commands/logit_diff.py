@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from llamatrain.model.hyperparameters import Hyperparameters
     from llamatrain.model.lora import Weights
 
-CHECKED = 128  # tokens, at most, whose logits are compared
-SAME = 2e-3  # of the range of the logits: differences up to this come from float arithmetic and 16-bit types
-CLOSE = 0.1  # nats: types of 4 bits and more usually stay below this mean divergence
+MAX_TOKENS = 128  # tokens, at most, whose logits are compared
+SAME_SHARE = (
+    2e-3  # of the range of the logits: differences up to this come from float arithmetic and 16-bit types
+)
+CLOSE_NATS = 0.1  # nats: types of 4 bits and more usually stay below this mean divergence
 
 
 class LogitsBefore(NamedTuple):
@@ -40,15 +42,15 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        if self.largest <= SAME * (self.highest - self.lowest):
-            return f"same: differences are below {SAME:.1%} of the range of the logits"
+        if self.largest <= SAME_SHARE * (self.highest - self.lowest):
+            return f"same: differences are below {SAME_SHARE:.1%} of the range of the logits"
         agreeing = f"the most likely token is the same at {self.agreeing} of {self.tokens} positions"
-        if self.divergence <= CLOSE:
+        if self.divergence <= CLOSE_NATS:
             return f"close: {agreeing}, as rounding to fewer bits does"
         return f"different: {agreeing}; a --type of more bits, such as q8_0 or f16, differs less"
 
 
-def before_export(
+def logits_before(
     gguf: "Gguf",
     h: "Hyperparameters",
     adapters: "Sequence[Adapter]",
@@ -58,19 +60,19 @@ def before_export(
 ) -> LogitsBefore:
     """Compute the logits of the base with its adapters beside it, on the first tokens of a text."""
     from llamatrain.adapters.load_adapted import add_adapters
-    from llamatrain.commands.generate import first_tokens, tokenizer_of
+    from llamatrain.commands.generate import encode_prompt, load_tokenizer
     from llamatrain.data.tokenizer import to_bytes
     from llamatrain.io.mapped_file import verify_unchanged
 
-    tokens, count = first_tokens(gguf, tokenizer_of(gguf, h), to_bytes(text), CHECKED)
-    if count > CHECKED:
-        note(f"--check compares the first {CHECKED} of {count} tokens")
+    tokens, count = encode_prompt(gguf, load_tokenizer(gguf, h), to_bytes(text), MAX_TOKENS)
+    if count > MAX_TOKENS:
+        note(f"--check compares the first {MAX_TOKENS} of {count} tokens")
     weights, arrays = add_adapters(gguf, h, adapters, threads)
     with verify_unchanged(gguf.mapped_files):
-        return LogitsBefore(tokens, logits(gguf, h, weights, arrays, tokens, threads))
+        return LogitsBefore(tokens, compute_logits(gguf, h, weights, arrays, tokens, threads))
 
 
-def compared(out: Path, before: LogitsBefore, threads: int) -> Comparison:
+def compare_logits(out: Path, before: LogitsBefore, threads: int) -> Comparison:
     """Compare the exported model with what was computed before."""
     import numpy as np
 
@@ -78,17 +80,21 @@ def compared(out: Path, before: LogitsBefore, threads: int) -> Comparison:
     from llamatrain.gguf.reader import open_gguf
 
     gguf, (tokens, expected) = open_gguf(out), before
-    found = logits(gguf, *load_adapted.load_with_adapters(gguf, AdapterOptions(), threads), tokens, threads)
-    difference = np.abs(found - expected)
-    wanted, got = log_softmax(expected), log_softmax(found)
+    actual = compute_logits(
+        gguf, *load_adapted.load_with_adapters(gguf, AdapterOptions(), threads), tokens, threads
+    )
+    difference = np.abs(actual - expected)
+    expected_probs, actual_probs = log_softmax(expected), log_softmax(actual)
     return Comparison(
         largest=float(difference.max()),
         mean=float(difference.mean()),
         lowest=float(expected.min()),
         highest=float(expected.max()),
         tokens=len(tokens),
-        divergence=max(0.0, float(np.mean(np.sum(np.exp(wanted) * (wanted - got), axis=1)))),
-        agreeing=int(np.sum(found.argmax(axis=1) == expected.argmax(axis=1))),
+        divergence=max(
+            0.0, float(np.mean(np.sum(np.exp(expected_probs) * (expected_probs - actual_probs), axis=1)))
+        ),
+        agreeing=int(np.sum(actual.argmax(axis=1) == expected.argmax(axis=1))),
     )
 
 
@@ -100,7 +106,7 @@ def log_softmax(rows: "np.ndarray") -> "np.ndarray":
     return shifted
 
 
-def logits(
+def compute_logits(
     gguf: "Gguf",
     h: "Hyperparameters",
     weights: "Weights",
@@ -118,10 +124,10 @@ def logits(
         gguf, Decoder.plan(h, len(tokens), threads, weights=weights).total, "a shorter text for --check"
     )
     decoder = Decoder(h, arrays, ctx=len(tokens), threads=threads, weights=weights)
-    found = np.array([decoder.feed([token]).copy() for token in tokens])
-    if not np.isfinite(found).all():
+    logits = np.array([decoder.feed([token]).copy() for token in tokens])
+    if not np.isfinite(logits).all():
         raise LlamatrainError(
             f"{gguf.path}: nothing can be compared: on that text its logits are not finite; its weights, or those of an adapter, "
             "are damaged or too large"
         )
-    return found
+    return logits

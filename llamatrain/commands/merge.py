@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from llamatrain.adapters.options import AdapterOptions
-from llamatrain.commands.logit_diff import Comparison, before_export, compared
+from llamatrain.commands.logit_diff import Comparison, compare_logits, logits_before
 from llamatrain.config.common import THREADS
 from llamatrain.config.options import Option, Options
 from llamatrain.config.units import Size
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llamatrain.model.hyperparameters import Hyperparameters
 
 NO_ADAPTER = "there is nothing to merge: name an adapter with --lora or --lora-scaled"
-ROUNDED = 0.25  # of what is added to a weight: how far off it may be, unsaid
+MAX_UNREPORTED = 0.25  # of what is added to a weight: how far off it may be, unsaid
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class MergePlan:
     gguf: "Gguf"
     h: "Hyperparameters"
     adapters: "Sequence[Adapter]"
-    made: "Sequence[MergedTensor]"
-    kind: "GgmlType | None"
+    tensors: "Sequence[MergedTensor]"
+    target_type: "GgmlType | None"
     threads: int
     notes: list[str] = field(default_factory=list)
 
@@ -97,28 +97,28 @@ class MergePlan:
         log_line(f"note: {line}")
 
 
-def merged(base: Path, options: ExportOptions, lora: AdapterOptions) -> Merged:
+def merge_to_file(base: Path, options: ExportOptions, lora: AdapterOptions) -> Merged:
     """The new file, written; and compared, if that is asked for."""
     out = options.out
     assert out
-    merging = prepared(base, out, options, lora)
-    note_rest(merging)
-    inputs = merging.gguf, merging.h, merging.adapters, merging.threads
-    expected = before_export(*inputs, options.check, merging.note) if options.check else None
-    write(out, merging)
-    made = merging.made
+    plan = plan_export(base, out, options, lora)
+    note_unchanged(plan)
+    model = plan.gguf, plan.h, plan.adapters, plan.threads
+    expected = logits_before(*model, options.check, plan.note) if options.check else None
+    write_file(out, plan)
+    tensors = plan.tensors
     return Merged(
         path=out,
-        bytes=size_of(made),
-        tensors=len(made),
-        merged=touched(made),
-        copied=sum(piece.is_copy for piece in made),
-        check=compared(out, expected, merging.threads) if expected else None,
-        notes=tuple(merging.notes),
+        bytes=total_bytes(tensors),
+        tensors=len(tensors),
+        merged=count_merged(tensors),
+        copied=sum(tensor.is_copy for tensor in tensors),
+        check=compare_logits(out, expected, plan.threads) if expected else None,
+        notes=tuple(plan.notes),
     )
 
 
-def opened(base: Path, lora: AdapterOptions) -> "tuple[Gguf, Hyperparameters, list[Adapter]]":
+def open_base(base: Path, lora: AdapterOptions) -> "tuple[Gguf, Hyperparameters, list[Adapter]]":
     """The base, and the adapters for it."""
     from llamatrain.gguf.reader import open_gguf
     from llamatrain.model.hyperparameters import read_hyperparameters
@@ -130,29 +130,34 @@ def opened(base: Path, lora: AdapterOptions) -> "tuple[Gguf, Hyperparameters, li
     return gguf, h, read_adapters(lora, h, base)
 
 
-def prepared(base: Path, out: Path, options: ExportOptions, lora: AdapterOptions) -> MergePlan:
+def plan_export(base: Path, out: Path, options: ExportOptions, lora: AdapterOptions) -> MergePlan:
     from llamatrain.adapters import merge
     from llamatrain.distributed.cores import count_cores
     from llamatrain.gguf.types import type_by_name
 
     if not lora.scaled and options.type == "keep":
         raise UsageError(f"{NO_ADAPTER}, or a type to convert {base} to with --type")
-    gguf, h, adapters = opened(base, lora)
-    check_place(options, [base, *(path for path, _ in lora.scaled)])
-    kind = None if options.type == "keep" else type_by_name(options.type.upper())
-    made = merge.plan_merge(gguf, adapters, kind)
-    check_room(out, size_of(made))
+    gguf, h, adapters = open_base(base, lora)
+    check_output(options, [base, *(path for path, _ in lora.scaled)])
+    target_type = None if options.type == "keep" else type_by_name(options.type.upper())
+    tensors = merge.plan_merge(gguf, adapters, target_type)
+    check_disk_space(out, total_bytes(tensors))
     return MergePlan(
-        gguf=gguf, h=h, adapters=adapters, made=made, kind=kind, threads=options.threads or count_cores()
+        gguf=gguf,
+        h=h,
+        adapters=adapters,
+        tensors=tensors,
+        target_type=target_type,
+        threads=options.threads or count_cores(),
     )
 
 
-def size_of(made: "Sequence[MergedTensor]") -> int:
-    return sum(piece.info.nbytes for piece in made)
+def total_bytes(tensors: "Sequence[MergedTensor]") -> int:
+    return sum(tensor.info.nbytes for tensor in tensors)
 
 
-def touched(made: "Sequence[MergedTensor]") -> int:
-    return sum(bool(piece.adapters) for piece in made)
+def count_merged(tensors: "Sequence[MergedTensor]") -> int:
+    return sum(bool(tensor.adapters) for tensor in tensors)
 
 
 def read_adapters(lora: AdapterOptions, h: "Hyperparameters", base: Path) -> "list[Adapter]":
@@ -171,7 +176,7 @@ def read_adapters(lora: AdapterOptions, h: "Hyperparameters", base: Path) -> "li
 # ---- before anything is written --------------------------------------------
 
 
-def check_place(options: ExportOptions, inputs: Sequence[Path]) -> None:
+def check_output(options: ExportOptions, inputs: Sequence[Path]) -> None:
     from llamatrain.checkpoints.filenames import is_same_file
     from llamatrain.run.input_watch import files_of_input
 
@@ -193,62 +198,65 @@ def check_place(options: ExportOptions, inputs: Sequence[Path]) -> None:
         raise FileError(f"{out}: is there already; --overwrite replaces it")
 
 
-def check_room(out: Path, needed: int) -> None:
+def check_disk_space(out: Path, needed: int) -> None:
     free = shutil.disk_usage(Path(os.path.realpath(out)).parent).free  # of a link's target
     if needed > free:
         raise FileError(f"{out}: takes {Size(needed).text}, and {Size(free).text} are free there")
 
 
-def note_rest(merging: MergePlan) -> None:
+def note_unchanged(plan: MergePlan) -> None:
     from llamatrain.model.hyperparameters import describe_unused, unused_tensors
 
-    if names := unused_tensors(merging.gguf, merging.h):
-        merging.note(describe_unused(names, "kept as they are"))
-    kind = merging.kind
+    if names := unused_tensors(plan.gguf, plan.h):
+        plan.note(describe_unused(names, "kept as they are"))
+    target_type = plan.target_type
     others = [
-        piece.base for piece in merging.made if kind and piece.type is not kind and len(piece.base.shape) == 2
+        tensor.base
+        for tensor in plan.tensors
+        if target_type and tensor.type is not target_type and len(tensor.base.shape) == 2
     ]
-    if others and kind:
+    if others and target_type:
         more = f" and {len(others) - 1} more keep their" if len(others) > 1 else " keeps its"
-        merging.note(
-            f"{others[0].name}{more} type: rows of {others[0].shape[1]} are no whole blocks of {kind.block_size}"
+        plan.note(
+            f"{others[0].name}{more} type: rows of {others[0].shape[1]} are no whole blocks of {target_type.block_size}"
         )
 
 
 # ---- writing ---------------------------------------------------------------
 
 
-def write(out: Path, merging: MergePlan) -> None:
+def write_file(out: Path, plan: MergePlan) -> None:
     from llamatrain.adapters import merge
 
-    made, size = merging.made, size_of(merging.made)
+    tensors, size = plan.tensors, total_bytes(plan.tensors)
     with progress_bar(
-        "merging" if merging.adapters else "converting", total=size, unit="B", unit_scale=True
-    ) as told:
+        "merging" if plan.adapters else "converting", total=size, unit="B", unit_scale=True
+    ) as bar:
         roundings = merge.write_merged(
-            out, merging.gguf, made, merging.kind, threads=merging.threads, progress=told.update
+            out, plan.gguf, tensors, plan.target_type, threads=plan.threads, progress=bar.update
         )
-    copied = sum(piece.is_copy for piece in made)
-    converted = sum(piece.type is not piece.base.type for piece in made)
-    counts = [f"{touched(made)} of {len(made)} tensors merged"] if merging.adapters else []
+    copied = sum(tensor.is_copy for tensor in tensors)
+    converted = sum(tensor.type is not tensor.base.type for tensor in tensors)
+    counts = [f"{count_merged(tensors)} of {len(tensors)} tensors merged"] if plan.adapters else []
     counts += (
-        [f"{converted} of {len(made)} tensors converted to {merging.kind.name.lower()}"]
-        if merging.kind
+        [f"{converted} of {len(tensors)} tensors converted to {plan.target_type.name.lower()}"]
+        if plan.target_type
         else []
     )
     log_line(f"{out}: {Size(size).text}, {', '.join(counts)}, {copied} copied as they were")
-    note_rounding(roundings, merging)
+    note_rounding(roundings, plan)
 
 
-def note_rounding(roundings: "dict[str, Rounding]", merging: MergePlan) -> None:
+def note_rounding(roundings: "dict[str, Rounding]", plan: MergePlan) -> None:
     worst = max(roundings, key=lambda name: roundings[name].share, default="")
-    if worst and roundings[worst].share > ROUNDED:
-        kinds = {piece.type.name for piece in merging.made if piece.is_rounded}
+    if worst and roundings[worst].share > MAX_UNREPORTED:
+        kinds = {tensor.type.name for tensor in plan.tensors if tensor.is_rounded}
         finer = "f32" if kinds & {"F16", "BF16"} else "f16" if "Q8_0" in kinds else "q8_0"
         error, change = (
-            math.fsum(getattr(each, name) for each in roundings.values()) for name in ("error", "change")
+            math.fsum(getattr(rounding, name) for rounding in roundings.values())
+            for name in ("error", "change")
         )
-        merging.note(
+        plan.note(
             f"rounded to its type, {worst} is off by {roundings[worst].share:.0%} of what was added to it, "
             f"all weights together by {math.sqrt(error / change):.0%}; --type {finer} rounds less"
         )

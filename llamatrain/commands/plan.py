@@ -33,29 +33,32 @@ class RunPlan:
         return self.excess is None
 
 
-def plan_of(request: RunRequest, measure: bool = False) -> RunPlan:
+def plan_request(request: RunRequest, measure: bool = False) -> RunPlan:
     """RunPlan a run; nothing is read of its data, trained, written or compiled."""
     from llamatrain.planner.time import forecast_time
     from llamatrain.run.prepare import plan_run
 
     with code_cache.without_compiling():
-        found = plan_run(request, graphs=False)
-        way, time = found.plan.plan, forecast_time(found.plan.plan, found.batches, found.steps, measure)
-    known = None if isinstance(time, str) else time
+        planned = plan_run(request, graphs=False)
+        way, time = (
+            planned.plan.plan,
+            forecast_time(planned.plan.plan, planned.batches, planned.steps, measure),
+        )
+    forecast = None if isinstance(time, str) else time
     return RunPlan(
         total=way.total,
         needs={name: size for name, size in asdict(way.breakdown).items() if size},
-        excess=found.plan.error,
+        excess=planned.plan.error,
         parameters=way.spec.h.parameter_count,
         batch=way.spec.batch,
         splits=way.splits,
         remat=str(way.policy),
         precision=way.spec.precision,
         threads=way.spec.threads,
-        tokens_per_second=known.tokens_per_second if known else None,
-        seconds_of_step=known.step_seconds if known else None,
-        seconds=known.run_seconds if known else None,
-        speed_measured=known.speeds.measured_at if known else None,
-        speed_disturbed=known.speeds.disturbed if known else None,
+        tokens_per_second=forecast.tokens_per_second if forecast else None,
+        seconds_of_step=forecast.step_seconds if forecast else None,
+        seconds=forecast.run_seconds if forecast else None,
+        speed_measured=forecast.speeds.measured_at if forecast else None,
+        speed_disturbed=forecast.speeds.disturbed if forecast else None,
         unknown=time if isinstance(time, str) else "",
     )

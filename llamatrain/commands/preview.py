@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from llamatrain.data.tokenizer import Tokenizer
     from llamatrain.gguf.reader import Gguf
 
-CTX = 512  # at most, where it is not given
-SMALL = 250_000  # bytes, whose tokens are made in a few seconds without compiled code
-ASKED = 64  # answers that are looked at for an end token
+DEFAULT_CTX = 512  # at most, where it is not given
+SMALL_DATA = 250_000  # bytes, whose tokens are made in a few seconds without compiled code
+CHECKED_ANSWERS = 64  # answers that are looked at for an end token
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class PreviewOptions(Options, panel="Rows"):
 class PreviewRows(NamedTuple):
     rows: "Batches"
     tokenizer: "Tokenizer"
-    corpus: "Dataset"
+    dataset: "Dataset"
     validation: "Dataset | None"
     warnings: list[str]
 
@@ -62,31 +62,31 @@ class PreviewRow:
     trained: list[str]  # what is trained of that, run by run
 
 
-def previewed(
+def preview_rows(
     data: Sequence[str], options: PreviewOptions, data_options: DataOptions, compared: PreferenceDataOptions
 ) -> list[PreviewRow]:
     """The first rows; no sample is among them twice."""
-    with waiting_for_no_compiler(data, data_options):
+    with avoid_compiling(data, data_options):
         opened = open_rows(data, options, data_options, compared)
         return [
-            row_of(batch, number, opened.tokenizer)
-            for batch, number in taken(opened.rows, options, once=True)
+            describe_row(batch, number, opened.tokenizer)
+            for batch, number in first_rows(opened.rows, options, once=True)
         ]
 
 
-def row_of(batch: "Batch", number: int, tokenizer: "Tokenizer") -> PreviewRow:
-    found = [runs_of(each, tokenizer) for each in samples(batch, number)]
+def describe_row(batch: "Batch", number: int, tokenizer: "Tokenizer") -> PreviewRow:
+    runs_by_sample = [split_runs(each, tokenizer) for each in split_samples(batch, number)]
     facts = {
         name: getattr(batch, name)[number].tolist()
         for name in ("tokens", "targets", "weights", "positions", "starts")
     }
-    text = "".join(text for runs in found for text, _ in runs)
+    text = "".join(text for runs in runs_by_sample for text, _ in runs)
     return PreviewRow(
-        **facts, text=text, trained=[text for runs in found for text, trained in runs if trained]
+        **facts, text=text, trained=[text for runs in runs_by_sample for text, trained in runs if trained]
     )
 
 
-def runs_of(sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer") -> list[tuple[str, bool]]:
+def split_runs(sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer") -> list[tuple[str, bool]]:
     """The text of a sample, cut where what is trained of it begins and ends."""
     import numpy as np
 
@@ -97,13 +97,13 @@ def runs_of(sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer") -> 
 
 
 @contextmanager
-def waiting_for_no_compiler(data: Sequence[str], options: DataOptions) -> Iterator[None]:
+def avoid_compiling(data: Sequence[str], options: DataOptions) -> Iterator[None]:
     """Where all is read in Python before a compiler would be done."""
     from llamatrain.compiler.cache import code_cache
     from llamatrain.data.find_files import find_sources
 
     size = sum(source.max_size for source in find_sources(data, options.mapping, raw=options.raw))
-    with code_cache.without_compiling() if size < SMALL else nullcontext():
+    with code_cache.without_compiling() if size < SMALL_DATA else nullcontext():
         yield
 
 
@@ -117,19 +117,21 @@ def open_rows(
     from llamatrain.preference.dataset import KINDS
 
     gguf = open_gguf(options.model)
-    tokenizer = tokenizer_of(gguf)
-    ctx = options.ctx or min(CTX, context_of(gguf))
-    corpus, validation = open_dataset(
+    tokenizer = load_tokenizer(gguf)
+    ctx = options.ctx or min(DEFAULT_CTX, read_context(gguf))
+    dataset, validation = open_dataset(
         data, tokenizer, data_options, ctx, options.seed, kind=KINDS[compared.data_kind]
     )
-    rows = batches_class(compared.data_kind)(corpus, data_options, options.seed, tokenizer.eos, tokenizer.bos)
-    told = f"{gguf.path}: tokenizer.ggml.eos_token_id is no token, so answers are trained without an end where models stop"
+    rows = batches_class(compared.data_kind)(
+        dataset, data_options, options.seed, tokenizer.eos, tokenizer.bos
+    )
+    warning = f"{gguf.path}: tokenizer.ggml.eos_token_id is no token, so answers are trained without an end where models stop"
     return PreviewRows(
-        rows, tokenizer, corpus, validation, [told] if endless(corpus, tokenizer, gguf) else []
+        rows, tokenizer, dataset, validation, [warning] if lacks_end_token(dataset, tokenizer, gguf) else []
     )
 
 
-def tokenizer_of(gguf: "Gguf") -> "Tokenizer":
+def load_tokenizer(gguf: "Gguf") -> "Tokenizer":
     from llamatrain.data.tokenizer import load
 
     owners = {
@@ -141,14 +143,14 @@ def tokenizer_of(gguf: "Gguf") -> "Tokenizer":
     return load(gguf.metadata, gguf.path)
 
 
-def context_of(gguf: "Gguf") -> int:
+def read_context(gguf: "Gguf") -> int:
     key = f"{gguf.get_value('general.architecture', str, DEFAULT)}.context_length"
-    if (length := gguf.get_value(key, int, CTX)) < 1:
+    if (length := gguf.get_value(key, int, DEFAULT_CTX)) < 1:
         raise FileError(f"{gguf.path}: {key} is {length}, where 1 or more is needed")
     return length
 
 
-def endless(corpus: "Dataset", tokenizer: "Tokenizer", gguf: "Gguf") -> bool:
+def lacks_end_token(dataset: "Dataset", tokenizer: "Tokenizer", gguf: "Gguf") -> bool:
     """Whether answers are trained to go on: what the file names as end is no token, and what stands in for it no end."""
     import numpy as np
 
@@ -159,35 +161,35 @@ def endless(corpus: "Dataset", tokenizer: "Tokenizer", gguf: "Gguf") -> bool:
         eos == gguf.metadata.get("tokenizer.ggml.eos_token_id") or kinds[eos] == TokenType.CONTROL
     ):
         return False
-    answers = list(corpus.first_answers(ASKED))
+    answers = list(dataset.first_answers(CHECKED_ANSWERS))
     return bool(answers) and not any(
         np.any((tokens == tokenizer.eot) & (weights > 0)) for tokens, weights, _ in answers
     )
 
 
-def taken(rows: "Batches", options: PreviewOptions, once: bool = False) -> "Iterator[tuple[Batch, int]]":
+def first_rows(rows: "Batches", options: PreviewOptions, once: bool = False) -> "Iterator[tuple[Batch, int]]":
     """The first rows, each as its batch and its number therein; `once`: those of the first epoch, so that no sample repeats."""
-    together, most = 1 if rows.packs else options.batch, options.n  # packed ones are all of one length
+    batch_size, limit = 1 if rows.packs else options.batch, options.n  # packed ones are all of one length
     if once and not rows.packs:
-        most = min(most, len(rows.dataset))  # each begins with another sample
-    for first in range(0, most, together):
+        limit = min(limit, len(rows.dataset))  # each begins with another sample
+    for first in range(0, limit, batch_size):
         if once and rows.state.epoch:
             return
-        batch = rows.batch(together)
-        for number in range(min(together, most - first)):
+        batch = rows.batch(batch_size)
+        for number in range(min(batch_size, limit - first)):
             yield batch, number
 
 
-def samples(batch: "Batch", number: int) -> "Iterator[tuple[np.ndarray, np.ndarray]]":
+def split_samples(batch: "Batch", number: int) -> "Iterator[tuple[np.ndarray, np.ndarray]]":
     """Tokens with weights of each sample in a row, its first token, which is given, included; padding has no weight at all."""
     import numpy as np
 
     starts = batch.starts[number]
     for begin in np.unique(starts):
-        own = starts == begin
-        weights = batch.weights[number][own]
+        in_sample = starts == begin
+        weights = batch.weights[number][in_sample]
         if weights.any():
             yield (
-                np.concatenate([batch.tokens[number][begin : begin + 1], batch.targets[number][own]]),
+                np.concatenate([batch.tokens[number][begin : begin + 1], batch.targets[number][in_sample]]),
                 np.concatenate([[0], weights]),
             )

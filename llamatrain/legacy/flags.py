@@ -66,7 +66,7 @@ TABLES = {
     "export-lora": EXPORT,
     "generate": GENERATORS,
 }
-MADE_OF_SEVERAL = {  # and whether it takes a value; their help shows one for the last two, which they did not take
+COMPOUND = {  # and whether it takes a value; their help shows one for the last two, which they did not take
     "--adam-iter": True,
     "--adam-min-alpha": True,
     "--cos-decay-steps": True,
@@ -75,8 +75,8 @@ MADE_OF_SEVERAL = {  # and whether it takes a value; their help shows one for th
     "--enable-restart": False,
     "--disable-restart": False,
 }
-ALONE = ("--use-flash", "--use-checkpointing", "--no-checkpointing", *flag_hints.ALONE)
-SAME = (  # here as there, where they could be said with `_` for `-`
+SWITCHES = ("--use-flash", "--use-checkpointing", "--no-checkpointing", *flag_hints.ALONE)
+UNCHANGED = (  # here as there, where they could be said with `_` for `-`
     *(
         "--only-write-model",
         "--only-write-lora",
@@ -103,7 +103,7 @@ SAME = (  # here as there, where they could be said with `_` for `-`
     ),
     *("--norm-rms-eps", "--rope-freq-base", "--rope-freq-scale", "--lora-alpha", "--lora-r", "--lora-scaled"),
 )
-OFF = {  # theirs were off below 0, too: what says so here
+OFF_VALUES = {  # theirs were off below 0, too: what says so here
     **{
         option: ["0"]
         for option in ("--save-every", "--stop-window", "--max-no-improvement", "--stop-delta", "--stop-rel")
@@ -127,36 +127,38 @@ class LegacyCommandLine:
     values: dict[str, tuple[str, str]] = field(
         default_factory=dict
     )  # of options: the name that it was said by, and the value
-    made_of: dict[str, str] = field(default_factory=dict)
-    named: dict[str, str] = field(default_factory=dict)  # by their old names, what they are called here
+    compound: dict[str, str] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)  # by their old names, what they are called here
     notes: list[str] = field(default_factory=list)
     changed: bool = False  # though nothing is to be said
 
     def value(self, option: str) -> str | None:
         return self.values[option][1] if option in self.values else None
 
-    def say(self, option: str, value: str, by: str) -> None:
+    def record(self, option: str, value: str, by: str) -> None:
         """What it was said to be; two names for one thing may not differ."""
         other, before = self.values.get(option, (by, value))
-        if other != by and not alike(before, value):
+        if other != by and not is_equal(before, value):
             raise UsageError(
                 f"{other} {before} and {by} {value} differ, and mean the same option; leave one of them out"
             )
         self.values[option] = by, value
 
     @property
-    def whole(self) -> list[str]:
+    def words_today(self) -> list[str]:
         behind = [*self.rest, *self.arguments[DATA]]
         return [*self.arguments[BASE], *self.words, *(["--", *behind] if behind else [])]
 
 
-def alike(one: str, other: str) -> bool:
+def is_equal(one: str, other: str) -> bool:
     with suppress(ValueError):
         return float(one) == float(other)
     return one == other
 
 
-def read(words: Sequence[str], table: Mapping[str, str], params: Sequence[Any]) -> LegacyCommandLine:
+def parse_command_line(
+    words: Sequence[str], table: Mapping[str, str], params: Sequence[Any]
+) -> LegacyCommandLine:
     """Under today's names what has one; the rest is left to be made of it."""
     options = [each for each in params if each.param_type_name == "option"]
     takes = {
@@ -166,37 +168,39 @@ def read(words: Sequence[str], table: Mapping[str, str], params: Sequence[Any]) 
     }
     single = {each.opts[0] for each in options if not each.multiple and not each.is_flag}
     line = LegacyCommandLine()
-    for name, values, said in pieces(words, table, takes):
+    for name, values, said in split_options(words, table, takes):
         line.changed |= name != said.partition("=")[0]
         if name == "--":
             line.rest += values
         elif not name:
             line.words.append(said)
             line.others.append(said)
-        elif name in MADE_OF_SEVERAL:
-            line.made_of |= {name: values[0] if values else ""}
+        elif name in COMPOUND:
+            line.compound |= {name: values[0] if values else ""}
         else:
-            called(line, name, values, table.get(name, name), single)
+            rename_option(line, name, values, table.get(name, name), single)
     return line
 
 
-def called(line: LegacyCommandLine, name: str, values: list[str], now: str, single: Collection[str]) -> None:
+def rename_option(
+    line: LegacyCommandLine, name: str, values: list[str], now: str, single: Collection[str]
+) -> None:
     """An option under the name that it has today."""
     option, _, value = now.partition(" ")
     if not option:
         line.notes.append(f"{name} means nothing here: all is computed by the processor")
         return
     if option != name:
-        line.named[name] = now.removesuffix("=")
+        line.renamed[name] = now.removesuffix("=")
     if option in line.arguments:
         line.arguments[option] += values
         return
     values = [value, *values] if value and not value.endswith("=") else [f"{value}{each}" for each in values]
-    if option in OFF and is_below_zero(values[0]):
-        line.changed, values = True, OFF[option]
+    if option in OFF_VALUES and is_below_zero(values[0]):
+        line.changed, values = True, OFF_VALUES[option]
     if option in single and values:
-        line.say(option, values[0], name)
-    line.words += [option, *values] if values or option not in OFF else []
+        line.record(option, values[0], name)
+    line.words += [option, *values] if values or option not in OFF_VALUES else []
 
 
 def is_below_zero(value: str) -> bool:
@@ -205,7 +209,7 @@ def is_below_zero(value: str) -> bool:
     return False
 
 
-def pieces(
+def split_options(
     words: Sequence[str], table: Mapping[str, str], takes: Mapping[str, int]
 ) -> Iterator[tuple[str, list[str], str]]:
     """Options with their values, and how they were said; under no name what is none, or unknown."""
@@ -216,9 +220,9 @@ def pieces(
             yield "--", [*waiting], said
             return
         name, sign, value = said.partition("=") if said.startswith("--") else (said, "", "")
-        if (spelt := name.replace("_", "-")) in (*table, *MADE_OF_SEVERAL, *SAME) and name.startswith("--"):
+        if (spelt := name.replace("_", "-")) in (*table, *COMPOUND, *UNCHANGED) and name.startswith("--"):
             name = spelt
-        count = takes_of(name, table, takes)
+        count = value_count(name, table, takes)
         if count is None or (sign and not count):
             yield "", [], said
             continue
@@ -234,10 +238,10 @@ def pieces(
         yield name, values, said
 
 
-def takes_of(name: str, table: Mapping[str, str], takes: Mapping[str, int]) -> int | None:
+def value_count(name: str, table: Mapping[str, str], takes: Mapping[str, int]) -> int | None:
     """How many values; None: it is no option."""
-    if name in ALONE:
+    if name in SWITCHES:
         return 0
-    if name in MADE_OF_SEVERAL:
-        return int(MADE_OF_SEVERAL[name])
+    if name in COMPOUND:
+        return int(COMPOUND[name])
     return takes.get(table[name].partition(" ")[0], 1) if name in table else takes.get(name)

@@ -12,7 +12,7 @@ from typing import Any
 
 from llamatrain.config.flag_hints import BASE, DATA
 from llamatrain.errors import LlamatrainError, UsageError
-from llamatrain.legacy.flags import TABLES, LegacyCommandLine, read
+from llamatrain.legacy.flags import TABLES, LegacyCommandLine, parse_command_line
 
 WARMUP, DECAY_STEPS, RESTART, LOWEST, RATE = (
     "100",
@@ -31,42 +31,44 @@ def translate_command_line(
     """What a command is told in the words of today, and what is to be said of those of before."""
     if command not in TABLES:
         return [*words], []
-    line = read(words, TABLES[command], params)
+    line = parse_command_line(words, TABLES[command], params)
     check_arguments(line, command)
     if command not in ONE_ARGUMENT:
-        for made in (iterations, restarts, decay, targets):
+        for made in (translate_iterations, translate_restarts, translate_decay, translate_targets):
             made(line)
-        lowest(line, command)
-    if line.named:
+        translate_minimum(line, command)
+    if line.renamed:
         line.notes.insert(
-            0, f"called otherwise here: {', '.join(f'{old} is {new}' for old, new in line.named.items())}"
+            0, f"called otherwise here: {', '.join(f'{old} is {new}' for old, new in line.renamed.items())}"
         )
-    return (line.whole, line.notes) if line.notes or line.changed else ([*words], [])
+    return (line.words_today, line.notes) if line.notes or line.changed else ([*words], [])
 
 
-def put(line: LegacyCommandLine, by: str, *pairs: tuple[str, str], why: str = "") -> None:
+def add_option(line: LegacyCommandLine, by: str, *pairs: tuple[str, str], why: str = "") -> None:
     """Ours for one of theirs, and what is said of that."""
     for option, value in pairs:
-        line.say(option, value, by)
+        line.record(option, value, by)
         line.words += [option, value]
     line.notes.append(
-        f"{by} {line.made_of[by]}".rstrip() + f" is {' '.join(' '.join(pair) for pair in pairs)} here{why}"
+        f"{by} {line.compound[by]}".rstrip() + f" is {' '.join(' '.join(pair) for pair in pairs)} here{why}"
     )
 
 
-def iterations(line: LegacyCommandLine) -> None:
-    if (said := line.made_of.get("--adam-iter")) is None:
+def translate_iterations(line: LegacyCommandLine) -> None:
+    if (said := line.compound.get("--adam-iter")) is None:
         return
-    before = done(line.value("--resume") or line.value("--checkpoint-in"))
+    before = steps_done(line.value("--resume") or line.value("--checkpoint-in"))
     if not before or not said.isdecimal():
-        line.say("--iters", said, "--adam-iter")
+        line.record("--iters", said, "--adam-iter")
         line.words += ["--iters", said]
-        line.named["--adam-iter"] = "--iters"
+        line.renamed["--adam-iter"] = "--iters"
         return
-    put(line, "--adam-iter", ("--iters", str(before + int(said))), why=f": {before} steps were done before")
+    add_option(
+        line, "--adam-iter", ("--iters", str(before + int(said))), why=f": {before} steps were done before"
+    )
 
 
-def done(place: str | None) -> int:
+def steps_done(place: str | None) -> int:
     """Steps, by what is gone on from."""
     from llamatrain.checkpoints.filenames import checkpoints_newest_first
     from llamatrain.gguf.reader import open_gguf
@@ -80,22 +82,22 @@ def done(place: str | None) -> int:
     return 0
 
 
-def restarts(line: LegacyCommandLine) -> None:
-    growth = line.made_of.get("--cos-decay-restart")
-    chosen = [name for name in line.made_of if name in ("--enable-restart", "--disable-restart")]
+def translate_restarts(line: LegacyCommandLine) -> None:
+    growth = line.compound.get("--cos-decay-restart")
+    chosen = [name for name in line.compound if name in ("--enable-restart", "--disable-restart")]
     if chosen and chosen[-1] == "--enable-restart":
-        line.made_of.setdefault("--cos-decay-steps", DECAY_STEPS)
-        put(line, "--enable-restart", ("--restart-growth", growth or RESTART))
+        line.compound.setdefault("--cos-decay-steps", DECAY_STEPS)
+        add_option(line, "--enable-restart", ("--restart-growth", growth or RESTART))
         return
     if chosen:
-        line.named[chosen[-1]] = "--restart-growth 0"
+        line.renamed[chosen[-1]] = "--restart-growth 0"
         line.words += ["--restart-growth", "0"]
     if growth is not None:
         line.notes.append("--cos-decay-restart means nothing without --enable-restart")
 
 
-def decay(line: LegacyCommandLine) -> None:
-    steps = line.made_of.get("--cos-decay-steps")
+def translate_decay(line: LegacyCommandLine) -> None:
+    steps = line.compound.get("--cos-decay-steps")
     if steps is None:
         return
     warmup = line.value("--warmup")
@@ -105,11 +107,11 @@ def decay(line: LegacyCommandLine) -> None:
         steps, why = str(max(1, int(steps) - int(warmup))), ": it counted from the first step on"
     else:
         why = ""
-    put(line, "--cos-decay-steps", ("--decay-steps", steps), *added, why=why)
+    add_option(line, "--cos-decay-steps", ("--decay-steps", steps), *added, why=why)
 
 
-def lowest(line: LegacyCommandLine, command: str) -> None:
-    by = next((name for name in ("--adam-min-alpha", "--cos-decay-min") if name in line.made_of), None)
+def translate_minimum(line: LegacyCommandLine, command: str) -> None:
+    by = next((name for name in ("--adam-min-alpha", "--cos-decay-min") if name in line.compound), None)
     if by is None:
         return
     from llamatrain.run.request import FINETUNE_DEFAULTS
@@ -119,21 +121,23 @@ def lowest(line: LegacyCommandLine, command: str) -> None:
     usual = FINETUNE_DEFAULTS["lr"] if command == "finetune" else RATE
     said = (
         line.value("--lr") or str(usual),
-        line.made_of.get("--adam-min-alpha", "0"),
-        line.made_of.get("--cos-decay-min", LOWEST),
+        line.compound.get("--adam-min-alpha", "0"),
+        line.compound.get("--cos-decay-min", LOWEST),
     )
     try:
         rate, least, share = map(float, said)
     except ValueError:
-        raise UsageError(f"{by} {line.made_of[by]} cannot be; it takes a number") from None
-    put(line, by, ("--lr-min", f"{least + share * (rate - least):.6g}"), why=": where its cosine ended")
+        raise UsageError(f"{by} {line.compound[by]} cannot be; it takes a number") from None
+    add_option(
+        line, by, ("--lr-min", f"{least + share * (rate - least):.6g}"), why=": where its cosine ended"
+    )
 
 
-def targets(line: LegacyCommandLine) -> None:
+def translate_targets(line: LegacyCommandLine) -> None:
     """All of their weights had adapters, and a rank could be said of each."""
     named = [
         now.removeprefix("--lora-rank-of ")
-        for now in line.named.values()
+        for now in line.renamed.values()
         if now.startswith("--lora-rank-of ")
     ]
     if more := [name for name in named if name not in LINEAR.split(",")]:

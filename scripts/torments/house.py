@@ -218,9 +218,9 @@ def fingerprint() -> str:
 
 def warm() -> None:
     """Load all that commands load."""
-    from llamatrain.cli.main import COMMANDS, imported
+    from llamatrain.cli.main import COMMANDS, load_command
 
     for name in COMMANDS:
-        imported(name)
+        load_command(name)
     for name in WORK:
         import_module(f"llamatrain.{name}")

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from llamatrain import __version__
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.cli import main as cli
-from llamatrain.cli.typer_app import Command, application, options_of
+from llamatrain.cli.typer_app import Command, make_app, with_options
 from llamatrain.config.options import format_flag, option_specs
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import LlamatrainError, UsageError
@@ -340,10 +340,10 @@ def test_nothing_is_read_into_what_follows_two_dashes(
 def test_options_said_one_way_or_another() -> None:
     """Pairs as two words or with a sign; on and off."""
     found: dict[str, Any] = {}
-    command = application()
+    command = make_app()
 
     @command.command(cls=Command)
-    @options_of(AdapterOptions, DataOptions)
+    @with_options(AdapterOptions, DataOptions)
     def told(data: Annotated[list[str] | None, typer.Argument()] = None, **said: Any) -> None:
         found.clear()
         found.update(said, data=data)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llamatrain.cli.main import imported
-from llamatrain.legacy.flags import EXPORT, MADE_OF_SEVERAL, SAME, TABLES
+from llamatrain.cli.main import load_command
+from llamatrain.legacy.flags import COMPOUND, EXPORT, TABLES, UNCHANGED
 from llamatrain.legacy.translate import translate_command_line
 from tests.helpers.cli import Argument, ran, run, same_bits, steps, text_file
 from tests.helpers.lora_runs import base, random_adapter
@@ -27,7 +27,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def words(command: str, *said: Argument) -> tuple[list[str], list[str]]:
-    return translate_command_line(command, [str(each) for each in said], imported(command).params)
+    return translate_command_line(command, [str(each) for each in said], load_command(command).params)
 
 
 # ---- the table -------------------------------------------------------------
@@ -53,8 +53,8 @@ def told_of(program: str) -> set[str]:
     [("train-text-from-scratch", "from-scratch"), ("finetune", "finetune"), ("export-lora", "export-lora")],
 )
 def test_each_of_their_options_is_understood(program: str, command: str) -> None:
-    there = {name for param in imported(command).params for name in (*param.opts, *param.secondary_opts)}
-    known = there | {*TABLES[command]} | ({*MADE_OF_SEVERAL} if TABLES[command] is not EXPORT else set())
+    there = {name for param in load_command(command).params for name in (*param.opts, *param.secondary_opts)}
+    known = there | {*TABLES[command]} | ({*COMPOUND} if TABLES[command] is not EXPORT else set())
     told = told_of(program)
     assert len(told) > 10
     assert {name.replace("_", "-") for name in told} - {"--help", "-h"} <= known
@@ -62,14 +62,16 @@ def test_each_of_their_options_is_understood(program: str, command: str) -> None
 
 @pytest.mark.parametrize("command", TABLES)
 def test_what_it_is_called_here_is_there(command: str) -> None:
-    there = {name for param in imported(command).params for name in (*param.opts, *param.secondary_opts)} | {
+    there = {
+        name for param in load_command(command).params for name in (*param.opts, *param.secondary_opts)
+    } | {
         "BASE",
         "DATA",
         "",
     }
     there |= {"--help"}
     assert {now.partition(" ")[0] for now in TABLES[command].values()} <= there
-    assert command in ("export-lora", "generate") or {*SAME} - there <= {
+    assert command in ("export-lora", "generate") or {*UNCHANGED} - there <= {
         "--only-write-lora",
         "--lora-alpha",
         "--lora-r",
@@ -82,8 +84,8 @@ def test_none_of_it_is_in_help() -> None:
         shown = ran(command, "--help").out
         assert not [
             old
-            for old in {*TABLES[command], *MADE_OF_SEVERAL}
-            if old not in SAME and re.search(rf"(?<![\w-]){old}(?![\w-])", shown)
+            for old in {*TABLES[command], *COMPOUND}
+            if old not in UNCHANGED and re.search(rf"(?<![\w-]){old}(?![\w-])", shown)
         ]
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.cli import generate as command
-from llamatrain.commands.chat import ChatOptions, Conversation, line_for_llama, quoted
+from llamatrain.commands.chat import ChatOptions, Conversation, llama_command, quote_word
 from llamatrain.commands.generate import LoadOptions, TextModel
 from llamatrain.data.chat.builtin import TEMPLATES
 from llamatrain.data.tokenizer import load
@@ -162,7 +162,7 @@ def test_on_a_terminal_a_signal_ends_an_answer_and_not_the_talk(
             raise turn
         return turn
 
-    said = command.say
+    said = command.print_text
 
     def say(text: str) -> None:
         said(text)
@@ -172,13 +172,13 @@ def test_on_a_terminal_a_signal_ends_an_answer_and_not_the_talk(
     monkeypatch.setattr(builtins, "input", typed)
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr(sys, "stdout", shown)
-    monkeypatch.setattr(command, "say", say)
+    monkeypatch.setattr(command, "print_text", say)
     talk = Conversation(
         TextModel(Path("m.gguf"), LoadOptions(), AdapterOptions()),
         ChatOptions(chat=True),
         SamplingOptions(n=5, temp=0.0),
     )
-    command.talked(talk, "")
+    command.run_chat(talk, "")
     talk.close()
     first = answered("u:first|a:", 1)
     assert [each["content"] for each in talk.messages] == [
@@ -197,7 +197,7 @@ def test_the_same_in_the_words_of_llama_cpp() -> None:
     options = ChatOptions(chat=True, system="be kind", chat_template=Path("gemma"))
     lora = AdapterOptions((Path("a.gguf"), Path("c.gguf")), ((Path("b.gguf"), 0.5), (Path("d.gguf"), 2.0)))
     sampling = SamplingOptions(ctx_shift=True, keep=7, repeat_penalty=1.5, stop=("|", "x y"))
-    line = line_for_llama(Path("m.gguf"), options, lora, sampling, 256, "")
+    line = llama_command(Path("m.gguf"), options, lora, sampling, 256, "")
     said = subprocess.run(
         ["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True
     ).stdout.split("\0")[:-1]
@@ -256,7 +256,7 @@ def test_a_word_for_a_shell_is_what_it_was(word: bytes) -> None:
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("there is no bash")
-    said = quoted(os.fsdecode(word))
+    said = quote_word(os.fsdecode(word))
     assert said.isprintable()
     done = subprocess.run(
         [bash, "-c", f"printf %s {said}"], capture_output=True, env={"LC_ALL": "C.UTF-8"}, check=True

@@ -15,7 +15,7 @@ import pytest
 import llamatrain
 from llamatrain.commands.doctor import dependencies, system
 from llamatrain.commands.doctor.dependencies import Requirement
-from llamatrain.commands.doctor.problems import Fact, Problem, fact
+from llamatrain.commands.doctor.problems import Fact, Problem, make_fact
 from llamatrain.compiler import prebuilt
 from llamatrain.compiler.cache import cache_key, code_cache, describe_code
 from llamatrain.compiler.inventory import kernel_modules, list_compilables
@@ -87,7 +87,7 @@ def test_on_a_terminal_there_is_a_table(root: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("FORCE_COLOR", "")
-    drawn = run_of(lambda: draw(system.examined()))
+    drawn = run_of(lambda: draw(system.examine()))
     assert "nothing is broken" in drawn and "threads" in drawn and "\t" not in drawn
 
 
@@ -223,18 +223,18 @@ def test_without_compiler_or_kernels(root: Path, tmp_path: Path) -> None:
 
 def test_whatever_fails_is_told_and_the_rest_too(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing() -> Iterator[Fact]:
-        yield fact("before", 1)
+        yield make_fact("before", 1)
         raise RuntimeError("the sky\nfell")
 
     monkeypatch.setitem(system.SECTIONS, "threads", failing)
-    found = system.examined()
-    assert found.sections["threads"] == [fact("before", 1)] and "gpu" in found.sections
+    found = system.examine()
+    assert found.sections["threads"] == [make_fact("before", 1)] and "gpu" in found.sections
     assert found.findings == [Problem("threads cannot be told: the sky", "mend what else is found first")]
 
 
 def test_a_dependency_that_is_missing_or_too_old(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"numpy": "1.26.4", "gguf": None, "numba": "0.69.0", "typer": "0.29.2"}
-    real = dependencies.version_of
+    real = dependencies.installed_version
     monkeypatch.setattr(
         dependencies, "package_version", lambda name: there[name] if name in there else real(name)
     )
@@ -247,7 +247,7 @@ def test_a_dependency_that_is_missing_or_too_old(root: Path, monkeypatch: pytest
 
 
 def test_requirements_are_those_of_the_package() -> None:
-    found = {each.name: each for each in dependencies.requirements()}
+    found = {each.name: each for each in dependencies.list_requirements()}
     assert (
         {"numpy", "gguf", "typer", "numba", "mpi4py"} <= found.keys()
         and "pytest" not in found
@@ -267,8 +267,8 @@ def test_requirements_are_those_of_the_package() -> None:
 )
 def test_versions_are_numbers(bounds: str, fitting: tuple[str, ...], others: tuple[str, ...]) -> None:
     requirement = Requirement("it", bounds, "")
-    assert all(requirement.suits(each) for each in fitting) and not any(
-        requirement.suits(each) for each in others
+    assert all(requirement.accepts(each) for each in fitting) and not any(
+        requirement.accepts(each) for each in others
     )
 
 

@@ -179,7 +179,7 @@ def test_text_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = Raw()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(raw), "ascii"))
     for text in ("a", "\x1b[0mä"):
-        command.say(text)
+        command.print_text(text)
     assert raw.pieces == [b"a", "\x1b[0mä".encode()]
 
 
@@ -187,7 +187,7 @@ def test_on_a_terminal_nothing_moves_the_cursor(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    command.say("a\x1b[2J\x07\r\nä\t")
+    command.print_text("a\x1b[2J\x07\r\nä\t")
     assert capsys.readouterr().out == "a\\x1b[2J\\x07\\r\nä\t"
 
 
@@ -224,7 +224,7 @@ def test_a_prompt_that_is_too_long_is_counted_and_not_held(
     opened, prompt = TextModel(Path(model), LoadOptions(), AdapterOptions()), words * 50_000
     tracemalloc.start()
     with pytest.raises(UsageError, match=f"the prompt has {count} tokens, the context"):
-        opened.text(prompt, SamplingOptions())
+        opened.continue_text(prompt, SamplingOptions())
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 3e6

@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 
 import llamatrain
 from llamatrain.cli.main import app
-from llamatrain.cli.typer_app import Command, application, options_of
-from llamatrain.commands.preview import PreviewOptions, taken
+from llamatrain.cli.typer_app import Command, make_app, with_options
+from llamatrain.commands.preview import PreviewOptions, first_rows
 from llamatrain.config.options import Option, Options, build
 from llamatrain.data import token_cache
 from llamatrain.data.batches import Batches
@@ -184,9 +184,9 @@ def test_rows_are_made_as_they_are_shown(run: Run) -> None:
             return self.made
 
     rows = Counted()
-    shown = taken(rows, PreviewOptions(Path(), n=10**9, batch=2))  # type: ignore[arg-type]
+    shown = first_rows(rows, PreviewOptions(Path(), n=10**9, batch=2))  # type: ignore[arg-type]
     assert [next(shown)[1] for _ in range(3)] == [0, 1, 0] and rows.made == 2
-    assert len(list(taken(rows, PreviewOptions(Path(), n=5, batch=2)))) == 5  # type: ignore[arg-type]
+    assert len(list(first_rows(rows, PreviewOptions(Path(), n=5, batch=2)))) == 5  # type: ignore[arg-type]
 
 
 def test_an_end_that_is_no_token_is_warned_of(run: Run) -> None:
@@ -237,11 +237,11 @@ class Some(Options):
     scaled: Annotated[tuple[tuple[Path, float], ...], Option("Some with a scale.")] = ()
 
 
-command = application()
+command = make_app()
 
 
 @command.command(cls=Command)
-@options_of(Some)
+@with_options(Some)
 def some(**said: Any) -> None:
     typer.echo(repr(build(Some, said | {"of another": 1})))
 

@@ -292,7 +292,7 @@ def options_of(command: click.Command) -> set[str]:
 
 def test_every_option_in_prose_is_one() -> None:
     known = {"--help", "--version", "--install-completion"}.union(
-        *(options_of(cli.imported(name)) for name in COMMANDS)
+        *(options_of(cli.load_command(name)) for name in COMMANDS)
     )
     spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL))
     told = {word for span in spans for word in re.findall(r"(?<![\w-])--[a-z][\w-]*", span)}

@@ -10,7 +10,7 @@ from llamatrain.compiler.prebuilt import PACKAGE
 
 NAME = "llamatrain"
 EXTRAS = "compile", "mpi"  # those that people install; the others are for who works on it
-FORM = re.compile(r"\s*([\w.-]+)\s*([^;\s][^;]*)?(?:;.*extra\s*==\s*[\"']([\w-]+)[\"'].*)?")
+REQUIREMENT = re.compile(r"\s*([\w.-]+)\s*([^;\s][^;]*)?(?:;.*extra\s*==\s*[\"']([\w-]+)[\"'].*)?")
 NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 
 
@@ -21,17 +21,17 @@ class Requirement(NamedTuple):
 
     @property
     def version(self) -> str | None:
-        return version_of(self.name)
+        return installed_version(self.name)
 
     @property
-    def whole(self) -> str:
+    def pip_argument(self) -> str:
         """What pip is told."""
         return f"'{NAME}[{self.extra}]'" if self.extra else f"'{self.name}{self.bounds}'"
 
-    def suits(self, version: str) -> bool:
+    def accepts(self, version: str) -> bool:
         """Of bounds only those that are here: at least, and below."""
         for bound in filter(None, self.bounds.split(",")):
-            number, least = numbers_of(bound), numbers_of(version)
+            number, least = parse_version(bound), parse_version(version)
             if (bound.strip().startswith(">=") and least < number) or (
                 bound.strip().startswith("<") and least >= number
             ):
@@ -39,33 +39,35 @@ class Requirement(NamedTuple):
         return True
 
 
-def version_of(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
 
 
-def numbers_of(version: str) -> tuple[int, ...]:
+def parse_version(version: str) -> tuple[int, ...]:
     """As many as decide: 2.0 and 2 are one."""
-    found = NUMBERS.search(version)
-    numbers = [int(each) for each in found[0].split(".")] if found else []
+    match = NUMBERS.search(version)
+    numbers = [int(each) for each in match[0].split(".")] if match else []
     while numbers and not numbers[-1]:
         numbers.pop()
     return tuple(numbers)
 
 
-def requirements() -> list[Requirement]:
+def list_requirements() -> list[Requirement]:
     """Of the sources where there is a clone, else of what was installed."""
-    found = [
+    requirements = [
         Requirement(match[1], (match[2] or "").replace(" ", ""), match[3] or "")
-        for match in map(FORM.fullmatch, told())
+        for match in map(REQUIREMENT.fullmatch, read_requirements())
         if match
     ]
-    return [each for each in found if not each.extra or each.extra in EXTRAS]
+    return [
+        requirement for requirement in requirements if not requirement.extra or requirement.extra in EXTRAS
+    ]
 
 
-def told() -> Iterator[str]:
+def read_requirements() -> Iterator[str]:
     try:
         project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
         if project["name"] != NAME:

@@ -9,26 +9,26 @@ from llamatrain.config.units import Size
 class Fact(NamedTuple):
     name: str
     value: Any  # for programs
-    words: str
+    text: str
 
 
 class Problem(NamedTuple):
     """What is broken, and what would do."""
 
-    what: str
-    cure: str
+    problem: str
+    remedy: str
 
 
-Told = Iterator[Fact | Problem]
+Findings = Iterator[Fact | Problem]
 
 
-def fact(name: str, value: Any, words: str = "") -> Fact:
+def make_fact(name: str, value: Any, words: str = "") -> Fact:
     return Fact(name, value, words or ("none" if value is None or value == [] else str(value)))
 
 
-def of_bytes(name: str, nbytes: int | None, more: str = "") -> Fact:
-    return Fact(name, nbytes, "not told here" if nbytes is None else f"{size(nbytes)}{more}")
+def bytes_fact(name: str, nbytes: int | None, more: str = "") -> Fact:
+    return Fact(name, nbytes, "not told here" if nbytes is None else f"{format_size(nbytes)}{more}")
 
 
-def size(nbytes: int) -> str:
+def format_size(nbytes: int) -> str:
     return Size(nbytes).text

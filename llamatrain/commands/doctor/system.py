@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llamatrain import __version__
-from llamatrain.commands.doctor.caches import caches, cleaned
-from llamatrain.commands.doctor.problems import Fact, Problem, Told, fact, of_bytes
+from llamatrain.commands.doctor.caches import clean_caches, describe_caches
+from llamatrain.commands.doctor.problems import Fact, Findings, Problem, bytes_fact, make_fact
 from llamatrain.errors import LlamatrainError, words_of
 
-MORE = "llvmlite", "pyarrow", "zstandard"  # that are used where they are there
+OPTIONAL = "llvmlite", "pyarrow", "zstandard"  # that are used where they are there
 
 
 class SystemReport(NamedTuple):
@@ -26,63 +26,66 @@ class SystemReport(NamedTuple):
     findings: list[Problem]
 
 
-def examined(clean: bool = False) -> SystemReport:
+def examine(clean: bool = False) -> SystemReport:
     sections, findings = dict[str, list[Fact]](), dict[Problem, None]()
-    for name, look in (({"cleaned": cleaned} if clean else {}) | SECTIONS).items():
+    for name, section in (({"cleaned": clean_caches} if clean else {}) | SECTIONS).items():
         try:
-            for each in look():
-                if isinstance(each, Problem):
-                    findings[each] = None
+            for item in section():
+                if isinstance(item, Problem):
+                    findings[item] = None
                 else:
-                    sections.setdefault(name, []).append(each)
+                    sections.setdefault(name, []).append(item)
         except LlamatrainError as error:  # it says what would do
             findings[Problem(str(error), "")] = None
         except Exception as error:
-            words = (words_of(error).splitlines() or [type(error).__name__])[0]
-            findings[Problem(f"{name} cannot be told: {words}", "mend what else is found first")] = None
+            message = (words_of(error).splitlines() or [type(error).__name__])[0]
+            findings[Problem(f"{name} cannot be told: {message}", "mend what else is found first")] = None
     return SystemReport(sections, [*findings])
 
 
 # ---- what there is -----------------------------------------------------------
 
 
-def versions() -> Told:
-    from llamatrain.commands.doctor.dependencies import requirements, version_of
+def describe_versions() -> Findings:
+    from llamatrain.commands.doctor.dependencies import installed_version, list_requirements
 
-    yield fact("llamatrain", __version__)
-    yield fact(
+    yield make_fact("llamatrain", __version__)
+    yield make_fact(
         "python",
         platform.python_version(),
         f"{platform.python_version()} ({sys.executable or 'unknown place'})",
     )
-    yield fact("system", platform.platform())
-    for each in requirements():
-        version = each.version
-        yield fact(each.name, version, version or "not installed")
-        if version is None and not each.extra:
-            yield Problem(f"{each.name} is not installed", f"pip install {each.whole}")
-        elif version is not None and not each.suits(version):
-            yield Problem(f"{each.name} {version} is not {each.bounds}", f"pip install {each.whole}")
-    for name in MORE:
-        version = version_of(name)
-        yield fact(name, version, version or "not installed")
+    yield make_fact("system", platform.platform())
+    for requirement in list_requirements():
+        version = requirement.version
+        yield make_fact(requirement.name, version, version or "not installed")
+        if version is None and not requirement.extra:
+            yield Problem(f"{requirement.name} is not installed", f"pip install {requirement.pip_argument}")
+        elif version is not None and not requirement.accepts(version):
+            yield Problem(
+                f"{requirement.name} {version} is not {requirement.bounds}",
+                f"pip install {requirement.pip_argument}",
+            )
+    for name in OPTIONAL:
+        version = installed_version(name)
+        yield make_fact(name, version, version or "not installed")
 
 
-def processor() -> Told:
+def describe_processor() -> Findings:
     from llamatrain.platform import cpu
 
-    yield fact("name", named(), named() or platform.machine() or "not told here")
-    yield fact("class", cpu.processor().name)
-    yield fact(
+    yield make_fact("name", processor_name(), processor_name() or platform.machine() or "not told here")
+    yield make_fact("class", cpu.processor().name)
+    yield make_fact(
         "units",
         sorted(cpu.enabled_units()),
         ", ".join(sorted(cpu.enabled_units())) or f"none of {', '.join(cpu.UNITS)}",
     )
     if off := sorted(cpu.disabled_units()):
-        yield fact("switched off", off, f"{', '.join(off)} (by {cpu.DISABLE_VARIABLE})")
+        yield make_fact("switched off", off, f"{', '.join(off)} (by {cpu.DISABLE_VARIABLE})")
 
 
-def named() -> str:
+def processor_name() -> str:
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             if line.startswith("model name"):
@@ -90,23 +93,23 @@ def named() -> str:
     return platform.processor()
 
 
-def kernels() -> Told:
+def describe_kernels() -> Findings:
     from llamatrain.compiler import prebuilt
     from llamatrain.compiler.cache import INSTALL_HINT, has_compiler
 
-    library, trouble = prebuilt.open_library()
-    compiler, error = compiler_of() if has_compiler() else ("", "")
+    library, problem = prebuilt.open_library()
+    compiler, error = find_compiler() if has_compiler() else ("", "")
     from llamatrain.compiler.inventory import list_compilables
 
-    wanted = list_compilables()
-    missing = [each for each in wanted if not library(each.symbol)]
-    yield fact("needed", len(wanted), f"{len(wanted)} functions")
-    yield fact("from the package", len(wanted) - len(missing))
-    if trouble:
-        yield Problem(trouble, "install llamatrain anew")
+    needed = list_compilables()
+    missing = [function for function in needed if not library(function.symbol)]
+    yield make_fact("needed", len(needed), f"{len(needed)} functions")
+    yield make_fact("from the package", len(needed) - len(missing))
+    if problem:
+        yield Problem(problem, "install llamatrain anew")
     if has_compiler():
-        yield from kept(missing)
-    yield fact("compiler", compiler or None)
+        yield from describe_cached(missing)
+    yield make_fact("compiler", compiler or None)
     if error:
         yield Problem(f"the compiler that is installed does not work ({error})", f"{INSTALL_HINT} that does")
     if missing and not compiler:
@@ -115,7 +118,7 @@ def kernels() -> Told:
         )
 
 
-def compiler_of() -> tuple[str, str]:
+def find_compiler() -> tuple[str, str]:
     """What it is, or why it is none."""
     from llamatrain.compiler.cache import COMPILERS, package_version
 
@@ -126,55 +129,55 @@ def compiler_of() -> tuple[str, str]:
     return ", ".join(f"{name} {package_version(name)}" for name in COMPILERS), ""
 
 
-def kept(missing: list[Any]) -> Told:
+def describe_cached(missing: list[Any]) -> Findings:
     """Those that were compiled before; the others are compiled when they are first used."""
     from llamatrain.compiler.cache import cache_key, describe_code
     from llamatrain.compiler.store import ObjectStore, object_name
     from llamatrain.platform.cache_dir import default_cache_dir
 
-    shelf, there = ObjectStore(default_cache_dir(cache_key())), 0
-    for each in missing:
-        facts = describe_code(each)
-        there += shelf.load(object_name(each.qualified_name.replace(":", "."), facts), facts) is not None
-    yield fact("from the cache", there)
-    yield fact("not compiled yet", len(missing) - there)
-    if shelf.damaged:
-        cure = "each is made again when it is needed; llamatrain doctor --clean removes them"
+    store, count = ObjectStore(default_cache_dir(cache_key())), 0
+    for function in missing:
+        facts = describe_code(function)
+        count += store.load(object_name(function.qualified_name.replace(":", "."), facts), facts) is not None
+    yield make_fact("from the cache", count)
+    yield make_fact("not compiled yet", len(missing) - count)
+    if store.damaged:
+        remedy = "each is made again when it is needed; llamatrain doctor --clean removes them"
         yield Problem(
-            f"{len(shelf.damaged)} damaged kernels in {shelf.folder}, such as {min(shelf.damaged)}", cure
+            f"{len(store.damaged)} damaged kernels in {store.folder}, such as {min(store.damaged)}", remedy
         )
 
 
-def threads() -> Told:
+def describe_threads() -> Findings:
     from llamatrain.distributed.cores import count_cores
     from llamatrain.platform import cpu
 
-    here, used = os.cpu_count() or 1, count_cores()
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else here
-    limits = [f"affinity: {allowed}"] if allowed < here else []
+    processors, used = os.cpu_count() or 1, count_cores()
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else processors
+    limits = [f"affinity: {allowed}"] if allowed < processors else []
     limits += [f"control group: {cpu.count_cpus()}"] if cpu.count_cpus() < allowed else []
-    yield fact("used", used, f"{used}, unless --threads says otherwise")
-    yield fact("processors", here)
-    yield fact("limited by", limits, ", ".join(limits) or "nothing")
+    yield make_fact("used", used, f"{used}, unless --threads says otherwise")
+    yield make_fact("processors", processors)
+    yield make_fact("limited by", limits, ", ".join(limits) or "nothing")
 
 
-def memory() -> Told:
+def describe_memory() -> Findings:
     from llamatrain.platform.memory import CGROUP, available_bytes
 
-    yield of_bytes("free", available_bytes())
-    yield of_bytes("of the machine", total())
+    yield bytes_fact("free", available_bytes())
+    yield bytes_fact("of the machine", total_memory())
     with suppress(OSError, ValueError):  # no such group, or "max"
         limit = int((CGROUP / "memory.max").read_text())
-        yield of_bytes("limit of the control group", limit)
+        yield bytes_fact("limit of the control group", limit)
     with suppress(ImportError):
         import resource
 
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         if limit != resource.RLIM_INFINITY:
-            yield of_bytes("limit of the process", limit, " of addresses (ulimit -v)")
+            yield bytes_fact("limit of the process", limit, " of addresses (ulimit -v)")
 
 
-def total() -> int | None:
+def total_memory() -> int | None:
     with suppress(OSError, ValueError, AttributeError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
@@ -183,32 +186,32 @@ def total() -> int | None:
 # ---- others ------------------------------------------------------------------
 
 
-def mpi() -> Told:
-    from llamatrain.commands.doctor.dependencies import version_of
+def describe_mpi() -> Findings:
+    from llamatrain.commands.doctor.dependencies import installed_version
 
-    own = Path(sys.executable).parent / "mpiexec"
-    launcher = shutil.which("mpiexec") or (str(own) if own.exists() else None) or shutil.which("srun")
-    yield fact("mpi4py", version_of("mpi4py") if find_spec("mpi4py") else None)
-    yield fact("launcher", launcher)
-    able = bool(find_spec("mpi4py") and launcher)
-    yield fact(
+    bundled = Path(sys.executable).parent / "mpiexec"
+    launcher = shutil.which("mpiexec") or (str(bundled) if bundled.exists() else None) or shutil.which("srun")
+    yield make_fact("mpi4py", installed_version("mpi4py") if find_spec("mpi4py") else None)
+    yield make_fact("launcher", launcher)
+    is_available = bool(find_spec("mpi4py") and launcher)
+    yield make_fact(
         "several processes",
-        able,
-        "can be started" if able else "no; pip install 'llamatrain[mpi]' brings what it takes",
+        is_available,
+        "can be started" if is_available else "no; pip install 'llamatrain[mpi]' brings what it takes",
     )
 
 
-def gpu() -> Told:
-    yield fact("used", False, "none is used yet: all work is the processor's")
+def describe_gpu() -> Findings:
+    yield make_fact("used", False, "none is used yet: all work is the processor's")
 
 
-SECTIONS: dict[str, Callable[[], Told]] = {
-    "versions": versions,
-    "processor": processor,
-    "kernels": kernels,
-    "threads": threads,
-    "memory": memory,
-    "caches": caches,
-    "mpi": mpi,
-    "gpu": gpu,
+SECTIONS: dict[str, Callable[[], Findings]] = {
+    "versions": describe_versions,
+    "processor": describe_processor,
+    "kernels": describe_kernels,
+    "threads": describe_threads,
+    "memory": describe_memory,
+    "caches": describe_caches,
+    "mpi": describe_mpi,
+    "gpu": describe_gpu,
 }
