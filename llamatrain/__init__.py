@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """What is behind the door is loaded when it is first asked for."""
+    """Import the Python API when a name of it is first used."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

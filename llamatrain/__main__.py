@@ -1,10 +1,11 @@
-"""`llamatrain` and `python -m llamatrain`: from the first line on, a signal ends the program without a word."""
+"""Runs `llamatrain` and `python -m llamatrain`. From the first line on, a signal ends the program quietly."""
 
 import os
 from types import FrameType
 
 
 def main() -> None:
+    """Run the command line."""
     # What is behind `signal`, which takes a while to load: until then Python itself tells of an interrupt.
     import _signal  # type: ignore[import-not-found]
 
@@ -19,7 +20,7 @@ def main() -> None:
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """Before there is anything to put in order."""
+    """Exit at once, before there is anything to clean up."""
     os._exit(128 + number)
 
 

@@ -1,9 +1,11 @@
-"""The door for Python: what the commands do, by the same options, as functions that give records and print nothing.
+"""The Python API: the commands as functions that return records and print nothing.
 
-Options are keywords, named as on the command line (`--val-split 0.1` is `val_split=0.1`); what may be repeated there is a list
-here. Type checkers know them from `api_options`, which `scripts/api_options.py` writes; `help` and editors that run the code know
-them from signatures that `documented` makes. All that fails raises `LlamatrainError`. In the main thread Ctrl-C saves a run that
-has begun and becomes a `KeyboardInterrupt`; no other signal is touched, and the process is never ended.
+Options are keywords, named as on the command line (`--val-split 0.1` is `val_split=0.1`); options that can be
+repeated take
+a list. Their types for type checkers are in `api_options.py`, which `scripts/api_options.py` writes; `help`
+shows them too.
+All failures raise `LlamatrainError`. In the main thread Ctrl-C saves a run that has started and becomes a
+`KeyboardInterrupt`; no other signal is touched, and the process is never ended.
 """
 
 import math
@@ -98,7 +100,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run as it ended."""
+    """The result of a training run."""
 
     folder: Path
     result: Path  # model.gguf or adapter.gguf
@@ -115,7 +117,7 @@ class Run:
 
     @property
     def perplexity(self) -> float | None:
-        """Of the last validation, unless it compared answers."""
+        """The perplexity of the last validation, or None for preference training."""
         return math.exp(min(self.validations[-1][1], 700)) if self.validations and not self.margins else None
 
 
@@ -126,11 +128,13 @@ class Run:
 def from_scratch(
     *data: Data, show: bool = False, progress: Listener | None = None, **options: "Unpack[FromScratchOptions]"
 ) -> Run:
-    """Train a new model on data: paths of files, folders or globs, lists of them, or lists of rows, each a dict as in JSON
-    lines. Without any, on the built-in sine wave.
+    """Train a new model on data, or on the built-in sine wave without any.
+
+    Data are paths of files, folders or globs, lists of them, or lists of rows, each a dict like a JSON line.
 
     show: print what the command prints, to standard error.
-    progress: called with each line of metrics.jsonl as a dict; an error that it raises ends the run.
+    progress: a function that is called with each line of metrics.jsonl as a dict; an error that it raises
+    ends the run.
     """
     with door(show), add_listener(progress), rows_for_run("from-scratch", data, {**options}) as (files, said):
         return run_request(
@@ -146,10 +150,11 @@ def finetune(
     progress: Listener | None = None,
     **options: "Unpack[FinetuneOptions]",
 ) -> Run:
-    """Train an adapter for a GGUF model on data; with `full=True`, the model itself. Data, `show` and `progress` are those of
-    `from_scratch`.
+    """Train a LoRA adapter for a GGUF model on data; with `full=True`, train the model itself.
 
-    base: the model's file; None where a run goes on that knows it.
+    `data`, `show` and `progress` are those of `from_scratch`.
+
+    base: the model's file; None to resume a run that knows it.
     """
     with door(show), add_listener(progress), rows_for_run("finetune", data, {**options}) as (files, said):
         model = None if base is None else str(path_of(base))
@@ -162,8 +167,12 @@ def finetune(
 def export_lora(
     base: Place, *, out: Place | None = None, show: bool = False, **options: "Unpack[ExportLoraOptions]"
 ) -> Merged:
-    """Merge adapters, named by `lora` and `lora_scaled`, into a model, or convert it to another `type`: the file `out` is a model
-    like any other. With `only_adapter` they are written as one adapter, with `peft` into a folder of PEFT's."""
+    """Merge adapters into a model, or convert the model to another `type`, and write the result to `out`.
+
+    Adapters are given as `lora` and `lora_scaled`. With `only_adapter` they are written as one adapter, with
+    `peft` into a
+    folder in PEFT's format.
+    """
     with door(show):
         values = check_options({**options, "out": out}, ExportOptions, AdapterOptions)
         made = export(path_of(base), build(ExportOptions, values), build(AdapterOptions, values))
@@ -174,7 +183,7 @@ def export_lora(
 def evaluate(
     model: Place, *data: Data, show: bool = False, **options: "Unpack[EvaluateOptionsGiven]"
 ) -> Evaluation:
-    """Loss, perplexity and bits per byte of a model on data: paths, lists of them, or lists of rows."""
+    """Compute loss, perplexity and bits per byte of a model on data: paths, lists of them, or lists of rows."""
     with door(show), rows_for_call(data) as files:
         if not files:
             raise UsageError("no data: name files (text, JSON, CSV, Parquet), folders or globs")
@@ -199,10 +208,10 @@ def plan(
 
 
 def plan(command: str, *data: Data, measure: bool = False, **options: Any) -> RunPlan:
-    """What `from_scratch(*data, ...)` or `finetune(base, *data, ...)` would take of memory and time. Nothing is trained.
+    """Plan memory and time of `from_scratch(*data, ...)` or `finetune(base, *data, ...)`, without training.
 
-    command: "from-scratch" or "finetune"; the data of the latter begins with the base.
-    measure: measure this machine's speed now, instead of using what was measured within a day.
+    command: "from-scratch" or "finetune"; for the latter the data begins with the base.
+    measure: measure this machine's speed now, instead of using a measurement of the last day.
     """
     with door():
         if command not in ("from-scratch", "finetune"):
@@ -226,8 +235,7 @@ def plan(command: str, *data: Data, measure: bool = False, **options: Any) -> Ru
 
 @document_options(PreviewOptions, PreferenceDataOptions, DataOptions, without=("model",))
 def preview(*data: Data, model: Place, **options: "Unpack[PreviewOptionsGiven]") -> list[PreviewRow]:
-    """The first rows of data as they would be trained, with the tokenizer and chat template of a model: tokens, text, and what is
-    trained of it."""
+    """Return the first rows of data as they would be trained with a model: tokens, text, and what is trained."""
     with door(), rows_for_call(data) as files:
         values = check_options(
             {**options, "model": model}, PreviewOptions, PreferenceDataOptions, DataOptions
@@ -242,7 +250,7 @@ def preview(*data: Data, model: Place, **options: "Unpack[PreviewOptionsGiven]")
 
 @document_options(LoadOptions, AdapterOptions)
 def load(path: Place, **options: "Unpack[LoadOptionsGiven]") -> "LoadedModel":
-    """Open a model once, to generate any number of texts with it, or to chat."""
+    """Open a model, to generate texts with it or to chat."""
     with door():
         values = check_options(options, LoadOptions, AdapterOptions)
         return LoadedModel(
@@ -251,24 +259,24 @@ def load(path: Place, **options: "Unpack[LoadOptionsGiven]") -> "LoadedModel":
 
 
 class LoadedModel:
-    """Generates any number of texts."""
+    """A model that is open for generating texts."""
 
     def __init__(self, model: TextModel) -> None:
         self._model, self._last = model, list[str]()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Of the last text that was begun."""
+        """Notes about the last text."""
         return in_keywords_all(self._last)
 
     @document_options(SamplingOptions)
     def generate(self, prompt: str | bytes = "", **sampling: "Unpack[SamplingOptionsGiven]") -> str:
-        """The text that goes on from a prompt. `temperature` is another name of `temp`."""
+        """Return the text that continues a prompt. `temperature` is another name of `temp`."""
         return "".join(self.stream(prompt, **sampling))
 
     @document_options(SamplingOptions)
     def stream(self, prompt: str | bytes = "", **sampling: "Unpack[SamplingOptionsGiven]") -> Iterator[str]:
-        """The text that goes on from a prompt, piece by piece, as it is drawn."""
+        """Yield the text that continues a prompt, piece by piece."""
         with door():
             if not isinstance(prompt, str | bytes):
                 raise UsageError(f"{quote(prompt)} is no prompt: it takes a text, or bytes")
@@ -287,10 +295,10 @@ class LoadedModel:
         chat_template: Place | None = None,
         **sampling: "Unpack[SamplingOptionsGiven]",
     ) -> "ChatSession":
-        """Begin a chat, through the chat template that the model was trained with.
+        """Start a chat that uses the model's chat template.
 
-        system: what the model is told before.
-        chat_template: a file with another template, or the name of a known layout.
+        system: the system prompt.
+        chat_template: a file with another template, or the name of a built-in one.
         """
         with door():
             values = check_options({"system": system, "chat_template": chat_template}, ChatOptions)
@@ -301,27 +309,33 @@ class LoadedModel:
 
 
 class ChatSession:
-    """A conversation with a model, which remembers what was said. It ends with `close`, as a context manager, or when it goes."""
+    """A conversation with a model.
+
+    It ends with `close`, with a `with` block, or when it is garbage collected.
+    """
 
     def __init__(self, talk: Conversation) -> None:
         self._talk, self.close = talk, weakref.finalize(self, talk.close)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What there is to be said of the chat so far."""
+        """Notes about the chat so far."""
         return in_keywords_all(self._talk.notes)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """What was said so far, each with role and content."""
+        """The messages so far, each with role and content."""
         return [dict(each) for each in self._talk.messages]
 
     def say(self, words: str) -> str:
-        """The answer to the next turn."""
+        """Return the answer to a message."""
         return "".join(self.stream(words))
 
     def stream(self, words: str) -> Iterator[str]:
-        """The answer to the next turn, piece by piece. One that is not read to its end is taken as far as it was read."""
+        """Yield the answer to a message, piece by piece.
+
+        If it is not read to its end, the part that was read counts.
+        """
         if not isinstance(words, str):
             raise UsageError(f"{quote(words)} is no turn of a chat: it takes a text")
         return pieces(piece.text for piece in self._talk.say(words) if not piece.thought)
@@ -340,7 +354,7 @@ def chat(
     chat_template: Place | None = None,
     **options: "Unpack[ChatOptionsGiven]",
 ) -> ChatSession:
-    """Open a model and begin a chat: `load(path, ...).chat(...)`, with the options of both."""
+    """Open a model and start a chat: `load(path, ...).chat(...)`, with the options of both."""
     said = dict[str, Any](options)
     with door():
         check_options(said, LoadOptions, AdapterOptions, SamplingOptions)
@@ -350,6 +364,7 @@ def chat(
 
 
 def pieces(text: Iterable[str]) -> Iterator[str]:
+    """Yield pieces of text; errors are raised as the API raises them."""
     with door():
         yield from text
 
@@ -358,11 +373,12 @@ def pieces(text: Iterable[str]) -> Iterator[str]:
 
 
 def path_of(place: Any) -> Path:
+    """Return a path, after checking that it is one."""
     return Path(check_path(place))
 
 
 def check_options(options: Mapping[str, Any], *classes: type[Options]) -> dict[str, Any]:
-    """What was said by keyword, each checked as it is declared; None says nothing."""
+    """Return the options that are not None, each checked and in its declared type."""
     known = {name: each for cls in classes for name, each in option_specs(cls).items()}
     options = with_present_names(options, *classes)
     if "temperature" in options and "temp" in known:
@@ -382,7 +398,7 @@ def check_options(options: Mapping[str, Any], *classes: type[Options]) -> dict[s
 
 
 def to_plain(value: Any, option: OptionSpec) -> Any:
-    """Numbers of numpy as Python's, any path as pathlib's, and one value of what may be repeated as a list of it."""
+    """Convert NumPy numbers, paths, and single values of options that can be repeated."""
     if getattr(value, "ndim", None) == 0:
         value = value.item()
     if isinstance(value, os.PathLike):
@@ -394,6 +410,7 @@ def to_plain(value: Any, option: OptionSpec) -> Any:
 
 
 def run_request(request: RunRequest) -> Run:
+    """Train, and return the result as the API reports it."""
     finished = train(request, CallerInterrupts())
     losses, validations, margins = figures(finished)
     return Run(
@@ -411,7 +428,7 @@ def run_request(request: RunRequest) -> Run:
 
 
 def figures(finished: RunResult) -> tuple[list[float], list[tuple[int, float]], list[tuple[int, float]]]:
-    """Losses, validations and their margins, as the run's folder has them."""
+    """Return losses, validations and margins from the run's metrics.jsonl."""
     losses, path = [math.nan] * finished.steps, finished.folder / "metrics.jsonl"
     validations, margins = list[tuple[int, float]](), list[tuple[int, float]]()
     for _, line in read_lines(path) if path.exists() else ():
@@ -430,7 +447,7 @@ def figures(finished: RunResult) -> tuple[list[float], list[tuple[int, float]], 
 
 @contextmanager
 def door(show: bool = False) -> Iterator[None]:
-    """Errors that a user may meet are of one family here, and speak of keywords."""
+    """Turn errors that a user may meet into `LlamatrainError`, with options named as keywords."""
     try:
         with show_log() if show and is_printing_rank() else nullcontext():
             yield
@@ -449,13 +466,15 @@ def door(show: bool = False) -> Iterator[None]:
 
 
 def keyword(name: str) -> str:
+    """Return an option as a keyword argument."""
     return f"{name.removeprefix('no_')}=False" if name.startswith("no_") else name
 
 
 def in_keywords(message: str) -> str:
-    """Without flags; and without what would steer a terminal that it comes to."""
+    """Return a message with keywords in place of flags, and without control characters."""
     return make_printable(replace_flags(message, keyword), "utf-8")
 
 
 def in_keywords_all(notes: Sequence[str]) -> tuple[str, ...]:
+    """Return notes with keywords in place of flags."""
     return tuple(map(in_keywords, notes))

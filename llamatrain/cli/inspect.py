@@ -41,7 +41,9 @@ class InspectOptions(Options):
 
 @command.command(cls=ReadOnlyCommand)
 @with_options(InspectOptions)
-def inspect(file: Annotated[Path, typer.Argument(metavar="FILE", parser=parse_path)], **overrides: Any) -> None:
+def inspect(
+    file: Annotated[Path, typer.Argument(metavar="FILE", parser=parse_path)], **overrides: Any
+) -> None:
     """Show what is in a GGUF file: a model, an adapter, a checkpoint or a vocabulary; or in an adapter of another form."""
     from llamatrain.adapters.listing import list_adapter
     from llamatrain.gguf.reader import open_gguf
