@@ -1,4 +1,4 @@
-"""`llamatrain doctor`: what this machine has, what llamatrain keeps on it, and what is broken."""
+"""`llamatrain doctor`: shows what this machine has, what is cached, and what is broken."""
 
 import json
 import sys
@@ -22,6 +22,8 @@ command = make_app()
 
 @dataclass(frozen=True)
 class DoctorOptions(Options):
+    """Options of `doctor`."""
+
     json: Annotated[
         bool, replace(JSON, sentence="Print one JSON object: an object for each section, and findings.")
     ] = False
@@ -53,6 +55,7 @@ def doctor(**said: Any) -> None:
 
 
 def to_json(report: "SystemReport") -> dict[str, Any]:
+    """Return a report as JSON values."""
     sections = {
         title.replace(" ", "_"): {finding.name.replace(" ", "_"): finding.value for finding in rows}
         for title, rows in report.sections.items()
@@ -64,7 +67,7 @@ def to_json(report: "SystemReport") -> dict[str, Any]:
 
 
 def to_lines(report: "SystemReport") -> Iterator[str]:
-    """Section, name and what is said of it, between tabs."""
+    """Yield a report as lines of section, name and text, separated by tabs."""
     for title, rows in report.sections.items():
         yield from (f"{title}\t{finding.name}\t{finding.text}" for finding in rows)
     yield from (
@@ -73,6 +76,7 @@ def to_lines(report: "SystemReport") -> Iterator[str]:
 
 
 def draw(report: "SystemReport") -> None:
+    """Print a report as tables."""
     from llamatrain.cli.inspect import make_console, print_table
 
     console = make_console()
@@ -83,4 +87,5 @@ def draw(report: "SystemReport") -> None:
 
 
 def format_finding(finding: "Problem") -> str:
+    """Return a problem and its remedy as one text."""
     return "; ".join(filter(None, finding))

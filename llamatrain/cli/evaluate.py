@@ -1,4 +1,4 @@
-"""`llamatrain evaluate`: how well a model foretells some data."""
+"""`llamatrain evaluate`: how well a model predicts some data."""
 
 import json
 import math
@@ -26,6 +26,8 @@ command = make_app()
 
 @dataclass(frozen=True)
 class PrintOptions(Options, panel="Evaluation"):
+    """Options of the output."""
+
     json: Annotated[
         bool,
         replace(

@@ -1,4 +1,4 @@
-"""`llamatrain export-lora`: a model and its adapters made one."""
+"""`llamatrain export-lora`: merges adapters into a model."""
 
 import sys
 from pathlib import Path

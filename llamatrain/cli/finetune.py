@@ -1,4 +1,4 @@
-"""`llamatrain finetune`: an adapter for a GGUF model, quantised or not; or, with --full, the model itself."""
+"""`llamatrain finetune`: trains an adapter for a GGUF model or, with --full, the model itself."""
 
 from typing import Annotated, Any
 

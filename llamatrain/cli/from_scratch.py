@@ -1,4 +1,4 @@
-"""`llamatrain from-scratch`: a new model from text, or from the built-in sine wave."""
+"""`llamatrain from-scratch`: trains a new model from text, or from the built-in sine wave."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +29,7 @@ def from_scratch(data: Data = None, **overrides: Any) -> None:
 
 
 def run_request(request: "RunRequest") -> None:
-    """A signal's exit code is its own."""
+    """Train; if a signal ended the run, exit with the code of the signal."""
     from llamatrain.run.signals import CommandInterrupts
     from llamatrain.run.train import train
 

@@ -1,4 +1,4 @@
-"""`llamatrain generate`: text that goes on from a prompt."""
+"""`llamatrain generate`: continues a prompt, or chats."""
 
 import os
 import sys
@@ -31,6 +31,8 @@ command = make_app()
 
 @dataclass(frozen=True)
 class PromptOptions(Options, panel="Text"):
+    """Options of the prompt."""
+
     prompt: Annotated[
         str,
         Option(
@@ -81,7 +83,7 @@ def generate(
 
 
 def run_chat(conversation: Conversation, first: str) -> None:
-    """Turn by turn; on a terminal Ctrl-C ends an answer, and from a pipe all."""
+    """Chat turn by turn. On a terminal Ctrl-C ends an answer, in a pipe everything."""
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
     print_notes(conversation.notes)
     for turn in chain([first] if first else [], typed_lines() if is_interactive else piped_lines()):
@@ -99,6 +101,7 @@ def run_chat(conversation: Conversation, first: str) -> None:
 
 
 def typed_lines() -> Iterator[str]:
+    """Yield lines that are typed on a terminal."""
     while True:
         try:
             line = input("> ")
@@ -113,6 +116,7 @@ def typed_lines() -> Iterator[str]:
 
 
 def piped_lines() -> Iterator[str]:
+    """Yield lines from a pipe."""
     while line := sys.stdin.buffer.readline(MAX_PROMPT + 1):
         turn = (
             check_size(line, MAX_PROMPT, "standard input", "a turn").decode("utf-8", "replace").rstrip("\r\n")
@@ -122,14 +126,14 @@ def piped_lines() -> Iterator[str]:
 
 
 def print_notes(notes: list[str]) -> None:
-    """Each once."""
+    """Print notes, and remove them from the list."""
     while notes:
         note = notes.pop(0)
         terminal.log_line(note if note.startswith("warning: ") else f"note: {note}")
 
 
 def read_prompt(options: PromptOptions) -> bytes:
-    """As bytes: they need not be text."""
+    """Return the prompt as bytes, which need not be valid text."""
     from llamatrain.data.tokenizer import to_bytes
 
     if options.prompt == "-":
@@ -144,7 +148,10 @@ def read_prompt(options: PromptOptions) -> bytes:
 
 
 def print_thought(text: str) -> None:
-    """Show a thought dimly on a terminal; a pipe gets words alone, as the content of a server's answer."""
+    """Print a thought dimly on a terminal.
+
+    A pipe gets only answers, like the content of a server's answer.
+    """
     if sys.stdout.isatty():
         text = make_printable(text, sys.stdout.encoding, keep=KEPT_CHARS)
         sys.stdout.write(text if os.environ.get("NO_COLOR") else f"\033[2m{text}\033[0m")
@@ -152,7 +159,7 @@ def print_thought(text: str) -> None:
 
 
 def print_text(text: str) -> None:
-    """Into a pipe as it is, in UTF-8; on a terminal without what would move the cursor or colour it."""
+    """Print text: to a pipe as UTF-8, on a terminal without control characters."""
     if sys.stdout.isatty():
         text = make_printable(text, sys.stdout.encoding, keep=KEPT_CHARS)
         sys.stdout.write(text)

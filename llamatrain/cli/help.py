@@ -1,4 +1,4 @@
-"""What `--help` shows: a panel for each purpose, as wide as the terminal; where that is narrow, sentences stand under names."""
+"""Formats `--help`: a panel for each purpose, as wide as the terminal."""
 
 from collections.abc import Iterable
 from inspect import cleandoc
@@ -19,6 +19,7 @@ Row = tuple[str, str, str]  # a name, what it takes, a sentence
 
 
 def format_help(command: Any, context: Any) -> str:
+    """Return the help of a command."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=False, emoji=False, markup=False)
@@ -38,6 +39,7 @@ def format_help(command: Any, context: Any) -> str:
 
 
 def usage_words(command: Any) -> Iterable[str]:
+    """Yield the words of the usage line."""
     yield "[OPTIONS]"
     for argument in arguments(command):
         name = argument.metavar + ("..." if argument.nargs < 0 else "")
@@ -47,11 +49,12 @@ def usage_words(command: Any) -> Iterable[str]:
 
 
 def arguments(command: Any) -> list[Any]:
+    """Return the arguments of a command."""
     return [param for param in command.params if param.param_type_name == "argument"]
 
 
 def collect_panels(command: Any, context: Any) -> dict[str, list[Row]]:
-    """Rows by the title of their panel: arguments first, then commands, the options by purpose, and the rest."""
+    """Return rows by panel title: arguments, commands, then options by purpose."""
     panels: dict[str, list[Row]] = {
         "Arguments": [(param.metavar, "", param.help) for param in arguments(command) if param.help]
     }
@@ -64,11 +67,13 @@ def collect_panels(command: Any, context: Any) -> dict[str, list[Row]]:
 
 
 def command_row(name: str, group: Any, context: Any) -> Row:
+    """Return the row of a subcommand."""
     also = "".join(f" Also called {other}." for other, target in group.aliases.items() if target == name)
     return name, "", " ".join(cleandoc(group.get_command(context, name).help).split("\n\n")[0].split()) + also
 
 
 def option_row(option: Any) -> Row:
+    """Return the row of an option."""
     shows_negation = (
         option.is_flag and option.show_default
     )  # the other form of what is off does nothing but overrule a file
@@ -79,6 +84,7 @@ def option_row(option: Any) -> Row:
 
 
 def print_panel(console: "Console", title: str, rows: list[Row]) -> None:
+    """Print a panel; on a narrow terminal sentences stand below names."""
     from rich.panel import Panel
     from rich.text import Text
 
@@ -91,6 +97,7 @@ def print_panel(console: "Console", title: str, rows: list[Row]) -> None:
 
 
 def format_row(row: Row, column: int, width: int) -> "Iterable[Text]":
+    """Yield the lines of a row."""
     from rich.text import Text
 
     name, unit, sentence = row

@@ -1,4 +1,4 @@
-"""`llamatrain inspect`: what is in a model, an adapter, a checkpoint or a vocabulary."""
+"""`llamatrain inspect`: shows the contents of a model, adapter, checkpoint or vocabulary."""
 
 import json
 import math
@@ -34,6 +34,8 @@ command = make_app()
 
 @dataclass(frozen=True)
 class InspectOptions(Options):
+    """Options of `inspect`."""
+
     json: Annotated[
         bool, replace(JSON, sentence="Print one JSON object: kind, architecture, metadata, tensors.")
     ] = False
@@ -60,6 +62,7 @@ def inspect(
 
 
 def gguf_to_json(gguf: "Gguf") -> dict[str, Any]:
+    """Return the contents of a GGUF file as JSON values."""
     return {
         "kind": gguf.kind,
         "architecture": gguf.metadata.get_text("general.architecture"),
@@ -69,6 +72,7 @@ def gguf_to_json(gguf: "Gguf") -> dict[str, Any]:
 
 
 def listing_to_json(listing: "Listing") -> dict[str, Any]:
+    """Return the contents of another adapter file as JSON values."""
     tensors = list(map(tensor_to_json, listing.tensors))
     return {
         "kind": "adapter",
@@ -79,10 +83,12 @@ def listing_to_json(listing: "Listing") -> dict[str, Any]:
 
 
 def tensor_to_json(tensor: "ListedTensor") -> dict[str, Any]:
+    """Return a tensor's description as JSON values."""
     return {"name": tensor.name, "type": tensor.type, "shape": list(tensor.shape), "bytes": tensor.nbytes}
 
 
 def list_tensors(gguf: "Gguf") -> "list[ListedTensor]":
+    """Return the tensors of a GGUF file."""
     from llamatrain.adapters.listing import ListedTensor
 
     return [
@@ -92,7 +98,7 @@ def list_tensors(gguf: "Gguf") -> "list[ListedTensor]":
 
 
 def to_plain(value: Any) -> Any:
-    """A value as JSON can have it, which knows no infinity and no NaN: null."""
+    """Return a value for JSON, which has no infinity and no NaN: these become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, bool | int | str):
@@ -104,6 +110,7 @@ def to_plain(value: Any) -> Any:
 
 
 def draw_gguf(gguf: "Gguf") -> None:
+    """Print the contents of a GGUF file."""
     console = make_console()
     model = f"{gguf.metadata.get_text('general.architecture')}."
     known = (model, "tokenizer.", *RUN_PREFIXES)
@@ -126,7 +133,7 @@ def draw_gguf(gguf: "Gguf") -> None:
 
 
 def unused_rows(gguf: "Gguf") -> Iterator[tuple[str, str]]:
-    """What of a model file has no part in what is made of it; or why nothing is made of it."""
+    """Yield the keys and tensors of a model that are not used, or why the model cannot be used."""
     from llamatrain.model.hyperparameters import read_hyperparameters, unused_keys, unused_tensors
 
     if gguf.kind != "model":
@@ -143,6 +150,7 @@ def unused_rows(gguf: "Gguf") -> Iterator[tuple[str, str]]:
 
 
 def draw_listing(path: Path, listing: "Listing") -> None:
+    """Print the contents of another adapter file."""
     console = make_console()
     values = {name: value for name, value in listing.metadata.items() if value not in (None, [], {})}
     rows = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in values.items()]
@@ -155,23 +163,25 @@ def draw_listing(path: Path, listing: "Listing") -> None:
 
 
 def make_console() -> "Console":
+    """Return a console, with a fixed width if the output is not a terminal."""
     from rich.console import Console
 
     return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
 
 
 def rank_rows(gguf: "Gguf") -> Rows:
-    """What an adapter's keys do not say: between its two factors lies the rank."""
+    """Return the ranks of an adapter, which its metadata does not state."""
     ranks = {tensor.shape[-1] for name, tensor in gguf.tensors.items() if name.endswith(".lora_b")}
     return [("rank", ", ".join(map(str, sorted(ranks))))] if gguf.kind == "adapter" and ranks else []
 
 
 def metadata_rows(gguf: "Gguf", keys: Iterable[str], prefix: str) -> Rows:
+    """Return rows for metadata keys, without their prefix."""
     return [(key.removeprefix(prefix), format_value(gguf, key)) for key in keys]
 
 
 def format_value(gguf: "Gguf", key: str) -> str:
-    """A long text by its beginning, an array by its length, a float32 by the fewest digits that mean it."""
+    """Format a value: long texts are shortened, arrays show their length, floats have the fewest digits."""
     import numpy as np
 
     from llamatrain.gguf.values import Kind
@@ -185,7 +195,7 @@ def format_value(gguf: "Gguf", key: str) -> str:
 
 
 def vocabulary_rows(gguf: "Gguf", keys: list[str]) -> Rows:
-    """The tokenizer's values; behind the number of a token its text."""
+    """Return the tokenizer's values; token numbers are followed by their text."""
     rows = metadata_rows(gguf, keys, "tokenizer.ggml.")
     tokens = gguf.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list):
@@ -200,6 +210,7 @@ def vocabulary_rows(gguf: "Gguf", keys: list[str]) -> Rows:
 
 
 def print_table(console: "Console", title: str, rows: Rows) -> None:
+    """Print a table with a heading, if it has rows."""
     if rows:
         from rich.table import Table
         from rich.text import Text
@@ -214,7 +225,7 @@ def print_table(console: "Console", title: str, rows: Rows) -> None:
 
 
 def print_tensors(console: "Console", tensors: Iterable["ListedTensor"]) -> None:
-    """What the tensors of each type take; an optimizer's vectors are no parameters, and stand apart."""
+    """Print count, parameters and bytes of tensors by type; an optimizer's vectors are listed separately."""
     from rich.table import Table
 
     groups: dict[str, list[ListedTensor]] = {}
@@ -244,6 +255,7 @@ def print_tensors(console: "Console", tensors: Iterable["ListedTensor"]) -> None
 
 
 def print_heading(console: "Console", title: str) -> None:
+    """Print a heading."""
     from rich.text import Text
 
     console.print(Text.assemble("\n", (make_printable(title, console.encoding), "bold")))

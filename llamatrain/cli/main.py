@@ -38,18 +38,21 @@ EXTRA_ARGUMENT_HINTS = {
 
 
 class AllCommands(CommandGroup):
-    """Commands by the name of their module, imported when they are asked for."""
+    """Commands by the name of their module, which is imported when it is needed."""
 
     def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
         return command_names(COMMANDS, ctx)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command by its name or another name of it."""
         cmd_name = ALIASES.get(cmd_name, cmd_name)
         return load_command(cmd_name) if cmd_name in COMMANDS else None
 
 
 @cache
 def load_command(name: str) -> Any:
+    """Import a command."""
     command = typer.main.get_command(import_module(f"llamatrain.cli.{name.replace('-', '_')}").command)
     command.name = name
     return command
@@ -59,6 +62,7 @@ app = typer.Typer(cls=AllCommands, invoke_without_command=True, rich_markup_mode
 
 
 def print_version(asked: bool) -> None:
+    """Print the version and exit."""
     if asked:
         typer.echo(f"llamatrain {llamatrain.__version__}")
         raise typer.Exit
@@ -77,6 +81,7 @@ def program(
 
 
 def main() -> None:
+    """Run a command, and exit with its code."""
     open_missing_streams()
     silence_followers()
     try:
@@ -104,7 +109,7 @@ def main() -> None:
 
 
 def report_failure(failure: ExitStatus, shared: bool = False) -> int:
-    """The exit code of a process that has failed, which says so unless another one does."""
+    """Return the exit code of a failed process. The first process that failed prints the error."""
     first_failure = together.failure_to_print(failure, shared)
     if first_failure and first_failure.message:
         stderr.print_error(first_failure.message)
@@ -112,25 +117,26 @@ def report_failure(failure: ExitStatus, shared: bool = False) -> int:
 
 
 def silence_followers() -> None:
-    """Of several processes only the first prints; the others keep standard error for their last words."""
+    """Silence all processes but the first; they keep standard error for fatal errors."""
     if not together.is_printing_rank():
         stderr.set_stream(sys.stderr)
         sys.stdout, sys.stderr = open_null(), open_null()
 
 
 def open_missing_streams() -> None:
-    """A process may be begun without one of its streams; Python then has nothing where everyone expects something."""
+    """Open standard streams that the process was started without; Python has None in their place."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open_null("r" if name == "stdin" else "w"))
 
 
 def format_error(error: Exception) -> str:
+    """Return the message of an error."""
     return format_usage_error(error) if isinstance(error, typer.TyperException) else describe(error)
 
 
 def format_usage_error(error: typer.TyperException) -> str:
-    """What typer says of a command line, as one sentence, and what would do."""
+    """Return typer's message about a command line as one sentence with a hint."""
     hint, message = "", error.format_message()
     if hasattr(error, "possibilities") and hasattr(error, "option_name"):  # there is no such option
         name, context = error.option_name, getattr(error, "ctx", None)

@@ -1,4 +1,4 @@
-"""`llamatrain plan`: what a run will take, and how long, before anything is loaded."""
+"""`llamatrain plan`: shows memory and time of a run before anything is loaded."""
 
 import json
 from collections.abc import Iterator
@@ -41,6 +41,8 @@ DEFAULT_NETWORK = Bandwidth(1e10)
 
 @dataclass(frozen=True)
 class PlanOptions(Options, panel="The plan"):
+    """Options of `plan`."""
+
     json: Annotated[
         bool,
         replace(JSON, sentence="Print one JSON object: bytes by what they are for, and how it would run."),
@@ -80,6 +82,7 @@ class PlanOptions(Options, panel="The plan"):
     ] = None
 
     def validate(self) -> None:
+        """Raise OptionError if options contradict each other."""
         if self.network is not None and self.ranks is None:
             raise OptionError(
                 lambda spelt: f"{spelt('network')} means nothing without {spelt('ranks')}; leave it out"
@@ -91,7 +94,7 @@ command = make_app(cls=CommandGroup, invoke_without_command=True)
 
 @command.callback()
 def plan(context: typer.Context) -> None:
-    """What a run would take of memory and time: the same options as the run itself, and nothing is read, written or trained."""
+    """Show memory and time of a run, with the run's own options; nothing is read, written or trained."""
     if context.invoked_subcommand is None:
         raise UsageError(
             "what to plan is missing: llamatrain plan from-scratch ... or llamatrain plan finetune ..."
@@ -101,18 +104,22 @@ def plan(context: typer.Context) -> None:
 @command.command("from-scratch", cls=ReadOnlyCommand)
 @with_options(PlanOptions, RunFolderOptions, *FROM_SCRATCH_OPTIONS)
 def plan_from_scratch(data: Data = None, **overrides: Any) -> None:
-    """Of `llamatrain from-scratch` with these options. Text is not read: a vocabulary to be learned counts in full."""
+    """Plan `llamatrain from-scratch` with these options.
+
+    Text is not read: a vocabulary that will be learned counts in full.
+    """
     print_plan(request_from_scratch(data or (), overrides), build(PlanOptions, overrides))
 
 
 @command.command("finetune", cls=ReadOnlyCommand)
 @with_options(PlanOptions, RunFolderOptions, *FINETUNE_OPTIONS, defaults=FINETUNE_DEFAULTS)
 def plan_finetune(base: Base = None, data: Data = None, **overrides: Any) -> None:
-    """Of `llamatrain finetune` with these options. Of the base only its head is read."""
+    """Plan `llamatrain finetune` with these options. Only the header of the base is read."""
     print_plan(request_finetune(base, data or (), overrides), build(PlanOptions, overrides))
 
 
 def print_plan(request: "RunRequest", options: PlanOptions) -> None:
+    """Plan a run and print the result."""
     from llamatrain.report.output_file import check_output_file
     from llamatrain.run.prepare import plan_run
 
@@ -154,6 +161,7 @@ def print_plan(request: "RunRequest", options: PlanOptions) -> None:
 
 
 def to_json(planned: "PlannedRun", time: "TimeForecast | str | None") -> dict[str, Any]:
+    """Return a plan as JSON values."""
     memory_plan, forecast = planned.plan.plan, None if time is None or isinstance(time, str) else time
     spec, trials = memory_plan.spec, planned.plan.trials
     seconds = {
@@ -188,6 +196,7 @@ def to_json(planned: "PlannedRun", time: "TimeForecast | str | None") -> dict[st
 
 
 def memory_lines(planned: "PlannedRun") -> Iterator[str]:
+    """Yield the lines about memory."""
     memory_plan = planned.plan.plan
     spec = memory_plan.spec
     yield f"{spec.h.describe()}: {spec.h.parameter_count:,} parameters"
@@ -200,6 +209,7 @@ def memory_lines(planned: "PlannedRun") -> Iterator[str]:
 
 
 def time_lines(time: "TimeForecast | str") -> Iterator[str]:
+    """Yield the lines about time."""
     if isinstance(time, str):
         yield f"\n{'time':14} {'not foretold':>18}  {time}"
         return
@@ -210,21 +220,21 @@ def time_lines(time: "TimeForecast | str") -> Iterator[str]:
 
 
 def speed_lines(speeds: "OpSpeeds") -> Iterator[str]:
-    """Say what figures of time were computed from."""
+    """Yield the lines about the measurement that times are computed from."""
     yield f"From this machine's speed, measured {format_age(speeds.measured_at)}; --measure measures again."
     if speeds.disturbed:
         yield f"Other programs were at work (threads waited {speeds.disturbed:.0%} of the time); it serves for ten minutes."
 
 
 def format_age(when: float) -> str:
-    """How long ago a time was, roughly."""
+    """Return roughly how long ago a time was."""
     minutes = int(max(0.0, clock() - when) // 60)
     count, unit = (minutes, "minute") if minutes < 60 else (minutes // 60, "hour")
     return f"{count} {unit}{'s' * (count > 1)} ago" if count else "just now"
 
 
 def trial_lines(fitted: "FittedRun", time: "TimeForecast | str | None") -> Iterator[str]:
-    """The ways that were planned, the fastest first; each takes so many times as long as the one that is taken."""
+    """Yield a table of the plans that were tried, the fastest first; times are relative to the chosen plan."""
     *others, chosen = fitted.trials
     copies = {"bf16": "copied", "off": "as it is", "auto": ""}
     has_base = any(copies[trial.candidate.cache] for trial in fitted.trials)
@@ -246,6 +256,7 @@ def trial_lines(fitted: "FittedRun", time: "TimeForecast | str | None") -> Itera
 
 
 def scaling_to_json(scaling: "ScalingForecast") -> dict[str, Any]:
+    """Return a scaling forecast as JSON values."""
     rows = [
         {
             "ranks": row.ranks,
@@ -266,7 +277,7 @@ def scaling_to_json(scaling: "ScalingForecast") -> dict[str, Any]:
 
 
 def scaling_lines(scaling: "ScalingForecast", network: Bandwidth) -> Iterator[str]:
-    """What is foretold, in words and a table."""
+    """Yield the lines of a scaling forecast."""
     from llamatrain.run.scaling import MESSAGE_SECONDS, SPREAD
 
     rows, size, last = scaling.rows[0].rows, Size(scaling.sent_bytes), scaling.rows[-1]
@@ -297,6 +308,7 @@ def scaling_lines(scaling: "ScalingForecast", network: Bandwidth) -> Iterator[st
 
 
 def print_graph(graphs: "StepGraphs", how: str) -> None:
+    """Print the graph of a batch, or its memory."""
     from llamatrain.graph.printing import as_dot, as_text
 
     longest = graphs.largest
@@ -307,7 +319,7 @@ def print_graph(graphs: "StepGraphs", how: str) -> None:
 
 
 def draw_memory_map(graphs: "StepGraphs", file: Path, title: str) -> None:
-    """The memory map."""
+    """Draw the memory map to a file."""
     from llamatrain.report.memory_layout import MemoryLayout
     from llamatrain.report.memory_map import draw_svg
     from llamatrain.report.output_file import write_text

@@ -1,4 +1,4 @@
-"""`llamatrain preview`: the rows as they will be trained."""
+"""`llamatrain preview`: shows rows of data as they will be trained."""
 
 import json
 import sys
@@ -40,6 +40,8 @@ command = make_app()
 
 @dataclass(frozen=True)
 class PrintRowsOptions(Options, panel="Rows"):
+    """Options of the output."""
+
     json: Annotated[
         bool,
         replace(JSON, sentence="Print one JSON object a row: tokens, targets, weights, positions, starts."),
@@ -70,6 +72,7 @@ def preview(data: Annotated[list[str], typer.Argument(metavar="DATA")], **overri
 
 
 def print_json(rows: "Batches", options: PreviewOptions) -> None:
+    """Print rows as JSON lines."""
     for batch, number in first_rows(rows, options):
         names = ("tokens", "targets", "weights", "positions", "starts")
         row = {name: getattr(batch, name)[number].tolist() for name in names}
@@ -77,6 +80,7 @@ def print_json(rows: "Batches", options: PreviewOptions) -> None:
 
 
 def print_rows(rows: "Batches", options: PreviewOptions, tokenizer: "Tokenizer") -> None:
+    """Print rows as text, with the trained parts highlighted."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
@@ -98,7 +102,7 @@ def print_rows(rows: "Batches", options: PreviewOptions, tokenizer: "Tokenizer")
 
 
 def is_chosen(batch: "Batch", number: int) -> "np.ndarray":
-    """Of each token of a row whether its answer is one to be preferred."""
+    """Return for each token of a row whether it belongs to a chosen answer."""
     compared = batch.compared
     assert compared
     if len(compared.sides) == len(batch.tokens):
@@ -107,7 +111,7 @@ def is_chosen(batch: "Batch", number: int) -> "np.ndarray":
 
 
 def sample_kinds(batch: "Batch", number: int) -> "Iterator[str]":
-    """What the samples of a row are to those that they are compared with."""
+    """Yield "chosen" or "rejected" for each sample of a row, or empty texts without preferences."""
     import numpy as np
 
     starts, trained = batch.starts[number], batch.weights[number] > 0
@@ -119,7 +123,7 @@ def sample_kinds(batch: "Batch", number: int) -> "Iterator[str]":
 def highlight_trained(
     sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer", encoding: str, coloured: bool
 ) -> "Text":
-    """The text of a sample, with what is trained of it set apart."""
+    """Return the text of a sample with the trained parts highlighted."""
     from rich.text import Text
 
     text = Text()
@@ -133,6 +137,7 @@ def highlight_trained(
 
 
 def print_summary(dataset: "Dataset", validation: "Dataset | None", filling: "PackingStats") -> None:
+    """Print counts of samples, tokens and skipped rows."""
     from llamatrain.data.dataset import format_places
 
     print(f"\n{len(dataset)} samples, {dataset.tokens} tokens", end="")

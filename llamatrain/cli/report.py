@@ -1,4 +1,4 @@
-"""`llamatrain report`: the page of a run again, or several runs over each other."""
+"""`llamatrain report`: draws the page of a run again, or compares several runs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,8 @@ command = make_app()
 
 @dataclass(frozen=True)
 class ReportOptions(Options, panel="The page"):
+    """Options of `report`."""
+
     out: Annotated[
         Path | None,
         Option(

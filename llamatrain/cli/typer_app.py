@@ -1,4 +1,4 @@
-"""What makes a typer application of declared options: signatures, commands and groups of them."""
+"""Makes typer commands from declared options."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,18 +24,21 @@ ALIASES = {"train-from-scratch": "from-scratch", "finetune-lora": "finetune"}
 
 
 class PassThrough:
-    """In the place of what newer typers make values with: that loads pydantic, which takes 10 MB for as long as a run lasts, and
-    has nothing to do, since options are checked as they are declared."""
+    """Replaces the value converter of typer 0.29, which imports pydantic (10 MB).
+
+    Options check their values themselves.
+    """
 
     @staticmethod
     def coerce(value: Any, param: Any, ctx: Any) -> Any:
+        """Return the value as it is."""
         if value is None:
             return () if param.multiple or param.nargs == -1 else None
         return parse_path(value) if param.type_descriptor.annotation is Path else value
 
 
 def pass_values_through(params: Sequence[Any]) -> Sequence[Any]:
-    """Whose values typer leaves alone."""
+    """Make typer leave the values of parameters alone."""
     for param in params:
         if hasattr(param, "get_runtime_param"):  # typer 0.29
             param.get_runtime_param = lambda: PassThrough
@@ -43,7 +46,7 @@ def pass_values_through(params: Sequence[Any]) -> Sequence[Any]:
 
 
 class Command(TyperCommand):
-    """A command of declared options."""
+    """A command with declared options."""
 
     is_multi_process = False  # whether it is of any use in several processes that are started together
 
@@ -58,15 +61,19 @@ class Command(TyperCommand):
                 param.callback = check_values if param.nargs > 1 else None
 
     def get_params(self, ctx: Any) -> Any:
+        """Return the parameters."""
         return pass_values_through(super().get_params(ctx))
 
     def get_help_option_names(self, ctx: Any) -> list[str]:
+        """Return the names of the help option in a fixed order."""
         return sorted(super().get_help_option_names(ctx))  # from a set
 
     def get_help(self, ctx: Any) -> str:
+        """Return the text of --help."""
         return get_help_page(self, ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse arguments, after replacing names that other programs or former versions use."""
         self.notes: list[str] = []
         if not ctx.resilient_parsing:
             for translate in load_extensions("command_lines"):
@@ -78,6 +85,7 @@ class Command(TyperCommand):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
+        """Run the command, if it can run in this number of processes."""
         if self.is_multi_process:
             get_comm()
         elif (started := get_launch_info()) and started.is_multi_process:
@@ -90,26 +98,28 @@ class Command(TyperCommand):
             return super().invoke(ctx)
 
     def run_context(self, ctx: Any) -> AbstractContextManager[None]:
+        """Return a context manager for the run of the command."""
         return nullcontext()
 
 
 class ReadOnlyCommand(Command):
-    """One that shows something, for which nobody waits until a compiler is done; but the speed of kernels is measured of them."""
+    """A command that only shows something, and does not wait for a compiler unless it measures speed."""
 
     def run_context(self, ctx: Any) -> AbstractContextManager[None]:
+        """Return a context in which nothing is compiled, unless the command measures speed."""
         from llamatrain.compiler.cache import code_cache
 
         return nullcontext() if ctx.params.get("ranks") else code_cache.without_compiling()
 
 
 class MultiProcessCommand(Command):
-    """One whose work several processes share."""
+    """A command whose work several processes can share."""
 
     is_multi_process = True
 
 
 class CommandGroup(TyperGroup):
-    """Commands, some of which have another name, too."""
+    """A group of commands, some of which have further names."""
 
     aliases = ALIASES
 
@@ -118,15 +128,19 @@ class CommandGroup(TyperGroup):
         self.context_settings.setdefault("help_option_names", HELP)
 
     def get_help_option_names(self, ctx: Any) -> list[str]:
+        """Return the names of the help option in a fixed order."""
         return sorted(super().get_help_option_names(ctx))
 
     def get_params(self, ctx: Any) -> Any:
+        """Return the parameters."""
         return pass_values_through(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command by its name or another name of it."""
         return super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse arguments; explain an option that stands before the command."""
         try:
             return super().parse_args(ctx, [*args])
         except typer.TyperException as error:
@@ -138,6 +152,7 @@ class CommandGroup(TyperGroup):
             raise
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the first argument names, or raise with a hint."""
         if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
             near = (
                 suggest_command(args[0])
@@ -148,14 +163,16 @@ class CommandGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
         return command_names(super().list_commands(ctx), ctx)
 
     def get_help(self, ctx: Any) -> str:
+        """Return the text of --help."""
         return get_help_page(self, ctx)
 
 
 def command_names(names: Sequence[str], context: Any) -> list[str]:
-    """To a shell that completes, the other names, too."""
+    """Return the names of commands; shell completion also gets their other names."""
     others = (
         [other for other, meant in ALIASES.items() if meant in names] if context.resilient_parsing else []
     )
@@ -163,7 +180,7 @@ def command_names(names: Sequence[str], context: Any) -> list[str]:
 
 
 def check_values(context: Any, option: Any, values_list: Any) -> Any:
-    """Values that come several at a time, none of which is an option's name: that is the next one, and a value is missing."""
+    """Raise if an option's name stands in place of one of the values that another option takes."""
     names = {name for param in context.command.params for name in (*param.opts, *param.secondary_opts)}
     for values in values_list or ():
         if option_name := next((each for each in values if each in names), None):
@@ -174,6 +191,7 @@ def check_values(context: Any, option: Any, values_list: Any) -> Any:
 
 
 def parse_path(text: str) -> Path:
+    """Return a path; an empty text, as of a variable that is not set, is refused."""
     if not text:  # as of a variable that is not set: it would be the current folder
         raise typer.BadParameter("an empty path")
     return Path(text)
@@ -181,7 +199,7 @@ def parse_path(text: str) -> Path:
 
 @contextmanager
 def explain_short_option(args: Sequence[str], known: Collection[str]) -> Iterator[None]:
-    """Of an option that there is not: the one that lacks a hyphen."""
+    """Explain an unknown option that lacks its second hyphen."""
     try:
         yield
     except typer.TyperException as error:
@@ -197,7 +215,7 @@ def explain_short_option(args: Sequence[str], known: Collection[str]) -> Iterato
 
 
 def suggest_for_file(word: str, commands: Sequence[str], context: Any) -> str:
-    """What would do where a file was named in the place of a command."""
+    """Return a hint if a file stands in place of a command."""
     if not Path(word).exists():
         return ""
     first = commands[0] if len(commands) < 3 else "finetune"
@@ -206,18 +224,19 @@ def suggest_for_file(word: str, commands: Sequence[str], context: Any) -> str:
 
 
 def see_help(context: Any) -> str:
-    """What would do, where no name is near to what was said."""
+    """Return a hint that names the help."""
     return f"; see {context.command_path} --help" if context else ""
 
 
 def get_help_page(command: Any, context: Any) -> str:
+    """Return the help of a command."""
     from llamatrain.cli.help import format_help
 
     return format_help(command, context)
 
 
 def make_app(**settings: Any) -> typer.Typer:
-    """One command, or a group of them."""
+    """Return a typer application for one command or a group."""
     return typer.Typer(add_completion=False, rich_markup_mode=None, **settings)
 
 
@@ -227,7 +246,10 @@ def make_app(**settings: Any) -> typer.Typer:
 def with_options(
     *classes: type[Options], defaults: Mapping[str, Any] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Gives a command the options of these classes, of which it is handed those that are said; `defaults` are its own."""
+    """Give a command the options of these classes.
+
+    It is called with those that were given; `defaults` are its own.
+    """
     options = {name: each for cls in classes for name, each in option_specs(cls).items()}
     default_of = {name: each.default for name, each in options.items()} | dict(defaults or {})
 
@@ -276,7 +298,9 @@ def replace_former_flags(args: Sequence[str], former: Mapping[str, str]) -> tupl
 
 
 def make_parameter(spec: OptionSpec, default: Any) -> inspect.Parameter:
-    """An option as typer has it: texts, which are read and checked as declared; nothing at all where it is not said."""
+    """Return an option as a parameter for typer: a text, which the option checks, or None if it was not
+    given.
+    """
     flag, sentence = format_flag(spec.name), spec.option.sentence
     short = [f"-{spec.option.short}"] if spec.option.short else []
     kind: Any = bool if spec.kind is bool else list[Any] | None if spec.repeated else Any
@@ -303,11 +327,12 @@ def make_parameter(spec: OptionSpec, default: Any) -> inspect.Parameter:
 
 
 def identity(value: Any) -> Any:
+    """Return a value as it is."""
     return value
 
 
 def format_default(default: Any) -> str | bool:
-    """A default in words, if there is something to be said of it."""
+    """Return a default for the help, or False if there is nothing to show."""
     if default is MISSING or default is None or default is False or default in ("", ()):
         return False
     return "on" if default is True else f"{default:g}" if isinstance(default, float) else str(default)

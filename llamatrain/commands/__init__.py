@@ -1,0 +1,1 @@
+"""The work of commands other than training."""

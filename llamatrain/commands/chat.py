@@ -1,4 +1,4 @@
-"""A talk with a model: what is said to it goes through the chat template that it was trained with."""
+"""Chats with a model through the chat template that it was trained with."""
 
 import shlex
 from collections.abc import Callable, Generator
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ChatOptions(Options, panel="Text"):
+    """Options of a chat."""
+
     chat: Annotated[
         bool,
         Option(
@@ -32,6 +34,7 @@ class ChatOptions(Options, panel="Text"):
     verbose: Annotated[bool, Option("Say the line of llama.cpp's that does the same.", short="v")] = False
 
     def validate(self) -> None:
+        """Raise OptionError if options have no effect without --chat."""
         for name in ("system", "chat_template"):
             if getattr(self, name) and not self.chat:
                 raise OptionError(partial(self._without_chat, name))
@@ -42,7 +45,7 @@ class ChatOptions(Options, panel="Text"):
 
 
 class Conversation:
-    """With what was said so far; `notes` is what there is to be said of it."""
+    """A conversation with a model. `notes` collects remarks for the user."""
 
     def __init__(self, model: TextModel, options: ChatOptions, sampling: SamplingOptions) -> None:
         from llamatrain.data.chat.builtin import CHATML
@@ -68,7 +71,10 @@ class Conversation:
         self.notes = list(format_notes(self.noted, str(model.gguf.path)))
 
     def say(self, message: str) -> Generator["AnswerPiece", None, None]:
-        """Give the answer as it comes, thoughts apart from words; one that is broken off was said as far as it came."""
+        """Yield the answer as it is generated, thoughts separately.
+
+        An answer that is interrupted counts as far as it came.
+        """
         from llamatrain.data.warnings import format_notes
         from llamatrain.sample.thoughts import AnswerPiece, split_thoughts
 
@@ -112,19 +118,22 @@ class Conversation:
                 self.note_once(note)
 
     def mark_tokens(self) -> list[int]:
-        """Find the control tokens that are marks of thoughts."""
+        """Return the control tokens that mark thoughts."""
         tokens = (self.reader.find_token(mark) for mark in self.marks or ())
         return [token for token in tokens if token is not None]
 
     @property
     def marks(self) -> tuple[str, str] | None:
-        """Find the marks of thoughts, where llama-server looks for them."""
+        """The marks of thoughts, where llama-server looks for them."""
         from llamatrain.sample.thoughts import find_marks
 
         return find_marks(self.template.source) if "thinks" in self.template.notes else None
 
     def encode_messages(self) -> list[int]:
-        """The talk as the model reads it. Of one that is too long the older half goes, where that is wished."""
+        """Return the tokens of the conversation.
+
+        With --ctx-shift the older half is dropped if it is too long.
+        """
         while True:
             prompt = self.template.render(self.messages, answer_next=True)
             self.prompt = prompt.decode("utf-8", "replace")
@@ -144,19 +153,20 @@ class Conversation:
             self.note_once("the context is full: the oldest turns of the talk go")
 
     def note_once(self, note: str) -> None:
-        """Once in a talk."""
+        """Add a note, once per conversation."""
         if note not in self.noted:
             self.noted[note] = ""
             self.notes.append(note)
 
     def close(self) -> None:
+        """Stop the template's child process."""
         self.template.close()
 
 
 def llama_command(
     path: Path, options: ChatOptions, lora: AdapterOptions, sampling: SamplingOptions, ctx: int, prompt: str
 ) -> str:
-    """The same in llama.cpp's words: talks are llama-cli's, and what goes on from a text is llama-completion's."""
+    """Return the llama.cpp command that does the same: llama-cli for chats, llama-completion for texts."""
     words = [
         "llama-cli" if options.chat else "llama-completion",
         "-m",
@@ -195,6 +205,7 @@ def llama_command(
 
 
 def adapter_flags(options: AdapterOptions) -> dict[str, list[str]]:
+    """Return llama.cpp's flags for adapters."""
     plain = [str(adapter) for adapter, scale in options.scaled if scale == 1]
     return {
         "--lora": plain,
@@ -206,12 +217,12 @@ SURROGATES = range(0xDC80, 0xDD00)  # what Python has in the place of bytes that
 
 
 def escape(text: str) -> str:
-    """As it is read where backslashes mean something."""
+    """Escape backslashes."""
     return text.replace("\\", "\\\\")
 
 
 def quote_word(word: str) -> str:
-    """For a shell, in one line."""
+    """Quote a word for a shell, on one line."""
     if word.isprintable():
         return shlex.quote(word)
     inside = escape(word).replace("'", "\\'")
@@ -219,7 +230,9 @@ def quote_word(word: str) -> str:
 
 
 def escape_char(sign: str) -> str:
-    """Spell a sign as a shell does inside $'...': there \\x is a byte, as of a path that is not UTF-8, and \\u a character."""
+    r"""Escape a character for $'...' in a shell: \x is a byte, as in a path that is not UTF-8, and \u a
+    character.
+    """
     number = ord(sign)
     if number in SURROGATES:
         return f"\\x{number - SURROGATES[0] + 0x80:02x}"

@@ -1,4 +1,4 @@
-"""How well a model foretells some data."""
+"""Evaluates how well a model predicts some data."""
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +28,8 @@ DEFAULT_CTX = 512  # at most, where it is not given
 
 @dataclass(frozen=True)
 class EvaluateOptions(Options, panel="Evaluation"):
+    """Options of an evaluation."""
+
     ctx: Annotated[int | None, CTX] = None
     batch: Annotated[int, BATCH] = 4
     threads: Annotated[int | None, THREADS] = None
@@ -36,7 +38,7 @@ class EvaluateOptions(Options, panel="Evaluation"):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Means over the tokens that count."""
+    """The result of an evaluation: means over the tokens that count."""
 
     loss: float
     perplexity: float | None  # None: answers are compared
@@ -65,7 +67,7 @@ def evaluate_model(
     preference: PreferenceOptions,
     given: Mapping[str, Any],
 ) -> Evaluation:
-    """Judge all the data, a row at a time; `given` are the options as they were given, by name."""
+    """Evaluate all data, a row at a time; `given` are the options as they were given, by name."""
     from llamatrain.adapters.load_adapted import load_with_adapters
     from llamatrain.data.dataset import open_dataset
     from llamatrain.distributed.cores import count_cores
@@ -105,6 +107,7 @@ def evaluate_model(
 
 
 def load_tokenizer(gguf: "Gguf", embeddings: int) -> "Tokenizer":
+    """Return the model's tokenizer; raise if it has more tokens than the model has embeddings."""
     from llamatrain.data.tokenizer import load
 
     tokenizer = load(gguf.metadata, gguf.path)
@@ -131,7 +134,7 @@ def check_options(
 def make_programs(
     gguf: "Gguf", spec: "StepSpec", arrays: "Mapping[str, np.ndarray]", rows: "Batches"
 ) -> "EvalPrograms":
-    """In memory that is there."""
+    """Build the evaluation programs, if there is memory for them."""
     from llamatrain.model.load import check_memory
     from llamatrain.train.graphs import StepGraphs
     from llamatrain.train.programs import EvalPrograms
@@ -151,7 +154,7 @@ def score(
     batch: int,
     arrays: "Iterable[np.ndarray]",
 ) -> Evaluation:
-    """`arrays` are those that the model's file may have. Ranks share the batches out among them."""
+    """Evaluate rows; `arrays` are those of the model's file. Ranks share the batches."""
     import numpy as np
 
     from llamatrain.distributed.comm import get_comm
@@ -178,7 +181,7 @@ def score(
 
 
 def summarize(meter: "LossMeter", text_bytes: int) -> Evaluation:
-    """Of so many bytes."""
+    """Return the result from the losses and the number of bytes of text."""
     from llamatrain.platform.terminal import log_line
 
     score, notes = meter.score, list[str]()

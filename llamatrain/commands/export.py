@@ -1,4 +1,4 @@
-"""What `export-lora` writes: a model and its adapters made one, or the adapters alone, in the form that is asked for."""
+"""Writes what `export-lora` is asked for: a merged model, or the adapters in another format."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ ADAPTER_TYPES = {"keep": "f32", "f32": "f32", "f16": "f16"}  # number types, by 
 
 
 def export(base: Path, options: ExportOptions, lora: AdapterOptions) -> Merged:
+    """Merge adapters into a model, or write them as one adapter."""
     from llamatrain.adapters.peft import check_pairs
 
     check_options(options)
@@ -57,6 +58,7 @@ def export(base: Path, options: ExportOptions, lora: AdapterOptions) -> Merged:
 
 
 def check_options(options: ExportOptions) -> None:
+    """Raise if the options do not say what to write, or contradict each other."""
     if not options.out and (options.only_adapter or not options.peft):
         raise UsageError(
             "missing option '--out'; it names the file to write"
@@ -75,7 +77,7 @@ def check_options(options: ExportOptions) -> None:
 
 
 def check_folder(options: ExportOptions, folder: Path, lora: AdapterOptions) -> None:
-    """It replaces nothing that is read or was not asked for."""
+    """Raise if the folder for PEFT is an input, or holds an adapter that must not be replaced."""
     from llamatrain.adapters import peft
 
     if any(folder.exists() and path.exists() and folder.samefile(path) for path, _ in lora.scaled):
@@ -86,7 +88,7 @@ def check_folder(options: ExportOptions, folder: Path, lora: AdapterOptions) -> 
 
 
 def combine_adapters(adapters: "list[Adapter]") -> "Adapter":
-    """One that adds what all of them add: the ranks of pairs for the same weight come together."""
+    """Return one adapter that adds what all of them add, by concatenating their ranks."""
     import numpy as np
 
     from llamatrain.adapters.adapter import LoraPair, is_transposed
@@ -104,6 +106,7 @@ def combine_adapters(adapters: "list[Adapter]") -> "Adapter":
 
 
 def write_gguf(options: ExportOptions, adapter: "Adapter") -> Merged:
+    """Write an adapter as GGUF."""
     from llamatrain.adapters import gguf
 
     out = options.out
@@ -120,6 +123,7 @@ def write_gguf(options: ExportOptions, adapter: "Adapter") -> Merged:
 
 
 def write_peft_folder(folder: Path, adapter: "Adapter", base: Path, h: "Hyperparameters") -> list[str]:
+    """Write an adapter in PEFT's format, and return notes."""
     from llamatrain.adapters import peft
 
     peft.write_peft(folder, adapter, str(base), h)

@@ -1,4 +1,4 @@
-"""Text that goes on from a prompt."""
+"""Generates text that continues a prompt."""
 
 import operator
 import re
@@ -28,6 +28,8 @@ NEEDS_PROMPT = "the model has no token that begins a text, so it needs a prompt 
 
 @dataclass(frozen=True)
 class LoadOptions(Options, panel="Text"):
+    """Options of opening a model."""
+
     ctx: Annotated[
         int | None,
         replace(
@@ -39,7 +41,7 @@ class LoadOptions(Options, panel="Text"):
 
 
 class TextModel:
-    """A model, opened once for any number of texts."""
+    """A model that is opened once for any number of texts."""
 
     def __init__(self, path: Path, options: LoadOptions, lora: AdapterOptions) -> None:
         from llamatrain.adapters.load_adapted import load_with_adapters
@@ -59,7 +61,7 @@ class TextModel:
         ] = []  # of texts that were begun before another had ended each has its own
 
     def continue_text(self, prompt: bytes, sampling: SamplingOptions) -> "TextStream":
-        """One that goes on from the prompt, drawn while it is read."""
+        """Return a text that continues the prompt; it is generated while it is read."""
         tokens, count = encode_prompt(self.gguf, self.tokenizer, prompt, self.ctx)
         if count > self.ctx:
             told = f"the prompt has {count} tokens, the context {self.ctx}"
@@ -73,16 +75,18 @@ class TextModel:
         reuse_cache: bool = False,
         shown_tokens: Collection[int] = (),
     ) -> "TextStream":
-        """Go on from tokens.
+        """Return a text that continues some tokens.
 
-        `again`: what a decoder holds of them, of the text before, is not computed again; that may round otherwise.
-        `shown`: control tokens that are text here.
+        `reuse_cache`: tokens that a decoder has from an earlier text are not computed again, which may round
+        differently.
+        `shown_tokens`: control tokens that count as text.
         """
         if sampling.seed < 0:
             sampling = replace(sampling, seed=secrets.randbits(32))
         return TextStream(self, tokens, sampling, reuse_cache, shown_tokens)
 
     def take_decoder(self) -> "Decoder":
+        """Return a decoder that no other text uses."""
         from llamatrain.sample.decoder import Decoder
 
         try:
@@ -91,11 +95,12 @@ class TextModel:
             return Decoder(self.h, self.arrays, ctx=self.ctx, threads=self.threads, weights=self.weights)
 
     def return_decoder(self, decoder: "Decoder") -> None:
+        """Make a decoder available for other texts."""
         self._free_decoders.append(decoder)
 
 
 class TextStream:
-    """Its pieces, once; `notes` is what there is to be said of it so far."""
+    """A text that is generated while it is read, once. `notes` collects remarks for the user."""
 
     def __init__(
         self,
@@ -148,10 +153,10 @@ class TextStream:
             )
 
     def tokens_to_keep(self, has_bos: bool) -> int | None:
-        """Return how many tokens stay where the context is shifted, as llama-server has it; None where it is not.
+        """Return how many tokens stay when the context is shifted, like llama-server; None if it is not shifted.
 
-        Beside a token that begins a text it counts one more, though that is part of a prompt that is kept whole, and more than
-        a prompt may be kept; but four tokens of the context can go.
+        llama-server counts one more token if the vocabulary has a begin token. At least four tokens can be
+        dropped.
         """
         if not self.sampling.ctx_shift:
             return None
@@ -163,7 +168,7 @@ class TextStream:
 
 
 def load_tokenizer(gguf: "Gguf", h: "Hyperparameters") -> "Tokenizer | None":
-    """None where tokens stand for no text."""
+    """Return the model's tokenizer, or None if its tokens are not text."""
     from llamatrain.data.tokenizer import load
     from llamatrain.data.tokenizer.vocabulary import has_no_text
 
@@ -180,7 +185,7 @@ def load_tokenizer(gguf: "Gguf", h: "Hyperparameters") -> "Tokenizer | None":
 def encode_prompt(
     gguf: "Gguf", tokenizer: "Tokenizer | None", prompt: bytes, limit: int
 ) -> tuple[list[int], int]:
-    """The first of a prompt's tokens, so many at most, and how many it has: one that is too long is counted, not held."""
+    """Return the first tokens of a prompt, at most `limit`, and how many it has in total."""
     if tokenizer is None:
         return parse_token_numbers(prompt, limit)
     tokens, count, bos = list[int](), 0, tokenizer.bos
@@ -195,6 +200,7 @@ def encode_prompt(
 
 
 def parse_token_numbers(prompt: bytes, limit: int) -> tuple[list[int], int]:
+    """Return the first token numbers of a prompt, at most `limit`, and how many it has in total."""
     numbers, count = list[int](), 0
     for word in map(operator.itemgetter(0), re.finditer(rb"\S+", prompt)):
         if not word.isdigit() or len(word) >= 10:

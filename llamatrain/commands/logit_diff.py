@@ -24,13 +24,15 @@ CLOSE_NATS = 0.1  # nats: types of 4 bits and more usually stay below this mean 
 
 
 class LogitsBefore(NamedTuple):
+    """Tokens, and the logits behind each of them before the export."""
+
     tokens: list[int]
     logits: "np.ndarray"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """How the logits of an exported model differ from those of its base with its adapters."""
+    """The difference between the logits of an exported model and those of its base with its adapters."""
 
     largest: float  # difference
     mean: float  # difference
@@ -42,6 +44,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
+        """The judgment: same, close or different."""
         if self.largest <= SAME_SHARE * (self.highest - self.lowest):
             return f"same: differences are below {SAME_SHARE:.1%} of the range of the logits"
         agreeing = f"the most likely token is the same at {self.agreeing} of {self.tokens} positions"
@@ -58,7 +61,7 @@ def logits_before(
     text: str,
     note: Callable[[str], None],
 ) -> LogitsBefore:
-    """Compute the logits of the base with its adapters beside it, on the first tokens of a text."""
+    """Compute the logits of the base with its adapters, on the first tokens of a text."""
     from llamatrain.adapters.load_adapted import add_adapters
     from llamatrain.commands.generate import encode_prompt, load_tokenizer
     from llamatrain.data.tokenizer import to_bytes
@@ -99,6 +102,7 @@ def compare_logits(out: Path, before: LogitsBefore, threads: int) -> Comparison:
 
 
 def log_softmax(rows: "np.ndarray") -> "np.ndarray":
+    """Return log-probabilities in float64."""
     import numpy as np
 
     shifted = rows.astype(np.float64) - rows.max(axis=1, keepdims=True)

@@ -29,6 +29,8 @@ MAX_UNREPORTED = 0.25  # of what is added to a weight: how far off it may be, un
 
 @dataclass(frozen=True)
 class ExportOptions(Options, panel="The new model"):
+    """Options of `export-lora`."""
+
     out: Annotated[Path | None, Option("The file to write.", short="o")] = None
     only_adapter: Annotated[bool, Option("Write the adapters alone, as one that llama.cpp loads.")] = False
     peft: Annotated[
@@ -71,6 +73,8 @@ class ExportOptions(Options, panel="The new model"):
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
+    """The result of an export."""
+
     path: Path
     bytes: int
     tensors: int
@@ -82,7 +86,7 @@ class Merged:
 
 @dataclass(frozen=True, kw_only=True)
 class MergePlan:
-    """What is made one, and seen to fit together."""
+    """A merge that was checked and can be written."""
 
     gguf: "Gguf"
     h: "Hyperparameters"
@@ -93,12 +97,13 @@ class MergePlan:
     notes: list[str] = field(default_factory=list)
 
     def note(self, line: str) -> None:
+        """Print and store a note."""
         self.notes.append(line)
         log_line(f"note: {line}")
 
 
 def merge_to_file(base: Path, options: ExportOptions, lora: AdapterOptions) -> Merged:
-    """The new file, written; and compared, if that is asked for."""
+    """Write the merged model, and compare it if that was asked for."""
     out = options.out
     assert out
     plan = plan_export(base, out, options, lora)
@@ -119,7 +124,7 @@ def merge_to_file(base: Path, options: ExportOptions, lora: AdapterOptions) -> M
 
 
 def open_base(base: Path, lora: AdapterOptions) -> "tuple[Gguf, Hyperparameters, list[Adapter]]":
-    """The base, and the adapters for it."""
+    """Open the base and the adapters for it."""
     from llamatrain.gguf.reader import open_gguf
     from llamatrain.model.hyperparameters import read_hyperparameters
 
@@ -131,6 +136,7 @@ def open_base(base: Path, lora: AdapterOptions) -> "tuple[Gguf, Hyperparameters,
 
 
 def plan_export(base: Path, out: Path, options: ExportOptions, lora: AdapterOptions) -> MergePlan:
+    """Check everything that can fail, and plan the tensors of the new file."""
     from llamatrain.adapters import merge
     from llamatrain.distributed.cores import count_cores
     from llamatrain.gguf.types import type_by_name
@@ -153,15 +159,17 @@ def plan_export(base: Path, out: Path, options: ExportOptions, lora: AdapterOpti
 
 
 def total_bytes(tensors: "Sequence[MergedTensor]") -> int:
+    """Return the size of all tensors."""
     return sum(tensor.info.nbytes for tensor in tensors)
 
 
 def count_merged(tensors: "Sequence[MergedTensor]") -> int:
+    """Return how many tensors an adapter changes."""
     return sum(bool(tensor.adapters) for tensor in tensors)
 
 
 def read_adapters(lora: AdapterOptions, h: "Hyperparameters", base: Path) -> "list[Adapter]":
-    """Each checked to be one for this base."""
+    """Read the adapters, and check that each fits the base."""
     from llamatrain.adapters.adapter import check_fits
     from llamatrain.adapters.read import read_adapter
 
@@ -177,6 +185,7 @@ def read_adapters(lora: AdapterOptions, h: "Hyperparameters", base: Path) -> "li
 
 
 def check_output(options: ExportOptions, inputs: Sequence[Path]) -> None:
+    """Raise if the output file cannot be written, or would replace an input."""
     from llamatrain.checkpoints.filenames import is_same_file
     from llamatrain.run.input_watch import files_of_input
 
@@ -199,12 +208,14 @@ def check_output(options: ExportOptions, inputs: Sequence[Path]) -> None:
 
 
 def check_disk_space(out: Path, needed: int) -> None:
+    """Raise if the disk has less free space than the file needs."""
     free = shutil.disk_usage(Path(os.path.realpath(out)).parent).free  # of a link's target
     if needed > free:
         raise FileError(f"{out}: takes {Size(needed).text}, and {Size(free).text} are free there")
 
 
 def note_unchanged(plan: MergePlan) -> None:
+    """Note tensors that are not used, or that cannot have the new type."""
     from llamatrain.model.hyperparameters import describe_unused, unused_tensors
 
     if names := unused_tensors(plan.gguf, plan.h):
@@ -226,6 +237,7 @@ def note_unchanged(plan: MergePlan) -> None:
 
 
 def write_file(out: Path, plan: MergePlan) -> None:
+    """Write the merged model and print a summary."""
     from llamatrain.adapters import merge
 
     tensors, size = plan.tensors, total_bytes(plan.tensors)
@@ -248,6 +260,7 @@ def write_file(out: Path, plan: MergePlan) -> None:
 
 
 def note_rounding(roundings: "dict[str, Rounding]", plan: MergePlan) -> None:
+    """Note if rounding loses much of what the adapters add."""
     worst = max(roundings, key=lambda name: roundings[name].share, default="")
     if worst and roundings[worst].share > MAX_UNREPORTED:
         kinds = {tensor.type.name for tensor in plan.tensors if tensor.is_rounded}

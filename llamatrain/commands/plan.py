@@ -1,4 +1,4 @@
-"""What a run would take, as a record: the same figures as `llamatrain plan`."""
+"""The plan of a run as a record, with the numbers of `llamatrain plan`."""
 
 from dataclasses import asdict, dataclass
 
@@ -8,7 +8,7 @@ from llamatrain.run.request import RunRequest
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What a run would take of memory and time."""
+    """Memory and time of a run."""
 
     total: int  # bytes
     needs: dict[str, int]  # bytes, by what they are for
@@ -30,11 +30,12 @@ class RunPlan:
 
     @property
     def fits(self) -> bool:
+        """True if the run fits the memory."""
         return self.excess is None
 
 
 def plan_request(request: RunRequest, measure: bool = False) -> RunPlan:
-    """RunPlan a run; nothing is read of its data, trained, written or compiled."""
+    """Plan a run; nothing is read of its data, trained, written or compiled."""
     from llamatrain.planner.time import forecast_time
     from llamatrain.run.prepare import plan_run
 

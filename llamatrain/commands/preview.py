@@ -1,4 +1,4 @@
-"""The first rows of some data, as they will be trained."""
+"""Shows the first rows of some data as they will be trained."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -29,6 +29,8 @@ CHECKED_ANSWERS = 64  # answers that are looked at for an end token
 
 @dataclass(frozen=True)
 class PreviewOptions(Options, panel="Rows"):
+    """Options of `preview`."""
+
     model: Annotated[Path, Option("The GGUF file whose tokenizer and chat template are used.")]
     n: Annotated[
         int,
@@ -42,6 +44,8 @@ class PreviewOptions(Options, panel="Rows"):
 
 
 class PreviewRows(NamedTuple):
+    """Opened rows, with their tokenizer, datasets and warnings."""
+
     rows: "Batches"
     tokenizer: "Tokenizer"
     dataset: "Dataset"
@@ -65,7 +69,7 @@ class PreviewRow:
 def preview_rows(
     data: Sequence[str], options: PreviewOptions, data_options: DataOptions, compared: PreferenceDataOptions
 ) -> list[PreviewRow]:
-    """The first rows; no sample is among them twice."""
+    """Return the first rows; no sample occurs twice."""
     with avoid_compiling(data, data_options):
         opened = open_rows(data, options, data_options, compared)
         return [
@@ -75,6 +79,7 @@ def preview_rows(
 
 
 def describe_row(batch: "Batch", number: int, tokenizer: "Tokenizer") -> PreviewRow:
+    """Return a row with its text and the trained parts."""
     runs_by_sample = [split_runs(each, tokenizer) for each in split_samples(batch, number)]
     facts = {
         name: getattr(batch, name)[number].tolist()
@@ -87,7 +92,7 @@ def describe_row(batch: "Batch", number: int, tokenizer: "Tokenizer") -> Preview
 
 
 def split_runs(sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer") -> list[tuple[str, bool]]:
-    """The text of a sample, cut where what is trained of it begins and ends."""
+    """Split the text of a sample where training starts and stops."""
     import numpy as np
 
     tokens, weights = sample
@@ -98,7 +103,7 @@ def split_runs(sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer") 
 
 @contextmanager
 def avoid_compiling(data: Sequence[str], options: DataOptions) -> Iterator[None]:
-    """Where all is read in Python before a compiler would be done."""
+    """Compile nothing if the data is so small that Python reads it faster than a compiler starts."""
     from llamatrain.compiler.cache import code_cache
     from llamatrain.data.find_files import find_sources
 
@@ -132,6 +137,7 @@ def open_rows(
 
 
 def load_tokenizer(gguf: "Gguf") -> "Tokenizer":
+    """Return the tokenizer of a file; raise if it has no vocabulary."""
     from llamatrain.data.tokenizer import load
 
     owners = {
@@ -144,6 +150,7 @@ def load_tokenizer(gguf: "Gguf") -> "Tokenizer":
 
 
 def read_context(gguf: "Gguf") -> int:
+    """Return the context length of a model."""
     key = f"{gguf.get_value('general.architecture', str, DEFAULT)}.context_length"
     if (length := gguf.get_value(key, int, DEFAULT_CTX)) < 1:
         raise FileError(f"{gguf.path}: {key} is {length}, where 1 or more is needed")
@@ -151,7 +158,7 @@ def read_context(gguf: "Gguf") -> int:
 
 
 def lacks_end_token(dataset: "Dataset", tokenizer: "Tokenizer", gguf: "Gguf") -> bool:
-    """Whether answers are trained to go on: what the file names as end is no token, and what stands in for it no end."""
+    """Return True if answers are trained without an end token, because the file names none that exists."""
     import numpy as np
 
     from llamatrain.gguf.constants import TokenType
@@ -168,7 +175,7 @@ def lacks_end_token(dataset: "Dataset", tokenizer: "Tokenizer", gguf: "Gguf") ->
 
 
 def first_rows(rows: "Batches", options: PreviewOptions, once: bool = False) -> "Iterator[tuple[Batch, int]]":
-    """The first rows, each as its batch and its number therein; `once`: those of the first epoch, so that no sample repeats."""
+    """Yield the first rows, each as its batch and its number; with `once` only those of the first epoch."""
     batch_size, limit = 1 if rows.packs else options.batch, options.n  # packed ones are all of one length
     if once and not rows.packs:
         limit = min(limit, len(rows.dataset))  # each begins with another sample
@@ -181,7 +188,7 @@ def first_rows(rows: "Batches", options: PreviewOptions, once: bool = False) -> 
 
 
 def split_samples(batch: "Batch", number: int) -> "Iterator[tuple[np.ndarray, np.ndarray]]":
-    """Tokens with weights of each sample in a row, its first token, which is given, included; padding has no weight at all."""
+    """Yield tokens and weights of each sample in a row, including its first token; padding has no weight."""
     import numpy as np
 
     starts = batch.starts[number]

@@ -1,1 +1,1 @@
-"""How options are declared, checked, and read from TOML."""
+"""Declares options, checks them, and reads them from TOML."""

@@ -1,8 +1,10 @@
-"""The words of llama.cpp's train-text-from-scratch, finetune and export-lora, read as what they are called here.
+"""Reads flags of llama.cpp's train-text-from-scratch, finetune and export-lora, and of other trainers.
 
-In the tables a name stands beside what takes its place: an option; an option and its value, where the name takes none; an option
-and what its value begins with; an argument, in capitals; nothing, where it has no meaning any more. What is made of several of
-theirs is in `cli/taken_over.py`; all else that these programs took is called the same here.
+A table maps a flag to its replacement: an option; an option and its value, if the flag takes none; an option
+and the
+start of its value; an argument, in capitals; or nothing, if it has no meaning here. Flags that depend on
+several
+others are translated in `translate.py`. All other flags of these programs have the same name here.
 """
 
 import re
@@ -116,7 +118,7 @@ SCALED = re.compile(r"(.+):([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)")  # as llama.cpp 
 
 @dataclass
 class LegacyCommandLine:
-    """What was said, in the words of today."""
+    """A command line in today's words."""
 
     words: list[str] = field(default_factory=list)
     arguments: dict[str, list[str]] = field(
@@ -133,10 +135,11 @@ class LegacyCommandLine:
     changed: bool = False  # though nothing is to be said
 
     def value(self, option: str) -> str | None:
+        """Return the value of an option, or None."""
         return self.values[option][1] if option in self.values else None
 
     def record(self, option: str, value: str, by: str) -> None:
-        """What it was said to be; two names for one thing may not differ."""
+        """Record the value of an option; raise if two names of it give different values."""
         other, before = self.values.get(option, (by, value))
         if other != by and not is_equal(before, value):
             raise UsageError(
@@ -146,11 +149,13 @@ class LegacyCommandLine:
 
     @property
     def words_today(self) -> list[str]:
+        """The words of the command line."""
         behind = [*self.rest, *self.arguments[DATA]]
         return [*self.arguments[BASE], *self.words, *(["--", *behind] if behind else [])]
 
 
 def is_equal(one: str, other: str) -> bool:
+    """Return True if two texts are the same, also as numbers."""
     with suppress(ValueError):
         return float(one) == float(other)
     return one == other
@@ -159,7 +164,7 @@ def is_equal(one: str, other: str) -> bool:
 def parse_command_line(
     words: Sequence[str], table: Mapping[str, str], params: Sequence[Any]
 ) -> LegacyCommandLine:
-    """Under today's names what has one; the rest is left to be made of it."""
+    """Replace flags that have a direct replacement, and collect the others."""
     options = [each for each in params if each.param_type_name == "option"]
     takes = {
         name: 0 if each.is_flag else each.nargs
@@ -185,7 +190,7 @@ def parse_command_line(
 def rename_option(
     line: LegacyCommandLine, name: str, values: list[str], now: str, single: Collection[str]
 ) -> None:
-    """An option under the name that it has today."""
+    """Add an option under its present name."""
     option, _, value = now.partition(" ")
     if not option:
         line.notes.append(f"{name} means nothing here: all is computed by the processor")
@@ -204,6 +209,7 @@ def rename_option(
 
 
 def is_below_zero(value: str) -> bool:
+    """Return True if a text is a negative number."""
     with suppress(ValueError):
         return float(value) < 0
     return False
@@ -212,7 +218,7 @@ def is_below_zero(value: str) -> bool:
 def split_options(
     words: Sequence[str], table: Mapping[str, str], takes: Mapping[str, int]
 ) -> Iterator[tuple[str, list[str], str]]:
-    """Options with their values, and how they were said; under no name what is none, or unknown."""
+    """Yield options with their values and their original spelling; the name is empty for other words."""
     waiting = deque(words)
     while waiting:
         said = waiting.popleft()
@@ -239,7 +245,7 @@ def split_options(
 
 
 def value_count(name: str, table: Mapping[str, str], takes: Mapping[str, int]) -> int | None:
-    """How many values; None: it is no option."""
+    """Return how many values a flag takes, or None if it is no option."""
     if name in SWITCHES:
         return 0
     if name in COMPOUND:

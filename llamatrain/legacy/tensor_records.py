@@ -26,7 +26,8 @@ class MappedCursor(Cursor):
         super().__init__(file)
         self.data = file
 
-    def read_to(self, end: int) -> None: ...
+    def read_to(self, end: int) -> None:
+        """Move to a position."""
 
 
 def read_record(cursor: Cursor, named: bool = True) -> FileTensor:

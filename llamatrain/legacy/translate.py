@@ -1,8 +1,10 @@
-"""What of the ancestors' words is made of several of them, or of what is known of a run.
+"""Translates flags of llama.cpp's programs that depend on several others, or on the run.
 
-Their schedule: `--cos-decay-steps` counted from the first step on, its warm-up included, unless the cosine was restarted; its
-lowest point was `--adam-min-alpha`, and of what is above that the share `--cos-decay-min`. `--adam-iter` counted the steps of one
-call of the program, here `--iters` counts those of all.
+Their `--cos-decay-steps` counts from the first step, including the warm-up, unless the cosine is restarted;
+its
+lowest point is `--adam-min-alpha`, plus the share `--cos-decay-min` of what is above. `--adam-iter` counts
+the
+steps of one call of the program, `--iters` those of all.
 """
 
 from collections.abc import Sequence
@@ -28,7 +30,7 @@ LINEAR = "attn_q,attn_k,attn_v,attn_output,ffn_gate,ffn_up,ffn_down"  # what get
 def translate_command_line(
     command: str, words: Sequence[str], params: Sequence[Any]
 ) -> tuple[list[str], list[str]]:
-    """What a command is told in the words of today, and what is to be said of those of before."""
+    """Return a command line in today's words, and notes about what was replaced."""
     if command not in TABLES:
         return [*words], []
     line = parse_command_line(words, TABLES[command], params)
@@ -45,7 +47,7 @@ def translate_command_line(
 
 
 def add_option(line: LegacyCommandLine, by: str, *pairs: tuple[str, str], why: str = "") -> None:
-    """Ours for one of theirs, and what is said of that."""
+    """Add options that replace a flag, with a note."""
     for option, value in pairs:
         line.record(option, value, by)
         line.words += [option, value]
@@ -55,6 +57,7 @@ def add_option(line: LegacyCommandLine, by: str, *pairs: tuple[str, str], why: s
 
 
 def translate_iterations(line: LegacyCommandLine) -> None:
+    """Translate --adam-iter, which does not count the steps before a resume."""
     if (said := line.compound.get("--adam-iter")) is None:
         return
     before = steps_done(line.value("--resume") or line.value("--checkpoint-in"))
@@ -69,7 +72,7 @@ def translate_iterations(line: LegacyCommandLine) -> None:
 
 
 def steps_done(place: str | None) -> int:
-    """Steps, by what is gone on from."""
+    """Return the steps that a checkpoint has done."""
     from llamatrain.checkpoints.filenames import checkpoints_newest_first
     from llamatrain.gguf.reader import open_gguf
 
@@ -83,6 +86,7 @@ def steps_done(place: str | None) -> int:
 
 
 def translate_restarts(line: LegacyCommandLine) -> None:
+    """Translate --enable-restart and --cos-decay-restart."""
     growth = line.compound.get("--cos-decay-restart")
     chosen = [name for name in line.compound if name in ("--enable-restart", "--disable-restart")]
     if chosen and chosen[-1] == "--enable-restart":
@@ -97,6 +101,7 @@ def translate_restarts(line: LegacyCommandLine) -> None:
 
 
 def translate_decay(line: LegacyCommandLine) -> None:
+    """Translate --cos-decay-steps."""
     steps = line.compound.get("--cos-decay-steps")
     if steps is None:
         return
@@ -111,6 +116,7 @@ def translate_decay(line: LegacyCommandLine) -> None:
 
 
 def translate_minimum(line: LegacyCommandLine, command: str) -> None:
+    """Translate --adam-min-alpha and --cos-decay-min."""
     by = next((name for name in ("--adam-min-alpha", "--cos-decay-min") if name in line.compound), None)
     if by is None:
         return
@@ -134,7 +140,7 @@ def translate_minimum(line: LegacyCommandLine, command: str) -> None:
 
 
 def translate_targets(line: LegacyCommandLine) -> None:
-    """All of their weights had adapters, and a rank could be said of each."""
+    """Add adapters for weights that are given a rank; llama.cpp's finetune adapted all weights."""
     named = [
         now.removeprefix("--lora-rank-of ")
         for now in line.renamed.values()
@@ -149,7 +155,7 @@ def translate_targets(line: LegacyCommandLine) -> None:
 
 
 def check_arguments(line: LegacyCommandLine, command: str) -> None:
-    """What an option named, against what stands for itself."""
+    """Compare models and data given as options with those given as arguments."""
     from llamatrain.run.request import is_gguf
 
     named, data = line.arguments[BASE], line.arguments[DATA]

@@ -1,4 +1,4 @@
-"""What lies in the caches and among the temporary files, and what of it can go."""
+"""Describes and cleans the caches and temporary files."""
 
 import shutil
 import tempfile
@@ -10,6 +10,7 @@ from llamatrain.commands.doctor.problems import Fact, Findings, Problem, bytes_f
 
 
 def cache_root() -> Path | None:
+    """Return the cache folder, or None without a home."""
     from llamatrain.platform.cache_dir import default_cache_dir
 
     folder = default_cache_dir("tokens")
@@ -17,6 +18,7 @@ def cache_root() -> Path | None:
 
 
 def describe_caches() -> Findings:
+    """Yield facts about the caches."""
     from llamatrain.platform.cache_dir import CACHE_VARIABLE, find_write_problem
 
     root = cache_root()
@@ -35,6 +37,7 @@ def describe_caches() -> Findings:
 
 
 def describe_contents(root: Path) -> Findings:
+    """Yield facts about kernels, tokens and other files in the cache."""
     from llamatrain.compiler.cache import cache_key
     from llamatrain.platform import cache_prune, temp_files
 
@@ -56,6 +59,7 @@ def describe_contents(root: Path) -> Findings:
 
 
 def folders_fact(name: str, folders: list[Any], more: str = "") -> Fact:
+    """Return a fact about some folders: their number and size."""
     nbytes = sum(folder.nbytes for folder in folders)
     return Fact(
         name,
@@ -65,6 +69,7 @@ def folders_fact(name: str, folders: list[Any], more: str = "") -> Fact:
 
 
 def files_fact(name: str, paths: list[Path]) -> Fact:
+    """Return a fact about some files: their number and size."""
     from llamatrain.platform.cache_prune import disk_usage
 
     nbytes = sum(map(disk_usage, paths))
@@ -76,10 +81,12 @@ def files_fact(name: str, paths: list[Path]) -> Fact:
 
 
 def format_count(things: list[Any], name: str) -> str:
+    """Return a number with a noun."""
     return f"{len(things)} {name}{'s' * (len(things) != 1)}"
 
 
 def describe_temp_files() -> Findings:
+    """Yield facts about temporary files."""
     from llamatrain.platform.cache_prune import find_leftovers
     from llamatrain.platform.temp_files import TEMP_PREFIX
 
@@ -93,7 +100,7 @@ def describe_temp_files() -> Findings:
 
 
 def clean_caches() -> Findings:
-    """Old kernels and all tokens that nobody reads, what dead processes left, and what is damaged."""
+    """Remove old kernels, unused tokens, leftovers of dead processes, and damaged files."""
     from llamatrain.compiler.cache import cache_key
     from llamatrain.platform import cache_prune, temp_files
 
@@ -113,6 +120,7 @@ def clean_caches() -> Findings:
 
 
 def find_damaged(folder: Path) -> list[Path]:
+    """Return the damaged kernels in a folder."""
     from llamatrain.compiler.cache import describe_code
     from llamatrain.compiler.inventory import list_compilables
     from llamatrain.compiler.store import ObjectStore, object_name
@@ -127,6 +135,7 @@ def find_damaged(folder: Path) -> list[Path]:
 
 
 def remove_files(name: str, paths: list[Path]) -> Fact:
+    """Remove files, and return a fact about them."""
     from llamatrain.platform.temp_files import remove_path
 
     fact = files_fact(name, paths)

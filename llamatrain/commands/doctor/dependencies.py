@@ -1,4 +1,4 @@
-"""What this package stands on: each dependency, the versions of it that will do, and the one that is there."""
+"""Lists the dependencies: allowed versions, and the installed one."""
 
 import re
 import tomllib
@@ -15,21 +15,24 @@ NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 
 
 class Requirement(NamedTuple):
+    """A dependency with the versions that are allowed."""
+
     name: str
     bounds: str  # as in >=2.0,<3
     extra: str  # it is installed with; empty: always
 
     @property
     def version(self) -> str | None:
+        """The installed version, or None."""
         return installed_version(self.name)
 
     @property
     def pip_argument(self) -> str:
-        """What pip is told."""
+        """The argument for `pip install`."""
         return f"'{NAME}[{self.extra}]'" if self.extra else f"'{self.name}{self.bounds}'"
 
     def accepts(self, version: str) -> bool:
-        """Of bounds only those that are here: at least, and below."""
+        """Return True if a version lies within the bounds, of which >= and < are checked."""
         for bound in filter(None, self.bounds.split(",")):
             number, least = parse_version(bound), parse_version(version)
             if (bound.strip().startswith(">=") and least < number) or (
@@ -40,6 +43,7 @@ class Requirement(NamedTuple):
 
 
 def installed_version(name: str) -> str | None:
+    """Return the installed version of a package, or None."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -47,7 +51,7 @@ def installed_version(name: str) -> str | None:
 
 
 def parse_version(version: str) -> tuple[int, ...]:
-    """As many as decide: 2.0 and 2 are one."""
+    """Return the numbers of a version without trailing zeros: 2.0 equals 2."""
     match = NUMBERS.search(version)
     numbers = [int(each) for each in match[0].split(".")] if match else []
     while numbers and not numbers[-1]:
@@ -56,7 +60,7 @@ def parse_version(version: str) -> tuple[int, ...]:
 
 
 def list_requirements() -> list[Requirement]:
-    """Of the sources where there is a clone, else of what was installed."""
+    """Return the dependencies and those of the extras that users install."""
     requirements = [
         Requirement(match[1], (match[2] or "").replace(" ", ""), match[3] or "")
         for match in map(REQUIREMENT.fullmatch, read_requirements())
@@ -68,6 +72,7 @@ def list_requirements() -> list[Requirement]:
 
 
 def read_requirements() -> Iterator[str]:
+    """Yield requirements from pyproject.toml in a clone, or from the installed package."""
     try:
         project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
         if project["name"] != NAME:

@@ -1,4 +1,4 @@
-"""What is told of a machine: facts, for people and for programs, and what is broken."""
+"""Facts about a machine, for people and programs, and problems."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -7,13 +7,15 @@ from llamatrain.config.units import Size
 
 
 class Fact(NamedTuple):
+    """A named fact, as a value and as text."""
+
     name: str
     value: Any  # for programs
     text: str
 
 
 class Problem(NamedTuple):
-    """What is broken, and what would do."""
+    """A problem and its remedy."""
 
     problem: str
     remedy: str
@@ -23,12 +25,15 @@ Findings = Iterator[Fact | Problem]
 
 
 def make_fact(name: str, value: Any, words: str = "") -> Fact:
+    """Return a fact; its text is the value unless given."""
     return Fact(name, value, words or ("none" if value is None or value == [] else str(value)))
 
 
 def bytes_fact(name: str, nbytes: int | None, more: str = "") -> Fact:
+    """Return a fact about a number of bytes."""
     return Fact(name, nbytes, "not told here" if nbytes is None else f"{format_size(nbytes)}{more}")
 
 
 def format_size(nbytes: int) -> str:
+    """Return a number of bytes as text."""
     return Size(nbytes).text

@@ -1,6 +1,6 @@
-"""What is known of this machine and of what llamatrain has on it, and what of it is broken; nothing is compiled.
+"""Examines this machine and what llamatrain has stored on it; nothing is compiled.
 
-Whatever fails on the way is a finding itself: on a broken machine all else is told.
+A check that fails is a problem itself: on a broken machine the other checks still run.
 """
 
 import os
@@ -22,11 +22,14 @@ OPTIONAL = "llvmlite", "pyarrow", "zstandard"  # that are used where they are th
 
 
 class SystemReport(NamedTuple):
+    """Facts by section, and the problems that were found."""
+
     sections: dict[str, list[Fact]]
     findings: list[Problem]
 
 
 def examine(clean: bool = False) -> SystemReport:
+    """Run all checks; with `clean`, first remove what is not needed."""
     sections, findings = dict[str, list[Fact]](), dict[Problem, None]()
     for name, section in (({"cleaned": clean_caches} if clean else {}) | SECTIONS).items():
         try:
@@ -47,6 +50,7 @@ def examine(clean: bool = False) -> SystemReport:
 
 
 def describe_versions() -> Findings:
+    """Yield the versions of llamatrain, Python, the system and the dependencies."""
     from llamatrain.commands.doctor.dependencies import installed_version, list_requirements
 
     yield make_fact("llamatrain", __version__)
@@ -72,6 +76,7 @@ def describe_versions() -> Findings:
 
 
 def describe_processor() -> Findings:
+    """Yield the processor's name, class and units."""
     from llamatrain.platform import cpu
 
     yield make_fact("name", processor_name(), processor_name() or platform.machine() or "not told here")
@@ -86,6 +91,7 @@ def describe_processor() -> Findings:
 
 
 def processor_name() -> str:
+    """Return the processor's name."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             if line.startswith("model name"):
@@ -94,6 +100,7 @@ def processor_name() -> str:
 
 
 def describe_kernels() -> Findings:
+    """Yield where kernels come from, and whether they can be compiled."""
     from llamatrain.compiler import prebuilt
     from llamatrain.compiler.cache import INSTALL_HINT, has_compiler
 
@@ -119,7 +126,7 @@ def describe_kernels() -> Findings:
 
 
 def find_compiler() -> tuple[str, str]:
-    """What it is, or why it is none."""
+    """Return the compiler and its version, or an empty text and why it does not work."""
     from llamatrain.compiler.cache import COMPILERS, package_version
 
     try:
@@ -130,7 +137,9 @@ def find_compiler() -> tuple[str, str]:
 
 
 def describe_cached(missing: list[Any]) -> Findings:
-    """Those that were compiled before; the others are compiled when they are first used."""
+    """Yield how many of the missing kernels are in the cache; the others are compiled when they are first
+    used.
+    """
     from llamatrain.compiler.cache import cache_key, describe_code
     from llamatrain.compiler.store import ObjectStore, object_name
     from llamatrain.platform.cache_dir import default_cache_dir
@@ -149,6 +158,7 @@ def describe_cached(missing: list[Any]) -> Findings:
 
 
 def describe_threads() -> Findings:
+    """Yield the number of threads and what limits it."""
     from llamatrain.distributed.cores import count_cores
     from llamatrain.platform import cpu
 
@@ -162,6 +172,7 @@ def describe_threads() -> Findings:
 
 
 def describe_memory() -> Findings:
+    """Yield free and total memory and their limits."""
     from llamatrain.platform.memory import CGROUP, available_bytes
 
     yield bytes_fact("free", available_bytes())
@@ -178,6 +189,7 @@ def describe_memory() -> Findings:
 
 
 def total_memory() -> int | None:
+    """Return the machine's memory in bytes, or None if the system does not say."""
     with suppress(OSError, ValueError, AttributeError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
@@ -187,6 +199,7 @@ def total_memory() -> int | None:
 
 
 def describe_mpi() -> Findings:
+    """Yield whether several processes can be started."""
     from llamatrain.commands.doctor.dependencies import installed_version
 
     bundled = Path(sys.executable).parent / "mpiexec"
@@ -202,6 +215,7 @@ def describe_mpi() -> Findings:
 
 
 def describe_gpu() -> Findings:
+    """Yield that no GPU is used."""
     yield make_fact("used", False, "none is used yet: all work is the processor's")
 
 
