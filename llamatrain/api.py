@@ -186,7 +186,9 @@ def evaluate(
     """Compute loss, perplexity and bits per byte of a model on data: paths, lists of them, or lists of rows."""
     with door(show), rows_for_call(data) as files:
         if not files:
-            raise UsageError("no data: name files (text, JSON, CSV, Parquet), folders or globs")
+            raise UsageError(
+                "no data given; name files (text, JSON, CSV, Parquet), folders or globs", code="no-data"
+            )
         values = check_options(options, EvaluateOptions, AdapterOptions, PreferenceOptions, DataOptions)
         parts = build(AdapterOptions, values), build(DataOptions, values), build(PreferenceOptions, values)
         return evaluate_model(path_of(model), files, build(EvaluateOptions, values), *parts, values)
@@ -215,7 +217,9 @@ def plan(command: str, *data: Data, measure: bool = False, **options: Any) -> Ru
     """
     with door():
         if command not in ("from-scratch", "finetune"):
-            raise UsageError(f"{quote(command)} cannot be planned; from-scratch and finetune can")
+            raise UsageError(
+                f"command must be from-scratch or finetune (got {quote(command)})", code="unknown-command"
+            )
         base = path_of(data[0]) if command == "finetune" and data else None
         with rows_for_call(data[1:] if base else data) as files:
             if command == "finetune":
@@ -279,7 +283,9 @@ class LoadedModel:
         """Yield the text that continues a prompt, piece by piece."""
         with door():
             if not isinstance(prompt, str | bytes):
-                raise UsageError(f"{quote(prompt)} is no prompt: it takes a text, or bytes")
+                raise UsageError(
+                    f"the prompt must be a text or bytes (got {quote(prompt)})", code="invalid-prompt"
+                )
             options = build(SamplingOptions, check_options(sampling, SamplingOptions))
             text = self._model.continue_text(
                 prompt if isinstance(prompt, bytes) else to_bytes(prompt), options
@@ -337,7 +343,7 @@ class ChatSession:
         If it is not read to its end, the part that was read counts.
         """
         if not isinstance(words, str):
-            raise UsageError(f"{quote(words)} is no turn of a chat: it takes a text")
+            raise UsageError(f"a message must be a text (got {quote(words)})", code="invalid-prompt")
         return pieces(piece.text for piece in self._talk.say(words) if not piece.thought)
 
     def __enter__(self) -> "ChatSession":
@@ -383,12 +389,15 @@ def check_options(options: Mapping[str, Any], *classes: type[Options]) -> dict[s
     options = with_present_names(options, *classes)
     if "temperature" in options and "temp" in known:
         if "temp" in options:
-            raise UsageError("temp and temperature are the same; leave one of them out")
+            raise UsageError(
+                "temp and temperature are the same option; leave one of them out", code="conflicting-options"
+            )
         options = {"temp" if name == "temperature" else name: value for name, value in options.items()}
     for name in options:
         if name not in known:
             raise UsageError(
-                f"there is no option {shorten(name)}{suggest_option(f'--{name}') or suggest(name, known)}"
+                f"no such option {shorten(name)}{suggest_option(f'--{name}') or suggest(name, known)}",
+                code="unknown-option",
             )
     return {
         name: known[name].check(to_plain(value, known[name]))
@@ -460,9 +469,9 @@ def door(show: bool = False) -> Iterator[None]:
         )
         raise
     except OSError as error:
-        raise FileError(shorten_line(in_keywords(words_of(error)))) from error
+        raise FileError(shorten_line(in_keywords(words_of(error))), code="system-error") from error
     except MemoryError as error:
-        raise LlamatrainError(in_keywords(words_of(error))) from error
+        raise LlamatrainError(in_keywords(words_of(error)), code="out-of-memory") from error
 
 
 def keyword(name: str) -> str:

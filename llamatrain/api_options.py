@@ -454,9 +454,9 @@ class FinetuneOptions(TypedDict, total=False):
 
 class ExportLoraOptions(TypedDict, total=False):
     only_adapter: bool
-    """Write the adapters alone, as one that llama.cpp loads."""
+    """Write only the adapters, as one GGUF adapter."""
     peft: Place | None
-    """Write the adapters, as one, for Hugging Face's PEFT into this folder."""
+    """Write the adapters, as one, in PEFT's format into this folder."""
     type: Literal[
         "keep",
         "f32",
@@ -475,11 +475,11 @@ class ExportLoraOptions(TypedDict, total=False):
         "iq4_nl",
         "iq4_xs",
     ]
-    """The type of the new model's matrices; keep: that which each has in BASE. Needs no adapter."""
+    """Type of the new model's matrices; keep: the type that each has in BASE. Needs no adapter."""
     overwrite: bool
     """Replace the file out."""
     check: str
-    """Compare the logits of BASE with its adapters to those of the new file, on this text, and judge the difference."""
+    """Compare the logits of the new file with those of BASE and its adapters on this text."""
     threads: int | None
     """Threads; default: one per processor."""
     lora: Place | Sequence[Place]
@@ -496,7 +496,7 @@ class EvaluateOptionsGiven(TypedDict, total=False):
     threads: int | None
     """Threads; default: one per processor."""
     precision: Literal["f32", "bf16"]
-    """Of matrix products."""
+    """Number type of matrix products."""
     lora: Place | Sequence[Place]
     """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
     lora_scaled: Sequence[tuple[Place, float]]
@@ -562,13 +562,13 @@ class EvaluateOptionsGiven(TypedDict, total=False):
 
 class PreviewOptionsGiven(TypedDict, total=False):
     n: int
-    """How many rows to show; json goes on with the next epochs."""
+    """Number of rows to show; json continues with the next epochs."""
     ctx: int | None
     """Tokens per row; default: the context of the model, at most 512."""
     batch: int
-    """Rows in a batch: they share a length."""
+    """Rows per batch; they share a length."""
     seed: int
-    """What the order of the samples follows from."""
+    """Seed of the order of samples."""
     objective: Literal["dpo", "kto", "orpo", "simpo"] | None
     """Preference training on rows of prompt, chosen and rejected; kto also takes prompt, completion and label."""
     train_on: Literal["completion", "last", "all"]
@@ -622,7 +622,7 @@ class PreviewOptionsGiven(TypedDict, total=False):
 
 class LoadOptionsGiven(TypedDict, total=False):
     ctx: int | None
-    """Tokens of prompt and text together; else what the model was made for, at most 4096."""
+    """Tokens of prompt and text together; default: the context of the model, at most 4096."""
     threads: int | None
     """Threads; default: one per processor."""
     lora: Place | Sequence[Place]
@@ -660,7 +660,7 @@ class SamplingOptionsGiven(TypedDict, total=False):
 
 class ChatOptionsGiven(TypedDict, total=False):
     ctx: int | None
-    """Tokens of prompt and text together; else what the model was made for, at most 4096."""
+    """Tokens of prompt and text together; default: the context of the model, at most 4096."""
     threads: int | None
     """Threads; default: one per processor."""
     lora: Place | Sequence[Place]

@@ -27,9 +27,7 @@ class DoctorOptions(Options):
     json: Annotated[
         bool, replace(JSON, sentence="Print one JSON object: an object for each section, and findings.")
     ] = False
-    clean: Annotated[
-        bool, Option("First remove kernels of other versions and kept tokens, and say how much that was.")
-    ] = False
+    clean: Annotated[bool, Option("First remove kernels of other versions and cached tokens.")] = False
 
 
 @command.command(cls=Command)

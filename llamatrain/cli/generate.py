@@ -36,13 +36,13 @@ class PromptOptions(Options, panel="Text"):
     prompt: Annotated[
         str,
         Option(
-            "The text to go on from; -: read it from standard input.",
-            excludes=(("file", "both say what to go on from"),),
+            "Text to continue; -: read it from standard input.",
+            excludes=(("file", "both give the prompt"),),
         ),
     ] = ""
-    file: Annotated[
-        Path | None, Option("Read the prompt from a file; a newline at its very end is left out.")
-    ] = None
+    file: Annotated[Path | None, Option("Read the prompt from a file; a newline at its end is dropped.")] = (
+        None
+    )
 
 
 @command.command(cls=Command)
@@ -62,7 +62,10 @@ def generate(
     )
     chat, lora = build(ChatOptions, overrides), build(AdapterOptions, overrides)
     if chat.chat and options.prompt == "-":
-        raise UsageError("--chat reads standard input itself, each line as a turn; leave --prompt - out")
+        raise UsageError(
+            "--prompt - has no effect with --chat, which reads turns from standard input; leave it out",
+            code="unused-option",
+        )
     prompt, text_model = read_prompt(options), TextModel(model, loading, lora)
     if chat.verbose:
         first = prompt.decode("utf-8", "replace")
@@ -109,7 +112,7 @@ def typed_lines() -> Iterator[str]:
             print_text("\n")
             return
         except KeyboardInterrupt:
-            terminal.log_line("\nCtrl-D ends the talk")
+            terminal.log_line("\nCtrl-D ends the chat")
             continue
         if line.strip():
             yield line

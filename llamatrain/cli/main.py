@@ -32,8 +32,8 @@ COMMANDS = (
     "report",
 )
 EXTRA_ARGUMENT_HINTS = {
-    "generate": "; what to go on from is said by --prompt 'TEXT'",
-    "export-lora": "; an adapter is named by --lora",
+    "generate": "; give the prompt with --prompt 'TEXT'",
+    "export-lora": "; name an adapter with --lora",
 }
 
 
@@ -149,6 +149,6 @@ def format_usage_error(error: typer.TyperException) -> str:
     elif message.startswith("Got unexpected extra"):
         hint = EXTRA_ARGUMENT_HINTS.get(getattr(getattr(error, "ctx", None), "info_name", ""), "")
     elif message.startswith("Missing option '--model'"):
-        hint = "; it names the model whose tokens are shown: llamatrain preview DATA --model MODEL"
+        hint = "; give the model whose tokens are shown: llamatrain preview DATA --model MODEL"
     message = " ".join(message.split()).removesuffix(".")
     return message[:1].lower() + message[1:] + (hint or see_help(getattr(error, "ctx", None)))

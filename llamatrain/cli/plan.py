@@ -45,47 +45,47 @@ class PlanOptions(Options, panel="The plan"):
 
     json: Annotated[
         bool,
-        replace(JSON, sentence="Print one JSON object: bytes by what they are for, and how it would run."),
+        replace(JSON, sentence="Print one JSON object: bytes by purpose, and the plan."),
     ] = False
     graph: Annotated[
         Literal["text", "dot", "memory"] | None,
         Option(
-            "Print the graph of a batch of the longest rows instead, as text or in Graphviz's language, or what its memory holds."
+            "Print the graph of a batch of the longest rows instead: as text, for Graphviz, or its memory."
         ),
     ] = None
     svg: Annotated[
         Path | None,
         Option(
-            "Draw what the memory of a batch of the longest rows holds, call by call, into this file.",
+            "Draw the memory of a batch of the longest rows, call by call, to this file.",
             unit="FILE",
         ),
     ] = None
     ranks: Annotated[
         int | None,
         Option(
-            "Plan for so many ranks, a machine like this one for each, and foretell a step of 1 to 4096.",
+            "Plan for this many ranks, each on a machine like this one, and forecast steps on 1 to "
+            "4096 ranks.",
             unit="RANKS",
             least=1,
             most=4096,
-            excludes=(("graph", "a graph is of one rank"), ("svg", "a memory map is of one rank")),
+            excludes=(("graph", "a graph belongs to one rank"), ("svg", "a memory map belongs to one rank")),
         ),
     ] = None
     measure: Annotated[
         bool,
-        Option(
-            "Measure how fast this machine is now, instead of using what was measured within the last day."
-        ),
+        Option("Measure the speed of this machine now, instead of using a measurement of the last day."),
     ] = False
     network: Annotated[
         Bandwidth | None,
-        Option("The link of each of these machines, such as 1Gbit; else 10Gbit. Takes --ranks."),
+        Option("Network link of each machine, such as 1Gbit; default: 10Gbit. Needs --ranks."),
     ] = None
 
     def validate(self) -> None:
         """Raise OptionError if options contradict each other."""
         if self.network is not None and self.ranks is None:
             raise OptionError(
-                lambda spelt: f"{spelt('network')} means nothing without {spelt('ranks')}; leave it out"
+                lambda spelt: f"{spelt('network')} has no effect without {spelt('ranks')}; leave it out",
+                code="unused-option",
             )
 
 
@@ -97,7 +97,9 @@ def plan(context: typer.Context) -> None:
     """Show memory and time of a run, with the run's own options; nothing is read, written or trained."""
     if context.invoked_subcommand is None:
         raise UsageError(
-            "what to plan is missing: llamatrain plan from-scratch ... or llamatrain plan finetune ..."
+            "the command to plan is missing; use llamatrain plan from-scratch ... or llamatrain plan "
+            "finetune ...",
+            code="missing-command",
         )
 
 
@@ -200,7 +202,7 @@ def memory_lines(planned: "PlannedRun") -> Iterator[str]:
     memory_plan = planned.plan.plan
     spec = memory_plan.spec
     yield f"{spec.h.describe()}: {spec.h.parameter_count:,} parameters"
-    parts = f" in {memory_plan.splits} parts each" if memory_plan.splits > 1 else ""
+    parts = f" in {memory_plan.splits} micro-batches each" if memory_plan.splits > 1 else ""
     rows = f"batches of {spec.batch * memory_plan.splits} rows{parts}"
     yield f"{spec.precision}, {spec.threads} threads, {rows}, recomputing: {memory_plan.policy}\n"
     for name, size in {**asdict(memory_plan.breakdown), "total": memory_plan.total}.items():
@@ -211,19 +213,31 @@ def memory_lines(planned: "PlannedRun") -> Iterator[str]:
 def time_lines(time: "TimeForecast | str") -> Iterator[str]:
     """Yield the lines about time."""
     if isinstance(time, str):
-        yield f"\n{'time':14} {'not foretold':>18}  {time}"
+        yield f"\n{'time':14} {'unknown':>18}  {time}"
         return
-    yield f"\n{'tokens/s':14} {time.tokens_per_second:>18,.0f}  {format_step_time(time.step_seconds)} a step of {time.tokens:,}"
+    yield (
+        f"\n{'tokens/s':14} {time.tokens_per_second:>18,.0f}  {format_step_time(time.step_seconds)} a "
+        f"step of {time.tokens:,}"
+    )
     if time.run_seconds is not None:
-        yield f"{'time':14} {format_duration(time.run_seconds):>18}  for {time.steps:,} steps, without validating, samples and saving"
+        yield (
+            f"{'time':14} {format_duration(time.run_seconds):>18}  for {time.steps:,} steps, without "
+            "validation, samples and saves"
+        )
     yield from speed_lines(time.speeds)
 
 
 def speed_lines(speeds: "OpSpeeds") -> Iterator[str]:
     """Yield the lines about the measurement that times are computed from."""
-    yield f"From this machine's speed, measured {format_age(speeds.measured_at)}; --measure measures again."
+    yield (
+        f"Computed from the speed of this machine, measured {format_age(speeds.measured_at)}; --measure "
+        "measures again."
+    )
     if speeds.disturbed:
-        yield f"Other programs were at work (threads waited {speeds.disturbed:.0%} of the time); it serves for ten minutes."
+        yield (
+            f"Other programs were running (threads waited {speeds.disturbed:.0%} of the time), so it is "
+            "used for ten minutes only."
+        )
 
 
 def format_age(when: float) -> str:
@@ -245,13 +259,16 @@ def trial_lines(fitted: "FittedRun", time: "TimeForecast | str | None") -> Itera
         factor = trial.cost / chosen.cost
         step = f"{format_step_time(forecast.step_seconds * factor):>9}" if forecast else ""
         remark = (
-            "  taken"
+            "  chosen"
             if trial is chosen
-            else "  too much"
+            else "  does not fit"
             if fitted.memory_limit and trial.total > fitted.memory_limit
             else ""
         )
-        row = f"{trial.policy!s:30} {trial.splits:>6} {copies[trial.candidate.cache] if has_base else '':>9} {Size(trial.total).text:>9}"
+        row = (
+            f"{trial.policy!s:30} {trial.splits:>6} "
+            f"{copies[trial.candidate.cache] if has_base else '':>9} {Size(trial.total).text:>9}"
+        )
         yield f"{row} {factor:>7.2f}{step}{remark}".rstrip()
 
 
@@ -285,8 +302,14 @@ def scaling_lines(scaling: "ScalingForecast", network: Bandwidth) -> Iterator[st
         yield f"{direction:14} {size:>18,}  {size.text:>8}  by each of {scaling.step.ranks:,}, a step"
     yield ""
     yield from speed_lines(scaling.speeds)
-    yield f"Links of {network.words}, {MESSAGE_SECONDS * 1e6:.0f} µs a message, ranks that differ by {SPREAD * 100:.0f} %.\n"
-    yield f"{'ranks':>6} {'rows':>7} {'seconds':>10} {'exposed':>9} {'efficiency':>11} {f'with {rows:,} rows each':>22}"
+    yield (
+        f"Links of {network.words}, {MESSAGE_SECONDS * 1e6:.0f} µs a message, ranks whose speed differs "
+        f"by {SPREAD * 100:.0f} %.\n"
+    )
+    yield (
+        f"{'ranks':>6} {'rows':>7} {'seconds':>10} {'exposed':>9} {'efficiency':>11} "
+        f"{f'with {rows:,} rows each':>22}"
+    )
     for row in scaling.rows:
         share, strong, weak = (
             f"{100 * x:.0f} %"
@@ -296,15 +319,18 @@ def scaling_lines(scaling: "ScalingForecast", network: Bandwidth) -> Iterator[st
     ends = (
         f"{2 * scaling.useful_ranks:,} would be {scaling.next_speedup:.2f} times as fast"
         if scaling.next_speedup
-        else "they are divided no further"
+        else "they cannot be divided further"
     )
     summary = (
-        f"Data-parallelism pays up to {scaling.useful_ranks:,} ranks"
+        f"Data parallelism is useful up to {scaling.useful_ranks:,} ranks"
         if scaling.useful_ranks > 1
-        else "More ranks do not pay"
+        else "More ranks are not useful"
     )
     yield f"\n{summary} in steps of {rows:,} rows: {ends}."
-    yield f"With {rows:,} rows for each, {last.ranks:,} ranks keep {100 * last.weak_efficiency:.0f} % of their speed."
+    yield (
+        f"With {rows:,} rows each, {last.ranks:,} ranks keep {100 * last.weak_efficiency:.0f} % of "
+        "their speed."
+    )
 
 
 def print_graph(graphs: "StepGraphs", how: str) -> None:

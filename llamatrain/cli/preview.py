@@ -141,7 +141,7 @@ def print_summary(dataset: "Dataset", validation: "Dataset | None", filling: "Pa
     from llamatrain.data.dataset import format_places
 
     print(f"\n{len(dataset)} samples, {dataset.tokens} tokens", end="")
-    print(f"; {len(validation)} samples to validate with" if validation else "")
+    print(f"; {len(validation)} samples for validation" if validation else "")
     print(f"rows are {filling.used:.0%} full, {filling.trained:.0%} of their tokens are trained")
     counts = {
         "cut: longer than a row": dataset.truncated,

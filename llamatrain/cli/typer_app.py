@@ -90,7 +90,9 @@ class Command(TyperCommand):
             get_comm()
         elif (started := get_launch_info()) and started.is_multi_process:
             raise UsageError(
-                f"{ctx.command_path} is the work of one process, and {started.description}; start it alone"
+                f"{ctx.command_path} runs in a single process (got: {started.description}); start it "
+                "without mpiexec",
+                code="single-process",
             )
         with terminal.show_log(), self.run_context(ctx):
             for note in self.notes:
@@ -147,7 +149,9 @@ class CommandGroup(TyperGroup):
             there = [word for word in args if self.get_command(ctx, word)]
             if not ctx.resilient_parsing and there and hasattr(error, "option_name"):
                 raise UsageError(
-                    f"{error.option_name} stands before its command: {ctx.command_path} {there[0]} ... {error.option_name}"
+                    f"{error.option_name} must follow the command: {ctx.command_path} {there[0]} ... "
+                    f"{error.option_name}",
+                    code="option-before-command",
                 ) from None
             raise
 
@@ -159,7 +163,9 @@ class CommandGroup(TyperGroup):
                 or suggest_for_file(args[0], self.list_commands(ctx), ctx)
                 or suggest(args[0], (*self.list_commands(ctx), *ALIASES))
             )
-            raise UsageError(f"no such command {quote(args[0])}{near or see_help(ctx)}")
+            raise UsageError(
+                f"no such command {quote(args[0])}{near or see_help(ctx)}", code="unknown-command"
+            )
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -185,7 +191,8 @@ def check_values(context: Any, option: Any, values_list: Any) -> Any:
     for values in values_list or ():
         if option_name := next((each for each in values if each in names), None):
             context.fail(
-                f"{option.opts[0]} takes {option.metavar}, and got {' '.join(values[: values.index(option_name)])} alone"
+                f"{option.opts[0]} takes {option.metavar} (got "
+                f"{' '.join(values[: values.index(option_name)])})"
             )
     return values_list
 
@@ -193,7 +200,7 @@ def check_values(context: Any, option: Any, values_list: Any) -> Any:
 def parse_path(text: str) -> Path:
     """Return a path; an empty text, as of a variable that is not set, is refused."""
     if not text:  # as of a variable that is not set: it would be the current folder
-        raise typer.BadParameter("an empty path")
+        raise typer.BadParameter("the path is empty")
     return Path(text)
 
 
@@ -210,7 +217,9 @@ def explain_short_option(args: Sequence[str], known: Collection[str]) -> Iterato
             if not word.startswith("--") and word.startswith(short) and f"-{word}" in known
         ]
         if len(short) == 2 and long_forms:
-            raise UsageError(f"no such option {long_forms[0]}; did you mean -{long_forms[0]}?") from None
+            raise UsageError(
+                f"no such option {long_forms[0]}; did you mean -{long_forms[0]}?", code="unknown-option"
+            ) from None
         raise
 
 
@@ -219,8 +228,8 @@ def suggest_for_file(word: str, commands: Sequence[str], context: Any) -> str:
     if not Path(word).exists():
         return ""
     first = commands[0] if len(commands) < 3 else "finetune"
-    there = "there as a folder" if Path(word).is_dir() else "a file"
-    return f", which is {there}; a command stands first: {context.command_path} {first} ..."
+    there = "a folder" if Path(word).is_dir() else "a file"
+    return f", which is {there}; the command comes first: {context.command_path} {first} ..."
 
 
 def see_help(context: Any) -> str:

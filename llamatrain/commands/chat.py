@@ -26,12 +26,13 @@ class ChatOptions(Options, panel="Text"):
     chat: Annotated[
         bool,
         Option(
-            "Talk: each line is a turn; Ctrl-C ends an answer, Ctrl-D the talk. --prompt or --file is the first turn."
+            "Chat: each line is a turn; Ctrl-C ends an answer, Ctrl-D the chat. --prompt or --file is "
+            "the first turn."
         ),
     ] = False
-    system: Annotated[str, Option("What the model is told before the talk.")] = ""
+    system: Annotated[str, Option("System prompt.")] = ""
     chat_template: Annotated[Path | None, TEMPLATE] = None
-    verbose: Annotated[bool, Option("Say the line of llama.cpp's that does the same.", short="v")] = False
+    verbose: Annotated[bool, Option("Print the llama.cpp command that does the same.", short="v")] = False
 
     def validate(self) -> None:
         """Raise OptionError if options have no effect without --chat."""
@@ -41,7 +42,7 @@ class ChatOptions(Options, panel="Text"):
 
     @staticmethod
     def _without_chat(name: str, spelt: Callable[[str], str]) -> str:
-        return f"{spelt(name)} means nothing without {spelt('chat')}; leave it out"
+        return f"{spelt(name)} has no effect without {spelt('chat')}; leave it out"
 
 
 class Conversation:
@@ -55,7 +56,8 @@ class Conversation:
 
         if model.tokenizer is None:
             raise UsageError(
-                f"{model.gguf.path}: this model's tokens stand for no text: there is nothing to say to it"
+                f"{model.gguf.path}: the model has no text vocabulary, so it cannot chat",
+                code="no-vocabulary",
             )
         self.model, self.sampling, self.reader = model, sampling, PromptReader(model.tokenizer)
         own = DataOptions(chat_template=options.chat_template).template or model.tokenizer.chat_template
@@ -112,7 +114,8 @@ class Conversation:
             self.turns += 1
             if thoughts and not answer:
                 self.notes.append(
-                    "the answer is a thought without an end: a server gives it as reasoning, and no content"
+                    "the answer is a thought that does not end: llama-server returns it as reasoning, "
+                    "without content"
                 )
             for note in stream.notes:
                 self.note_once(note)
@@ -145,12 +148,21 @@ class Conversation:
                 return tokens
             turns = [index for index, message in enumerate(self.messages) if message["role"] == "user"]
             if len(turns) == 1 or not self.sampling.ctx_shift:
-                problem = f"the talk has {len(tokens)} tokens by now, the context {self.model.ctx}: a larger --ctx takes it, "
+                problem = (
+                    f"the chat has {len(tokens)} tokens, more than the context of {self.model.ctx}; "
+                    "raise --ctx, "
+                )
                 raise UsageError(
-                    problem + ("or begin anew" if len(turns) == 1 else "--ctx-shift lets the oldest turns go")
+                    problem
+                    + (
+                        "or start a new chat"
+                        if len(turns) == 1
+                        else "or add --ctx-shift to drop the oldest turns"
+                    ),
+                    code="context-full",
                 )
             del self.messages[turns[0] : turns[(len(turns) + 1) // 2]]
-            self.note_once("the context is full: the oldest turns of the talk go")
+            self.note_once("the context is full: the oldest turns of the chat are dropped")
 
     def note_once(self, note: str) -> None:
         """Add a note, once per conversation."""

@@ -33,7 +33,7 @@ class EvaluateOptions(Options, panel="Evaluation"):
     ctx: Annotated[int | None, CTX] = None
     batch: Annotated[int, BATCH] = 4
     threads: Annotated[int | None, THREADS] = None
-    precision: Annotated[Literal["f32", "bf16"], Option("Of matrix products.")] = "f32"
+    precision: Annotated[Literal["f32", "bf16"], Option("Number type of matrix products.")] = "f32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,8 @@ def load_tokenizer(gguf: "Gguf", embeddings: int) -> "Tokenizer":
     tokenizer = load(gguf.metadata, gguf.path)
     if len(tokenizer) > embeddings:
         raise FileError(
-            f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, its embeddings {embeddings}"
+            f"{gguf.path}: the vocabulary has {len(tokenizer)} tokens, but there are {embeddings} embeddings",
+            code="damaged-model",
         )
     return tokenizer
 
@@ -187,7 +188,7 @@ def summarize(meter: "LossMeter", text_bytes: int) -> Evaluation:
     score, notes = meter.score, list[str]()
     loss, alone = score.loss, score.answers is None
     if not math.isfinite(loss):
-        notes.append(f"the loss is {loss}: the model's weights are damaged, or too large")
+        notes.append(f"the loss is {loss}: the weights of the model are damaged or too large")
         log_line(f"warning: {notes[0]}")
     return Evaluation(
         loss=loss,

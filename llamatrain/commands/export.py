@@ -31,7 +31,7 @@ def export(base: Path, options: ExportOptions, lora: AdapterOptions) -> Merged:
     if not options.peft and not options.only_adapter:
         return merge_to_file(base, options, lora)
     if not lora.scaled:
-        raise UsageError(NO_ADAPTER)
+        raise UsageError(NO_ADAPTER, code="no-adapter")
     gguf, h, adapters = open_base(base, lora)
     check_output(options, [base, *(path for path, _ in lora.scaled)])
     if options.peft:
@@ -61,18 +61,20 @@ def check_options(options: ExportOptions) -> None:
     """Raise if the options do not say what to write, or contradict each other."""
     if not options.out and (options.only_adapter or not options.peft):
         raise UsageError(
-            "missing option '--out'; it names the file to write"
-            + ("" if options.only_adapter else ", as --peft does a folder")
+            "--out is missing; name the file to write"
+            + ("" if options.only_adapter else ", or a folder with --peft"),
+            code="missing-option",
         )
     only_adapter = options.only_adapter or not options.out
     if only_adapter and options.check:
-        raise UsageError("--check compares a model's logits, and no model is written; leave it out")
+        raise UsageError("--check has no effect if no model is written; leave it out", code="unused-option")
     if only_adapter and (
         options.type not in ADAPTER_TYPES if options.only_adapter else options.type != "keep"
     ):
         raise UsageError(
-            f"--type {options.type} cannot be an adapter's; "
-            + ("f32 and f16 can" if options.only_adapter else "PEFT's are f32")
+            f"--type of an adapter must be {'f32 or f16' if options.only_adapter else 'f32 for PEFT'} "
+            f"(got {options.type})",
+            code="invalid-option",
         )
 
 
@@ -81,10 +83,14 @@ def check_folder(options: ExportOptions, folder: Path, lora: AdapterOptions) -> 
     from llamatrain.adapters import peft
 
     if any(folder.exists() and path.exists() and folder.samefile(path) for path, _ in lora.scaled):
-        raise UsageError(f"--peft {folder} would replace {folder}, which is being read: another name will do")
+        raise UsageError(
+            f"--peft {folder} would replace an input; choose another name", code="replaces-input"
+        )
     peft.check_writable(folder)
     if peft.has_adapter(folder) and not options.overwrite:
-        raise FileError(f"{folder}: there is an adapter already; --overwrite replaces it")
+        raise FileError(
+            f"{folder} already holds an adapter; add --overwrite to replace it", code="output-exists"
+        )
 
 
 def combine_adapters(adapters: "list[Adapter]") -> "Adapter":
@@ -128,7 +134,7 @@ def write_peft_folder(folder: Path, adapter: "Adapter", base: Path, h: "Hyperpar
 
     peft.write_peft(folder, adapter, str(base), h)
     omitted = adapter.norm_names
-    log_line(f"{folder}: PEFT's adapter of {len(adapter.pairs) - len(omitted)} weights")
+    log_line(f"{folder}: a PEFT adapter of {len(adapter.pairs) - len(omitted)} weights")
     notes = [peft.norms_note(folder, omitted)] if omitted else []
     for line in notes:
         log_line(f"note: {line}")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MIN_DROPPED = 4  # tokens of a context that do not stay
 DEFAULT_CTX = 4096  # at most, where it is not given
-NEEDS_PROMPT = "the model has no token that begins a text, so it needs a prompt to go on from: give one with --prompt or --file"
+NEEDS_PROMPT = "the model has no begin token, so it needs a prompt; give one with --prompt or --file"
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class LoadOptions(Options, panel="Text"):
         int | None,
         replace(
             CTX,
-            sentence="Tokens of prompt and text together; else what the model was made for, at most 4096.",
+            sentence="Tokens of prompt and text together; default: the context of the model, at most 4096.",
         ),
     ] = None
     threads: Annotated[int | None, THREADS] = None
@@ -64,8 +64,11 @@ class TextModel:
         """Return a text that continues the prompt; it is generated while it is read."""
         tokens, count = encode_prompt(self.gguf, self.tokenizer, prompt, self.ctx)
         if count > self.ctx:
-            told = f"the prompt has {count} tokens, the context {self.ctx}"
-            raise UsageError(f"{told}: a larger --ctx or a shorter prompt will do")
+            raise UsageError(
+                f"the prompt must fit the context of {self.ctx} tokens (got {count}); raise --ctx or "
+                "shorten it",
+                code="prompt-too-long",
+            )
         return self.continue_tokens(tokens, sampling)
 
     def continue_tokens(
@@ -120,7 +123,8 @@ class TextStream:
         )
         if model.ctx > (model_ctx := model.h.ctx):
             self.notes.append(
-                f"the model was made for {model_ctx} tokens; with --ctx {model.ctx} its text may lose the thread"
+                f"the model was made for {model_ctx} tokens; with --ctx {model.ctx} its text may become "
+                "incoherent"
             )
 
     def __iter__(self) -> Iterator[str]:
@@ -149,7 +153,7 @@ class TextStream:
             self.model.return_decoder(decoder)
         if generation.stop_reason == "ctx":
             self.notes.append(
-                f"the context of {self.model.ctx} tokens is full; a larger --ctx takes more, --ctx-shift goes on"
+                f"the context of {self.model.ctx} tokens is full; raise --ctx, or add --ctx-shift to continue"
             )
 
     def tokens_to_keep(self, has_bos: bool) -> int | None:
@@ -177,7 +181,9 @@ def load_tokenizer(gguf: "Gguf", h: "Hyperparameters") -> "Tokenizer | None":
     tokenizer = load(gguf.metadata, gguf.path)
     if len(tokenizer) != h.vocab:
         raise FileError(
-            f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, token_embd.weight {h.vocab} rows"
+            f"{gguf.path}: the vocabulary has {len(tokenizer)} tokens, but token_embd.weight has "
+            f"{h.vocab} rows",
+            code="damaged-model",
         )
     return tokenizer
 
@@ -195,7 +201,7 @@ def encode_prompt(
     if bos is not None and (not count or (tokenizer.add_bos and tokens[0] != bos)):
         tokens, count = [bos, *tokens][:limit], count + 1
     if not count:
-        raise UsageError(f"{gguf.path}: {NEEDS_PROMPT}")
+        raise UsageError(f"{gguf.path}: {NEEDS_PROMPT}", code="no-prompt")
     return tokens, count
 
 
@@ -211,6 +217,7 @@ def parse_token_numbers(prompt: bytes, limit: int) -> tuple[list[int], int]:
             numbers.append(int(word))
     if not count:
         raise UsageError(
-            "this model's tokens stand for no text: it takes their numbers as a prompt, such as --prompt '0 3 5'"
+            "the model has no text vocabulary; give a prompt of token numbers, such as --prompt '0 3 5'",
+            code="no-vocabulary",
         )
     return numbers, count

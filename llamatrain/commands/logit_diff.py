@@ -49,8 +49,8 @@ class Comparison:
             return f"same: differences are below {SAME_SHARE:.1%} of the range of the logits"
         agreeing = f"the most likely token is the same at {self.agreeing} of {self.tokens} positions"
         if self.divergence <= CLOSE_NATS:
-            return f"close: {agreeing}, as rounding to fewer bits does"
-        return f"different: {agreeing}; a --type of more bits, such as q8_0 or f16, differs less"
+            return f"close: {agreeing}, which is usual after rounding to fewer bits"
+        return f"different: {agreeing}; use a --type with more bits, such as q8_0 or f16"
 
 
 def logits_before(
@@ -131,7 +131,9 @@ def compute_logits(
     logits = np.array([decoder.feed([token]).copy() for token in tokens])
     if not np.isfinite(logits).all():
         raise LlamatrainError(
-            f"{gguf.path}: nothing can be compared: on that text its logits are not finite; its weights, or those of an adapter, "
-            "are damaged or too large"
+            f"{gguf.path}: the logits on that text are not finite, so they cannot be compared; the "
+            "weights of the "
+            "model or of an adapter are damaged or too large",
+            code="logits-not-finite",
         )
     return logits

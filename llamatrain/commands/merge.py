@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from llamatrain.gguf.types import GgmlType
     from llamatrain.model.hyperparameters import Hyperparameters
 
-NO_ADAPTER = "there is nothing to merge: name an adapter with --lora or --lora-scaled"
-MAX_UNREPORTED = 0.25  # of what is added to a weight: how far off it may be, unsaid
+NO_ADAPTER = "no adapter to merge; name one with --lora or --lora-scaled"
+MAX_UNREPORTED = 0.25  # rounding error, as a share of what is added to a weight
 
 
 @dataclass(frozen=True)
 class ExportOptions(Options, panel="The new model"):
     """Options of `export-lora`."""
 
-    out: Annotated[Path | None, Option("The file to write.", short="o")] = None
-    only_adapter: Annotated[bool, Option("Write the adapters alone, as one that llama.cpp loads.")] = False
+    out: Annotated[Path | None, Option("File to write.", short="o")] = None
+    only_adapter: Annotated[bool, Option("Write only the adapters, as one GGUF adapter.")] = False
     peft: Annotated[
         Path | None,
-        Option("Write the adapters, as one, for Hugging Face's PEFT into this folder.", unit="FOLDER"),
+        Option("Write the adapters, as one, in PEFT's format into this folder.", unit="FOLDER"),
     ] = None
     type: Annotated[
         Literal[
@@ -57,16 +57,14 @@ class ExportOptions(Options, panel="The new model"):
             "iq4_xs",
         ],
         Option(
-            "The type of the new model's matrices; keep: that which each has in BASE. Needs no adapter.",
+            "Type of the new model's matrices; keep: the type that each has in BASE. Needs no adapter.",
             unit="TYPE",
         ),
     ] = "keep"
     overwrite: Annotated[bool, Option("Replace the file --out.")] = False
     check: Annotated[
         str,
-        Option(
-            "Compare the logits of BASE with its adapters to those of the new file, on this text, and judge the difference."
-        ),
+        Option("Compare the logits of the new file with those of BASE and its adapters on this text."),
     ] = ""
     threads: Annotated[int | None, THREADS] = None
 
@@ -131,7 +129,9 @@ def open_base(base: Path, lora: AdapterOptions) -> "tuple[Gguf, Hyperparameters,
     gguf = open_gguf(base)
     h = read_hyperparameters(gguf)
     if gguf.kind != "model":
-        raise FileError(f"{base}: no model but a {gguf.kind}; a model is needed")
+        raise FileError(
+            f"{base}: the base must be a model (got a file of kind {gguf.kind})", code="not-a-model"
+        )
     return gguf, h, read_adapters(lora, h, base)
 
 
@@ -142,7 +142,7 @@ def plan_export(base: Path, out: Path, options: ExportOptions, lora: AdapterOpti
     from llamatrain.gguf.types import type_by_name
 
     if not lora.scaled and options.type == "keep":
-        raise UsageError(f"{NO_ADAPTER}, or a type to convert {base} to with --type")
+        raise UsageError(f"{NO_ADAPTER}, or convert {base} with --type", code="no-adapter")
     gguf, h, adapters = open_base(base, lora)
     check_output(options, [base, *(path for path, _ in lora.scaled)])
     target_type = None if options.type == "keep" else type_by_name(options.type.upper())
@@ -193,25 +193,29 @@ def check_output(options: ExportOptions, inputs: Sequence[Path]) -> None:
     if out is None:
         return
     if Path(os.path.realpath(out)).is_symlink():
-        raise FileError(f"{out}: this is a link to itself, no place for a file")
+        raise FileError(f"{out}: this is a link to itself", code="unwritable-file")
     if not os.path.lexists(out.parent):
-        raise MissingError(f"{out}: its folder is not there")
+        raise MissingError(f"{out}: its folder does not exist", code="missing-folder")
     if not out.exists():
         return
     if not out.is_file():
-        raise FileError(f"{out}: this is a folder or a device, no place for a file")
+        raise FileError(f"{out}: this is a folder or a device, not a file", code="unwritable-file")
     for path in inputs:
         if any(is_same_file(out, file) for file in files_of_input(path)):
-            raise UsageError(f"--out {out} would replace {path}, which is being read: another name will do")
+            raise UsageError(
+                f"--out {out} would replace the input {path}; choose another name", code="replaces-input"
+            )
     if not options.overwrite:
-        raise FileError(f"{out}: is there already; --overwrite replaces it")
+        raise FileError(f"{out} exists already; add --overwrite to replace it", code="output-exists")
 
 
 def check_disk_space(out: Path, needed: int) -> None:
     """Raise if the disk has less free space than the file needs."""
     free = shutil.disk_usage(Path(os.path.realpath(out)).parent).free  # of a link's target
     if needed > free:
-        raise FileError(f"{out}: takes {Size(needed).text}, and {Size(free).text} are free there")
+        raise FileError(
+            f"{out} needs {Size(needed).text}, but only {Size(free).text} are free there", code="disk-full"
+        )
 
 
 def note_unchanged(plan: MergePlan) -> None:
@@ -229,7 +233,8 @@ def note_unchanged(plan: MergePlan) -> None:
     if others and target_type:
         more = f" and {len(others) - 1} more keep their" if len(others) > 1 else " keeps its"
         plan.note(
-            f"{others[0].name}{more} type: rows of {others[0].shape[1]} are no whole blocks of {target_type.block_size}"
+            f"{others[0].name}{more} type: rows of {others[0].shape[1]} are not a multiple of the block "
+            f"size {target_type.block_size}"
         )
 
 
@@ -255,7 +260,7 @@ def write_file(out: Path, plan: MergePlan) -> None:
         if plan.target_type
         else []
     )
-    log_line(f"{out}: {Size(size).text}, {', '.join(counts)}, {copied} copied as they were")
+    log_line(f"{out}: {Size(size).text}, {', '.join(counts)}, {copied} copied unchanged")
     note_rounding(roundings, plan)
 
 
@@ -270,6 +275,6 @@ def note_rounding(roundings: "dict[str, Rounding]", plan: MergePlan) -> None:
             for name in ("error", "change")
         )
         plan.note(
-            f"rounded to its type, {worst} is off by {roundings[worst].share:.0%} of what was added to it, "
-            f"all weights together by {math.sqrt(error / change):.0%}; --type {finer} rounds less"
+            f"rounding loses {roundings[worst].share:.0%} of what the adapters add to {worst}, "
+            f"and {math.sqrt(error / change):.0%} over all weights; --type {finer} loses less"
         )

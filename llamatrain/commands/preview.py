@@ -31,16 +31,16 @@ CHECKED_ANSWERS = 64  # answers that are looked at for an end token
 class PreviewOptions(Options, panel="Rows"):
     """Options of `preview`."""
 
-    model: Annotated[Path, Option("The GGUF file whose tokenizer and chat template are used.")]
+    model: Annotated[Path, Option("GGUF file whose tokenizer and chat template are used.")]
     n: Annotated[
         int,
         Option(
-            "How many rows to show; --json goes on with the next epochs.", unit="ROWS", least=1, most=COUNT
+            "Number of rows to show; --json continues with the next epochs.", unit="ROWS", least=1, most=COUNT
         ),
     ] = 5
     ctx: Annotated[int | None, ROW] = None
-    batch: Annotated[int, replace(BATCH, sentence="Rows in a batch: they share a length.")] = 4
-    seed: Annotated[int, replace(SEED, sentence="What the order of the samples follows from.")] = 0
+    batch: Annotated[int, replace(BATCH, sentence="Rows per batch; they share a length.")] = 4
+    seed: Annotated[int, replace(SEED, sentence="Seed of the order of samples.")] = 0
 
 
 class PreviewRows(NamedTuple):
@@ -130,7 +130,10 @@ def open_rows(
     rows = batches_class(compared.data_kind)(
         dataset, data_options, options.seed, tokenizer.eos, tokenizer.bos
     )
-    warning = f"{gguf.path}: tokenizer.ggml.eos_token_id is no token, so answers are trained without an end where models stop"
+    warning = (
+        f"{gguf.path}: tokenizer.ggml.eos_token_id is not a token, so answers are trained without an "
+        "end token"
+    )
     return PreviewRows(
         rows, tokenizer, dataset, validation, [warning] if lacks_end_token(dataset, tokenizer, gguf) else []
     )
@@ -141,11 +144,11 @@ def load_tokenizer(gguf: "Gguf") -> "Tokenizer":
     from llamatrain.data.tokenizer import load
 
     owners = {
-        "adapter": "an adapter: give its base model",
-        "checkpoint": "a checkpoint: give the model that it trains",
+        "adapter": "an adapter; give its base model",
+        "checkpoint": "a checkpoint; give its model",
     }
     if gguf.kind in owners and "tokenizer.ggml.model" not in gguf.metadata:
-        raise FileError(f"{gguf.path}: has no vocabulary; this is {owners[gguf.kind]}")
+        raise FileError(f"{gguf.path} has no vocabulary: this is {owners[gguf.kind]}", code="no-vocabulary")
     return load(gguf.metadata, gguf.path)
 
 
@@ -153,7 +156,7 @@ def read_context(gguf: "Gguf") -> int:
     """Return the context length of a model."""
     key = f"{gguf.get_value('general.architecture', str, DEFAULT)}.context_length"
     if (length := gguf.get_value(key, int, DEFAULT_CTX)) < 1:
-        raise FileError(f"{gguf.path}: {key} is {length}, where 1 or more is needed")
+        raise FileError(f"{gguf.path}: {key} must be at least 1 (got {length})", code="damaged-model")
     return length
 
 

@@ -127,27 +127,27 @@ ALONE = (
 )
 # What cannot be taken as it was said, and what would do.
 ANSWERS = {
-    "--early-stopping": "--patience 3 stops after three validations in a row without a new lowest loss",
-    "--f": "files of data are named without an option, and generate reads a prompt from --file",
-    "--warmup-ratio": "--warmup takes the steps themselves, and is 5 % of all where it is not said",
-    "--fp16": "--precision takes f32 or bf16, and finds by itself which is faster",
-    "--load-in-4bit": "leave it out: a quantised BASE stays as it is",
-    "--load-in-8bit": "leave it out: a quantised BASE stays as it is",
+    "--early-stopping": "use --patience 3 to stop after three validations in a row without a new lowest loss",
+    "--f": "name data files without an option; generate reads a prompt from --file",
+    "--warmup-ratio": "--warmup takes a number of steps; default: 5 % of all",
+    "--fp16": "--precision takes f32 or bf16, and chooses the faster one by default",
+    "--load-in-4bit": "leave it out: a quantized BASE stays as it is",
+    "--load-in-8bit": "leave it out: a quantized BASE stays as it is",
     "--target-modules": "--target takes GGUF's names: attn_q, attn_k, attn_v, attn_output, ffn_gate, ffn_up, ffn_down",
     "--lora-target-modules": "--target takes GGUF's names: attn_q, attn_k, attn_v, attn_output, ffn_gate, ffn_up, ffn_down",
-    "--device": "leave it out: all is computed by the processor",
-    "--gpu": "leave it out: all is computed by the processor",
-    "--gpus": "leave it out: all is computed by the processor",
-    "--cuda": "leave it out: all is computed by the processor",
-    "--model": "a model is named first, without an option, and one that from-scratch goes on from by --checkpoint-in",
-    "--dry-run": "llamatrain plan says what a run takes, llamatrain preview what it trains on",
-    "--packing": "short samples share rows unless --no-pack is said",
+    "--device": "leave it out: all work is done by the processor",
+    "--gpu": "leave it out: all work is done by the processor",
+    "--gpus": "leave it out: all work is done by the processor",
+    "--cuda": "leave it out: all work is done by the processor",
+    "--model": "name the model first, without an option; from-scratch starts from one with --checkpoint-in",
+    "--dry-run": "llamatrain plan shows what a run takes, llamatrain preview what it trains on",
+    "--packing": "short samples are packed unless --no-pack is given",
     "--merge": "llamatrain export-lora merges an adapter into its base",
-    "--num-workers": "leave it out: data is read ahead by itself",
+    "--num-workers": "leave it out: data is always read ahead",
     "--do-train": "leave it out: llamatrain finetune trains",
 }
 SUBCOMMANDS = {
-    "train": "from-scratch for a new model, finetune for one that is there",
+    "train": "from-scratch for a new model, finetune for an existing one",
     "lora": "finetune",
     "sft": "finetune",
     "dpo": "finetune, with --objective dpo",
@@ -160,22 +160,22 @@ SUBCOMMANDS = {
     "quantize": "export-lora MODEL.gguf --type q8_0 --out NEW.gguf",
     "info": "inspect",
     "show": "inspect",
-    "help": "--help, behind a command, too",
+    "help": "--help, also after a command",
     "resume": "from-scratch or finetune, with --resume RUN",
     "version": "--version",
     "pretrain": "from-scratch",
     "sample": "generate",
     "tokenize": "preview",
-    "serve": "none here: llama.cpp's llama-server serves what comes out",
-    "pull": "none here: a browser, or what else fetches files, gets a GGUF file",
-    "download": "none here: a browser, or what else fetches files, gets a GGUF file",
-    "convert": "none here: llama.cpp's convert_hf_to_gguf.py makes GGUF files",
+    "serve": "not part of llamatrain: use llama.cpp's llama-server",
+    "pull": "not part of llamatrain: download a GGUF file with a browser or curl",
+    "download": "not part of llamatrain: download a GGUF file with a browser or curl",
+    "convert": "not part of llamatrain: use llama.cpp's convert_hf_to_gguf.py",
 }
 
 
 def suggest_command(command: str) -> str:
     """Return a hint for a command that does not exist."""
-    return f"; that is {SUBCOMMANDS[command]}" if command in SUBCOMMANDS else ""
+    return f"; use {SUBCOMMANDS[command]}" if command in SUBCOMMANDS else ""
 
 
 def suggest_option(option: str) -> str:
@@ -187,7 +187,7 @@ def suggest_option(option: str) -> str:
     return (
         f"; it is called {known} here"
         if known.startswith("-")
-        else "; it is named without an option"
+        else "; name it without an option"
         if known
         else ""
     )

@@ -91,7 +91,10 @@ def legacy_notes(gguf: Gguf) -> Iterator[str]:
     if missing := gguf.get_value("training.unsaid", str, ""):
         yield f"it is older than GGUF and does not state: {missing}"
     if options := gguf.get_value("training.said", str, ""):
-        yield f"it was trained with {options}, which is not stored here; give these options again to resume with them"
+        yield (
+            f"it was trained with {options}, which is not stored here; give these options again to "
+            "resume with them"
+        )
 
 
 def _is_missing_token(key: str, value: Value) -> bool:
@@ -199,7 +202,10 @@ def read_history(gguf: Gguf, order: Order, weights: Tensors) -> Held:
         f"{prefix}approx_hessian_count": u32(usable),
         f"{prefix}line_search_end": number(Kind.INT32, end),
     }
-    note = f"the optimizer continues with its history of {usable} moves; the gradient is computed again, on other samples"
+    note = (
+        f"the optimizer continues with its history of {usable} moves; the gradient is computed again, "
+        "on other samples"
+    )
     return (
         {prefix + name: tensor_in_memory(prefix + name, array) for name, array in vectors.items()},
         history_numbers,

@@ -143,7 +143,9 @@ class LegacyCommandLine:
         other, before = self.values.get(option, (by, value))
         if other != by and not is_equal(before, value):
             raise UsageError(
-                f"{other} {before} and {by} {value} differ, and mean the same option; leave one of them out"
+                f"{other} {before} and {by} {value} are the same option with different values; leave "
+                "one of them out",
+                code="conflicting-options",
             )
         self.values[option] = by, value
 
@@ -193,7 +195,7 @@ def rename_option(
     """Add an option under its present name."""
     option, _, value = now.partition(" ")
     if not option:
-        line.notes.append(f"{name} means nothing here: all is computed by the processor")
+        line.notes.append(f"{name} has no effect here: all work is done by the processor")
         return
     if option != name:
         line.renamed[name] = now.removesuffix("=")
@@ -239,7 +241,8 @@ def split_options(
             values.append(waiting.popleft())
         if len(values) < count:
             raise UsageError(
-                f"option '{name}' requires {'an argument' if count == 1 else f'{count} arguments'}"
+                f"option '{name}' requires {'an argument' if count == 1 else f'{count} arguments'}",
+                code="missing-value",
             )
         yield name, values, said
 

@@ -36,7 +36,8 @@ def read_record(cursor: Cursor, named: bool = True) -> FileTensor:
     axes, length, number = cursor.read_u32(), cursor.read_u32(), cursor.read_u32()
     if not 1 <= axes <= 2 or not named <= length <= NAME_LIMIT:
         raise cursor.error(
-            f"{axes} dimensions and a name of {length} bytes; there must be 1 or 2 dimensions and 1 to {NAME_LIMIT} bytes"
+            f"{axes} dimensions and a name of {length} bytes; there must be 1 or 2 dimensions and 1 to "
+            f"{NAME_LIMIT} bytes"
         )
     shape = tuple(cursor.read_u32() for _ in range(axes))[::-1]
     start = cursor.advance(length)
@@ -45,7 +46,8 @@ def read_record(cursor: Cursor, named: bool = True) -> FileTensor:
     kind = TYPES.get(number)
     if kind is None or kind.name not in READABLE_TYPES:
         raise cursor.error(
-            f"type {kind.name if kind else number} is not supported; it must be {' or '.join(READABLE_TYPES)}",
+            f"type {kind.name if kind else number} is not supported; it must be "
+            f"{' or '.join(READABLE_TYPES)}",
             code="unsupported-tensor-type",
         )
     if 0 in shape:

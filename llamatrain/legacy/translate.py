@@ -41,7 +41,7 @@ def translate_command_line(
         translate_minimum(line, command)
     if line.renamed:
         line.notes.insert(
-            0, f"called otherwise here: {', '.join(f'{old} is {new}' for old, new in line.renamed.items())}"
+            0, f"other names here: {', '.join(f'{old} is {new}' for old, new in line.renamed.items())}"
         )
     return (line.words_today, line.notes) if line.notes or line.changed else ([*words], [])
 
@@ -67,7 +67,7 @@ def translate_iterations(line: LegacyCommandLine) -> None:
         line.renamed["--adam-iter"] = "--iters"
         return
     add_option(
-        line, "--adam-iter", ("--iters", str(before + int(said))), why=f": {before} steps were done before"
+        line, "--adam-iter", ("--iters", str(before + int(said))), why=f", since {before} steps are done"
     )
 
 
@@ -97,7 +97,7 @@ def translate_restarts(line: LegacyCommandLine) -> None:
         line.renamed[chosen[-1]] = "--restart-growth 0"
         line.words += ["--restart-growth", "0"]
     if growth is not None:
-        line.notes.append("--cos-decay-restart means nothing without --enable-restart")
+        line.notes.append("--cos-decay-restart has no effect without --enable-restart")
 
 
 def translate_decay(line: LegacyCommandLine) -> None:
@@ -123,7 +123,10 @@ def translate_minimum(line: LegacyCommandLine, command: str) -> None:
     from llamatrain.run.request import FINETUNE_DEFAULTS
 
     if line.value("--config") and not line.value("--lr"):
-        raise UsageError(f"{by} goes by the rate, which is in the file of --config: say --lr-min instead")
+        raise UsageError(
+            f"{by} depends on the learning rate in the --config file; give --lr-min instead",
+            code="conflicting-options",
+        )
     usual = FINETUNE_DEFAULTS["lr"] if command == "finetune" else RATE
     said = (
         line.value("--lr") or str(usual),
@@ -133,7 +136,7 @@ def translate_minimum(line: LegacyCommandLine, command: str) -> None:
     try:
         rate, least, share = map(float, said)
     except ValueError:
-        raise UsageError(f"{by} {line.compound[by]} cannot be; it takes a number") from None
+        raise UsageError(f"{by} must be a number (got {line.compound[by]})", code="invalid-option") from None
     add_option(
         line, by, ("--lr-min", f"{least + share * (rate - least):.6g}"), why=": where its cosine ended"
     )
@@ -150,7 +153,7 @@ def translate_targets(line: LegacyCommandLine) -> None:
         linear = [] if "--target" in line.words else [LINEAR]
         line.words += ["--target", ",".join([*linear, *more])]
         line.notes.append(
-            f"a rank of {', '.join(more)} gives it an adapter: --target {','.join([*linear, *more])}"
+            f"the rank of {', '.join(more)} adds an adapter: --target {','.join([*linear, *more])}"
         )
 
 
@@ -167,10 +170,13 @@ def check_arguments(line: LegacyCommandLine, command: str) -> None:
     )
     bases = [*named, *first]
     if len({*bases}) > 1:
-        raise UsageError(f"two models: {bases[0]} and {bases[1]}; leave one of them out")
+        raise UsageError(
+            f"two models given: {bases[0]} and {bases[1]}; leave one of them out", code="two-models"
+        )
     others = standing[1:] if first or (command == "finetune" and not named) else standing
     if data and (strange := [each for each in others if each not in data]):
         raise UsageError(
-            f"--train-data {data[0]} and {strange[0]} differ, and mean the same; leave one of them out"
+            f"--train-data {data[0]} and {strange[0]} both name the data; leave one of them out",
+            code="conflicting-options",
         )
     line.arguments |= {BASE: [] if first else named[:1], DATA: [each for each in data if each not in others]}

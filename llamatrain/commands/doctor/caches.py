@@ -24,11 +24,9 @@ def describe_caches() -> Findings:
     root = cache_root()
     yield make_fact("folder", None if root is None else str(root))
     if root is None:
-        yield Problem(
-            "there is no home to keep kernels and tokens in", f"{CACHE_VARIABLE} names a folder for them"
-        )
+        yield Problem("there is no home folder for the cache", f"set {CACHE_VARIABLE} to a folder")
     elif problem := find_write_problem(root):
-        yield Problem(problem, f"{CACHE_VARIABLE} names another folder")
+        yield Problem(problem, f"set {CACHE_VARIABLE} to another folder")
     if root is not None:
         with suppress(OSError):
             yield bytes_fact("room", shutil.disk_usage(root).free)
@@ -46,10 +44,8 @@ def describe_contents(root: Path) -> Findings:
     old = [folder for folder in folders if folder not in own]
     days, limit = cache_prune.MAX_AGE // temp_files.DAY, format_size(cache_prune.MAX_TOKEN_BYTES)
     yield folders_fact("kernels", own)
-    yield folders_fact("kernels of other versions", old, f"; they go {days} days after they were last used")
-    yield folders_fact(
-        "tokens", entries, f"; they go {days} days after they were last used, or beyond {limit}"
-    )
+    yield folders_fact("kernels of other versions", old, f"; deleted {days} days after their last use")
+    yield folders_fact("tokens", entries, f"; deleted {days} days after their last use, or beyond {limit}")
     known = {cache_prune.TOKEN_FOLDER, cache_prune.STAMP, *(folder.path.name for folder in folders)}
     with suppress(OSError):
         for path in sorted(root.iterdir()):
@@ -93,7 +89,7 @@ def describe_temp_files() -> Findings:
     try:
         folder = Path(tempfile.gettempdir())
     except OSError as error:
-        yield Problem(f"there is no folder for temporary files: {error.strerror}", "TMPDIR names one")
+        yield Problem(f"there is no folder for temporary files: {error.strerror}", "set TMPDIR to one")
         return
     yield make_fact("temporary files", str(folder))
     yield files_fact("left there by dead processes", find_leftovers(folder, TEMP_PREFIX))

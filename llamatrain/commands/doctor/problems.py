@@ -31,7 +31,7 @@ def make_fact(name: str, value: Any, words: str = "") -> Fact:
 
 def bytes_fact(name: str, nbytes: int | None, more: str = "") -> Fact:
     """Return a fact about a number of bytes."""
-    return Fact(name, nbytes, "not told here" if nbytes is None else f"{format_size(nbytes)}{more}")
+    return Fact(name, nbytes, "unknown" if nbytes is None else f"{format_size(nbytes)}{more}")
 
 
 def format_size(nbytes: int) -> str:

@@ -42,7 +42,7 @@ def examine(clean: bool = False) -> SystemReport:
             findings[Problem(str(error), "")] = None
         except Exception as error:
             message = (words_of(error).splitlines() or [type(error).__name__])[0]
-            findings[Problem(f"{name} cannot be told: {message}", "mend what else is found first")] = None
+            findings[Problem(f"{name} cannot be examined: {message}", "fix the other problems first")] = None
     return SystemReport(sections, [*findings])
 
 
@@ -57,7 +57,7 @@ def describe_versions() -> Findings:
     yield make_fact(
         "python",
         platform.python_version(),
-        f"{platform.python_version()} ({sys.executable or 'unknown place'})",
+        f"{platform.python_version()} ({sys.executable or 'unknown path'})",
     )
     yield make_fact("system", platform.platform())
     for requirement in list_requirements():
@@ -67,7 +67,7 @@ def describe_versions() -> Findings:
             yield Problem(f"{requirement.name} is not installed", f"pip install {requirement.pip_argument}")
         elif version is not None and not requirement.accepts(version):
             yield Problem(
-                f"{requirement.name} {version} is not {requirement.bounds}",
+                f"{requirement.name} must be {requirement.bounds} (got {version})",
                 f"pip install {requirement.pip_argument}",
             )
     for name in OPTIONAL:
@@ -79,7 +79,7 @@ def describe_processor() -> Findings:
     """Yield the processor's name, class and units."""
     from llamatrain.platform import cpu
 
-    yield make_fact("name", processor_name(), processor_name() or platform.machine() or "not told here")
+    yield make_fact("name", processor_name(), processor_name() or platform.machine() or "unknown")
     yield make_fact("class", cpu.processor().name)
     yield make_fact(
         "units",
@@ -113,15 +113,16 @@ def describe_kernels() -> Findings:
     yield make_fact("needed", len(needed), f"{len(needed)} functions")
     yield make_fact("from the package", len(needed) - len(missing))
     if problem:
-        yield Problem(problem, "install llamatrain anew")
+        yield Problem(problem, "reinstall llamatrain")
     if has_compiler():
         yield from describe_cached(missing)
     yield make_fact("compiler", compiler or None)
     if error:
-        yield Problem(f"the compiler that is installed does not work ({error})", f"{INSTALL_HINT} that does")
+        yield Problem(f"the installed compiler does not work ({error})", INSTALL_HINT)
     if missing and not compiler:
         yield Problem(
-            "no compiled kernels for this processor: numpy does their work, many times slower", INSTALL_HINT
+            "there are no compiled kernels for this processor, so numpy does the work, many times slower",
+            INSTALL_HINT,
         )
 
 
@@ -151,7 +152,7 @@ def describe_cached(missing: list[Any]) -> Findings:
     yield make_fact("from the cache", count)
     yield make_fact("not compiled yet", len(missing) - count)
     if store.damaged:
-        remedy = "each is made again when it is needed; llamatrain doctor --clean removes them"
+        remedy = "they are made again when needed; llamatrain doctor --clean removes them"
         yield Problem(
             f"{len(store.damaged)} damaged kernels in {store.folder}, such as {min(store.damaged)}", remedy
         )
@@ -166,7 +167,7 @@ def describe_threads() -> Findings:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else processors
     limits = [f"affinity: {allowed}"] if allowed < processors else []
     limits += [f"control group: {cpu.count_cpus()}"] if cpu.count_cpus() < allowed else []
-    yield make_fact("used", used, f"{used}, unless --threads says otherwise")
+    yield make_fact("used", used, f"{used}, unless --threads is given")
     yield make_fact("processors", processors)
     yield make_fact("limited by", limits, ", ".join(limits) or "nothing")
 
@@ -216,7 +217,7 @@ def describe_mpi() -> Findings:
 
 def describe_gpu() -> Findings:
     """Yield that no GPU is used."""
-    yield make_fact("used", False, "none is used yet: all work is the processor's")
+    yield make_fact("used", False, "none: all work is done by the processor")
 
 
 SECTIONS: dict[str, Callable[[], Findings]] = {
