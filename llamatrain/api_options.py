@@ -200,7 +200,10 @@ class FromScratchOptions(TypedDict, total=False):
     """Number type of gradients between ranks; bf16 halves the traffic, and bits then depend on the number of ranks."""
     timeout: float | str
     """Exit with code 75 if one of several processes is silent for this long."""
-    log: Literal["tensorboard", "wandb", "trackio", "csv"] | Sequence[Literal["tensorboard", "wandb", "trackio", "csv"]]
+    log: (
+        Literal["tensorboard", "wandb", "trackio", "csv"]
+        | Sequence[Literal["tensorboard", "wandb", "trackio", "csv"]]
+    )
     """Also send metrics there; may be repeated."""
     name: str
     """Name of the run there; default: the name of its folder."""
@@ -429,7 +432,10 @@ class FinetuneOptions(TypedDict, total=False):
     """Number type of gradients between ranks; bf16 halves the traffic, and bits then depend on the number of ranks."""
     timeout: float | str
     """Exit with code 75 if one of several processes is silent for this long."""
-    log: Literal["tensorboard", "wandb", "trackio", "csv"] | Sequence[Literal["tensorboard", "wandb", "trackio", "csv"]]
+    log: (
+        Literal["tensorboard", "wandb", "trackio", "csv"]
+        | Sequence[Literal["tensorboard", "wandb", "trackio", "csv"]]
+    )
     """Also send metrics there; may be repeated."""
     name: str
     """Name of the run there; default: the name of its folder."""

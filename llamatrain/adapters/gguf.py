@@ -123,7 +123,10 @@ def write_adapter(
 
 def norms_note(norms: Sequence[str]) -> str:
     """Return the warning about pairs of norms."""
-    return f"llama.cpp applies no pairs of norms, such as that for {norms[0]}, and says nothing: export-lora merges them"
+    return (
+        f"llama.cpp applies no pairs of norms, such as that for {norms[0]}, and says nothing: "
+        "export-lora merges them"
+    )
 
 
 def fold_scale(alpha: float, pair: LoraPair) -> np.ndarray:

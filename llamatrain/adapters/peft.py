@@ -341,7 +341,10 @@ def check_pairs(folder: Path, names: Collection[str], h: Hyperparameters) -> Non
 
 def norms_note(folder: Path, norms: Sequence[str]) -> str:
     """Return the note about pairs of norms."""
-    return f"PEFT has no pairs of norms: {len(norms)} of them, such as that for {norms[0]}, are left out of {folder}"
+    return (
+        f"PEFT has no pairs of norms: {len(norms)} of them, such as that for {norms[0]}, are left out "
+        f"of {folder}"
+    )
 
 
 def check_writable(folder: Path) -> None:

@@ -65,7 +65,8 @@ class Checkpoint:
     state: RunState  # without a position in the data, which starts over with the run's seed
     optimizer: str  # its name in checkpoints
     order: list[str]  # the trained parameters, in the order of flat vectors
-    # by full name: (n,), (m, n), or (m,) in float64; arrays, or StreamedVectors; GRADIENTS only with a partial step
+    # by full name: (n,), (m, n), or (m,) in float64; arrays, or StreamedVectors; GRADIENTS only with a
+    # partial step
     vectors: dict[str, Any]
     numbers: dict[str, float | int | bool] = field(default_factory=dict)  # by full key: optimizer.<kind>.*
     extra: dict[str, Any] = field(default_factory=dict)  # JSON: other facts about what is trained

@@ -35,7 +35,8 @@ class DoctorOptions(Options):
 def doctor(**said: Any) -> None:
     """Show what this machine has and what llamatrain keeps on it: processor, kernels, threads, memory, caches, versions.
 
-    Ends with 1 where something is broken, and says of each finding what would do. Nothing is compiled or trained.
+    Ends with 1 where something is broken, and says of each finding what would do. Nothing is compiled or
+    trained.
     """
     from llamatrain.commands.doctor.system import examine
 

@@ -45,8 +45,10 @@ def evaluate(
 ) -> None:
     """Loss, perplexity and bits per byte of MODEL, a GGUF file, on DATA.
 
-    DATA are files (text, JSON, CSV, Parquet), folders, globs, or - for standard input. What counts is what would be trained: the
-    answers of prompts and chats (--train-on all: their prompts, too), and all of a text, a row of --ctx tokens at a time. With
+    DATA are files (text, JSON, CSV, Parquet), folders, globs, or - for standard input. What counts is what
+    would be trained: the
+    answers of prompts and chats (--train-on all: their prompts, too), and all of a text, a row of --ctx
+    tokens at a time. With
     --objective: how far answers that were chosen are above those that were rejected.
     """
     printing, options = build(PrintOptions, overrides), build(EvaluateOptions, overrides)

@@ -23,8 +23,10 @@ def export_lora(
 ) -> None:
     """Merge adapters into BASE, a GGUF model, quantised or not: the new file is a model like any other.
 
-    Adapters need not cover the same weights. What none of them touches is copied as it is. With --type, and with or without
-    adapters, matrices are converted to another type: so a new model is quantised. With --only-adapter or --peft adapters are
+    Adapters need not cover the same weights. What none of them touches is copied as it is. With --type, and
+    with or without
+    adapters, matrices are converted to another type: so a new model is quantised. With --only-adapter or
+    --peft adapters are
     written as one adapter, in another form.
     """
     check = export(base, build(ExportOptions, overrides), build(AdapterOptions, overrides)).check

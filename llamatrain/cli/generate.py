@@ -52,7 +52,8 @@ def generate(
 ) -> None:
     """Go on from a prompt with MODEL, a GGUF file, or talk with it: its text alone goes to standard output.
 
-    A talk (--chat) has several turns, typed or read line by line, through the chat template that MODEL was trained with. Where
+    A talk (--chat) has several turns, typed or read line by line, through the chat template that MODEL was
+    trained with. Where
     the model's tokens stand for no text (the sine wave's do not), prompt and text are token numbers.
     """
     options, loading, sampling = (

@@ -18,7 +18,8 @@ from llamatrain.errors import LlamatrainError, describe
 from llamatrain.platform.terminal import drop_stdout, show_log
 from llamatrain.report.devnull import open_null
 
-# Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when it runs.
+# Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when
+# it runs.
 COMMANDS = (
     "doctor",
     "evaluate",

@@ -33,7 +33,8 @@ def report(
 ) -> None:
     """Draw the page of a run again: curves, samples, memory, profile, options and files, in one file for any browser.
 
-    Several runs lie over each other: their curves, a table, and the options that differ. Nothing of a run is changed, and
+    Several runs lie over each other: their curves, a table, and the options that differ. Nothing of a run is
+    changed, and
     one that goes on may be drawn.
     """
     from llamatrain.report.render import draw_runs

@@ -125,7 +125,7 @@ ALONE = (
     *("--bf16", "--fp32", "--gradient-checkpointing", "--use-rslora", "--context-shift"),
     *("-cnv", "--conversation", "-i", "--interactive"),
 )
-# What cannot be taken as it was said, and what would do.
+# Hints for options that have no direct counterpart.
 ANSWERS = {
     "--early-stopping": "use --patience 3 to stop after three validations in a row without a new lowest loss",
     "--f": "name data files without an option; generate reads a prompt from --file",
@@ -175,7 +175,8 @@ SUBCOMMANDS = {
 
 def suggest_command(command: str) -> str:
     """Return a hint for a command that does not exist."""
-    return f"; use {SUBCOMMANDS[command]}" if command in SUBCOMMANDS else ""
+    hint = SUBCOMMANDS.get(command, "")
+    return f"; {'' if hint.startswith('not part') else 'use '}{hint}" if hint else ""
 
 
 def suggest_option(option: str) -> str:

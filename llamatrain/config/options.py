@@ -62,7 +62,8 @@ Values = Mapping[str, Any]  # the values of all options of a command, by name
 class Condition:
     """A condition on other options, under which an option has an effect.
 
-    `otherwise` completes the message "--option has no effect ..."; it may quote values: "with --schedule {schedule}".
+    `otherwise` completes the message "--option has no effect ..."; it may quote values: "with --schedule
+    {schedule}".
     """
 
     holds: Callable[[Values], Any]

@@ -88,7 +88,8 @@ class MpiComm:
         for rank in range(1, self.size):
             if (gathered[rank] != gathered[0]).any():
                 raise RuntimeError(
-                    f"{self.describe_rank(rank)} and {self.describe_rank(0)} are in different collective calls"
+                    f"{self.describe_rank(rank)} and {self.describe_rank(0)} are in different "
+                    "collective calls"
                 )
 
     @contextmanager

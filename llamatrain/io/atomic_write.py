@@ -83,7 +83,8 @@ class AtomicFile:
         if self._check:
             self._run_check()
         if os.name != "posix":
-            self._file.close()  # Windows cannot rename an open file; elsewhere it stays locked until it has its name
+            # Windows cannot rename an open file; elsewhere it stays locked until it has its name
+            self._file.close()
         self._temporary.replace(self.path)
         if os.name == "posix":
             folder = os.open(self.path.parent, os.O_RDONLY)

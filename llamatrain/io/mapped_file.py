@@ -104,7 +104,8 @@ class MappedFile(mmap.mmap):
         """Raise ChangedError if the file was changed since it was opened."""
         if change := self.describe_change():
             raise ChangedError(
-                f"{self.path}: {change}; repeat the command when the file is complete and nobody writes to it",
+                f"{self.path}: {change}; repeat the command when the file is complete and nobody writes "
+                "to it",
                 code="file-changed",
             )
 
@@ -115,7 +116,8 @@ def map_file(path: Path, needed: str = "a GGUF file") -> MappedFile:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):  # checked before it is opened: a pipe would block
             raise FileError(
-                f"{path}: this is a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}; {needed} is needed",
+                f"{path}: this is a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}; {needed} is "
+                "needed",
                 code="not-a-file",
             )
         with path.open("rb") as file:
@@ -161,7 +163,8 @@ def verify_unchanged(files: Iterable[MappedFile]) -> Iterator[None]:
 
 open_mappings: weakref.WeakValueDictionary[int, MappedFile] = weakref.WeakValueDictionary()  # by address
 MAP_FIXED = 0x10
-# By 64-bit platform: the size of sigset_t, the flags SA_SIGINFO | SA_RESTART, the offset of the address in siginfo_t.
+# By 64-bit platform: the size of sigset_t, the flags SA_SIGINFO | SA_RESTART, the offset of the address in
+# siginfo_t.
 SIGNAL_LAYOUTS = {"linux": (128, 0x4 | 0x10000000, 16), "darwin": (4, 0x40 | 0x2, 24)}
 
 

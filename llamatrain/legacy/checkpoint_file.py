@@ -32,7 +32,8 @@ BLOCK_WEIGHTS = (
     "ffn_up",
 )
 OTHER_WEIGHTS = ("token_embd", "output_norm", "output")
-# type, threads, past, delta, two switches; Adam's n_iter, sched, decay, alpha, beta1, beta2, eps, eps_f, eps_g; L-BFGS's m,
+# type, threads, past, delta, two switches; Adam's n_iter, sched, decay, alpha, beta1, beta2, eps, eps_f,
+# eps_g; L-BFGS's m,
 # n_iter, max_linesearch, eps, ftol, wolfe, min_step, max_step, linesearch
 OPTIONS = Struct("<Iiif4x4xi8f3i5fI")
 ADAM = ("first_moments", "second_moments", "past_loss_values")

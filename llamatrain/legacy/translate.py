@@ -24,7 +24,8 @@ WARMUP, DECAY_STEPS, RESTART, LOWEST, RATE = (
     "0.001",
 )  # theirs, where they are not said
 ONE_ARGUMENT = ("export-lora", "generate")
-LINEAR = "attn_q,attn_k,attn_v,attn_output,ffn_gate,ffn_up,ffn_down"  # what gets an adapter here where nothing else is said
+# what gets an adapter here where nothing else is said
+LINEAR = "attn_q,attn_k,attn_v,attn_output,ffn_gate,ffn_up,ffn_down"
 
 
 def translate_command_line(

@@ -93,7 +93,8 @@ class WindowPattern(Key):
             if windows == [is_windowed(period, layer) for layer in range(layers)]:
                 return period
         raise FileError(
-            f"{gguf.path}: {key} is not a repeating pattern of {layers} blocks; only such patterns are supported",
+            f"{gguf.path}: {key} is not a repeating pattern of {layers} blocks; only such patterns are "
+            "supported",
             code="unsupported-windows",
         )
 

@@ -211,7 +211,10 @@ def read_hyperparameters(gguf: Gguf) -> Hyperparameters:
     except UsageError as error:
         raise FileError(f"{gguf.path}: {error}", code=error.code) from None
     if gguf.metadata.get_text("training.type") == "finetune_lora":
-        hint = f"llamatrain finetune --resume {gguf.path} --only-write-lora writes the adapter, which --lora takes"
+        hint = (
+            f"llamatrain finetune --resume {gguf.path} --only-write-lora writes the adapter, which "
+            "--lora takes"
+        )
         raise FileError(f"{gguf.path}: a checkpoint of an adapter, not a model; {hint}", code="not-a-model")
     try:
         h = _read_unchecked(gguf, architecture)

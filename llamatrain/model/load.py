@@ -40,6 +40,7 @@ def check_memory(gguf: Gguf, needed: int, remedy: str = "a smaller model") -> No
     available = available_bytes()
     if available is not None and needed > available:
         raise LlamatrainError(
-            f"{gguf.path}: needs {needed:,} bytes of memory, but {available:,} are available; {remedy} needs less",
+            f"{gguf.path}: needs {needed:,} bytes of memory, but {available:,} are available; {remedy} "
+            "needs less",
             code="out-of-memory",
         )

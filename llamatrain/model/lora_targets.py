@@ -66,7 +66,8 @@ def match_target(target: str, h: Hyperparameters) -> set[str]:
         )
     if h.tied and kind.role in ("embedding", "output"):
         raise UsageError(
-            f"{shorten(target)}: the model's embeddings are tied, so one matrix is input and output; leave it out",
+            f"{shorten(target)}: the model's embeddings are tied, so one matrix is input and output; "
+            "leave it out",
             code="tied-target",
         )
     weights = [name for name, each in h.weight_kinds() if each is kind]

@@ -185,7 +185,8 @@ class ModelOptions(Options, panel="A new model"):
         if architecture.tied is False and self.tie_embeddings:
             raise OptionError(
                 lambda spelt: (
-                    f"{spelt('tie_embeddings')} is not possible: the embeddings of {architecture.name} are not tied; leave it out"
+                    f"{spelt('tie_embeddings')} is not possible: the embeddings of {architecture.name} "
+                    "are not tied; leave it out"
                 ),
                 code="embeddings-not-tied",
             )

@@ -33,7 +33,8 @@ KEYS = {  # keys, without the architecture's name
 WINDOW_ROPE_SIZE = "rope.dimension_count_swa"  # of blocks with windows
 KINDS = ("none", "linear", "yarn", "longrope")
 # YaRN keeps pairs that turn more often than the first in the original context, and slows those that turn less
-# often than the second. llama.cpp uses these values for a llama, even if its file has yarn_beta_fast and _slow.
+# often than the second. llama.cpp uses these values for a llama, even if its file has yarn_beta_fast and
+# _slow.
 FAST_TURNS, SLOW_TURNS = 32.0, 1.0
 
 
@@ -166,7 +167,8 @@ class Rope:
         size = gguf.get_value(f"{architecture}.{KEYS['size']}", int, head_size)
         if (window_size := gguf.get_value(f"{architecture}.{WINDOW_ROPE_SIZE}", int, size)) != size:
             raise FileError(
-                f"{gguf.path}: {architecture}.{WINDOW_ROPE_SIZE} must be {size}, like other heads (got {window_size})",
+                f"{gguf.path}: {architecture}.{WINDOW_ROPE_SIZE} must be {size}, like other heads (got "
+                f"{window_size})",
                 code="unsupported-model",
             )
         return cls(

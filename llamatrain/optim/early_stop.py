@@ -55,7 +55,10 @@ class StopState:
         past_loss = self.past_loss_values[-rules.past]
         if not _is_close(past_loss, loss, rules.delta):
             return None
-        return f"the loss went from {past_loss:.6g} to {loss:.6g} in {rules.past} evaluations, less than {rules.delta:g} of itself"
+        return (
+            f"the loss went from {past_loss:.6g} to {loss:.6g} in {rules.past} evaluations, less than "
+            f"{rules.delta:g} of itself"
+        )
 
     def _against_previous(self, rules: StopRules, loss: float) -> str | None:
         if not _is_close(self.previous_loss, loss, rules.epsf):

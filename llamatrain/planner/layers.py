@@ -1,6 +1,7 @@
 """Plans models with very many layers from models with few.
 
-A further layer adds the same nodes with the same lifetimes to each graph, so memory grows linearly with depth.
+A further layer adds the same nodes with the same lifetimes to each graph, so memory grows linearly with
+depth.
 """
 
 import math

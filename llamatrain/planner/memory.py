@@ -12,11 +12,13 @@ from llamatrain.train.parallel.partition import BUCKET, ParamSlice, rank_range
 from llamatrain.train.prefetch import prefetch_count
 
 TOKEN_BYTES = 20  # bytes of a token in a batch: five arrays
-PROCESS_GROWTH = 6_400_000  # bytes that a process grows by beside what is planned: kernels, what threads have, what is imported late
+# bytes that a process grows by beside what is planned: kernels, what threads have, what is imported late
+PROCESS_GROWTH = 6_400_000
 SAMPLING_GROWTH = (
     3 * 10**6
 )  # bytes besides where samples are made: programs that decode, and what they import
-INIT_GROWTH = 6_200_000  # bytes that filling, checking and saving its weights adds to that at most: six times the largest of them
+# bytes that filling, checking and saving its weights adds to that at most: six times the largest of them
+INIT_GROWTH = 6_200_000
 NODE_BYTES = 3500  # bytes of a node that is bound to memory and a kernel: arrays, and the words of its calls
 UPDATE_NODE_BYTES = (
     2500  # likewise of one more than two for each weight that is stepped: no gradient was made of it
@@ -52,7 +54,7 @@ class MemoryBreakdown:
 
     @property
     def total(self) -> int:
-        """All bytes."""
+        """The total in bytes."""
         return sum(asdict(self).values())
 
     def describe(self) -> str:
@@ -87,7 +89,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """All bytes of the run."""
+        """The total in bytes."""
         return self.breakdown.total
 
 

@@ -1,9 +1,13 @@
-"""How long a step takes on several ranks: pure functions of what it is made of, and of how fast a rank and its network are.
+"""Models how long a step takes on several ranks.
 
-A step waits for the rank that has most to compute, and for the slowest of those: of n whose seconds spread about a mean by a
-share s, that one is expected to take 1 + s · e(n) times the mean, with Blom's (1958) e(n) = Φ⁻¹((n - 3/8) / (n + 1/4)). Gradients
-go out in buckets while the last micro-batch goes backward, which is two thirds of it; what does not fit behind that, and the last
-bucket, which is final only at its end, are waited for. Weights are gathered when all have taken the optimizer's step.
+A step waits for the rank that has most to compute, and for the slowest of those: if the seconds of n ranks
+spread about their
+mean by a share s, the slowest is expected to take 1 + s * e(n) times the mean, with Blom's (1958)
+e(n) = Φ⁻¹((n - 3/8) / (n + 1/4)). Gradients are sent in buckets during the backward pass of the last micro-
+batch, which takes two
+thirds of it. What does not fit behind that is waited for, and so is the last bucket, which is final only at
+its end. Weights are
+gathered when all ranks have updated theirs.
 """
 
 from dataclasses import asdict, dataclass
@@ -90,7 +94,7 @@ class StepTimeBreakdown:
 
     @property
     def total(self) -> float:
-        """All seconds of the step."""
+        """The seconds of the step."""
         return sum(asdict(self).values())
 
     @property

@@ -31,7 +31,8 @@ class Rewards(NamedTuple):
     rejected: float = 0.0
     chosen_count: int = 0  # answers
     rejected_count: int = 0
-    correct: int = 0  # pairs of which the chosen one has more; else answers above 0 that are good, and below that are not
+    # pairs of which the chosen one has more; else answers above 0 that are good, and below that are not
+    correct: int = 0
     count_judged: int = 0
 
     @classmethod

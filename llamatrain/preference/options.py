@@ -33,7 +33,8 @@ class PreferenceDataOptions(Options, panel="Preferences"):
     objective: Annotated[
         ObjectiveName | None,
         Option(
-            "Preference training on rows of prompt, chosen and rejected; kto also takes prompt, completion and label."
+            "Preference training on rows of prompt, chosen and rejected; kto also takes prompt, "
+            "completion and label."
         ),
     ] = None
 

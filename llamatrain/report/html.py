@@ -171,7 +171,8 @@ def samples_section(shown_samples: Sequence[ShownSample]) -> str:
     """Return the samples, the last ones first; older ones are folded."""
     shown = [sample_html(sample) for sample in reversed(shown_samples)]
     more = (
-        f"<details><summary>{len(shown) - OPEN_SAMPLES:,} before these</summary>{''.join(shown[OPEN_SAMPLES:])}</details>"
+        f"<details><summary>{len(shown) - OPEN_SAMPLES:,} before "
+        f"these</summary>{''.join(shown[OPEN_SAMPLES:])}</details>"
         if shown[OPEN_SAMPLES:]
         else ""
     )

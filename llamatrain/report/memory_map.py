@@ -79,7 +79,10 @@ def draw_svg(arena: MemoryLayout, title: str) -> str:
 def describe(arena: MemoryLayout) -> str:
     """Describe size and peak in words."""
     size = Size(arena.size).text
-    return f"{arena.calls:,} calls in an arena of {size}; it is fullest at call {arena.peak + 1:,}, {arena.peak_name}"
+    return (
+        f"{arena.calls:,} calls in an arena of {size}; it is fullest at call {arena.peak + 1:,}, "
+        f"{arena.peak_name}"
+    )
 
 
 def draw_tensors(arena: MemoryLayout) -> Iterator[str]:
@@ -89,7 +92,8 @@ def draw_tensors(arena: MemoryLayout) -> Iterator[str]:
     for number, kind in enumerate(KINDS):
         if cells := [speck for speck in arena.specks if speck.kind == number]:
             steps = "".join(
-                f"M{c.x * across:.4g} {HIGH - (c.y + c.height) * up:.4g}h{c.width * across:.4g}v{c.height * up:.4g}"
+                f"M{c.x * across:.4g} "
+                f"{HIGH - (c.y + c.height) * up:.4g}h{c.width * across:.4g}v{c.height * up:.4g}"
                 f"h-{c.width * across:.4g}z"
                 for c in cells
             )

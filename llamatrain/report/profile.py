@@ -91,7 +91,10 @@ def _other_rows(recorder: Recorder) -> Iterator[str]:
         if seconds >= MIN_SECONDS
     ]:
         yield f"beside the steps: {', '.join(phases)}"
-    yield "each op was run by itself, which takes a step somewhat longer; FLOPs of attention are those of whole rows"
+    yield (
+        "each op was run by itself, which takes a step somewhat longer; FLOPs of attention are those "
+        "of whole rows"
+    )
 
 
 # ---- the trace -------------------------------------------------------------

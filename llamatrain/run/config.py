@@ -36,7 +36,7 @@ COMMAND_PARTS = {"from-scratch": ("model", "data", "train", "run", "outs"), "fin
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """All options of a run. None and "auto" are still open."""
+    """The options of a run. None and "auto" are still open."""
 
     files: tuple[str, ...]
     data: DataOptions

@@ -203,7 +203,7 @@ def describe_surprises(
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """How a run would be run."""
+    """A plan of a run that is not started."""
 
     plan: FittedRun
     config: RunConfig

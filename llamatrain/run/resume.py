@@ -35,7 +35,8 @@ class ResumePoint:
 
     checkpoint: Checkpoint
     path: Path
-    is_own: bool = True  # whether this user wrote it; no place that another's checkpoint names is read or written unasked
+    # whether this user wrote it; no place that another's checkpoint names is read or written unasked
+    is_own: bool = True
     notes: tuple[str, ...] = ()
 
     @property

@@ -18,7 +18,9 @@ from typing import Self
 from llamatrain.platform.exit import exit_on_signal, exit_signals
 from llamatrain.platform.threads import start_thread
 
-SAME_SIGNAL = 0.3  # seconds: signals that come so close were meant as one, such as those of `timeout` to a process and to its group
+# seconds: signals that come so close were meant as one, such as those of `timeout` to a process and to its
+# group
+SAME_SIGNAL = 0.3
 
 
 def drop_lost_terminal() -> None:

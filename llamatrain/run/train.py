@@ -63,7 +63,7 @@ from llamatrain.train.loop import Loop
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """How a run ended."""
+    """The result of a run."""
 
     stop: StopReason
     folder: Path
@@ -117,7 +117,7 @@ def train_run(request: RunRequest, interrupts: Interrupts) -> RunResult:
 
 @dataclass(frozen=True)
 class RunFolderInfo:
-    """What rank 0 tells the others about the run's folder."""
+    """Facts about the run's folder that rank 0 sends to the others."""
 
     stored_peft: Path | None  # as PEFT's folder
     peft: Path | None  # where that is one to be written

@@ -1,4 +1,4 @@
-"""What a run trains and writes: all weights of a model, or an adapter for a frozen base."""
+"""Trains all weights of a model, or an adapter for a frozen base: makes the weights, and writes the result."""
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ class TrainableWeights:
 
 
 class Trainable(Protocol):
-    """What a run trains: it makes the weights, and writes the result."""
+    """Makes the weights that a run trains, and writes the result."""
 
     @property
     def kind(self) -> str:
@@ -87,7 +87,7 @@ class Trainable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class FullModel:
-    """All weights of a model are trained."""
+    """A model of which all weights are trained."""
 
     h: Hyperparameters
     metadata: Mapping[str, Value]
@@ -140,7 +140,7 @@ class FullModel:
 
 @dataclass(frozen=True, kw_only=True)
 class LoraAdapter:
-    """Of low rank. What it is added to stays as it is."""
+    """A LoRA adapter for a frozen base."""
 
     h: Hyperparameters
     base: Gguf
@@ -179,7 +179,7 @@ class LoraAdapter:
         leaves.frozen.update(copy_weights(self.base, leaves.copied_tensors, self.threads))
 
     def init_weights(self, parts: Arrays) -> None:
-        """What is added begins at nothing: one factor is random, the other zero."""
+        """Initialize one factor randomly and the other to zero, so that the adapter adds nothing at first."""
         for name, rank in self.ranks.items():
             a, b = parts[f"{name}.lora_a"], parts[f"{name}.lora_b"]
             if self.sources.initial_adapter:

@@ -39,7 +39,8 @@ from llamatrain.train.parallel.partition import ParamSlice, Partition
 
 P = ParamSpec("P")
 Policy = str | int
-# Where gradients are stored: "flat" vectors, for accumulation or a minimizer; the "arena", until the update has
+# Where gradients are stored: "flat" vectors, for accumulation or a minimizer; the "arena", until the update
+# has
 # clipped and used them; or "streamed": each is used at once.
 Gradients = Literal["flat", "arena", "streamed"]
 

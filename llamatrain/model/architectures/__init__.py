@@ -45,7 +45,10 @@ def describe_unknown(name: str) -> str:
     nearest = related[name][0] if name in related else next(iter(get_close_matches(name, names, 1)), DEFAULT)
     description = related[name][1] if name in related else "a mixture of experts" if "moe" in name else ""
     verb, clause = "is" if len(names) == 1 else "are", f", {description}," if description else ""
-    return f"the architecture {quote(name)}{clause} is not supported; {', '.join(names)} {verb}; nearest to it is {nearest}"
+    return (
+        f"the architecture {quote(name)}{clause} is not supported; {', '.join(names)} {verb}; nearest "
+        f"to it is {nearest}"
+    )
 
 
 def related_names(names: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:

@@ -88,7 +88,10 @@ class LBFGS(Minimizer):
             s, y, ys = values["memory_s"][slot], values["memory_y"][slot], float(values["memory_ys"][slot])
             both, moved, changed = _dots(s, y)
             if ys <= 0 or abs(both - ys) > MAX_ROUNDING * math.sqrt(moved * changed):
-                return f"{cls.checkpoint_key('memory_ys')} {ys:g} cannot be: move {slot} and the change of gradients give another number"
+                return (
+                    f"{cls.checkpoint_key('memory_ys')} {ys:g} cannot be: move {slot} and the change of "
+                    "gradients give another number"
+                )
         return None
 
 
