@@ -1,5 +1,6 @@
-"""Reads and writes adapters in GGUF, as llama.cpp loads them: tensors `<weight>.lora_a` and
-`<weight>.lora_b`.
+"""Reads and writes adapters in GGUF, as llama.cpp loads them.
+
+The tensors are `<weight>.lora_a` and `<weight>.lora_b`.
 """
 
 from collections.abc import Mapping, Sequence

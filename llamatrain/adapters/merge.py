@@ -47,8 +47,9 @@ class MergedTensor:
 
     @property
     def is_rounded(self) -> bool:
-        """True if the change is rounded to the steps of the base's own type, which may be coarser than the
-        change.
+        """True if the change is rounded to the steps of the base's type.
+
+        These steps may be coarser than the change.
         """
         return bool(self.adapters) and self.type is self.base.type and self.type.name != "F32"
 

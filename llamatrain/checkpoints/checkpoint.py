@@ -103,8 +103,9 @@ class Checkpoint:
         return values
 
     def split_vector(self, name: str, only: Collection[str] | None = None) -> dict[str, np.ndarray]:
-        """Return views of a flat vector by parameter, each in its weight's shape; all parameters, or `only`
-        these.
+        """Return views of a flat vector by parameter, each in its weight's shape.
+
+        All parameters, or `only` these.
         """
         parameters = [parameter for parameter in self.order if only is None or parameter in only]
         sizes = [self.weights[parameter].size for parameter in parameters]

@@ -307,8 +307,9 @@ def replace_former_flags(args: Sequence[str], former: Mapping[str, str]) -> tupl
 
 
 def make_parameter(spec: OptionSpec, default: Any) -> inspect.Parameter:
-    """Return an option as a parameter for typer: a text, which the option checks, or None if it was not
-    given.
+    """Return an option as a parameter for typer.
+
+    Its value is a text, which the option checks, or None if it was not given.
     """
     flag, sentence = format_flag(spec.name), spec.option.sentence
     short = [f"-{spec.option.short}"] if spec.option.short else []

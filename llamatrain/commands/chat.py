@@ -242,8 +242,9 @@ def quote_word(word: str) -> str:
 
 
 def escape_char(sign: str) -> str:
-    r"""Escape a character for $'...' in a shell: \x is a byte, as in a path that is not UTF-8, and \u a
-    character.
+    r"""Escape a character for $'...' in a shell.
+
+    There \x is a byte, as in a path that is not UTF-8, and \u a character.
     """
     number = ord(sign)
     if number in SURROGATES:

@@ -48,8 +48,9 @@ def parse(text: Any, kind: Any) -> Any:
 
 
 def suggest_value(value: Any, kind: Any, choices: Sequence[str] = ()) -> str:
-    """Return a hint for what was probably meant: a number with a comma, a unit or a percent sign, or a
-    similar word.
+    """Return a hint for what was probably meant.
+
+    Known slips are a number with a comma, a unit or a percent sign, and a misspelled word.
     """
     if not isinstance(value, str):
         return ""

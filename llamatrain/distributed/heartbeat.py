@@ -126,8 +126,9 @@ class Heartbeat:
                 self._last[peer], self._silent[peer] = content, 0.0
 
     def _pick_failure(self) -> None:
-        """Pick the root failure: prefer errors that are not "peer lost"; if all ranks report the same, blame
-        none.
+        """Pick the root failure: prefer errors that are not "peer lost".
+
+        If all ranks report the same, blame none.
         """
         rank = min(self._failed, key=lambda peer: self._failed[peer].peer_lost)
         same = len(self._failed) == self.size and len({*self._failed.values()}) == 1

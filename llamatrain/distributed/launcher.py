@@ -42,8 +42,9 @@ def get_launch_info() -> LaunchInfo | None:
 
 
 def env_without_launcher() -> dict[str, str]:
-    """Return the environment for a helper process, without the launcher's variables: it must not join the
-    run.
+    """Return the environment for a helper process, which must not join the run.
+
+    It lacks the launcher's variables.
     """
     return {name: value for name, value in os.environ.items() if name not in (*RANKS, *SIZES, STEP)}
 

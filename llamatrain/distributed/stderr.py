@@ -1,5 +1,6 @@
-"""Prints the final message of a failing process, whose own streams may be redirected, since only rank 0
-prints.
+"""Prints the final message of a failing process.
+
+Its own streams may be redirected, since only rank 0 prints.
 """
 
 import sys

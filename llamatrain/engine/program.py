@@ -107,12 +107,14 @@ class Program:
         return cls(laid_out, memory, backend, arena=arena)
 
     def __call__(self) -> None:
+        """Run all calls."""
         for run in self.runs:
             run()
 
     def set_dynamic_size(self, count: int) -> None:
-        """Run with `count` rows of the dynamic axis from now on, rounded up; rows behind them keep their
-        contents.
+        """Run with `count` rows of the dynamic axis from now on, rounded up.
+
+        Rows behind them keep their contents.
         """
         if self.dynamic_dim:
             self._bind_length(round_up(self.dynamic_dim, count))

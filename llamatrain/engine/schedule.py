@@ -161,9 +161,7 @@ def _check_order(fixed_order: Iterable[Node], done: Sequence[Node]) -> None:
 
 
 def _readiness(node: Node) -> int:
-    """Return a sort key: in-place roots come as soon as their sources exist, not where they were written
-    down.
-    """
+    """Return a sort key that places in-place roots as soon as their sources exist."""
     if not node.aliases:
         return node.serial
     return max(

@@ -65,8 +65,9 @@ def describe(tensor: Tensor) -> str:
 
 
 def verify(outputs: Iterable[Tensor]) -> None:
-    """Check that shapes follow the shape rules, nodes come after their sources, and no tensor is changed
-    twice.
+    """Check that a graph is valid.
+
+    Shapes follow the shape rules, nodes come after their sources, and no tensor is changed twice.
     """
     changed: dict[Tensor, Node] = {}
     for node in collect_nodes(outputs):

@@ -62,6 +62,7 @@ class DynamicDim(int):
     step: int
 
     def __new__(cls, length: int, step: int) -> "DynamicDim":
+        """Make a dimension with its step."""
         dim = super().__new__(cls, length)
         dim.step = step
         return dim
@@ -240,6 +241,7 @@ class Op:
         self.name, self.__doc__ = self.rule.__name__, self.rule.__doc__
 
     def __call__(self, *sources: Tensor, name: str = "", **attrs: Any) -> Any:
+        """Add a node to the graph, and return its output or outputs."""
         outputs = Node(self, sources, attrs, name).outputs
         return outputs if len(outputs) > 1 else outputs[0]
 

@@ -63,6 +63,7 @@ class MappedFile(mmap.mmap):
     _descriptor: int
 
     def __new__(cls, path: Path, descriptor: int) -> Self:
+        """Map an open file."""
         identity = FileIdentity.read(descriptor)
         file = super().__new__(cls, descriptor, identity.size, access=mmap.ACCESS_READ)
         file.path, file.identity, file.has_lost_pages, file._descriptor = (

@@ -18,8 +18,9 @@ READABLE_TYPES = ("F32", "F16")
 
 
 class MappedCursor(Cursor):
-    """A cursor that reads from the mapping, because here the data lies between the heads and must not be
-    copied.
+    """A cursor that reads from the mapping.
+
+    In these files data lies between the heads of tensors, and must not be copied.
     """
 
     def __init__(self, file: MappedFile) -> None:

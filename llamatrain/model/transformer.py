@@ -198,8 +198,9 @@ def forward(
 def plain_attention(
     h: Hyperparameters, attention_mask: AttentionMask, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
 ) -> Tensor:
-    """Compute attention as product, softmax and product; `mask` (batch, length, length) is added to the
-    scores.
+    """Compute attention as product, softmax and product.
+
+    `mask` (batch, length, length) is added to the scores.
     """
     batch, length, group = q.shape[0], q.shape[1], h.heads // h.kv_heads
 

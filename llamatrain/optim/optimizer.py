@@ -163,8 +163,9 @@ class ElementwiseRule(Optimizer):
     def update(
         self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor
     ) -> Sequence[Tensor]:
-        """Return the updated weight, and any state not updated on the way to it; the gradient is multiplied
-        by `factor`.
+        """Return the updated weight, and any state not updated on the way to it.
+
+        The gradient is multiplied by `factor`.
         """
         raise NotImplementedError
 

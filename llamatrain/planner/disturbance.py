@@ -1,5 +1,6 @@
-"""Measures how much other programs disturb a measurement: how long this process's threads waited for a
-processor.
+"""Measures how much other programs disturb a measurement.
+
+The measure is how long this process's threads waited for a processor.
 """
 
 import time

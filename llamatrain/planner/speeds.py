@@ -275,8 +275,9 @@ def time_model(spec: StepSpec, max_disturbed: float = MAX_DISTURBED_SECONDS) -> 
 
 
 def run_until_quiet(programs: Sequence[Program], recorder: Recorder, max_disturbed: float) -> ModelTiming:
-    """Run programs until enough runs were quiet, or disturbed runs have taken more than `max_disturbed`
-    seconds.
+    """Run programs until enough runs were quiet.
+
+    Stop if disturbed runs have taken more than `max_disturbed` seconds.
     """
 
     def run() -> None:

@@ -96,8 +96,9 @@ def progress_area(set_text: Callable[[str], None]) -> Iterator[None]:
 
 
 class CountedProgress:
-    """Counts in the display or bar that is already on the terminal, since two bars would overwrite each
-    other.
+    """Counts in the display or bar that is already on the terminal.
+
+    Two bars would overwrite each other.
     """
 
     def __init__(self, title: str, total: int | None, set_text: Callable[[str], None]) -> None:

@@ -37,8 +37,9 @@ class Rewards(NamedTuple):
 
     @classmethod
     def from_batch(cls, batch: Batch, rewards: np.ndarray) -> Self:
-        """Sum the rewards of a batch: one per answer, or those of chosen answers followed by those of
-        rejected ones.
+        """Sum the rewards of a batch.
+
+        There is one per answer, or those of chosen answers are followed by those of rejected ones.
         """
         assert batch.compared
         sides, values = batch.compared.sides, rewards.astype(np.float64)

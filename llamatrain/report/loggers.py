@@ -173,8 +173,9 @@ def csv_value(value: Any) -> Any:
 
 
 class TensorBoard:
-    """Writes TensorBoard event files; events of earlier processes after the checkpoint are marked as
-    obsolete.
+    """Writes TensorBoard event files.
+
+    Events of earlier processes after the checkpoint are marked as obsolete.
     """
 
     def __init__(self, run: LoggerContext) -> None:

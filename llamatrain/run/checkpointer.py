@@ -89,8 +89,9 @@ class Checkpointer:
         )
 
     def save(self, state: RunState, last: bool = False) -> str:
-        """Save a checkpoint and the result; the last save goes to another folder if this one cannot be
-        written.
+        """Save a checkpoint and the result.
+
+        The last save goes to another folder if this one cannot be written.
         """
         self.tell()
         try:
@@ -171,8 +172,9 @@ class Checkpointer:
         return line is not None
 
     def _save_elsewhere(self, state: RunState, error: FileError) -> FileError:
-        """Save to a fallback folder, and return the error to raise: it names that folder if saving there
-        worked.
+        """Save to a fallback folder, and return the error to raise.
+
+        The error names that folder if saving there worked.
         """
         for folder in self.folder.move_to_fallbacks():
             with (

@@ -56,8 +56,9 @@ Numbers = tuple[dict[str, int], dict[str, float], float]
 
 
 def adapter_numbers(tune: LoraOptions, h: Hyperparameters, inputs: RunInputs) -> Numbers:
-    """Return ranks, scales and alpha of an adapter, from the checkpoint, from --lora-init or from the
-    options.
+    """Return ranks, scales and alpha of an adapter.
+
+    They come from the checkpoint, from --lora-init or from the options.
     """
     if inputs.resume_point:
         return read_numbers(inputs.resume_point.checkpoint.extra, h, inputs.resume_point.path)

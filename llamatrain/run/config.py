@@ -75,8 +75,9 @@ class RunConfig:
         return [*first, *(path for path, _ in self.lora.scaled)]
 
     def inputs(self, trains: bool = True) -> list[str]:
-        """Return the files that a resumed run reads, as the user named them; without training it reads no
-        data.
+        """Return the files that a resumed run reads, as the user named them.
+
+        Without training it reads no data.
         """
         base = self.base if self.command == "finetune" and not self.tune.full else ""
         template = self.data.chat_template if not self.data.is_named_template else None

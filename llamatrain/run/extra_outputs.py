@@ -20,8 +20,9 @@ from llamatrain.run.resume import ResumePoint
 
 
 def may_write(path: Path, folder: Path, resume_point: ResumePoint | None) -> bool:
-    """Return True if a run may write to a path that only its checkpoint names: the user wrote it, and it lies
-    inside.
+    """Return True if a run may write to a path that only its checkpoint names.
+
+    The user must have written the checkpoint, and the path must lie inside the run's folder.
     """
     inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
     return resume_point is not None and resume_point.is_own and inside

@@ -48,8 +48,9 @@ class LowRankModel(FullModel):
         return TrainableWeights(weights=Weights(weights), trainable=trained)
 
     def init_weights(self, parts: Arrays) -> None:
-        """Initialize both factors randomly, so that their products have the variance of a new model's
-        matrices.
+        """Initialize both factors randomly.
+
+        Their products have the variance of a new model's matrices.
         """
         low = low_rank_weights(self.h)
         init.init_weights(

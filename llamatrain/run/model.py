@@ -44,8 +44,9 @@ class RunModel:
     extra_tensors: dict[str, np.ndarray] = field(default_factory=dict)  # tensors that are no weights
 
     def with_template(self, options: DataOptions, files: Sequence[str] = ()) -> "RunModel":
-        """Return the model with the chat template of the options, or for a new model the one that its data
-        needs.
+        """Return the model with the chat template that it is trained with.
+
+        That is the one of the options, or for a new model the one that its data needs.
         """
         if self.tokenizer is None or not (options.chat_template or files):
             return self
@@ -164,8 +165,9 @@ def new_model(config: RunConfig, read: bool) -> RunModel:
 
 
 def read_model(gguf: Gguf, ctx: int | None, default_ctx: int) -> RunModel:
-    """Read the model of a file; without `ctx`, rows have the default length or the model's, whichever is
-    shorter.
+    """Read the model of a file.
+
+    Without `ctx`, rows have the default length or the model's, whichever is shorter.
     """
     h = hyperparameters.read_hyperparameters(gguf)
     metadata = {

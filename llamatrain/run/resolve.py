@@ -198,8 +198,9 @@ def default_groups(rows: int, ranks: int, several: bool) -> int:
 
 
 def resolve_precision(options: TrainOptions) -> Precision:
-    """Return the precision; bf16 is the default if the processor has units for it and the optimizer allows
-    it.
+    """Return the precision.
+
+    Bf16 is the default if the processor has units for it and the optimizer allows it.
     """
     if options.precision != "auto":
         return options.precision

@@ -177,8 +177,9 @@ def describe_schedule_change(stored: TrainOptions, merged: TrainOptions, step: i
 def check_legacy_options(
     config: RunConfig, resume_point: ResumePoint, changed_names: Collection[str]
 ) -> None:
-    """Raise unless the base and data of a llama.cpp adapter checkpoint are given, and none of its own
-    options.
+    """Raise unless the base and data of a llama.cpp adapter checkpoint are given.
+
+    Options that the checkpoint decides must not be given.
     """
     if config.command != "finetune":
         return
@@ -218,8 +219,9 @@ def check_files(stored: RunConfig, config: RunConfig) -> None:
 def check_inputs(
     config: RunConfig, named_config: RunConfig, resume_point: ResumePoint, folder_options: RunFolderOptions
 ) -> None:
-    """Print the files that only the checkpoint names; raise if someone else wrote it, unless --trust is
-    given.
+    """Print the files that only the checkpoint names.
+
+    Raise if someone else wrote it, unless --trust is given.
     """
     trains, known = (
         not (config.tune.only_write_lora or folder_options.only_write_model),

@@ -22,8 +22,9 @@ MIN_SPEEDUP = 1.25  # times as fast, at least, that twice as many ranks should b
 
 @dataclass(frozen=True, kw_only=True)
 class RankForecast:
-    """A step on a number of ranks: the same step (strong scaling), and one that grows with the ranks (weak
-    scaling).
+    """A step on a number of ranks.
+
+    It is the same step (strong scaling), or one that grows with the ranks (weak scaling).
     """
 
     ranks: int
@@ -72,8 +73,9 @@ class StepShape:
         return self.config.train.batch * self.config.train.grad_acc
 
     def strong_scaled(self, ranks: int) -> tuple[ShardedStep, int]:
-        """Return the same step on several ranks and the rows of its micro-batches; each rank has at least one
-        row.
+        """Return the same step on several ranks and the rows of its micro-batches.
+
+        Each rank has at least one row.
         """
         train = self.config.train
         whole = self.config.preference.needs_whole_batch  # which are compared within a batch
@@ -200,8 +202,9 @@ def forecast_ranks(
 
 
 def find_useful_ranks(step: StepShape, rows: Sequence[RankForecast]) -> tuple[int, float]:
-    """Return the ranks up to which doubling them pays, and the speed-up of the next doubling (0: there are no
-    rows for it).
+    """Return the ranks up to which doubling them pays, and the speed-up of the next doubling.
+
+    The speed-up is 0 if the step has no rows for twice as many.
     """
     rate = {row.ranks: row.rows_per_second for row in rows if row.rows == step.rows}
     ranks = 1

@@ -1,5 +1,6 @@
-"""Handles Ctrl-C, SIGTERM and the loss of the terminal: the first signal saves the run, a second one exits at
-once.
+"""Handles Ctrl-C, SIGTERM and the loss of the terminal.
+
+The first signal saves the run, a second one exits at once.
 """
 
 import errno
@@ -41,8 +42,9 @@ def is_main_thread() -> bool:
 
 
 class Interrupts:
-    """Signals that arrived while this is open: `pending` is the number of the first one, once the run can be
-    saved.
+    """Signals that arrived while this is open.
+
+    `pending` is the number of the first one, once the run can be saved.
     """
 
     owns_process = False  # the process is there for the run alone

@@ -1,5 +1,6 @@
-"""The options of `from-scratch` without data: a tiny model of the built-in sine wave (as in
-configs/sine.toml).
+"""The options of `from-scratch` without data, for a tiny model of the built-in sine wave.
+
+configs/sine.toml has the same options.
 """
 
 SINE: dict[str, object] = {

@@ -286,8 +286,9 @@ def open_folder(command: str, folder_options: RunFolderOptions, inputs: RunInput
 
 
 def prepare_folder(prepared: PreparedRun, folder: RunFolder, config: Path | None) -> None:
-    """Remove what does not belong to the run: files of a replaced run, or checkpoints later than the resumed
-    one.
+    """Remove what does not belong to the run.
+
+    These are files of a replaced run, or checkpoints later than the resumed one.
     """
     if folder.path == prepared.inputs.folder:
         folder.rewind(prepared.inputs.step)  # past those that are damaged

@@ -118,7 +118,7 @@ class FullModel:
         return self.result_tensors(parts)
 
     def result_tensors(self, parts: Arrays) -> dict[str, np.ndarray]:
-        """The tensors of the model's file."""
+        """Return the tensors of the model's file."""
         return {**parts, **self.untrained}
 
     def write_result(self, path: Path, parts: Arrays) -> None:
@@ -246,7 +246,7 @@ def adapted(
     scales: Mapping[str, float],
     dropout: float,
 ) -> tuple[Weights, dict[str, Tensor]]:
-    """The weights with an adapter that is trained, and its parameters in the order of the file."""
+    """Return the weights with a trained adapter, and its parameters in the order of the file."""
     trained: dict[str, Tensor] = {}
     deltas = {}
     for number, (name, rank) in enumerate(ranks.items()):

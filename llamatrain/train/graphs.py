@@ -373,8 +373,9 @@ class StepGraphs:
     def build_all(
         self, lengths: Iterable[int], accumulating: bool, validating: bool
     ) -> tuple[list[StepGraph], list[StepGraph]]:
-        """Build every graph that a run needs: those that share an arena, and the update graphs with their
-        own.
+        """Build every graph that a run needs.
+
+        The first ones share an arena; the update graphs have their own.
         """
         lengths = list(lengths)
         graphs, updates = list[StepGraph](), list[StepGraph]()

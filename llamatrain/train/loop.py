@@ -85,7 +85,7 @@ class Loop:
 
     @last_checkpoint.setter
     def last_checkpoint(self, name: str) -> None:
-        """The name of the newest checkpoint."""
+        """Set the name of the newest checkpoint."""
         self._runner.last_checkpoint = name
 
     # ---- the run ----------------------------------------------------------

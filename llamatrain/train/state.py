@@ -21,8 +21,9 @@ class Counters:
 
 @dataclass
 class Partial:
-    """A step that was interrupted: the losses of the micro-batches whose gradients are accumulated, and their
-    time.
+    """A step that was interrupted.
+
+    It holds the losses of the micro-batches whose gradients are accumulated, and their time.
     """
 
     losses: list[float]

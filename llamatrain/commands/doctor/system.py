@@ -138,8 +138,9 @@ def find_compiler() -> tuple[str, str]:
 
 
 def describe_cached(missing: list[Any]) -> Findings:
-    """Yield how many of the missing kernels are in the cache; the others are compiled when they are first
-    used.
+    """Yield how many of the missing kernels are in the cache.
+
+    The others are compiled when they are first used.
     """
     from llamatrain.compiler.cache import cache_key, describe_code
     from llamatrain.compiler.store import ObjectStore, object_name

@@ -50,6 +50,7 @@ class StringProbe(str):
     uses: set[str]
 
     def __new__(cls, text: str, uses: set[str] | None = None) -> "StringProbe":
+        """Make a probe that records uses in a set."""
         probe = super().__new__(cls, text)
         probe.uses = set() if uses is None else uses
         return probe
@@ -123,8 +124,9 @@ class Environment(SandboxedEnvironment):
     probing = False  # True while detecting what a template accepts, as llama.cpp does
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Read `message.role` without the exception that jinja2 uses, which would dominate the time of a
-        chat.
+        """Read `message.role` without the exception that jinja2 uses.
+
+        The exception would dominate the time of a chat.
         """
         if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
             return obj[attribute]

@@ -1,5 +1,7 @@
-"""Gemma 2 (Gemma Team 2024): norms before and after each half of a block, GeGLU, capped scores and logits,
-and a window in every second block.
+"""Gemma 2 (Gemma Team 2024).
+
+Norms before and after each half of a block, GeGLU, capped scores and logits, and a window in every second
+block.
 """
 
 import math

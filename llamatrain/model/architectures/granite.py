@@ -1,5 +1,6 @@
-"""Granite 3 and 4 (Granite Team 2024): a llama with four multipliers, of embeddings, scores, blocks and
-logits.
+"""Granite 3 and 4 (Granite Team 2024).
+
+A llama with four multipliers: of embeddings, scores, blocks and logits.
 """
 
 from llamatrain.graph import ops as O

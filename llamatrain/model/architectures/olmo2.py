@@ -1,5 +1,6 @@
-"""OLMo 2 and 3 (OLMo Team 2024): norms after attention and feed-forward, norms of whole queries and keys;
-OLMo 3 has windows.
+"""OLMo 2 and 3 (OLMo Team 2024).
+
+Norms after attention and feed-forward, and norms of whole queries and keys; OLMo 3 has windows.
 """
 
 from collections.abc import Sequence

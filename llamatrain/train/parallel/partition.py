@@ -162,8 +162,9 @@ class Partition:
         return [cover_with_nodes(rank_range(self.groups, self.ranks, rank)) for rank in range(self.ranks)]
 
     def receive_size(self, rank: int) -> int:
-        """Return the elements that a rank receives for the largest bucket: all nodes of others in its
-        segments.
+        """Return the elements that a rank receives for the largest bucket.
+
+        These are all nodes of others in its segments.
         """
         others = sum(len(nodes) for other, nodes in enumerate(self.rank_nodes) if other != rank)
         sizes = (
