@@ -32,7 +32,7 @@ class FromScratchOptions(TypedDict, total=False):
     arch: str
     """Architecture: gemma2, gemma3, granite, llama, olmo2, phi3, qwen2, qwen3, smollm3."""
     size: Literal["tiny", "small", "medium", "large"]
-    """Sets embd, head and layer: 64/4/2, 256/8/4, 512/8/8, 768/12/12."""
+    """Sets embd, head and layer: tiny 64/4/2, small 256/8/4, medium 512/8/8, large 768/12/12."""
     embd: int | None
     """Width of the model; default: by size."""
     head: int | None
@@ -200,10 +200,7 @@ class FromScratchOptions(TypedDict, total=False):
     """Number type of gradients between ranks; bf16 halves the traffic, and bits then depend on the number of ranks."""
     timeout: float | str
     """Exit with code 75 if one of several processes is silent for this long."""
-    log: (
-        Literal["tensorboard", "wandb", "trackio", "csv"]
-        | Sequence[Literal["tensorboard", "wandb", "trackio", "csv"]]
-    )
+    log: Literal["tensorboard", "wandb", "trackio", "csv"] | Sequence[Literal["tensorboard", "wandb", "trackio", "csv"]]
     """Also send metrics there; may be repeated."""
     name: str
     """Name of the run there; default: the name of its folder."""
@@ -432,10 +429,7 @@ class FinetuneOptions(TypedDict, total=False):
     """Number type of gradients between ranks; bf16 halves the traffic, and bits then depend on the number of ranks."""
     timeout: float | str
     """Exit with code 75 if one of several processes is silent for this long."""
-    log: (
-        Literal["tensorboard", "wandb", "trackio", "csv"]
-        | Sequence[Literal["tensorboard", "wandb", "trackio", "csv"]]
-    )
+    log: Literal["tensorboard", "wandb", "trackio", "csv"] | Sequence[Literal["tensorboard", "wandb", "trackio", "csv"]]
     """Also send metrics there; may be repeated."""
     name: str
     """Name of the run there; default: the name of its folder."""

@@ -1,4 +1,4 @@
-"""Writes tests/preference_truth.json: what TRL says of the losses and gradients of small batches. Needs trl, peft, torch."""
+"""Writes tests/golden/preference_truth.json: what TRL says of the losses and gradients of small batches. Needs trl, peft, torch."""
 
 import json
 import sys

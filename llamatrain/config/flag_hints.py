@@ -1,4 +1,7 @@
-"""The names that other tools give to options and commands, for hints in errors."""
+"""The names that other tools give to options and commands.
+
+Options are accepted if they mean the same here; others are explained in errors.
+"""
 
 BASE, DATA = "BASE", "DATA"
 TRAINERS = {

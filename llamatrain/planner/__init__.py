@@ -1,1 +1,1 @@
-"""Forecasts memory and time of a run before it starts. Numbers in, plans out: nothing here knows options."""
+"""Forecasts memory and time of a run from its `StepSpec`, before it starts."""
