@@ -50,7 +50,7 @@ WAYS: dict[str, tuple[str, tuple[Argument, ...]]] = {
     "quantised, with dropout": ("Q4_0", ("--lora-dropout", 0.3, "--remat", "block")),
     "mixed": (
         "Q8_0",
-        ("--lora-scaled", "mixed.gguf", 0.5, "--rank", "attn_q=3", "--lora-plus-ratio", 4, "--rslora"),
+        ("--lora-scaled", "mixed.gguf", 0.5, "--lora-rank-of", "attn_q=3", "--lora-plus-ratio", 4, "--rslora"),
     ),
     "gone on from an adapter": ("F32", ("--lora-init", "mixed.gguf")),
     "bf16": ("Q4_0", ("--precision", "bf16", "--cache-base", "bf16", "--lora-dropout", 0.1)),
@@ -216,7 +216,7 @@ def test_a_base_and_adapters_that_were_moved(place: Path) -> None:
         run("finetune", "--resume", "run", "--iters", 5, "--lora-scaled", "there.gguf", 0.25),
         1,
         "there.gguf",
-        "began with",
+        "changed-input",
     )
     base(Path("moved.gguf"), small(rope=Rope(16, base=1e6)), "Q8_0")
     refused(run("finetune", "--resume", "run", "--iters", 5), 1, "moved.gguf", "not the model")
@@ -224,14 +224,14 @@ def test_a_base_and_adapters_that_were_moved(place: Path) -> None:
 
 def test_the_same_options_again(place: Path) -> None:
     ran(*arguments("run", "mixed", 2))
-    given = ("--lora-scaled", "mixed.gguf", 0.5, "--rank", "attn_q=3", "--lora-alpha", 8, "--ctx", 32)
+    given = ("--lora-scaled", "mixed.gguf", 0.5, "--lora-rank-of", "attn_q=3", "--lora-alpha", 8, "--ctx", 32)
     went_on(3, *given)
     for option, value, had in (
-        ("--rank", "attn_q=4", "attn_q=3"),
+        ("--lora-rank-of", "attn_q=4", "attn_q=3"),
         ("--target", "attn_q", "none"),
         ("--lora-alpha", 9, "8"),
     ):
-        refused(run("finetune", "--resume", "run", option, value), 2, option, f"it has {had}")
+        refused(run("finetune", "--resume", "run", option, value), 2, option, f"it is {had}", "fixed-option")
 
 
 def test_a_whole_model_needs_its_base_no_more(place: Path) -> None:
@@ -250,7 +250,7 @@ def test_copies_of_the_base_are_decided_once(place: Path) -> None:
     assert kept_options(place / "run")["tune"]["cache_base"] == "bf16"
     assert "--cache-base" not in went_on(3) and kept_options(place / "run")["tune"]["cache_base"] == "bf16"
     said = went_on(4, "--cache-base", "off")
-    assert "--cache-base is off from now on, and was bf16" in said and "to the bit" in said
+    assert "--cache-base is now off (it was bf16)" in said and "results will differ slightly" in said
     ran(*arguments("f32", "momentum", 2))
     assert kept_options(place / "f32")["tune"]["cache_base"] == "off"
 
@@ -289,7 +289,8 @@ def test_a_folder_for_peft_is_nobody_elses(place: Path) -> None:
         run(*arguments("two", "mixed", 2), "--lora", "theirs", "--peft", "./theirs"),
         2,
         "--peft",
-        "being read",
+        "theirs",
+        "replaces-input",
     )
     refused(run(*arguments("two", "mixed", 2), "--peft", "theirs"), 1, "theirs", "--overwrite")
     Path("pickled").mkdir()
@@ -298,7 +299,7 @@ def test_a_folder_for_peft_is_nobody_elses(place: Path) -> None:
         run("finetune", "--resume", "run", "--iters", 3, "--peft", "pickled"),
         1,
         "pickled",
-        "another --peft leaves it alone",
+        "choose another --peft",
     )
     Path("file").touch()
     refused(run(*arguments("two", "mixed", 2), "--peft", "file/under"), 1, "file", "no folder")
@@ -315,9 +316,9 @@ def test_another_precision_needs_no_copies(place: Path) -> None:
     ran(*arguments("run", "momentum", 2), "--precision", "bf16")
     said = went_on(3, "--precision", "f32")
     assert (
-        "--precision is f32 from now on" in said
-        and "--cache-base is off from now on" in said
-        and "to the bit" in said
+        "--precision is now f32 (it was bf16)" in said
+        and "--cache-base is now off" in said
+        and "results will differ slightly" in said
     )
     assert kept_options(place / "run")["tune"]["cache_base"] == "off"
 

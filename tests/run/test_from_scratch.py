@@ -378,5 +378,5 @@ def test_the_header_says_why_rows_are_skipped_and_where_once(
     said = " ".join(
         ran("from-scratch", "rows.jsonl", *TINY, "--ctx", 32, "--iters", 1, "--out", "run").err.split()
     )
-    assert "5 skipped, without a token to train on within 32 (rows.jsonl:1, 2, 3 and 2 more)" in said
+    assert "5 skipped, without a token to train on within 32 tokens (rows.jsonl:1, 2, 3 and 2 more)" in said
     assert str(tmp_path) not in said

@@ -91,9 +91,7 @@ def test_a_quantised_model_is_trained_whole(place: Path) -> None:
     wide = small(embd=256, heads=4, head_size=64, ff=256, layers=1)
     base(place / "q.gguf", wide, "Q4_K")
     done = ran("finetune", "q.gguf", "text.txt", *ROWS, "--full", "--iters", 3, "--out", "full")
-    assert (
-        "note: weights in Q4_K are unpacked: all are trained in F32, and model.gguf is written so" in done.err
-    )
+    assert re.search(r"note: all weights are trained and written in F32 .*Q4_K", done.err), done.err
     assert {tensor.type.name for tensor in open_gguf("full/model.gguf").tensors.values()} == {"F32"}
     assert losses(Path("full"))[-1] < losses(Path("full"))[0]
     ran("from-scratch", "text.txt", "--checkpoint-in", "q.gguf", *ROWS, "--iters", 3, "--out", "scratch")
@@ -200,7 +198,7 @@ def test_a_random_seed_is_told_and_kept(tmp_path: Path) -> None:
             "--out",
             tmp_path / name,
         )
-        told = re.search(r"note: --seed -1: (\d+) is drawn", done.err)
+        told = re.search(r"note: --seed -1: drew (\d+)", done.err)
         assert told, done.err
         seeds.append(int(told[1]))
         assert tomllib.loads((tmp_path / name / "config.toml").read_text())["seed"] == seeds[-1]
@@ -223,7 +221,7 @@ def test_a_new_model_of_factors(tmp_path: Path) -> None:
     data, folder = text_file(tmp_path), tmp_path / "run"
     given = ("--ctx", 32, "--batch", 4, "--lr", 0.01, "--lora-r", 3, "--save-every", 4, "--keep", 9)
     done = ran("from-scratch", data, *TINY, *given, "--iters", 12, "--out", folder)
-    assert "of rank 3" in done.err
+    assert "have rank 3" in done.err
     first, last = tensors(folder / "checkpoint-4.gguf"), tensors(folder / "model.gguf")
     low = [name for name in last if re.search(r"attn_(q|k|v|output)\.|^output\.", name)]
     assert len(low) == 9 and all(rank_of(last[name]) == 3 for name in low)
@@ -255,7 +253,7 @@ def test_what_is_shown_is_what_is_trained(tmp_path: Path) -> None:
         "--out",
         tmp_path / "sine",
     )
-    assert "64 steps generated greedily" in done.err
+    assert "64 greedily generated steps" in done.err
     done = ran(
         "from-scratch",
         text_file(tmp_path),

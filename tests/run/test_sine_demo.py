@@ -43,7 +43,7 @@ def processor() -> float:
 
 
 def reported(done: Done) -> float:
-    told = re.findall(r"correlat\D*(-?[01]?\.\d+)", done.err)
+    told = re.findall(r"correlation of 64 .*: (-?[01]?\.\d+)", done.err)
     assert told, done.err[-2000:]
     return float(told[-1])
 
