@@ -24,18 +24,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.helpers.cli import ROOT
+from bench.processes import MEASURED_PROGRAM, ROOT
+
 from tests.helpers.lora_runs import base
 from tests.helpers.small_models import small
 
-PROGRAM = r"""
-import re, sys
-from llamatrain.cli.main import main
-try:
-    main()
-finally:
-    print("VmHWM", re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1], file=sys.stderr)
-"""
 SHARE = 0.05
 PAUSE = 0.004  # seconds between two looks at the processes
 
@@ -237,7 +230,11 @@ def family(process: int) -> list[int]:
 def measured(words: list[str], environment: dict[str, str]) -> Measured:
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *words], env=environment, stdout=out, stderr=err, text=True
+            [sys.executable, "-c", MEASURED_PROGRAM, *words],
+            env=environment,
+            stdout=out,
+            stderr=err,
+            text=True,
         )
         together = 0
         while process.poll() is None:

@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
-from shapes import SHAPES
+from bench.shapes import SHAPES
 
 from llamatrain.adapters.merge import file_type
 from llamatrain.data.tokenizer import new_vocab

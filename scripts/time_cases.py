@@ -21,9 +21,8 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.processes import ROOT
 from plan_cases import material
-
-from tests.helpers.cli import ROOT
 
 OWN = "import time; time.perf_counter = time.thread_time; "
 PROGRAM = "from llamatrain.cli.main import main; main()"

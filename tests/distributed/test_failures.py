@@ -23,7 +23,7 @@ import hosts as made
 
 sys.path.pop(0)
 
-WHY_NOT = made.why_not()
+WHY_NOT = made.find_obstacle()
 STEPS, SAVED = 100, 10
 RUN = (*TINY, "--ctx", 32, "--threads", 1, "--iters", STEPS, "--save-every", SAVED)
 pytestmark = needs_mpi
@@ -93,7 +93,7 @@ def test_one_that_stands_still(place: Path, rank: int) -> None:
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "they can be made")
 @pytest.mark.parametrize("host", [1, 2])
 def test_a_link_that_is_cut(place: Path, host: int) -> None:
-    with made.hosts(2) as two:
+    with made.create_hosts(2) as two:
         with at_work(f"cut-{host}", "--timeout", 2, options=tuple(two.options)) as (process, _):
             two.cut(host)
             done = mpi_programs.ended(process, 20)

@@ -19,7 +19,7 @@ import hosts as made
 
 sys.path.pop(0)
 
-WHY_NOT = made.why_not()
+WHY_NOT = made.find_obstacle()
 pytestmark = [
     needs_mpi,
     pytest.mark.slow,
@@ -29,7 +29,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[made.Hosts]:
-    with made.hosts(2) as hosts:
+    with made.create_hosts(2) as hosts:
         yield hosts
 
 

@@ -144,7 +144,7 @@ def test_compiled_gates_in_bf16(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("remat", ["none", "block"])
 def test_losses_follow_float32(remat: str) -> None:
     full, half = (
-        LlamaStep(SIZE, precision=precision, threads=2, remat=remat, kept=True)
+        LlamaStep(SIZE, precision=precision, threads=2, remat=remat, two_programs=True)
         for precision in ("f32", "bf16")
     )
     losses = np.array([[step(rate=3e-4) for _ in range(30)] for step in (full, half)])

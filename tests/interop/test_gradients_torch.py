@@ -254,7 +254,7 @@ def test_a_llama_against_torch(fused: bool, lora: int) -> None:
             for w in frozen
             if w not in arrays
         }
-    arrays |= model.sight(
+    arrays |= model.position_arrays(
         np.repeat([[0, 6]], [6, 4], axis=1).astype(np.int32).repeat(3, axis=0)
     )  # two samples in a row
     arrays[model.targets][::7] = -1

@@ -307,7 +307,7 @@ def test_every_option_in_prose_is_one() -> None:
 
 def test_its_table_of_speeds_is_that_of_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from summary import HEAD, Row
+    from bench.readme_table import HEAD, Row
 
     assert HEAD in README, "scripts/bench.py readme prints it"
     assert (
@@ -324,7 +324,7 @@ def test_every_file_that_is_named_is_there(monkeypatch: pytest.MonkeyPatch) -> N
     named = re.findall(r"(?:^|[`(\" ])((?:configs|scripts|llamatrain)/[\w./-]*\w)", README, re.MULTILINE)
     assert len(named) > 40 and not [name for name in named if not (ROOT / name).exists()]
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from bench import BENCHES
+    from bench.__main__ import BENCHES
 
     parts = re.findall(r"scripts/bench\.py (\w+)", README)
     assert {*parts} == {*BENCHES}

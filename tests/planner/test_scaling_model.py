@@ -13,7 +13,7 @@ from llamatrain.planner.speeds import least_squares
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from fit_scaling import TimedStep, fit_link_model, predict_seconds
+from bench.fit_scaling import TimedStep, fit_link_model, predict_seconds
 
 MB = 1 << 20
 TEMPO = LinkModel(micro=0.3, update=0.08, byte=1e-9, message=1e-4, spread=0.1)

@@ -401,7 +401,7 @@ class Any_(types.ModuleType):
 for name in ("torch", "peft", "transformers"):
     sys.modules[name] = Any_(name)
 sys.modules["torch"].nn = Any_("nn")
-import peft_step
+from bench.peers import peft_step
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

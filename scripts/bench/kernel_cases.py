@@ -1,4 +1,4 @@
-"""What `bench.py kernels` runs: each kernel at a size that shows what it can do, and its peer in torch."""
+"""Cases of `bench.py kernels`: each kernel at a size that shows its speed, and its peer in torch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ from llamatrain.kernels.reference.registry import to_bf16
 
 Peer = Callable[
     [Any, list[Any]], Callable[[], Any]
-]  # torch, the leaves as its tensors -> what is to be timed
+]  # torch, the leaves as its tensors -> the function to time
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Case:
     shape: str = ""
     outputs: Sequence[Tensor] = ()
     peer: Peer | None = None
-    floor: str = ""  # what is asked of it: "torch 1.2" or "copy 0.7"
+    floor: str = ""  # the required ratio: "torch 1.2" or "copy 0.7"
     tolerance: float = 2e-5  # of the largest element
     arrays: dict[Tensor, np.ndarray] = field(default_factory=dict)
 
@@ -47,21 +47,23 @@ class Case:
 
     @property
     def flops(self) -> int:
+        """The floating point operations."""
         return sum(estimate_cost(node).flops for node in collect_nodes(self.outputs))
 
     @property
-    def moved(self) -> int:
-        """Bytes that must move, where that is the limit."""
+    def bytes_moved(self) -> int:
+        """The bytes that must move, if memory is the limit."""
         return (
             0 if self.flops else sum(estimate_cost(node).bytes_moved for node in collect_nodes(self.outputs))
         )
 
     def x(self, *shape: int, dtype: DType = F32, make: Callable[..., Tensor] = placeholder) -> Tensor:
+        """Add a leaf of normal random numbers."""
         values = self.random.standard_normal(shape, np.float32)
         return self.leaf(to_bf16(values) if dtype is BF16 else values, dtype, make)
 
     def weight(self, rows: int, columns: int, kind: str) -> Tensor:
-        """A frozen one."""
+        """Add a frozen weight of a type."""
         tensor = state(f"x{len(self.arrays)}", (rows, columns), quantized(kind))
         self.arrays[tensor] = encode(
             self.random.standard_normal((rows, columns), np.float32) * columns**-0.5, type_by_name(kind)
@@ -69,11 +71,13 @@ class Case:
         return tensor
 
     def ids(self, limit: int, *shape: int) -> Tensor:
+        """Add a leaf of random integers below a limit."""
         return self.leaf(self.random.integers(0, limit, shape).astype(np.int32), I32)
 
     def leaf(
         self, values: np.ndarray, dtype: DType = F32, make: Callable[..., Tensor] = placeholder
     ) -> Tensor:
+        """Add a leaf with these values."""
         tensor = make(f"x{len(self.arrays)}", values.shape, dtype)
         self.arrays[tensor] = np.ascontiguousarray(values)
         return tensor
@@ -83,7 +87,7 @@ CASES: dict[str, Callable[[Case], Case]] = {}
 
 
 def case(*names: str) -> Callable[[Callable[..., Case]], Callable[..., Case]]:
-    """Register a case under each name; the function is told which."""
+    """Register a case under each name; the function receives the name."""
 
     def register(make: Callable[..., Case]) -> Callable[..., Case]:
         for name in names:
@@ -93,11 +97,13 @@ def case(*names: str) -> Callable[[Callable[..., Case]], Callable[..., Case]]:
     return register
 
 
-def grads(torch: Any, y: Any, wrt: Sequence[Any], dy: Any) -> Callable[[], Any]:
+def backward_pass(torch: Any, y: Any, wrt: Sequence[Any], dy: Any) -> Callable[[], Any]:
+    """Return a function that computes torch's gradients."""
     return lambda: torch.autograd.grad(y, wrt, dy, retain_graph=True)
 
 
-def asking(*tensors: Any) -> list[Any]:
+def require_grad(*tensors: Any) -> list[Any]:
+    """Mark torch tensors as differentiable and return them."""
     return [tensor.requires_grad_() for tensor in tensors]
 
 
@@ -113,11 +119,11 @@ LINEAR = [
 
 
 def linear_peer(bf16: bool) -> Peer:
-    """y, dx and dW with float32 in and out."""
+    """Return torch's y, dx and dW with float32 in and out."""
 
     def peer(torch: Any, leaves: list[Any]) -> Callable[[], Any]:
         x, w, dy = leaves
-        asking(x, w)
+        require_grad(x, w)
 
         def run() -> Any:
             with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
@@ -130,6 +136,7 @@ def linear_peer(bf16: bool) -> Peer:
 
 
 def linear(c: Case, rows: int, out: int, inside: int, bf16: bool) -> Case:
+    """Build a linear layer's forward and backward products."""
     x, w, dy = c.x(rows, inside), c.x(out, inside, make=parameter), c.x(rows, out)
     outputs = [O.matmul(x, w), O.matmul_nn(dy, w), O.out_prod(dy, x)]
     c.outputs = round_products(outputs) if bf16 else outputs
@@ -148,8 +155,8 @@ for bf16 in (True, False):
 # ---- frozen weights --------------------------------------------------------
 
 
-def frozen(c: Case, kind: str, rows: int, bf16: bool) -> Case:
-    """y and dx by a weight as its file holds it; of few rows only y."""
+def frozen_linear(c: Case, kind: str, rows: int, bf16: bool) -> Case:
+    """Build y and dx with a weight in a file's format; for one row only y."""
     w = c.weight(5632, 2048, kind)
     x, dy = (c.x(rows, columns, dtype=BF16 if bf16 else F32) for columns in (2048, 5632))
     c.outputs = [O.matmul(x, w), *([O.matmul_nn(dy, w)] if rows > 1 else [])]
@@ -160,7 +167,7 @@ def frozen(c: Case, kind: str, rows: int, bf16: bool) -> Case:
 for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "F16"):
     for rows, bf16 in ((512, True), (512, False), (1, False)):
         CASES[f"{kind.lower()}-{'bf16' if bf16 else 'f32'}-{rows}"] = partial(
-            frozen, kind=kind, rows=rows, bf16=bf16
+            frozen_linear, kind=kind, rows=rows, bf16=bf16
         )
 
 
@@ -168,11 +175,13 @@ for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "F16"):
 
 
 def head_peer(bf16: bool, back: bool) -> Peer:
+    """Return torch's head and loss, forward or backward."""
+
     def peer(torch: Any, leaves: list[Any]) -> Callable[[], Any]:
         x, w, targets, _weights = leaves[:4]
         targets = targets.long()
         if back:
-            asking(x, w)
+            require_grad(x, w)
 
         def run() -> Any:
             with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
@@ -186,7 +195,10 @@ def head_peer(bf16: bool, back: bool) -> Peer:
 
 @case("head-bf16", "head-f32", "head-forward-bf16", "head-forward-f32")
 def head(c: Case, name: str) -> Case:
-    rows, width, words, bf16, back = 2048, 512, 32000, name.endswith("bf16"), "forward" not in name
+    """Build the fused head and loss."""
+    rows, width, words = 2048, 512, 32000
+    bf16 = name.endswith("bf16")
+    back = "forward" not in name
     x, w = c.leaf(c.random.standard_normal((rows, width), np.float32)), c.x(words, width, make=parameter)
     c.arrays[w] *= 0.05
     targets, weights = c.ids(words, rows), c.leaf(np.full(rows, 1 / rows, np.float32))
@@ -205,12 +217,14 @@ def head(c: Case, name: str) -> Case:
 
 
 def attention_peer(bf16: bool) -> Peer:
+    """Return torch's fused attention, forward and backward."""
+
     def peer(torch: Any, leaves: list[Any]) -> Callable[[], Any]:
         q, k, v, dout = (
             leaf.transpose(1, 2).contiguous() for leaf in leaves[:4]
         )  # (B, H, T, d), as torch likes it
         kind = torch.bfloat16 if bf16 else torch.float32
-        q, k, v = asking(*(each.to(kind) for each in (q, k, v)))
+        q, k, v = require_grad(*(tensor.to(kind) for tensor in (q, k, v)))
         dout = dout.to(kind)
 
         def run() -> Any:
@@ -224,9 +238,11 @@ def attention_peer(bf16: bool) -> Peer:
 
 @case("attention-f32", "attention-bf16")
 def attention(c: Case, name: str) -> Case:
-    """Forward and backward, causal."""
-    batch, ctx, heads, size, bf16 = 4, 512, 8, 64, name.endswith("bf16")
-    shape, dtype = (batch, ctx, heads, size), BF16 if bf16 else F32
+    """Build causal attention, forward and backward."""
+    batch, ctx, heads, size = 4, 512, 8, 64
+    bf16 = name.endswith("bf16")
+    shape = (batch, ctx, heads, size)
+    dtype = BF16 if bf16 else F32
     leaves = [c.x(*shape, dtype=dtype) for _ in range(3)]
     dout, starts = c.x(*shape), c.leaf(np.zeros((batch, ctx), np.int32), I32)
     out, lse = O.flash_attn(*leaves, starts, scale=size**-0.5)
@@ -236,10 +252,10 @@ def attention(c: Case, name: str) -> Case:
     return c
 
 
-def cases(only: Sequence[str]) -> Iterator[tuple[str, Case]]:
-    """Each case as it is wanted; names that contain one of `only`, or all."""
+def build_cases(words: Sequence[str]) -> Iterator[tuple[str, Case]]:
+    """Build the cases whose names contain one of the words, or all without words, one after the other."""
     for name, make in CASES.items():
-        if not only or any(part in name for part in only):
-            made = make(Case())
-            made.shape = made.shape or " x ".join(map(str, next(iter(made.arrays)).shape))
-            yield name, made
+        if not words or any(word in name for word in words):
+            built = make(Case())
+            built.shape = built.shape or " x ".join(map(str, next(iter(built.arrays)).shape))
+            yield name, built

@@ -1,4 +1,7 @@
-"""The shapes of models that are measured. Nothing is imported here: a peer's Python may have none of what llamatrain needs."""
+"""The shapes of models that are measured.
+
+Imports nothing, because the Python of a peer may have none of llamatrain's dependencies.
+"""
 
 SHAPES = {  # embd, layer, head, head-kv, ff, vocab, ctx
     "1.1b": (2048, 22, 32, 4, 5632, 32000, 2048),

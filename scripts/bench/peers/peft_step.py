@@ -1,8 +1,9 @@
-"""Steps of an adapter by transformers and PEFT, on a base with random weights in bf16: the peer that `bench.py finetune` starts.
+"""Times steps of an adapter by transformers and PEFT on a base with random weights in bf16.
 
-    python scripts/peft_step.py SHAPE CTX BATCH THREADS eager|compiled [STEPS]
+    python scripts/bench/peers/peft_step.py SHAPE CTX BATCH THREADS eager|compiled [STEPS]
 
-A step is forward, backward and AdamW. Prints one JSON object: the seconds of each step, and peak resident memory in bytes.
+`bench.py finetune` starts it. A step is forward, backward and AdamW. Prints one JSON object: the seconds of each step,
+and the peak resident memory in bytes.
 """
 
 import json
@@ -10,15 +11,19 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 import torch
 from peft import LoraConfig, get_peft_model
-from shapes import SHAPES
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from bench.shapes import SHAPES
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def model_of(shape: str, ctx: int) -> torch.nn.Module:
+def build_model(shape: str, ctx: int) -> torch.nn.Module:
+    """Return a llama with random weights and an adapter on each linear layer."""
     embd, layers, heads, kv_heads, ff, vocab, _ = SHAPES[shape]
     config = LlamaConfig(
         vocab_size=vocab,
@@ -32,7 +37,7 @@ def model_of(shape: str, ctx: int) -> torch.nn.Module:
         use_cache=False,
         attn_implementation="sdpa",
     )
-    torch.set_default_dtype(torch.bfloat16)  # so that the base is never there in float32
+    torch.set_default_dtype(torch.bfloat16)  # so that the base never takes the memory of float32
     base = LlamaForCausalLM(config)
     torch.set_default_dtype(torch.float32)
     # adapters in bf16, too: in float32, PEFT's default, each of their products would first convert its input
@@ -42,19 +47,20 @@ def model_of(shape: str, ctx: int) -> torch.nn.Module:
 
 
 def main(shape: str, ctx: str, batch: str, threads: str, mode: str, steps: str = "4") -> None:
+    """Run the steps and print the times."""
     torch.set_num_threads(int(threads))
     torch.manual_seed(0)
-    model = model_of(shape, int(ctx))
-    trained = [each for each in model.parameters() if each.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-4)
+    model = build_model(shape, int(ctx))
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4)
     run = torch.compile(model, dynamic=False) if mode == "compiled" else model
     tokens = torch.randint(0, SHAPES[shape][5], (int(batch), int(ctx)))
     times = []
-    for _ in range(2 + int(steps)):  # the first compiles, the second makes the moments
+    for _ in range(2 + int(steps)):  # the first compiles, the second allocates the moments
         start = time.perf_counter()
         loss = run(input_ids=tokens, labels=tokens).loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         times.append(time.perf_counter() - start)

@@ -1,12 +1,12 @@
-"""Further cases of `bench.py kernels`: what is limited by how fast memory is, at 64 MB and more."""
+"""Cases of `bench.py kernels` that memory bandwidth limits, at 64 MB and more."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
-from kernel_cases import CASES, Case, asking, case, grads
 
+from bench.kernel_cases import CASES, Case, backward_pass, case, require_grad
 from llamatrain.graph import ops as O
 from llamatrain.graph.tensor import BF16, I32, Tensor, parameter
 
@@ -15,6 +15,7 @@ ROWS, WIDTH = 16384, 1024  # 64 MB
 
 @case("rms_norm", "rms_norm_back")
 def norm(c: Case, name: str) -> Case:
+    """Build RMS norm."""
     back = name.endswith("back")
     x, w = c.x(ROWS, WIDTH), c.x(WIDTH)
 
@@ -22,8 +23,11 @@ def norm(c: Case, name: str) -> Case:
         x, w = leaves[:2]
         if not back:
             return lambda: torch.nn.functional.rms_norm(x, (WIDTH,), w, 1e-5)
-        return grads(
-            torch, torch.nn.functional.rms_norm(*asking(x), (WIDTH,), *asking(w), 1e-5), (x, w), leaves[2]
+        return backward_pass(
+            torch,
+            torch.nn.functional.rms_norm(*require_grad(x), (WIDTH,), *require_grad(w), 1e-5),
+            (x, w),
+            leaves[2],
         )
 
     c.outputs = (
@@ -36,6 +40,7 @@ def norm(c: Case, name: str) -> Case:
 
 @case("swiglu", "swiglu_back")
 def gate(c: Case, name: str) -> Case:
+    """Build SwiGLU."""
     back = name.endswith("back")
     a, b = c.x(ROWS, WIDTH), c.x(ROWS, WIDTH)
 
@@ -43,8 +48,8 @@ def gate(c: Case, name: str) -> Case:
         a, b = leaves[:2]
         if not back:
             return lambda: torch.nn.functional.silu(a) * b
-        asking(a, b)
-        return grads(torch, torch.nn.functional.silu(a) * b, (a, b), leaves[2])
+        require_grad(a, b)
+        return backward_pass(torch, torch.nn.functional.silu(a) * b, (a, b), leaves[2])
 
     c.outputs = list(O.swiglu_back(c.x(ROWS, WIDTH), a, b)) if back else [O.swiglu(a, b)]
     c.peer, c.floor = peer, "copy 0.7"
@@ -53,6 +58,7 @@ def gate(c: Case, name: str) -> Case:
 
 @case("rope", "rope_back")
 def rotation(c: Case, name: str) -> Case:
+    """Build rotary embeddings."""
     batch, ctx, heads, size = 8, 512, 32, 128
     angles = np.outer(np.arange(ctx), 10000.0 ** (-np.arange(0, size, 2) / size))
     x = c.x(batch, ctx, heads, size)
@@ -62,8 +68,10 @@ def rotation(c: Case, name: str) -> Case:
 
     def peer(torch: Any, leaves: list[Any]) -> Callable[[], Any]:
         x, _, table = leaves
-        turns = torch.complex(table[..., 0], sign * table[..., 1])[:, None]
-        return lambda: torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns).flatten(-2)
+        rotations = torch.complex(table[..., 0], sign * table[..., 1])[:, None]
+        return lambda: torch.view_as_real(
+            torch.view_as_complex(x.unflatten(-1, (-1, 2))) * rotations
+        ).flatten(-2)
 
     c.outputs = [(O.rope if sign > 0 else O.rope_back)(x, positions, table)]
     c.shape, c.peer, c.floor = f"{batch} x {ctx} x {heads} x {size}", peer, "copy 0.7"
@@ -72,6 +80,7 @@ def rotation(c: Case, name: str) -> Case:
 
 @case("opt_step_adamw", "opt_step_sgd")
 def optimizer(c: Case, name: str) -> Case:
+    """Build an optimizer's update."""
     n, adamw = 1 << 24, name.endswith("adamw")
     w, m, v, g = c.x(n, make=parameter), c.x(n), c.x(n), c.x(n)
     c.arrays[v] **= 2
@@ -96,13 +105,14 @@ def optimizer(c: Case, name: str) -> Case:
 
 @case("soft_max", "soft_max_back")
 def softmax(c: Case, name: str) -> Case:
+    """Build softmax."""
     back = name.endswith("back")
     x = c.x(ROWS, WIDTH)
 
     def peer(torch: Any, leaves: list[Any]) -> Callable[[], Any]:
         if not back:
             return lambda: torch.softmax(leaves[0], -1)
-        return grads(torch, torch.softmax(*asking(leaves[0]), -1), leaves[:1], leaves[1])
+        return backward_pass(torch, torch.softmax(*require_grad(leaves[0]), -1), leaves[:1], leaves[1])
 
     c.outputs = [O.soft_max_back(c.x(ROWS, WIDTH), x) if back else O.soft_max(x)]
     c.peer = peer
@@ -111,7 +121,9 @@ def softmax(c: Case, name: str) -> Case:
 
 @case("cross_entropy_loss", "cross_entropy_loss_back")
 def loss(c: Case, name: str) -> Case:
-    rows, words, back = 512, 32000, name.endswith("back")
+    """Build cross entropy."""
+    rows, words = 512, 32000
+    back = name.endswith("back")
     x, targets = c.x(rows, words), c.ids(words, rows)
     weights = c.leaf(np.full(rows, 1 / rows, np.float32))
 
@@ -119,7 +131,7 @@ def loss(c: Case, name: str) -> Case:
         x, targets = leaves[0], leaves[1].long()
         if not back:
             return lambda: torch.nn.functional.cross_entropy(x, targets)
-        return grads(torch, torch.nn.functional.cross_entropy(*asking(x), targets), [x], None)
+        return backward_pass(torch, torch.nn.functional.cross_entropy(*require_grad(x), targets), [x], None)
 
     dloss = c.leaf(np.ones((), np.float32))
     c.outputs = [
@@ -132,7 +144,8 @@ def loss(c: Case, name: str) -> Case:
 
 
 @case("get_rows", "get_rows_back", "set_rows")
-def rows_by_number(c: Case, name: str) -> Case:
+def embedding_rows(c: Case, name: str) -> Case:
+    """Build reads and writes of a table's rows."""
     words, width, n = 32000, 512, 16384
     c.shape = f"{words} x {width}, {n} rows"
     if name == "get_rows_back":
@@ -150,7 +163,8 @@ def rows_by_number(c: Case, name: str) -> Case:
 
 
 @case("opt_rows", "opt_sum_sqr")
-def rows_with_gradients(c: Case, name: str) -> Case:
+def row_gradients(c: Case, name: str) -> Case:
+    """Build gradients of a table of which a batch uses few rows."""
     words, width, n = 32000, 512, 2048
     c.shape = f"{words} x {width}, {n} rows"
     ids = c.ids(words, n)
@@ -159,7 +173,7 @@ def rows_with_gradients(c: Case, name: str) -> Case:
     return c
 
 
-# name: op over so many arrays of 64 MB, the same in torch
+# op, its number of arrays of 64 MB each, and the same in torch
 ELEMENTS: dict[str, tuple[Callable[..., Tensor], int, Callable[..., Any]]] = {
     "add": (O.add, 2, lambda torch, a, b: a + b),
     "mul": (O.mul, 2, lambda torch, a, b: a * b),
@@ -172,7 +186,8 @@ ELEMENTS: dict[str, tuple[Callable[..., Tensor], int, Callable[..., Any]]] = {
 }
 
 
-def element(c: Case, name: str) -> Case:
+def elementwise(c: Case, name: str) -> Case:
+    """Build an elementwise op."""
     make, count, peer = ELEMENTS[name]
     c.outputs = [make(*(c.x(ROWS, WIDTH) for _ in range(count)))]
     c.peer = lambda torch, leaves: lambda: peer(torch, *leaves)
@@ -180,5 +195,5 @@ def element(c: Case, name: str) -> Case:
     return c
 
 
-for each in ELEMENTS:
-    CASES[each] = partial(element, name=each)
+for op_name in ELEMENTS:
+    CASES[op_name] = partial(elementwise, name=op_name)

@@ -1,27 +1,29 @@
-"""Further cases of `bench.py kernels`: what other models have beside a llama, and blocks of them to be held against a llama's."""
+"""Cases of `bench.py kernels` for ops of other architectures, and their blocks to compare to a llama's."""
 
 from functools import partial
 from typing import Any
 
 import numpy as np
-from kernel_cases import CASES, Case, case
 
+from bench.kernel_cases import CASES, Case, case
+from bench.model_block import BLOCKS, Block
 from llamatrain.graph import ops as O
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import BF16, F32, I32, DType, parameter
 from llamatrain.optim.update_graph import differentiate
-from tests.helpers.model_block import BLOCKS, Block
 
 ROWS, WIDTH = 16384, 1024  # 64 MB
 
 
 def block(c: Case, kind: str, bf16: bool) -> Case:
-    """Forward and back; to be compared by FLOP/s. A window leaves a quarter."""
-    how = BLOCKS[kind] | ({"window": 128} if "window" in BLOCKS[kind] else {})
-    made = Block(rows=2, ctx=512, heads=12, groups=4, size=64, ff=2048, **how)
-    found = differentiate(made.loss, made.trained, precision="bf16" if bf16 else "f32")
-    c.outputs, c.arrays = [found.loss, *found.grads.values()], made.arrays()
-    c.shape, c.tolerance = f"{made.rows * made.ctx} x {made.width}", 5e-2 if bf16 else 2e-4
+    """Build a block, forward and backward, to compare by FLOP/s. A window keeps a quarter of the tokens."""
+    options = BLOCKS[kind] | ({"window": 128} if "window" in BLOCKS[kind] else {})
+    built = Block(rows=2, ctx=512, heads=12, groups=4, size=64, ff=2048, **options)
+    result = differentiate(built.loss, built.trained, precision="bf16" if bf16 else "f32")
+    c.outputs = [result.loss, *result.grads.values()]
+    c.arrays = built.arrays()
+    c.shape = f"{built.rows * built.ctx} x {built.width}"
+    c.tolerance = 5e-2 if bf16 else 2e-4
     return c
 
 
@@ -32,26 +34,31 @@ for kind in BLOCKS:
 
 @case("attention-window-bf16", "attention-cap-bf16")
 def attention(c: Case, name: str) -> Case:
+    """Build attention with a window or with capped scores."""
     batch, ctx, heads, size = 1, 2048, 8, 64
-    how: dict[str, Any] = {"scale": size**-0.5, **({"window": 256} if "window" in name else {"cap": 50.0})}
+    options: dict[str, Any] = {
+        "scale": size**-0.5,
+        **({"window": 256} if "window" in name else {"cap": 50.0}),
+    }
     shape = (batch, ctx, heads, size)
     leaves = [c.x(*shape, dtype=BF16) for _ in range(3)]
     dout, starts = c.x(*shape), c.leaf(np.zeros((batch, ctx), np.int32), I32)
-    out, lse = O.flash_attn(*leaves, starts, **how)
-    c.outputs = [out, *O.flash_attn_back(dout, *leaves, out, lse, starts, **how)]
+    out, lse = O.flash_attn(*leaves, starts, **options)
+    c.outputs = [out, *O.flash_attn_back(dout, *leaves, out, lse, starts, **options)]
     c.shape, c.tolerance = " x ".join(map(str, shape)), 2e-2
     return c
 
 
 @case("head-cap-bf16")
 def head(c: Case, name: str) -> Case:
+    """Build the backward pass of a head with capped logits."""
     rows, width, words = 2048, 512, 32000
     x, w = c.x(rows, width), c.x(words, width, make=parameter)
     c.arrays[w] *= 0.05
-    ends = c.ids(words, rows), c.leaf(np.full(rows, 1 / rows, np.float32))
+    targets = c.ids(words, rows), c.leaf(np.full(rows, 1 / rows, np.float32))
     dloss = c.leaf(np.ones((), np.float32))
     c.outputs = round_products(
-        list(O.linear_cross_entropy_back(dloss, x, w, *ends, dx=True, dw=True, cap=30.0))
+        list(O.linear_cross_entropy_back(dloss, x, w, *targets, dx=True, dw=True, cap=30.0))
     )
     c.shape, c.tolerance = f"{rows} x {width} x {words}", 2e-2
     return c
@@ -59,6 +66,7 @@ def head(c: Case, name: str) -> Case:
 
 @case("linear-bias-bf16")
 def linear(c: Case, name: str) -> Case:
+    """Build a linear layer with a bias."""
     x, w, bias = c.x(2048, 512), c.x(1376, 512, make=parameter), c.x(1376, make=parameter)
     c.outputs, c.shape = round_products([O.matmul(x, w, bias)]), "2048 x 1376 x 512"
     return c
@@ -66,6 +74,7 @@ def linear(c: Case, name: str) -> Case:
 
 @case("rope-halves", "rope_back-halves")
 def rotation(c: Case, name: str) -> Case:
+    """Build rotary embeddings whose pairs lie in two halves."""
     batch, ctx, heads, size = 8, 512, 32, 128
     angles = np.outer(np.arange(ctx), 10000.0 ** (-np.arange(0, size, 2) / size))
     positions = c.leaf(np.broadcast_to(np.arange(ctx, dtype=np.int32), (batch, ctx)), I32)
@@ -76,26 +85,31 @@ def rotation(c: Case, name: str) -> Case:
 
 
 @case("geglu", "geglu_back", "swiglu_halves", "swiglu_halves_back", "softcap", "softcap_back")
-def elements(c: Case, name: str) -> Case:
-    op, whole = getattr(O, name), (ROWS, WIDTH)
-    back = [c.x(*whole)] if name.endswith("back") else []
+def elementwise(c: Case, name: str) -> Case:
+    """Build gates and caps of other architectures."""
+    op = getattr(O, name)
+    shape = (ROWS, WIDTH)
+    back = [c.x(*shape)] if name.endswith("back") else []
     sources = (
         [c.x(ROWS, 2 * WIDTH)]
         if "halves" in name
-        else [c.x(*whole) for _ in range(2 if "geglu" in name else 1)]
+        else [c.x(*shape) for _ in range(2 if "geglu" in name else 1)]
     )
-    made = op(*back, *sources, **({"cap": 30.0} if "cap" in name else {}))
-    c.outputs, c.floor = list(made) if isinstance(made, tuple) else [made], "copy 0.7"
+    result = op(*back, *sources, **({"cap": 30.0} if "cap" in name else {}))
+    c.outputs = list(result) if isinstance(result, tuple) else [result]
+    c.floor = "copy 0.7"
     return c
 
 
 @case("split_columns", "join_columns", "join_columns-bf16", "repeat_back")
 def columns(c: Case, name: str) -> Case:
-    sizes, c.floor = (WIDTH, WIDTH // 2, WIDTH // 2), "copy 0.7"
+    """Build splits, joins and sums of columns."""
+    sizes = (WIDTH, WIDTH // 2, WIDTH // 2)
+    c.floor = "copy 0.7"
     dtype: DType = BF16 if name.endswith("bf16") else F32
     if name == "split_columns":
         c.outputs = list(O.split_columns(c.x(ROWS, sum(sizes)), sizes=sizes))
-    elif name == "repeat_back":  # as a bias' gradient
+    elif name == "repeat_back":  # like the gradient of a bias
         c.outputs, c.floor = [O.repeat_back(c.x(ROWS, WIDTH), shape=(1, WIDTH))], ""
     else:
         c.outputs = [O.join_columns(*(c.x(ROWS, size) for size in sizes), dtype=dtype)]

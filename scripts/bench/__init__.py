@@ -1,0 +1,1 @@
+"""Benchmarks of kernels, training steps and whole runs, in turns with PyTorch and PEFT."""

@@ -1,0 +1,98 @@
+"""Times llamatrain on this machine.
+
+    python scripts/bench.py kernels [NAME...]        kernels: checked against the reference, then timed
+    python scripts/bench.py step [tiny S M]          whole training steps, in turns with torch
+    python scripts/bench.py remat [none block ...]   time and memory of recomputation, 32 layers deep
+    python scripts/bench.py memory [tiny S M]        peak resident memory of steps, in turns with torch
+    python scripts/bench.py context [CTX ...]        FLOP/s of steps by context length, same tokens a step
+    python scripts/bench.py finetune [TYPE ...]      the command on a quantized base, in turns with PEFT
+    python scripts/bench.py families [qwen3 ...]     FLOP/s of each architecture, in turns with a llama
+    python scripts/bench.py quality [TEXT]           validation loss of AdamW and Muon; some ten minutes
+    python scripts/bench.py scale [S M lora]         steps on 1 to 4 ranks and on hosts with limited links
+    python scripts/bench.py useful                   an epoch over chats, packed and not, in turns with PEFT
+    python scripts/bench.py readme                   the table of README: new models and adapters
+
+Times are medians with quartiles. Where torch is installed, both are timed in turns in one run. A ratio above 1 is in
+llamatrain's favor. `copy` is the share of the bandwidth of copying 256 MB with as many threads.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+if not __package__:  # `python scripts/bench` puts the folder itself on the path, and not its parent
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+from bench import architectures, finetune, memory, muon_vs_adamw, packing, readme_table, scaling, steps
+from bench.kernels import bench_kernels
+from bench.processes import MALLOC
+from bench.random_models import SIZES
+from bench.timer import choice_of
+from llamatrain.distributed.cores import count_cores
+
+# functions by command, with the seconds that each line takes by default
+BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {
+    "kernels": (bench_kernels, 1.5),
+    "step": (steps.bench_step, 10.0),
+    "remat": (steps.bench_remat, 30.0),
+    "memory": (memory.bench_memory, 0.0),
+    "context": (steps.bench_context, 20.0),
+    "finetune": (finetune.bench_finetune, 0.0),
+    "quality": (muon_vs_adamw.bench_optimizers, 0.0),
+    "useful": (packing.bench_packing, 0.0),
+    "families": (architectures.bench_architectures, 20.0),
+    "scale": (scaling.bench_scaling, 0.0),
+    "readme": (readme_table.print_table, 20.0),
+}
+ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "remat": steps.add_remat_arguments,
+    "context": steps.add_context_arguments,
+    "finetune": finetune.add_arguments,
+    "quality": muon_vs_adamw.add_arguments,
+    "useful": packing.add_arguments,
+    "families": architectures.add_arguments,
+    "scale": scaling.add_arguments,
+    "readme": readme_table.add_arguments,
+}
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        prog="bench.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True)
+    for name, (run, seconds) in BENCHES.items():
+        command = commands.add_parser(name)
+        command.set_defaults(run=run)
+        if name in ARGUMENTS:
+            ARGUMENTS[name](command)
+        else:
+            kind = str if name == "kernels" else choice_of(SIZES)
+            command.add_argument("names", nargs="*", type=kind, default=[], help="only these")
+        command.add_argument("--threads", type=int, default=count_cores())
+        command.add_argument("--seconds", type=float, default=seconds, help=f"for each line ({seconds:g})")
+        command.add_argument("--kernels", choices=["cpu", "reference"], default="cpu")
+        command.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")
+        if name not in ("kernels", "quality"):
+            command.add_argument("--precision", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"])
+        if name == "step":
+            command.add_argument("--profile", action="store_true", help="also show the most expensive ops")
+        if name in ("step", "memory"):
+            command.add_argument("--compile", action="store_true", help="also time torch.compile")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run a benchmark; the process starts anew if the settings of malloc are missing."""
+    args = parse_arguments()
+    if sys.platform == "linux" and not MALLOC.keys() <= os.environ.keys():
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | MALLOC)
+    return int(args.run(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Times runs of `llamatrain finetune` in turns with PEFT, on bases of one shape: `bench.py finetune`."""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from bench.processes import PEERS, make_random_model, run_command, run_measured, run_program
+from bench.timer import print_header
+
+ROWS = {"1.1b": (512, 1), "7b": (256, 1), "small": (64, 8)}  # tokens in a row, rows in a batch
+STEPS = 5  # of a run; the first of them is not counted
+
+
+@dataclass
+class Contender:
+    """A kind of run, and what was measured of it."""
+
+    name: str
+    run: Callable[[], tuple[list[float], int]]  # returns the seconds of its steps and its peak memory
+    planned: int = 0  # bytes
+    seconds: list[float] = field(default_factory=list)
+    peak: int = 0  # bytes
+
+    def run_round(self) -> None:
+        """Run once and add what was measured."""
+        seconds, peak = self.run()
+        self.seconds += seconds
+        self.peak = max(self.peak, peak)
+
+
+def build_contender(name: str, base: Path, text: Path, folder: Path, options: list[object]) -> Contender:
+    """Return a run of `llamatrain finetune` on a base, with the memory that its plan expects."""
+    words = [base, text, "--iters", STEPS, *options]
+    plan = json.loads(run_command("plan", "finetune", *words, "--json"))
+
+    def run() -> tuple[list[float], int]:
+        out = folder / "run"
+        peak = run_measured("finetune", *words, "--out", out, "--overwrite")
+        lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+        return [line["seconds"] for line in lines if "grad_norm" in line][1:], peak
+
+    return Contender(name, run, plan["total"])
+
+
+def build_peft_contender(python: str, shape: str, mode: str, threads: int) -> Contender:
+    """Return a run of PEFT on a base of the same shape in bf16; `mode` is eager or compiled."""
+    ctx, batch = ROWS[shape]
+    words = [python, PEERS / "peft_step.py", shape, ctx, batch, threads, mode, STEPS - 1]
+
+    def run() -> tuple[list[float], int]:
+        result = json.loads(run_program(words).splitlines()[-1])
+        return result["seconds"], result["peak"]
+
+    return Contender(f"peft, {mode}", run)
+
+
+def has_peft(python: str) -> bool:
+    """Return whether a Python can import PEFT and transformers."""
+    done = subprocess.run([python, "-c", "import peft, transformers"], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def build_contenders(
+    types: list[str], shape: str, precisions: list[str], threads: int, peer: str | None, folder: Path
+) -> tuple[list[Contender], list[Contender]]:
+    """Return our contenders and PEFT's.
+
+    Ours are a run on a base of each type, with its weights used in the file's format and also cached in bf16.
+    """
+    ctx, batch = ROWS[shape]
+    text = folder / "text.txt"
+    letters = random.Random(0)
+    text.write_text("".join(letters.choice("abcdefgh ") for _ in range(2 * STEPS * ctx * batch)))
+    ours = []
+    for kind in types:
+        base = folder / f"{kind}.gguf"
+        make_random_model(base, "--shape", shape, "--type", kind)
+        for precision in precisions:
+            for cache in ("off", "bf16") if precision == "bf16" else ("off",):
+                options: list[object] = ["--ctx", ctx, "--batch", batch, "--cache-base", cache]
+                options += ["--precision", precision, "--threads", threads]
+                ours.append(build_contender(f"{kind} {precision} {cache}", base, text, folder, options))
+    theirs = []
+    if peer and has_peft(peer):
+        theirs = [build_peft_contender(peer, shape, mode, threads) for mode in ("eager", "compiled")]
+    return ours, theirs
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `finetune`."""
+    command.add_argument("types", nargs="*", default=["q4_0"])
+    command.add_argument("--shape", choices=ROWS, default="1.1b")
+    add_peer_arguments(command)
+
+
+def add_peer_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the number of rounds and the Python of the peer."""
+    command.add_argument("--rounds", type=int, default=2)
+    command.add_argument("--peer", default=sys.executable, help="a Python that has transformers and peft")
+
+
+def bench_finetune(args: argparse.Namespace) -> int:
+    """Time the command on a base of each type, in turns with PEFT."""
+    print_header(args, None)
+    ctx, batch = ROWS[args.shape]
+    peer = args.peer if args.torch else None
+    with tempfile.TemporaryDirectory() as folder:
+        ours, theirs = build_contenders(
+            args.types, args.shape, args.precision, args.threads, peer, Path(folder)
+        )
+        for _ in range(args.rounds):
+            for contender in (*ours, *theirs):
+                contender.run_round()
+    best = min((median(contender.seconds) for contender in theirs), default=0.0)
+    columns = f"{'tokens/s':>9} {'slowest..fastest':>17} {'peak MB':>9} {'planned MB':>11} {'plan/peak':>10}"
+    print(f"\n{args.shape}, ctx {ctx}, batch {batch}, rank 8 on all linear weights")
+    print(f"\n{'run':18} {columns} {'x peft':>7}")
+    for contender in (*ours, *theirs):
+        print(format_row(contender, ctx * batch, best))
+    return 0
+
+
+def format_row(contender: Contender, tokens: int, best_peer: float) -> str:
+    """Return a line of the table; `best_peer` is the time of PEFT's fastest mode, 0 if there is none."""
+    rate = tokens / median(contender.seconds)
+    low = tokens / max(contender.seconds)
+    high = tokens / min(contender.seconds)
+    planned = f"{'-':>11} {'-':>10}"
+    if contender.planned:
+        planned = f"{contender.planned / 1e6:11.1f} {contender.planned / contender.peak:10.3f}"
+    ratio = f"{best_peer * rate / tokens:7.2f}" if best_peer else f"{'-':>7}"
+    speed = f"{rate:9.1f} {f'{low:.4g}..{high:.4g}':>17}"
+    return f"{contender.name:18} {speed} {contender.peak / 1e6:9.1f} {planned} {ratio}"

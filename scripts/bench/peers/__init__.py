@@ -1,0 +1,1 @@
+"""Programs of other libraries that the benchmarks time; another Python may run them."""
