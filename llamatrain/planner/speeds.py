@@ -7,10 +7,11 @@ are at work, disturbed runs count only if there are no others, and the result is
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +31,6 @@ from llamatrain.model.lora import Delta, Weights
 from llamatrain.model.rope import Rope
 from llamatrain.model.transformer import trainable_weights
 from llamatrain.optim.methods.adamw import AdamW
-from llamatrain.planner.disturbance import wait_share
 from llamatrain.platform.cache_dir import default_cache_dir
 from llamatrain.platform.cpu import processor
 from llamatrain.train.graphs import StepGraph, StepGraphs, StepSpec
@@ -52,11 +52,8 @@ SIZES = (  # embd, heads, ff, vocab, row, rows
     (64, 4, 192, 1024, 128, 4),
     (32, 4, 96, 64, 32, 4),
 )
-QUANTIZED_SIZES = (
-    *SIZES[:3],
-    (256, 16, 256, 512, 128, 4),
-    (256, 4, 256, 64, 32, 2),
-)  # of a base whose rows are whole blocks
+# of a base whose rows are whole blocks
+QUANTIZED_SIZES = (*SIZES[:3], (256, 16, 256, 512, 128, 4), (256, 4, 256, 64, 32, 2))
 OTHER_OPS = ""  # in the place of an op's name: one that moves memory
 
 Cost = Sequence[float]  # seconds of a call, and of each thing that Work counts
@@ -143,10 +140,8 @@ def get_speeds(spec: StepSpec, measure: bool = False) -> OpSpeeds | None:
             QUANTIZED_SIZES,
         )
     )
-    store, name = (
-        ObjectStore(default_cache_dir("speeds")),
-        object_name(f"speeds-{spec.precision}-{spec.threads}", facts),
-    )
+    store = ObjectStore(default_cache_dir("speeds"))
+    name = object_name(f"speeds-{spec.precision}-{spec.threads}", facts)
     if not measure and (stored := store.load(name, facts)):
         with suppress(ValueError, TypeError):
             speeds = OpSpeeds(**json.loads(bytes(stored)))
@@ -176,10 +171,8 @@ def measure_speeds(spec: StepSpec, base: DType | None) -> OpSpeeds | None:
     for size in QUANTIZED_SIZES if base else SIZES:
         model_timing = time_model(small_spec(spec, base, size), disturbed_left)
         timings += model_timing.ops
-        worst_wait, disturbed_left = (
-            max(worst_wait, model_timing.wait_share),
-            disturbed_left - model_timing.lost_seconds,
-        )
+        worst_wait = max(worst_wait, model_timing.wait_share)
+        disturbed_left = disturbed_left - model_timing.lost_seconds
     return (
         OpSpeeds(fit_costs(timings), time.time(), worst_wait)
         if any(timing.cost.flops for timing in timings)
@@ -228,7 +221,7 @@ def small_spec(spec: StepSpec, base: DType | None, size: Sequence[int]) -> StepS
         weights=weights,
         trainable={tensor.name: tensor for tensor in (factors if base else weights.tensors.values())},
         batch=batch,
-        positions=length,
+        rope_length=length,
         precision=spec.precision,
         threads=spec.threads,
         kernels=spec.kernels,
@@ -244,10 +237,8 @@ def adapter_weights(h: Hyperparameters, base: DType) -> Weights:
     for name, shape in h.shapes.items():
         tensors[name] = state(name, shape, base if len(shape) > 1 else F32)
         if len(shape) > 1 and name.startswith("blk."):
-            a, b = (
-                parameter(f"{name}.lora_a", (RANK, shape[1])),
-                parameter(f"{name}.lora_b", (shape[0], RANK)),
-            )
+            a = parameter(f"{name}.lora_a", (RANK, shape[1]))
+            b = parameter(f"{name}.lora_b", (shape[0], RANK))
             deltas[name] = [Delta(a, b, 1.0)]
     return Weights(tensors, deltas)
 
@@ -257,7 +248,7 @@ def time_model(spec: StepSpec, max_disturbed: float = MAX_DISTURBED_SECONDS) -> 
 
     If disturbed runs have taken more than `max_disturbed` seconds, it is the least of all runs.
     """
-    graphs, length = StepGraphs(spec), spec.positions
+    graphs, length = StepGraphs(spec), spec.rope_length
     step_graphs = [graphs.grad_graph(length, True), graphs.update_graph(length)]
     if spec.gradients == "flat":
         step_graphs.insert(1, graphs.grad_graph(length, False))
@@ -341,9 +332,37 @@ def least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -
     for count in range(1, rows.shape[1] + 1):
         for chosen in map(list, combinations(range(rows.shape[1]), count)):
             part = rows[:, chosen] / scales[chosen]
-            found = np.linalg.lstsq(part, np.ones(len(rows)), rcond=None)[0]
-            off = float(np.sum((part @ found - 1) ** 2))
-            if (found >= 0).all() and off < least * (1 - 1e-9) - 1e-24:
+            solution = np.linalg.lstsq(part, np.ones(len(rows)), rcond=None)[0]
+            off = float(np.sum((part @ solution - 1) ** 2))
+            if (solution >= 0).all() and off < least * (1 - 1e-9) - 1e-24:
                 best, least = np.zeros(rows.shape[1]), off
-                best[chosen] = found / scales[chosen]
+                best[chosen] = solution / scales[chosen]
     return best
+
+
+# ---- disturbance by other programs -----------------------------------------
+
+TASKS = Path("/proc/self/task")
+
+
+def total_wait() -> float:
+    """Return the seconds that threads of this process were ready but did not run; only differences mean anything.
+
+    Linux counts them per thread. Elsewhere it is the time that this thread did not run, which is right if it
+    never sleeps.
+    """
+    total, known = 0, False
+    with suppress(OSError):
+        for task in TASKS.iterdir():
+            with suppress(OSError, ValueError, IndexError):  # a thread may end meanwhile
+                total += int((task / "schedstat").read_text().split()[1])
+                known = True
+    return total * 1e-9 if known else time.perf_counter() - time.thread_time()
+
+
+def wait_share(work: Callable[[], None]) -> float:
+    """Do some work; return the share of its time in which a thread waited."""
+    before, start = total_wait(), time.perf_counter()
+    work()
+    took = time.perf_counter() - start
+    return min(1.0, max(0.0, total_wait() - before) / max(took, 1e-9))

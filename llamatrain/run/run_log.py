@@ -6,8 +6,8 @@ from llamatrain.report.html_report import RunPage
 from llamatrain.report.loggers import LoggerContext, Loggers
 from llamatrain.report.memory_layout import MemoryLayout
 from llamatrain.report.metrics import Metrics
-from llamatrain.run.header import describe_run
 from llamatrain.run.prepare import PreparedRun
+from llamatrain.run.summary import describe_run
 
 
 def open_metrics(prepared: PreparedRun, folder: RunFolder) -> Metrics:
@@ -41,7 +41,7 @@ def repeats_first_sample(checkpoint: Checkpoint | None) -> bool:
 
 def open_page(prepared: PreparedRun, folder: RunFolder, metrics: Metrics) -> RunPage:
     """Open the report page, which also shows the memory layout of the longest batch."""
-    name, inputs, graphs = "samples.jsonl", prepared.inputs, prepared.plan.plan.graphs
+    name, inputs, graphs = "samples.jsonl", prepared.inputs, prepared.fitted.plan.graphs
     repeats = bool(prepared.config.run.sample_every) and repeats_first_sample(inputs.checkpoint)
     samples = Metrics(folder.result_path(name), inputs.folder and inputs.folder / name, inputs.step - repeats)
     layout = MemoryLayout.from_plan(graphs.plan(graphs.largest))

@@ -30,7 +30,6 @@ from llamatrain.run.choose_trainable import choose_trainable
 from llamatrain.run.config import RunConfig
 from llamatrain.run.extra_output_options import ExtraOutputOptions
 from llamatrain.run.extra_outputs import ExtraOutputs, check_extra_outputs, drop_unnamed, format_flags
-from llamatrain.run.header import describe_run, join_settings
 from llamatrain.run.inputs import (
     TEACHER,
     RunInputs,
@@ -55,7 +54,7 @@ from llamatrain.run.request import RunRequest
 from llamatrain.run.resume import ResumePoint
 from llamatrain.run.run_log import open_metrics, open_page
 from llamatrain.run.signals import Interrupts
-from llamatrain.run.summary import log_best, log_end
+from llamatrain.run.summary import describe_run, join_settings, log_best, log_end
 from llamatrain.run.trainable import Trainable
 from llamatrain.train.config import DONE, StopReason
 from llamatrain.train.loop import Loop
@@ -110,7 +109,7 @@ def train_run(request: RunRequest, interrupts: Interrupts) -> RunResult:
                 prepared = prepare(config, inputs, peft, [*notes, *peft_notes], request.changed)
                 compare_ranks(prepared)
                 prepare_folder(prepared, folder, folder_options.config)
-                return run_leader(prepared, folder, interrupts, extra_outputs, folder_options.verbose)
+                return run_rank_zero(prepared, folder, interrupts, extra_outputs, folder_options.verbose)
             finally:
                 folder.undo()
 
@@ -134,10 +133,8 @@ def run_follower(
         prepared = prepare(config, inputs, info.peft, notes, request.changed)
         compare_ranks(prepared)
         listener, programs = NullListener(), build_programs(prepared)
-        loop, sink = (
-            build_loop(prepared, programs, listener, interrupts),
-            FollowerCheckpointer(programs, get_comm()),
-        )
+        loop = build_loop(prepared, programs, listener, interrupts)
+        sink = FollowerCheckpointer(programs, get_comm())
         loop.save, loop.save_best = sink.save, sink.keep_best
         with get_comm().watch(prepared.config.run.timeout, lambda: resume_command(prepared, info.folder)):
             stop = run_loop(loop, prepared.data.rows, sink, lambda: prepared.compile_validation(programs))
@@ -171,10 +168,8 @@ def write_only(
     config: RunConfig, inputs: RunInputs, request: RunRequest, interrupts: Interrupts
 ) -> RunResult:
     """Write the result of a checkpoint, without training."""
-    folder_options, (resume_point, product) = (
-        request.folder_options,
-        checkpoint_to_write(inputs, request.folder_options),
-    )
+    folder_options = request.folder_options
+    (resume_point, product) = checkpoint_to_write(inputs, request.folder_options)
     if get_comm().size > 1:
         raise UsageError(
             f"--only-write-{product} needs a single process (got {get_comm().size}); start it without "
@@ -299,7 +294,7 @@ def prepare_folder(prepared: PreparedRun, folder: RunFolder, config: Path | None
 # ---- the run ---------------------------------------------------------------
 
 
-def run_leader(
+def run_rank_zero(
     prepared: PreparedRun,
     folder: RunFolder,
     interrupts: Interrupts,
@@ -307,25 +302,21 @@ def run_leader(
     verbose: bool = False,
 ) -> RunResult:
     """Train a prepared run on rank 0, and write its folder."""
-    resolved, trainable, weights, metrics = (
-        prepared.resolved,
-        prepared.trainable,
-        prepared.plan.weights,
-        open_metrics(prepared, folder),
-    )
+    resolved = prepared.resolved
+    trainable = prepared.trainable
+    weights = prepared.fitted.weights
+    metrics = open_metrics(prepared, folder)
 
     def resume() -> str:  # as the folder is called by then
         return resume_command(prepared, folder.path)
 
-    console, every = (
-        None if is_verbose() else null_console(),
-        prepared.config.run.report_every or (1 if verbose else None),
-    )
+    console = None if is_verbose() else null_console()
+    every = prepared.config.run.report_every or (1 if verbose else None)
     with Report(metrics, iters=resolved.iters, every=every, console=console) as report:
         report.page = page = open_page(prepared, folder, metrics)
         options = [("options", join_settings(format_config(prepared.config)))] if verbose else []
         report.print_header(
-            [*describe_run(prepared, folder.path), *options], prepared.plan.plan.breakdown.total
+            [*describe_run(prepared, folder.path), *options], prepared.fitted.plan.breakdown.total
         )
         for line in prepared.notes:
             report.log(f"note: {line}")
@@ -341,10 +332,8 @@ def run_leader(
         )
 
         def on_start() -> None:
-            interrupts.saved_folder, interrupts.on_exit = (
-                folder.path,
-                lambda: log_line(f"interrupted; resume with: {resume()}"),
-            )
+            interrupts.saved_folder = folder.path
+            interrupts.on_exit = lambda: log_line(f"interrupted; resume with: {resume()}")
 
         with get_comm().watch(prepared.config.run.timeout, resume):
             stop = run_loop(
@@ -396,5 +385,5 @@ def make_checkpointer(
         warn=report.warn,
         extra={**extra, SIGNATURE: sign(options)},
         resumed_folder=prepared.inputs.folder,
-        tell=loop.input_guard.report,
+        report_inputs=loop.input_guard.report,
     )

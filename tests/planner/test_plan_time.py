@@ -14,7 +14,7 @@ import pytest
 from llamatrain.compiler.cache import code_cache
 from llamatrain.distributed.cores import count_cores
 from llamatrain.graph.remat_policy import is_policy
-from llamatrain.planner import disturbance, limits, speeds
+from llamatrain.planner import limits, speeds
 from llamatrain.planner import time as expected
 from llamatrain.planner.speeds import OTHER_OPS, OpSpeeds
 from llamatrain.run import fit_memory
@@ -175,13 +175,13 @@ def test_a_busy_machine_is_not_measured_for_long(monkeypatch: pytest.MonkeyPatch
     assert sum(took) < speeds.MAX_DISTURBED_SECONDS + len(speeds.SIZES) * (speeds.MIN_SECONDS + max(took))
 
 
-@pytest.mark.skipif(not disturbance.TASKS.exists(), reason="only Linux counts what threads wait")
+@pytest.mark.skipif(not speeds.TASKS.exists(), reason="only Linux counts what threads wait")
 def test_waiting_for_a_processor_is_seen() -> None:
     """With more programs at work than there are processors."""
     burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * count_cores())]
     try:
         time.sleep(0.3)
-        shares = [disturbance.wait_share(burn) for _ in range(5)]
+        shares = [speeds.wait_share(burn) for _ in range(5)]
     finally:
         for each in burning:
             each.kill()
