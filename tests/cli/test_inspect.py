@@ -236,11 +236,11 @@ def test_folders_and_files_that_are_neither(tmp_path: Path) -> None:
     for name, told in (
         ("half.bin", "bytes should follow"),
         ("wide.bin", "should follow, but the file has"),
-        ("p", "without adapter"),
+        ("p", "no adapter_config.json"),
     ):
         done = run("inspect", tmp_path / name)
         assert done.code == 1 and told in done.err and done.err.count("\n") == 1
     (tmp_path / "p" / peft.CONFIG).write_text("[]")
-    assert "its JSON is no object" in run("inspect", tmp_path / "p").err
+    assert "its JSON must be an object [invalid-json]" in run("inspect", tmp_path / "p").err
     (tmp_path / "p" / peft.CONFIG).write_text("{}")
     assert "No such file" in run("inspect", tmp_path / "p").err

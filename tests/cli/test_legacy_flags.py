@@ -90,7 +90,7 @@ def test_none_of_it_is_in_help() -> None:
 
 
 CALLED: list[tuple[str, Sequence[Argument], Sequence[Argument], str]] = [
-    ("from-scratch", ["--train-data", "T"], ["--", "T"], "called otherwise here: --train-data is DATA"),
+    ("from-scratch", ["--train-data", "T"], ["--", "T"], "other names here: --train-data is DATA"),
     ("from-scratch", ["--train_data=T"], ["--", "T"], "--train-data is DATA"),
     ("from-scratch", ["--vocab-model", "V"], ["--vocab-from", "V"], "--vocab-model is --vocab-from"),
     (
@@ -136,8 +136,8 @@ CALLED: list[tuple[str, Sequence[Argument], Sequence[Argument], str]] = [
         ["--clip", 2, "--stop-rel", 0.1],
         "--adam-epsf is --stop-rel",
     ),
-    ("from-scratch", ["-ngl", 99], [], "-ngl means nothing here: all is computed by the processor"),
-    ("from-scratch", ["--n-gpu-layers", 99], [], "--n-gpu-layers means nothing here"),
+    ("from-scratch", ["-ngl", 99], [], "-ngl has no effect here: all work is done by the processor"),
+    ("from-scratch", ["--n-gpu-layers", 99], [], "--n-gpu-layers has no effect here"),
     (
         "from-scratch",
         ["--sample_start", "--x", "--grad_acc", 2],
@@ -185,7 +185,7 @@ CALLED: list[tuple[str, Sequence[Argument], Sequence[Argument], str]] = [
         "from-scratch",
         ["--cos-decay-restart", 2],
         [],
-        "--cos-decay-restart means nothing without --enable-restart",
+        "--cos-decay-restart has no effect without --enable-restart",
     ),
     (
         "from-scratch",
@@ -227,7 +227,7 @@ CALLED: list[tuple[str, Sequence[Argument], Sequence[Argument], str]] = [
             "--target",
             "attn_q,attn_k,attn_v,attn_output,ffn_gate,ffn_up,ffn_down,output",
         ],
-        "a rank of output gives it an adapter",
+        "the rank of output adds an adapter: --target attn_q,attn_k",
     ),
     (
         "export-lora",
@@ -258,16 +258,16 @@ def test_what_is_meant(command: str, said: Sequence[Argument], meant: Sequence[A
     [
         (
             ("--adam-alpha", "1e-3", "--lr", "2e-3"),
-            "--adam-alpha 1e-3 and --lr 2e-3 differ, and mean the same option",
+            "--adam-alpha 1e-3 and --lr 2e-3 are the same option with different values",
         ),
-        (("--iters", 3, "--adam-iter", 4), "--iters 3 and --adam-iter 4 differ"),
-        (("--lr-min", 0.5, "--cos-decay-min", 0.2), "--lr-min 0.5 and --cos-decay-min 0.0002 differ"),
-        (("--train-data", "a", "b"), "--train-data a and b differ"),
+        (("--iters", 3, "--adam-iter", 4), "--iters 3 and --adam-iter 4 are the same option"),
+        (("--lr-min", 0.5, "--cos-decay-min", 0.2), "--lr-min 0.5 and --cos-decay-min 0.0002 are the same option"),
+        (("--train-data", "a", "b"), "--train-data a and b both name the data"),
         (("--adam-iter",), "option '--adam-iter' requires an argument"),
         (("--adam-iter", "x"), "--iters must be a whole number (got 'x')"),
-        (("--adam-alpha", "x", "--cos-decay-min", "y"), "--cos-decay-min y cannot be; it takes a number"),
+        (("--adam-alpha", "x", "--cos-decay-min", "y"), "--cos-decay-min must be a number (got y)"),
         (("--use-flash=1",), "no such option --use-flash"),
-        (("--cos-decay-min", 0.2, "--config", "c.toml"), "--cos-decay-min goes by the rate"),
+        (("--cos-decay-min", 0.2, "--config", "c.toml"), "--cos-decay-min depends on the learning rate in the --config file"),
     ],
 )
 def test_what_cannot_be(said: Sequence[Argument], told: str, place: Path) -> None:
@@ -276,10 +276,12 @@ def test_what_cannot_be(said: Sequence[Argument], told: str, place: Path) -> Non
 
 
 def test_two_models_are_one_too_many(place: Path) -> None:
-    assert (
-        "two models: N.gguf and M.gguf" in run("finetune", "M.gguf", "text.txt", "--model-base", "N.gguf").err
-    )
-    assert "two models: N.gguf and M.gguf" in run("export-lora", "M.gguf", "-m", "N.gguf", "-o", "x.gguf").err
+    for arguments in (
+        ("finetune", "M.gguf", "text.txt", "--model-base", "N.gguf"),
+        ("export-lora", "M.gguf", "-m", "N.gguf", "-o", "x.gguf"),
+    ):
+        done = run(*arguments)
+        assert "N.gguf and M.gguf" in done.err and "[two-models]" in done.err
     found, _ = words("finetune", "M.gguf", "--model-base", "M.gguf", "--train-data", "text.txt")
     assert found == ["M.gguf", "--", "text.txt"]
 
@@ -328,17 +330,17 @@ def test_their_finetune(place: Path) -> None:
     assert (
         done.err.count("--adam-alpha") == 1
         and "--adam-alpha is --lr" in done.err
-        and "note: called otherwise" in done.err
+        and "note: other names here" in done.err
     )
     ours = "--lora-r 4 --lora-rank-of attn_q=2 --iters 3 --lr 1e-3 --ctx 32 --batch 4 --threads 2 --remat block --out ours"
-    assert "called otherwise" not in ran("finetune", "M.gguf", "text.txt", *ours.split()).err
+    assert "other names here" not in ran("finetune", "M.gguf", "text.txt", *ours.split()).err
     same_bits(Path("theirs/adapter.gguf"), Path("ours/adapter.gguf"))
 
 
 def test_their_training_from_scratch(place: Path) -> None:
     theirs = "--vocab-model M.gguf --train-data text.txt --adam_iter 3 --adam-alpha 3e-3 --cos-decay-min 0.5 -c 32 -b 2 -s 3 -ngl 0"
     done = ran("train-from-scratch", *theirs.split(), *TINY, "--out", "theirs")
-    assert "-ngl means nothing here" in done.err
+    assert "-ngl has no effect here" in done.err
     ours = "text.txt --vocab-from M.gguf --iters 3 --lr 3e-3 --lr-min 15e-4 --ctx 32 --batch 2 --seed 3"
     ran("from-scratch", *ours.split(), *TINY, "--out", "ours")
     same_bits(Path("theirs/model.gguf"), Path("ours/model.gguf"))

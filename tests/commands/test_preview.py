@@ -27,6 +27,7 @@ from llamatrain.data.tokenizer import load
 from llamatrain.errors import DataError, FileError, LlamatrainError, UsageError
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.values import Kind, Value, boolean, numbers, string, strings, u32
+from tests.helpers.errors import raises
 from tests.helpers.tiny_gguf import llama_metadata, llama_tensors, write_arrays
 
 Run = Callable[..., Result]
@@ -131,12 +132,9 @@ def test_numbers_out_of_bounds_are_usage_errors(run: Run) -> None:
         ("batch", 2**16 + 1, "1 to 65536"),
     ):
         error = run("a.txt", f"--{option}", str(value)).exception
-        assert (
-            isinstance(error, UsageError) and str(error) == f"--{option} {value} cannot be; it takes {takes}"
-        )
-    with pytest.raises(
-        UsageError, match=r"^-n 2147483648 cannot be; it takes 1 or more, and less than 2\^31$"
-    ):
+        assert isinstance(error, UsageError) and error.code == "invalid-option"
+        assert str(error) == f"--{option} must be {takes} (got {value})"
+    with raises("invalid-option", UsageError, match=r"^-n must be 1 or more.*2\^31 \(got 2147483648\)$"):
         build(PreviewOptions, {"model": Path("m.gguf"), "n": 1 << 31})
 
 
@@ -151,9 +149,8 @@ def model(**changed: Value) -> None:
 def test_a_context_that_cannot_be_names_the_model(run: Run, length: Value) -> None:
     model(context_length=length)
     error = run("a.txt").exception
-    assert isinstance(error, FileError) and str(error).startswith(
-        f"m.gguf: llama.context_length is {length.decode()}, where"
-    )
+    assert isinstance(error, FileError) and error.code
+    assert str(error).startswith("m.gguf: llama.context_length ") and str(length.decode()) in str(error)
     assert run("a.txt", "--ctx", "8").exit_code == 0
 
 
@@ -165,14 +162,14 @@ def test_a_vocabulary_that_cannot_be_names_the_model(run: Run) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("general.type", string("adapter"), "an adapter: give its base model"),
-        ("training.type", string("train_model"), "a checkpoint: give the model that it trains"),
+        ("general.type", string("adapter"), "an adapter; give its base model"),
+        ("training.type", string("train_model"), "a checkpoint; give its model"),
     ],
 )
 def test_a_file_without_a_vocabulary_says_what_it_is(run: Run, key: str, value: Value, said: str) -> None:
     write_arrays(Path("m.gguf"), {"general.architecture": string("llama"), key: value}, {})
     error = run("a.txt").exception
-    assert isinstance(error, FileError) and str(error) == f"m.gguf: has no vocabulary; this is {said}"
+    assert isinstance(error, FileError) and str(error) == f"m.gguf has no vocabulary: this is {said}"
 
 
 def test_rows_are_made_as_they_are_shown(run: Run) -> None:
@@ -198,7 +195,7 @@ def test_an_end_that_is_no_token_is_warned_of(run: Run) -> None:
     for options in ((), ("--json",)):
         told = run("a.jsonl", "--ctx", "48", *options).stderr
         assert (
-            told.startswith("warning: m.gguf: tokenizer.ggml.eos_token_id is no token")
+            told.startswith("warning: m.gguf: tokenizer.ggml.eos_token_id ")
             and told.count("\n") == 1
         )
     assert not run("a.txt").stderr

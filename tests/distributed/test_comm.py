@@ -238,7 +238,7 @@ def test_only_the_first_prints() -> None:
                 (*words,),
                 2,
                 "",
-                f"error: llamatrain {name} is the work of one process, and 2 processes were started together; ",
+                f"error: llamatrain {name} runs in a single process (got: 2 processes were started together)",
             )
             for name, words in {
                 "plan from-scratch": ("plan", "from-scratch"),

@@ -152,6 +152,6 @@ def work(*_: object) -> NoReturn:
 
 if __name__ == "__main__":
     name, *words = sys.argv[1:]
-    command.evaluated, command.check_model = work, lambda *_: None
+    command.evaluate_model, command.check_model = work, lambda *_: None
     sys.argv = ["llamatrain", "evaluate", "model", "data"]
     main()
