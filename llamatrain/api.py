@@ -1,11 +1,10 @@
 """The Python API: the commands as functions that return records and print nothing.
 
 Options are keywords, named as on the command line (`--val-split 0.1` is `val_split=0.1`); options that can be
-repeated take
-a list. Their types for type checkers are in `api_options.py`, which `scripts/api_options.py` writes; `help`
-shows them too.
-All failures raise `LlamatrainError`. In the main thread Ctrl-C saves a run that has started and becomes a
-`KeyboardInterrupt`; no other signal is touched, and the process is never ended.
+repeated take a list. Their types for type checkers are in `api_options.py`, which `scripts/api_options.py`
+writes; `help` shows them too. All failures raise `LlamatrainError`. In the main thread Ctrl-C saves a run
+that has started and becomes a `KeyboardInterrupt`; no other signal is touched, and the process is never
+ended.
 """
 
 import math
@@ -104,15 +103,13 @@ class Run:
 
     folder: Path
     result: Path  # model.gguf or adapter.gguf
-    losses: list[
-        float
-    ]  # of each step in order, those before a resume included; NaN: nobody knows it any more
+    losses: list[float]  # one per step, with those before a resume; NaN: not recorded
     validations: list[tuple[int, float]]  # steps and losses
-    margins: list[tuple[int, float]]  # the same of rewards, where answers are compared
+    margins: list[tuple[int, float]]  # steps and reward margins, with preference training
     steps: int
-    best: Path | None  # what came of it at the validation of the lowest loss
-    finished: bool  # False: there are more to go, which `resume=run.folder` takes
-    reason: str
+    best: Path | None  # the model or adapter with the lowest validation loss
+    finished: bool  # False: steps are left, which `resume=run.folder` runs
+    reason: str  # why the run stopped
     notes: tuple[str, ...]
 
     @property
@@ -134,11 +131,15 @@ def from_scratch(
 
     show: print what the command prints, to standard error.
     progress: a function that is called with each line of metrics.jsonl as a dict; an error that it raises
-    ends the run.
+        ends the run.
     """
-    with door(show), add_listener(progress), rows_for_run("from-scratch", data, {**options}) as (files, said):
+    with (
+        translate_errors(show),
+        add_listener(progress),
+        rows_for_run("from-scratch", data, {**options}) as (files, overrides),
+    ):
         return run_request(
-            request_from_scratch(files, check_options(said, RunFolderOptions, *FROM_SCRATCH_OPTIONS))
+            request_from_scratch(files, check_options(overrides, RunFolderOptions, *FROM_SCRATCH_OPTIONS))
         )
 
 
@@ -156,10 +157,14 @@ def finetune(
 
     base: the model's file; None to resume a run that knows it.
     """
-    with door(show), add_listener(progress), rows_for_run("finetune", data, {**options}) as (files, said):
+    with (
+        translate_errors(show),
+        add_listener(progress),
+        rows_for_run("finetune", data, {**options}) as (files, overrides),
+    ):
         model = None if base is None else str(path_of(base))
         return run_request(
-            request_finetune(model, files, check_options(said, RunFolderOptions, *FINETUNE_OPTIONS))
+            request_finetune(model, files, check_options(overrides, RunFolderOptions, *FINETUNE_OPTIONS))
         )
 
 
@@ -170,13 +175,12 @@ def export_lora(
     """Merge adapters into a model, or convert the model to another `type`, and write the result to `out`.
 
     Adapters are given as `lora` and `lora_scaled`. With `only_adapter` they are written as one adapter, with
-    `peft` into a
-    folder in PEFT's format.
+    `peft` into a folder in PEFT's format.
     """
-    with door(show):
+    with translate_errors(show):
         values = check_options({**options, "out": out}, ExportOptions, AdapterOptions)
-        made = export(path_of(base), build(ExportOptions, values), build(AdapterOptions, values))
-        return replace(made, notes=in_keywords_all(made.notes))
+        merged = export(path_of(base), build(ExportOptions, values), build(AdapterOptions, values))
+        return replace(merged, notes=in_keywords_all(merged.notes))
 
 
 @document_options(EvaluateOptions, AdapterOptions, PreferenceOptions, DataOptions)
@@ -184,7 +188,7 @@ def evaluate(
     model: Place, *data: Data, show: bool = False, **options: "Unpack[EvaluateOptionsGiven]"
 ) -> Evaluation:
     """Compute loss, perplexity and bits per byte of a model on data: paths, lists of them, or lists of rows."""
-    with door(show), rows_for_call(data) as files:
+    with translate_errors(show), rows_for_call(data) as files:
         if not files:
             raise UsageError(
                 "no data given; name files (text, JSON, CSV, Parquet), folders or globs", code="no-data"
@@ -215,7 +219,7 @@ def plan(command: str, *data: Data, measure: bool = False, **options: Any) -> Ru
     command: "from-scratch" or "finetune"; for the latter the data begins with the base.
     measure: measure this machine's speed now, instead of using a measurement of the last day.
     """
-    with door():
+    with translate_errors():
         if command not in ("from-scratch", "finetune"):
             raise UsageError(
                 f"command must be from-scratch or finetune (got {quote(command)})", code="unknown-command"
@@ -240,7 +244,7 @@ def plan(command: str, *data: Data, measure: bool = False, **options: Any) -> Ru
 @document_options(PreviewOptions, PreferenceDataOptions, DataOptions, without=("model",))
 def preview(*data: Data, model: Place, **options: "Unpack[PreviewOptionsGiven]") -> list[PreviewRow]:
     """Return the first rows of data as they would be trained with a model: tokens, text, and what is trained."""
-    with door(), rows_for_call(data) as files:
+    with translate_errors(), rows_for_call(data) as files:
         values = check_options(
             {**options, "model": model}, PreviewOptions, PreferenceDataOptions, DataOptions
         )
@@ -255,7 +259,7 @@ def preview(*data: Data, model: Place, **options: "Unpack[PreviewOptionsGiven]")
 @document_options(LoadOptions, AdapterOptions)
 def load(path: Place, **options: "Unpack[LoadOptionsGiven]") -> "LoadedModel":
     """Open a model, to generate texts with it or to chat."""
-    with door():
+    with translate_errors():
         values = check_options(options, LoadOptions, AdapterOptions)
         return LoadedModel(
             TextModel(path_of(path), build(LoadOptions, values), build(AdapterOptions, values))
@@ -281,7 +285,7 @@ class LoadedModel:
     @document_options(SamplingOptions)
     def stream(self, prompt: str | bytes = "", **sampling: "Unpack[SamplingOptionsGiven]") -> Iterator[str]:
         """Yield the text that continues a prompt, piece by piece."""
-        with door():
+        with translate_errors():
             if not isinstance(prompt, str | bytes):
                 raise UsageError(
                     f"the prompt must be a text or bytes (got {quote(prompt)})", code="invalid-prompt"
@@ -306,7 +310,7 @@ class LoadedModel:
         system: the system prompt.
         chat_template: a file with another template, or the name of a built-in one.
         """
-        with door():
+        with translate_errors():
             values = check_options({"system": system, "chat_template": chat_template}, ChatOptions)
             options = build(SamplingOptions, check_options(sampling, SamplingOptions))
             return ChatSession(
@@ -331,7 +335,7 @@ class ChatSession:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The messages so far, each with role and content."""
-        return [dict(each) for each in self._talk.messages]
+        return [dict(message) for message in self._talk.messages]
 
     def say(self, words: str) -> str:
         """Return the answer to a message."""
@@ -361,17 +365,17 @@ def chat(
     **options: "Unpack[ChatOptionsGiven]",
 ) -> ChatSession:
     """Open a model and start a chat: `load(path, ...).chat(...)`, with the options of both."""
-    said = dict[str, Any](options)
-    with door():
-        check_options(said, LoadOptions, AdapterOptions, SamplingOptions)
+    overrides = dict[str, Any](options)
+    with translate_errors():
+        check_options(overrides, LoadOptions, AdapterOptions, SamplingOptions)
     loading = {*option_specs(LoadOptions), *option_specs(AdapterOptions)}
-    model = load(path, **{name: said.pop(name) for name in [*said] if name in loading})
-    return model.chat(system=system, chat_template=chat_template, **said)
+    model = load(path, **{name: overrides.pop(name) for name in [*overrides] if name in loading})
+    return model.chat(system=system, chat_template=chat_template, **overrides)
 
 
 def pieces(text: Iterable[str]) -> Iterator[str]:
     """Yield pieces of text; errors are raised as the API raises them."""
-    with door():
+    with translate_errors():
         yield from text
 
 
@@ -385,7 +389,7 @@ def path_of(place: Any) -> Path:
 
 def check_options(options: Mapping[str, Any], *classes: type[Options]) -> dict[str, Any]:
     """Return the options that are not None, each checked and in its declared type."""
-    known = {name: each for cls in classes for name, each in option_specs(cls).items()}
+    known = {name: spec for cls in classes for name, spec in option_specs(cls).items()}
     options = with_present_names(options, *classes)
     if "temperature" in options and "temp" in known:
         if "temp" in options:
@@ -421,7 +425,7 @@ def to_plain(value: Any, option: OptionSpec) -> Any:
 def run_request(request: RunRequest) -> Run:
     """Train, and return the result as the API reports it."""
     finished = train(request, CallerInterrupts())
-    losses, validations, margins = figures(finished)
+    losses, validations, margins = read_metrics(finished)
     return Run(
         folder=finished.folder,
         result=finished.result,
@@ -436,7 +440,7 @@ def run_request(request: RunRequest) -> Run:
     )
 
 
-def figures(finished: RunResult) -> tuple[list[float], list[tuple[int, float]], list[tuple[int, float]]]:
+def read_metrics(finished: RunResult) -> tuple[list[float], list[tuple[int, float]], list[tuple[int, float]]]:
     """Return losses, validations and margins from the run's metrics.jsonl."""
     losses, path = [math.nan] * finished.steps, finished.folder / "metrics.jsonl"
     validations, margins = list[tuple[int, float]](), list[tuple[int, float]]()
@@ -455,7 +459,7 @@ def figures(finished: RunResult) -> tuple[list[float], list[tuple[int, float]], 
 
 
 @contextmanager
-def door(show: bool = False) -> Iterator[None]:
+def translate_errors(show: bool = False) -> Iterator[None]:
     """Turn errors that a user may meet into `LlamatrainError`, with options named as keywords."""
     try:
         with show_log() if show and is_printing_rank() else nullcontext():

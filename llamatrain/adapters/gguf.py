@@ -32,12 +32,8 @@ from llamatrain.model.architecture import Architecture
 from llamatrain.model.architectures import DEFAULT, find_architecture
 
 SUFFIXES: dict[str, Half] = {".lora_a": "a", ".lora_b": "b"}
-READABLE = (
-    "F32",
-    "F16",
-    "BF16",
-    "Q8_0",
-)  # types that converters write; with smaller ones, a small file could need much memory
+# types that converters write; with smaller ones, a small file could need much memory
+READABLE = ("F32", "F16", "BF16", "Q8_0")
 FILE_TYPES = {"f32": LlamaFileType.ALL_F32, "f16": LlamaFileType.MOSTLY_F16}
 
 

@@ -172,9 +172,8 @@ def encode_chunks(
     for lo in range(0, len(rows), step):
         block = rows[lo : lo + step]
         if tensor.is_copy:
-            yield np.array(
-                block
-            )  # copied: writing the map itself would fail in the kernel if the file is truncated
+            # copied: writing the map itself would fail in the kernel if the file is truncated
+            yield np.array(block)
         else:
             values = quants.decode(block, tensor.base.type, threads=threads)
             change = add_adapters(values, tensor.adapters, name, lo)

@@ -69,14 +69,8 @@ UNSUPPORTED = (
     "monteclora_config",
     "megatron_config",
 )
-SUPPORTED_INITS = (
-    True,
-    False,
-    None,
-    "gaussian",
-    "eva",
-    "orthogonal",
-)  # with other initializations, the base itself is modified
+# with other initializations, the base itself is modified
+SUPPORTED_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
 # ---- reading ---------------------------------------------------------------

@@ -36,16 +36,13 @@ from llamatrain.train.state import Best, RunState
 
 VERSION = 2  # training.file_version; 0 and 1 are llama.cpp's
 CHECKSUM = "training.checksum"
-RUN_PREFIXES = (
-    "training.",
-    "optimizer.",
-)  # keys and tensors of the run; others belong to the model or the adapter
+# keys and tensors of the run; others belong to the model or the adapter
+RUN_PREFIXES = ("training.", "optimizer.")
 GRADIENTS = "training.accumulated_gradients"
-VALIDATION_DUE, STOP_REASON, BEST = (
-    "owed_validation",
-    "ended",
-    "best_validation",
-)  # keys of training.extra
+# keys of training.extra
+VALIDATION_DUE = "owed_validation"
+STOP_REASON = "ended"
+BEST = "best_validation"
 KERNELS = "kernels"  # key of training.extra: the class of processors
 PIECE = 1 << 20  # bytes of a file read at a time
 MAX_U32 = 2**32 - 1  # llama.cpp has this count in 32 bits, and the one above in 64
@@ -124,9 +121,8 @@ def write_checkpoint(
     """
     arrays: dict[str, np.ndarray | StreamedVector] = {**checkpoint.weights, **checkpoint.vectors}
     with np.errstate(over="ignore"):  # a loss beyond float32 becomes infinite
-        if (
-            past := checkpoint.state.stop.past_loss_values
-        ):  # llama.cpp's ring: iteration i at i modulo its length
+        # llama.cpp's ring: iteration i at i modulo its length
+        if past := checkpoint.state.stop.past_loss_values:
             ring = np.roll(np.array(past, np.float32), checkpoint.state.counters.step % len(past))
             arrays[f"optimizer.{checkpoint.optimizer}.past_loss_values"] = ring
         metadata = {CHECKSUM: u32(0), **_metadata(checkpoint)}
@@ -266,11 +262,9 @@ def _best_validation(best: Best) -> dict[str, Any]:
 
 
 def _optimizer(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
-    stop, step, kind = (
-        checkpoint.state.stop,
-        checkpoint.state.counters.step,
-        f"optimizer.{checkpoint.optimizer}",
-    )
+    stop = checkpoint.state.stop
+    step = checkpoint.state.counters.step
+    kind = f"optimizer.{checkpoint.optimizer}"
     yield "optimizer.file_version", u32(0)
     yield "optimizer.convergence_past_count", u32(len(stop.past_loss_values))
     yield "optimizer.parameter_count", u64(sum(checkpoint.weights[name].size for name in checkpoint.order))

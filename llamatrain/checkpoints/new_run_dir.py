@@ -40,9 +40,8 @@ def create_next_folder(runs: Path, command: str) -> Path:
         for number in count(max(used, default=0) + 1):
             with suppress(FileExistsError):
                 path = runs / f"{command}-{number}"
-                path.mkdir(
-                    parents=True
-                )  # parents: a rejected run next to this one may have removed the folder
+                # parents: a rejected run next to this one may have removed the folder
+                path.mkdir(parents=True)
                 return path
     raise AssertionError
 

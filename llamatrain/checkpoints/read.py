@@ -204,10 +204,8 @@ def _data(gguf: Gguf) -> CursorState | None:
     epoch, position, row = (
         _count(gguf, f"training.shuffle.{key}") for key in ("epoch", "next_sample", "next_row")
     )
-    seed, fingerprint = (
-        gguf.get_value("training.shuffle.seed", int),
-        gguf.get_value("training.shuffle.fingerprint", str),
-    )
+    seed = gguf.get_value("training.shuffle.seed", int)
+    fingerprint = gguf.get_value("training.shuffle.fingerprint", str)
     end = _count(gguf, "training.shuffle.end_epoch") if "training.shuffle.end_epoch" in gguf.metadata else 0
     return CursorState(seed=seed, epoch=epoch, position=position, row=row, fingerprint=fingerprint, end=end)
 

@@ -32,7 +32,7 @@ class DoctorOptions(Options):
 
 @command.command(cls=Command)
 @with_options(DoctorOptions)
-def doctor(**said: Any) -> None:
+def doctor(**overrides: Any) -> None:
     """Show what this machine has and what llamatrain keeps on it: processor, kernels, threads, memory, caches, versions.
 
     Ends with 1 where something is broken, and says of each finding what would do. Nothing is compiled or
@@ -40,7 +40,7 @@ def doctor(**said: Any) -> None:
     """
     from llamatrain.commands.doctor.system import examine
 
-    options = build(DoctorOptions, said)
+    options = build(DoctorOptions, overrides)
     report = examine(options.clean)
     if options.json:
         print(json.dumps(to_json(report)))
@@ -80,8 +80,8 @@ def draw(report: "SystemReport") -> None:
 
     console = make_console()
     for title, rows in report.sections.items():
-        print_table(console, title, [(each.name, each.text) for each in rows])
-    findings = [(str(number), format_finding(each)) for number, each in enumerate(report.findings, 1)]
+        print_table(console, title, [(row.name, row.text) for row in rows])
+    findings = [(str(number), format_finding(finding)) for number, finding in enumerate(report.findings, 1)]
     print_table(console, "findings", findings or [("none", "nothing is broken")])
 
 

@@ -17,10 +17,8 @@ from llamatrain.data.options import DataOptions
 from llamatrain.preference.options import PreferenceOptions
 from llamatrain.run.request import check_model
 
-PREFERENCE_ONLY, TEXT_ONLY = (
-    ("margin", "reward_chosen", "reward_rejected", "answers"),
-    ("perplexity", "bits_per_byte"),
-)
+PREFERENCE_ONLY = ("margin", "reward_chosen", "reward_rejected", "answers")
+TEXT_ONLY = ("perplexity", "bits_per_byte")
 command = make_app()
 
 

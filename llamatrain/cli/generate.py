@@ -53,14 +53,12 @@ def generate(
     """Go on from a prompt with MODEL, a GGUF file, or talk with it: its text alone goes to standard output.
 
     A talk (--chat) has several turns, typed or read line by line, through the chat template that MODEL was
-    trained with. Where
-    the model's tokens stand for no text (the sine wave's do not), prompt and text are token numbers.
+    trained with. Where the model's tokens stand for no text (the sine wave's do not), prompt and text are
+    token numbers.
     """
-    options, loading, sampling = (
-        build(PromptOptions, overrides),
-        build(LoadOptions, overrides),
-        build(SamplingOptions, overrides),
-    )
+    options = build(PromptOptions, overrides)
+    loading = build(LoadOptions, overrides)
+    sampling = build(SamplingOptions, overrides)
     chat, lora = build(ChatOptions, overrides), build(AdapterOptions, overrides)
     if chat.chat and options.prompt == "-":
         raise UsageError(

@@ -74,9 +74,8 @@ def command_row(name: str, group: Any, context: Any) -> Row:
 
 def option_row(option: Any) -> Row:
     """Return the row of an option."""
-    shows_negation = (
-        option.is_flag and option.show_default
-    )  # the other form of what is off does nothing but overrule a file
+    # the other form of what is off does nothing but overrule a file
+    shows_negation = option.is_flag and option.show_default
     names = ", ".join([*option.opts, *(option.secondary_opts if shows_negation else ())])
     remarks = [f"[default:{NO_BREAK}{option.show_default}]"] if isinstance(option.show_default, str) else []
     remarks += ["[required]"] if option.required else []

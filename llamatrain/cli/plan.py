@@ -129,7 +129,7 @@ def print_plan(request: "RunRequest", options: PlanOptions) -> None:
         check_output_file(options.svg)
     needs_graphs = options.graph is not None or options.svg is not None
     planned = plan_run(request, graphs=needs_graphs, ranks=options.ranks or 0)
-    memory_plan, error, limit = planned.plan.plan, planned.plan.error, request.config.train.memory
+    memory_plan, error, limit = planned.fitted.plan, planned.fitted.error, request.config.train.memory
     if options.svg:
         draw_memory_map(memory_plan.graphs, options.svg, memory_plan.spec.h.describe())
     if options.graph:
@@ -154,8 +154,8 @@ def print_plan(request: "RunRequest", options: PlanOptions) -> None:
     print("\n".join(memory_lines(planned)))
     if time is not None:
         print("\n".join(time_lines(time)))
-    if len(planned.plan.trials) > 1:
-        print("\n".join(trial_lines(planned.plan, time)))
+    if len(planned.fitted.trials) > 1:
+        print("\n".join(trial_lines(planned.fitted, time)))
     if scaling:
         print("\n".join(scaling_lines(scaling, options.network or DEFAULT_NETWORK)))
     if error:
@@ -164,8 +164,8 @@ def print_plan(request: "RunRequest", options: PlanOptions) -> None:
 
 def to_json(planned: "PlannedRun", time: "TimeForecast | str | None") -> dict[str, Any]:
     """Return a plan as JSON values."""
-    memory_plan, forecast = planned.plan.plan, None if time is None or isinstance(time, str) else time
-    spec, trials = memory_plan.spec, planned.plan.trials
+    memory_plan, forecast = planned.fitted.plan, None if time is None or isinstance(time, str) else time
+    spec, trials = memory_plan.spec, planned.fitted.trials
     seconds = {
         "tokens_per_second": forecast and forecast.tokens_per_second,
         "seconds_of_step": forecast and forecast.step_seconds,
@@ -199,7 +199,7 @@ def to_json(planned: "PlannedRun", time: "TimeForecast | str | None") -> dict[st
 
 def memory_lines(planned: "PlannedRun") -> Iterator[str]:
     """Yield the lines about memory."""
-    memory_plan = planned.plan.plan
+    memory_plan = planned.fitted.plan
     spec = memory_plan.spec
     yield f"{spec.h.describe()}: {spec.h.parameter_count:,} parameters"
     parts = f" in {memory_plan.splits} micro-batches each" if memory_plan.splits > 1 else ""
@@ -255,7 +255,7 @@ def trial_lines(fitted: "FittedRun", time: "TimeForecast | str | None") -> Itera
     forecast = None if time is None or isinstance(time, str) else time
     head = f"\n{'recomputing':30} {'parts':>6} {'base' if has_base else '':>9} {'memory':>9} {'time':>7}"
     yield f"{head} {'a step':>8}" if forecast else head
-    for trial in sorted([*others, chosen], key=lambda each: each.cost):
+    for trial in sorted([*others, chosen], key=lambda trial: trial.cost):
         factor = trial.cost / chosen.cost
         step = f"{format_step_time(forecast.step_seconds * factor):>9}" if forecast else ""
         remark = (

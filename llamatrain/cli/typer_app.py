@@ -53,9 +53,8 @@ class Command(TyperCommand):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.context_settings.setdefault("help_option_names", HELP)
-        for param in (
-            self.params
-        ):  # typer declares no option that repeats with several values each time, but parses one
+        # typer declares no option that repeats with several values each time, but parses one
+        for param in self.params:
             if isinstance(param, TyperOption) and param.multiple:
                 param.nargs = len((param.metavar or "").split())
                 param.callback = check_values if param.nargs > 1 else None
@@ -81,7 +80,7 @@ class Command(TyperCommand):
                 self.notes += notes
             args, renamed = replace_former_flags(args, getattr(self.callback, "former_flags", {}))
             self.notes += renamed
-        with explain_short_option([*args], {name for each in self.params for name in each.opts}):
+        with explain_short_option([*args], {name for param in self.params for name in param.opts}):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -189,7 +188,7 @@ def check_values(context: Any, option: Any, values_list: Any) -> Any:
     """Raise if an option's name stands in place of one of the values that another option takes."""
     names = {name for param in context.command.params for name in (*param.opts, *param.secondary_opts)}
     for values in values_list or ():
-        if option_name := next((each for each in values if each in names), None):
+        if option_name := next((value for value in values if value in names), None):
             context.fail(
                 f"{option.opts[0]} takes {option.metavar} (got "
                 f"{' '.join(values[: values.index(option_name)])})"
@@ -259,29 +258,29 @@ def with_options(
 
     It is called with those that were given; `defaults` are its own.
     """
-    options = {name: each for cls in classes for name, each in option_specs(cls).items()}
-    default_of = {name: each.default for name, each in options.items()} | dict(defaults or {})
+    options = {name: spec for cls in classes for name, spec in option_specs(cls).items()}
+    default_of = {name: spec.default for name, spec in options.items()} | dict(defaults or {})
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [
-            each
-            for each in inspect.signature(command).parameters.values()
-            if each.kind is not each.VAR_KEYWORD
+            parameter
+            for parameter in inspect.signature(command).parameters.values()
+            if parameter.kind is not parameter.VAR_KEYWORD
         ]
 
         @wraps(command)
         def called(**values: Any) -> Any:
-            said = {
-                name: each.parse(values[name])
-                for name, each in options.items()
+            given = {
+                name: spec.parse(values[name])
+                for name, spec in options.items()
                 if values[name] not in (None, (), [])
             }
-            return command(**{each.name: values[each.name] for each in own}, **said)
+            return command(**{parameter.name: values[parameter.name] for parameter in own}, **given)
 
-        parameters = [*own, *(make_parameter(each, default_of[name]) for name, each in options.items())]
+        parameters = [*own, *(make_parameter(spec, default_of[name]) for name, spec in options.items())]
         called.former_flags = former_flags(options.values())  # type: ignore[attr-defined]
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        called.__annotations__ = {each.name: each.annotation for each in parameters}
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return called
 
     return add

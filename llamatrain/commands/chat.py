@@ -141,7 +141,7 @@ class Conversation:
             prompt = self.template.render(self.messages, answer_next=True)
             self.prompt = prompt.decode("utf-8", "replace")
             tokens = [
-                *([] if self.reader.lead is None else [self.reader.lead]),
+                *([] if self.reader.bos is None else [self.reader.bos]),
                 *self.reader.encode_prompt(prompt).tolist(),
             ]
             if len(tokens) <= self.model.ctx:

@@ -83,10 +83,8 @@ def evaluate_model(
     h, weights, arrays = load_with_adapters(gguf, lora, threads)
     tokenizer = load_tokenizer(gguf, h.vocab)
     # each token is judged once
-    options_once, ctx = (
-        replace(data_options, shuffle=False, overlapping_samples=False),
-        options.ctx or min(DEFAULT_CTX, h.ctx),
-    )
+    options_once = replace(data_options, shuffle=False, overlapping_samples=False)
+    ctx = options.ctx or min(DEFAULT_CTX, h.ctx)
     dataset, _ = run_once_per_host(
         lambda: open_dataset(data, tokenizer, options_once, ctx, 0, KINDS[preference.data_kind], "judge")
     )
@@ -96,10 +94,10 @@ def evaluate_model(
         weights=weights,
         trainable={},
         batch=options.batch,
-        positions=max(rows.lengths),
+        rope_length=max(rows.lengths),
         precision=options.precision,
         threads=threads,
-        sparse=rows.sparse,
+        has_untrained_tokens=rows.has_untrained_tokens,
         objective=preference.built,
         reference=replace(weights, deltas={}),
     )
@@ -166,17 +164,17 @@ def score(
     token_bytes, files, comm = tokenizer.byte_lengths, mapped_files(arrays), get_comm()
     meter, text_bytes = LossMeter(), 0
 
-    def judging() -> Iterator[BatchLoss]:
+    def evaluate_batches() -> Iterator[BatchLoss]:
         nonlocal text_bytes
-        for each in rows.one_epoch(batch, comm.rank, comm.size):
+        for row_batch in rows.one_epoch(batch, comm.rank, comm.size):
             with verify_unchanged(files):
-                one = evaluate_batch(programs, each)
-            text_bytes += int(np.sum(token_bytes[each.targets[each.weights > 0]]))
-            told.update(each.samples * comm.size)
+                one = evaluate_batch(programs, row_batch)
+            text_bytes += int(np.sum(token_bytes[row_batch.targets[row_batch.weights > 0]]))
+            progress.update(row_batch.samples * comm.size)
             yield one
 
-    with progress_bar("evaluating", total=len(rows.dataset), unit=" samples") as told:
-        for one in gather_batch_losses(comm, judging()):
+    with progress_bar("evaluating", total=len(rows.dataset), unit=" samples") as progress:
+        for one in gather_batch_losses(comm, evaluate_batches()):
             meter.add(one)
     return summarize(meter, sum(comm.all_gather(text_bytes)))
 

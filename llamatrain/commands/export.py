@@ -51,10 +51,10 @@ def export(base: Path, options: ExportOptions, lora: AdapterOptions) -> Merged:
         notes += write_peft_folder(options.peft, combined, gguf.path, h)
     path, size = (result.path, result.bytes) if result else (options.peft, 0)
     assert path
-    told = result or Merged(
+    merged = result or Merged(
         path=path, bytes=size, tensors=2 * len(combined.pairs), merged=0, copied=0, check=None, notes=()
     )
-    return replace(told, notes=tuple(notes))
+    return replace(merged, notes=tuple(notes))
 
 
 def check_options(options: ExportOptions) -> None:

@@ -56,9 +56,8 @@ class TextModel:
         cost = Decoder.plan(self.h, self.ctx, self.threads, weights=self.weights)
         check_memory(self.gguf, cost.total, "a smaller --ctx")
         self.tokenizer = load_tokenizer(self.gguf, self.h)
-        self._free_decoders: list[
-            Decoder
-        ] = []  # of texts that were begun before another had ended each has its own
+        # of texts that were begun before another had ended each has its own
+        self._free_decoders: list[Decoder] = []
 
     def continue_text(self, prompt: bytes, sampling: SamplingOptions) -> "TextStream":
         """Return a text that continues the prompt; it is generated while it is read."""
@@ -81,8 +80,7 @@ class TextModel:
         """Return a text that continues some tokens.
 
         `reuse_cache`: tokens that a decoder has from an earlier text are not computed again, which may round
-        differently.
-        `shown_tokens`: control tokens that count as text.
+        differently. `shown_tokens`: control tokens that count as text.
         """
         if sampling.seed < 0:
             sampling = replace(sampling, seed=secrets.randbits(32))
@@ -114,13 +112,11 @@ class TextStream:
         shown_tokens: Collection[int] = (),
     ) -> None:
         self.shown_tokens = shown_tokens
-        self.model, self.tokens, self.sampling, self.reuse_cache, self.notes = (
-            model,
-            tokens,
-            sampling,
-            reuse_cache,
-            list[str](),
-        )
+        self.model = model
+        self.tokens = tokens
+        self.sampling = sampling
+        self.reuse_cache = reuse_cache
+        self.notes = list[str]()
         if model.ctx > (model_ctx := model.h.ctx):
             self.notes.append(
                 f"the model was made for {model_ctx} tokens; with --ctx {model.ctx} its text may become "
@@ -133,11 +129,9 @@ class TextStream:
         from llamatrain.sample.decoder import Generation
         from llamatrain.sample.text import TokenNumbers, stream_text
 
-        tokenizer, decoder, files = (
-            self.model.tokenizer,
-            self.model.take_decoder(),
-            mapped_files(self.model.arrays.values()),
-        )
+        tokenizer = self.model.tokenizer
+        decoder = self.model.take_decoder()
+        files = mapped_files(self.model.arrays.values())
         pieces: TextPieces = (
             StreamDecoder(tokenizer, shown=self.shown_tokens) if tokenizer else TokenNumbers()
         )

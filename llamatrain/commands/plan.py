@@ -19,9 +19,8 @@ class RunPlan:
     remat: str
     precision: str
     threads: int
-    tokens_per_second: (
-        float | None
-    )  # this and what follows: None where it is not known, for the reason in `unknown`
+    # this and what follows: None where it is not known, for the reason in `unknown`
+    tokens_per_second: float | None
     seconds_of_step: float | None
     seconds: float | None  # of all steps that are to come
     speed_measured: float | None  # when this machine's speed was measured: seconds since 1970
@@ -41,21 +40,19 @@ def plan_request(request: RunRequest, measure: bool = False) -> RunPlan:
 
     with code_cache.without_compiling():
         planned = plan_run(request, graphs=False)
-        way, time = (
-            planned.plan.plan,
-            forecast_time(planned.plan.plan, planned.batches, planned.steps, measure),
-        )
+        plan = planned.fitted.plan
+        time = forecast_time(planned.fitted.plan, planned.batches, planned.steps, measure)
     forecast = None if isinstance(time, str) else time
     return RunPlan(
-        total=way.total,
-        needs={name: size for name, size in asdict(way.breakdown).items() if size},
-        excess=planned.plan.error,
-        parameters=way.spec.h.parameter_count,
-        batch=way.spec.batch,
-        splits=way.splits,
-        remat=str(way.policy),
-        precision=way.spec.precision,
-        threads=way.spec.threads,
+        total=plan.total,
+        needs={name: size for name, size in asdict(plan.breakdown).items() if size},
+        excess=planned.fitted.error,
+        parameters=plan.spec.h.parameter_count,
+        batch=plan.spec.batch,
+        splits=plan.splits,
+        remat=str(plan.policy),
+        precision=plan.spec.precision,
+        threads=plan.spec.threads,
         tokens_per_second=forecast.tokens_per_second if forecast else None,
         seconds_of_step=forecast.step_seconds if forecast else None,
         seconds=forecast.run_seconds if forecast else None,

@@ -80,7 +80,7 @@ def preview_rows(
 
 def describe_row(batch: "Batch", number: int, tokenizer: "Tokenizer") -> PreviewRow:
     """Return a row with its text and the trained parts."""
-    runs_by_sample = [split_runs(each, tokenizer) for each in split_samples(batch, number)]
+    runs_by_sample = [split_runs(sample, tokenizer) for sample in split_samples(batch, number)]
     facts = {
         name: getattr(batch, name)[number].tolist()
         for name in ("tokens", "targets", "weights", "positions", "starts")

@@ -86,7 +86,7 @@ class PreferenceBatch:
         return int(np.count_nonzero(self.sides))
 
     @property
-    def words(self) -> int:
+    def chosen_tokens(self) -> int:
         """The number of tokens in chosen answers and their prompts."""
         return int(np.count_nonzero(self.chosen))
 
@@ -147,7 +147,7 @@ class Batches:
         return row_lengths(self.room, self.options, self.dataset.is_full_text, self.dataset.is_plain_text)
 
     @property
-    def sparse(self) -> bool:
+    def has_untrained_tokens(self) -> bool:
         """True if many tokens are not trained."""
         return not self.dataset.is_full_text
 
@@ -278,9 +278,9 @@ class Batches:
         return mix(self.seed, index, 1) % max(1, size - 1)
 
     def _with_bos(self, tokens: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if self.dataset.lead is None:
+        if self.dataset.bos is None:
             return tokens, weights
-        return np.concatenate([[self.dataset.lead], tokens]), np.concatenate([[0], weights])
+        return np.concatenate([[self.dataset.bos], tokens]), np.concatenate([[0], weights])
 
     def _segment(self, tokens: np.ndarray, weights: np.ndarray) -> Segment:
         end = self.ctx + 1
@@ -292,7 +292,7 @@ class Batches:
         A row takes one sample and, while there is room, separators and the next sample from its start.
         """
         begin, end, text = self._span(index)
-        size = end - begin - self._offset(index, end - begin, text) + (self.dataset.lead is not None)
+        size = end - begin - self._offset(index, end - begin, text) + (self.dataset.bos is not None)
         while size <= self.ctx:
             separators = self._separators_after(index)
             index += 1
@@ -325,7 +325,7 @@ class Batches:
 
     def _sizes_in_row(self, numbers: np.ndarray) -> list[int]:
         """Return how many tokens of a row the samples take at most."""
-        sizes = self.dataset.sizes[numbers] - 1 + (self.dataset.lead is not None)
+        sizes = self.dataset.sizes[numbers] - 1 + (self.dataset.bos is not None)
         return list(np.minimum(sizes, self.ctx).tolist())
 
     # ---- rows to arrays ----------------------------------------------------

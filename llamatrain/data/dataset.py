@@ -30,14 +30,14 @@ GROUP_BYTES = 64 * 10**6  # bytes of small files that share a cache entry
 class Shard:
     """The documents of some files.
 
-    A row takes `ctx` targets of a document; `lead` is 1 if a begin token precedes each row.
+    A row takes `ctx` targets of a document; `bos_count` is 1 if a begin token precedes each row, else 0.
     """
 
     sources: list[DataFile]
     store: TokenStore
     documents: np.ndarray  # of token_cache.DOCUMENT
     ctx: int
-    lead: int
+    bos_count: int
     overlapping: bool
 
     @property
@@ -55,9 +55,9 @@ class Shard:
         """The number of samples in each document; 0 if no trained token is within reach."""
         size = self.documents["size"]
         first = self.documents["first"]
-        targets = size - 1 + self.lead
+        targets = size - 1 + self.bos_count
         windows = np.maximum(size - self.ctx, 1) if self.overlapping else -(-targets // self.ctx)
-        reached = (first >= 0) & (first <= self.ctx - self.lead) & (targets > 0)
+        reached = (first >= 0) & (first <= self.ctx - self.bos_count) & (targets > 0)
         return np.where(reached, np.where(self.documents["single"], 1, windows), 0)
 
     @cached_property
@@ -76,7 +76,7 @@ class Shard:
         first = (np.arange(len(self)) - np.repeat(self.ends - counts, counts)) * (
             1 if self.overlapping else self.ctx
         )
-        windows = np.minimum(documents["size"] - first, self.ctx + 1 - self.lead)
+        windows = np.minimum(documents["size"] - first, self.ctx + 1 - self.bos_count)
         return np.where(documents["single"], documents["size"], windows)
 
     def span(self, number: int) -> tuple[int, int, bool]:
@@ -88,7 +88,7 @@ class Shard:
         if document["single"]:
             return begin, begin + size, self.store.marks is None
         first = (number - int(self.ends[index] - self.counts[index])) * (1 if self.overlapping else self.ctx)
-        return begin + first, begin + min(size, first + self.ctx + 1 - self.lead), True
+        return begin + first, begin + min(size, first + self.ctx + 1 - self.bos_count), True
 
     def read_document(self, index: int) -> "Sample":
         """Read all tokens of a document as one sample."""
@@ -117,11 +117,11 @@ class Shard:
         if not self.is_full_text:
             return self
         span = self.ctx * (16 if self.overlapping else 1)
-        starts = [np.arange(0, max(size - 1 + self.lead, 0), span) for size in self.documents["size"]]
+        starts = [np.arange(0, max(size - 1 + self.bos_count, 0), span) for size in self.documents["size"]]
         pieces = np.repeat(self.documents, [len(start) for start in starts])
         first = np.concatenate(starts)
         pieces["begin"] += first
-        pieces["size"] = np.minimum(pieces["size"] - first, span + 1 - self.lead)
+        pieces["size"] = np.minimum(pieces["size"] - first, span + 1 - self.bos_count)
         pieces["line"] = np.arange(len(pieces))
         return replace(self, documents=pieces)
 
@@ -133,7 +133,9 @@ class Shard:
     @property
     def is_truncated(self) -> np.ndarray:
         """Marks documents that are longer than their one row and lose their end."""
-        return self.documents["single"] & self.is_used & (self.documents["size"] > self.ctx + 1 - self.lead)
+        return (
+            self.documents["single"] & self.is_used & (self.documents["size"] > self.ctx + 1 - self.bos_count)
+        )
 
     @property
     def is_too_large(self) -> np.ndarray:
@@ -167,10 +169,10 @@ class Sample(NamedTuple):
 class Dataset:
     """The samples of all shards under consecutive numbers."""
 
-    def __init__(self, shards: Sequence[Shard], ctx: int, lead: int | None) -> None:
+    def __init__(self, shards: Sequence[Shard], ctx: int, bos: int | None) -> None:
         self.shards = list(shards)
         self.ctx = ctx
-        self.lead = lead
+        self.bos = bos
         self.ends = np.cumsum([len(shard) for shard in self.shards])
 
     def __len__(self) -> int:
@@ -240,7 +242,7 @@ class Dataset:
     def fingerprint(self) -> str:
         """A hash of the samples and their order: a shuffle can only resume in the data that it began in."""
         digest = hashlib.sha256(
-            repr((self.ctx, self.lead, [shard.store.identity for shard in self.shards])).encode()
+            repr((self.ctx, self.bos, [shard.store.identity for shard in self.shards])).encode()
         )
         for shard in self.shards:
             digest.update(shard.documents.tobytes())
@@ -301,9 +303,9 @@ def open_dataset(
         log_line(line)
     check_disjoint(training_files, validation_files)
     encoder = Encoder(tokenizer, options, ctx, kind.compare)
-    build = partial(build_dataset, ctx=ctx, lead=encoder.lead, kind=kind)
+    build = partial(build_dataset, ctx=ctx, bos=encoder.bos, kind=kind)
     shards = open_shards(training_files, encoder, kind)
-    check_length(shards, ctx, encoder.lead)
+    check_length(shards, ctx, encoder.bos)
     if options.val_split:
         train, validation = split_shards(shards, describe_shards(shards), options.val_split, seed)
         return build(train), build(validation)
@@ -337,16 +339,16 @@ def open_shards(sources: list[DataFile], encoder: Encoder, kind: DatasetKind) ->
             store=store,
             documents=store.documents,
             ctx=encoder.ctx,
-            lead=encoder.lead is not None,
+            bos_count=encoder.bos is not None,
             overlapping=overlapping and group[0].kind == "text",
         )
         for group, store in zip(groups, stores, strict=True)
     ]
 
 
-def build_dataset(shards: list[Shard], ctx: int, lead: int | None, kind: DatasetKind) -> Dataset:
+def build_dataset(shards: list[Shard], ctx: int, bos: int | None, kind: DatasetKind) -> Dataset:
     """Build a dataset; raise DataError if it has nothing to train on."""
-    dataset = kind.dataset(shards, ctx, lead)
+    dataset = kind.dataset(shards, ctx, bos)
     if not len(dataset):
         places = format_places(dataset.skipped + dataset.too_large + dataset.refused)
         raise DataError(
@@ -357,10 +359,10 @@ def build_dataset(shards: list[Shard], ctx: int, lead: int | None, kind: Dataset
     return dataset
 
 
-def check_length(shards: list[Shard], ctx: int, lead: int | None) -> None:
+def check_length(shards: list[Shard], ctx: int, bos: int | None) -> None:
     """Raise DataError if plain text is shorter than one row."""
-    targets = sum(int(shard.documents["size"].sum()) for shard in shards) - (lead is None)
-    if Dataset(shards, ctx, lead).is_full_text and targets < ctx:
+    targets = sum(int(shard.documents["size"].sum()) for shard in shards) - (bos is None)
+    if Dataset(shards, ctx, bos).is_full_text and targets < ctx:
         hint = f"use {format_flag('ctx')} {max(targets, 1)} or less, or add text"
         raise DataError(
             f"{describe_shards(shards)}: too short for a row of {ctx} tokens; {hint}", code="text-too-short"

@@ -95,7 +95,7 @@ class Encoder:
         self.ctx = ctx
         self.compare = compare
         self.reader = PromptReader(tokenizer)
-        self.lead = self.reader.lead
+        self.bos = self.reader.bos
         self.render_mode = RENDER_MODES["completion" if compare else options.train_on]  # of chats
         self.notes = dict[str, str]()  # remarks on the rows, with details
         self.reported = set[str]()  # notes that were printed
@@ -173,7 +173,7 @@ class Encoder:
         options = self.options
         tokenizer = self.tokenizer
         kind = sources[0].kind
-        facts: list[object] = [VERSION, kind, tokenizer.fingerprint, self.lead, tokenizer.eos]
+        facts: list[object] = [VERSION, kind, tokenizer.fingerprint, self.bos, tokenizer.eos]
         facts.append(tokenizer.add_eos)
         if kind == "lines":
             source = self.template.source
@@ -318,9 +318,9 @@ class Encoder:
                     refused.add(line, sample)
                     writer.end_document(line.file, line.number, REFUSED, single=True)
                 continue
-            targets = sample.marks[self.lead is None :]
+            targets = sample.marks[self.bos is None :]
             first = int(targets.argmax()) if len(targets) else 0  # the first of several
-            first = first + (self.lead is None) if targets[first : first + 1].any() else -1
+            first = first + (self.bos is None) if targets[first : first + 1].any() else -1
             writer.write(sample.tokens, sample.marks)
             writer.end_document(line.file, line.number, first, sample.single)
 

@@ -82,7 +82,7 @@ Record = TextRecord | PromptRecord | ChatRecord
 
 
 def parse_record(line: bytes, location: str, columns: Mapping[str, str] | None = None) -> Record:
-    """Parse a JSON line into a document. `columns` maps keys to their names in the data."""
+    """Parse a JSON line into a record. `columns` maps keys to their names in the data."""
     columns = columns or {}
     return _to_record(rename_keys(parse_object(line, location), columns, location), location, {*columns})
 
@@ -118,7 +118,7 @@ def parse_object(line: bytes, location: str) -> dict[str, Any]:
 
 
 def _to_record(row: dict[str, Any], location: str, preferred: set[str]) -> Record:
-    """Convert a row into a document.
+    """Convert a row into a record.
 
     If it can be read in several ways, a key of `preferred` decides. A null counts as missing.
     """
@@ -226,15 +226,11 @@ def _read_string(row: dict[str, Any], key: str, location: str) -> str:
 REASONING_END = "</think>"
 
 
-def strip_reasoning(document: Record) -> Record:
-    """Remove the reasoning from the answers of a document."""
-    if isinstance(document, ChatRecord):
-        return replace(document, messages=[strip_message(message) for message in document.messages])
-    return (
-        replace(document, answer=strip_text(document.answer))
-        if isinstance(document, PromptRecord)
-        else document
-    )
+def strip_reasoning(record: Record) -> Record:
+    """Remove the reasoning from the answers of a record."""
+    if isinstance(record, ChatRecord):
+        return replace(record, messages=[strip_message(message) for message in record.messages])
+    return replace(record, answer=strip_text(record.answer)) if isinstance(record, PromptRecord) else record
 
 
 def strip_message(message: Message) -> Message:

@@ -33,7 +33,7 @@ class Sine:
         self.ctx = ctx
         self.seed = seed
         self.lengths = (ctx,)
-        self.sparse = False
+        self.has_untrained_tokens = False
         self._row = self.end = 0
 
     @property

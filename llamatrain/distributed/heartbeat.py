@@ -16,10 +16,8 @@ from llamatrain.platform.threads import start_thread
 
 BEAT, FAILED, END, BYE = range(1, 5)  # tags; content: (step, status), ExitStatus, exit code, nothing
 TIMEOUT = 120.0  # seconds, until a run sets another
-INTERVAL, MAX_BEATS = (
-    0.5,
-    1000,
-)  # seconds between two beats; the most beats that rank 0 receives per second
+INTERVAL = 0.5  # seconds between two beats
+MAX_BEATS = 1000  # the most beats that rank 0 receives per second
 MIN_TIMEOUT = 2.0  # seconds, the smallest timeout
 POLL = 0.05  # seconds between two polls for messages
 COLLECT = 0.25  # seconds to wait for further failures with the same cause

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 RANKS = "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"
 SIZES = "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"
-STEP, TASK = (
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_PROCID",
-)  # of Slurm, which may also start independent processes
+# environment variables of Slurm, which may also start independent processes
+STEP = "SLURM_STEP_NUM_TASKS"
+TASK = "SLURM_PROCID"
 DIGITS = 9
 
 

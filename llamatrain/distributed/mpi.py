@@ -24,11 +24,9 @@ from llamatrain.platform.threads import start_thread
 
 T = TypeVar("T")
 SPINS = 100  # tests of a request without a pause
-MIN_PAUSE, MAX_PAUSE, PAUSE_GROWTH = (
-    0.0002,
-    0.002,
-    1.02,
-)  # seconds between two looks whether all are there, after that, at first and in the end
+MIN_PAUSE = 0.0002  # seconds of the first pause between two tests
+MAX_PAUSE = 0.002  # seconds of the longest pause
+PAUSE_GROWTH = 1.02
 GRACE = 1.0  # seconds for each step of ending all processes
 CLOSE_TIMEOUT = 60.0  # seconds in which all must leave MPI
 

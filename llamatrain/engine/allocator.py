@@ -109,9 +109,8 @@ class LiveIntervals:
 
     def __init__(self, times: int) -> None:
         self.leaves = 1 << (times - 1).bit_length()
-        self.throughout: defaultdict[int, Bounds] = defaultdict(
-            list
-        )  # by node: the root is 1, below n are 2n and 2n + 1
+        # by node: the root is 1, below n are 2n and 2n + 1
+        self.throughout: defaultdict[int, Bounds] = defaultdict(list)
         self.at_any_time: defaultdict[int, Bounds] = defaultdict(list)
 
     def overlapping(self, block: Allocation) -> list[tuple[int, int]]:
@@ -127,9 +126,8 @@ class LiveIntervals:
         """Mark an interval as taken during a block's life."""
         for node in self._covering_nodes(block):
             merge_interval(self.throughout[node], start, end)
-            while node and merge_interval(
-                self.at_any_time[node], start, end
-            ):  # what a node contains, its parents contain
+            # what a node contains, its parents contain
+            while node and merge_interval(self.at_any_time[node], start, end):
                 node >>= 1
 
     def _leaf_range(self, block: Allocation) -> tuple[int, int]:

@@ -131,9 +131,8 @@ class _Lifetimes:
 
     last_reads: dict[Tensor, int]
     blocks: list[Allocation] = field(default_factory=list)
-    allocations: dict[Tensor, Allocation] = field(
-        default_factory=dict
-    )  # tensors that own memory in the arena
+    # tensors that own memory in the arena
+    allocations: dict[Tensor, Allocation] = field(default_factory=dict)
     scratch: dict[Node, Allocation] = field(default_factory=dict)
     reused: int = 0
 

@@ -86,11 +86,8 @@ class Recorder:
         self.startup: dict[str, float] = defaultdict(float)  # phases before it, without inner phases
         self.between_steps: dict[str, float] = defaultdict(float)  # phases between steps, with inner phases
         self.ops: list[OpTimer] = []
-        self.steps, self.seconds, self.waited = (
-            0,
-            0.0,
-            0.0,
-        )  # complete steps, their seconds, and those spent waiting for rows
+        # complete steps, their seconds, and those spent waiting for rows
+        self.steps, self.seconds, self.waited = 0, 0.0, 0.0
         self.spans: list[TraceSpan] = []
         self.traced: list[TraceSpan] = []  # ops of the traced steps
         self.traced_steps: list[int] = []
@@ -126,11 +123,9 @@ class Recorder:
             self._end_phase(self._open_phases.pop(), clock())
 
     def _end_phase(self, phase: OpenPhase, end: float) -> None:
-        name, start, is_between_steps = (
-            phase.name,
-            phase.start,
-            not self._open_phases and self._step_first_op is None,
-        )
+        name = phase.name
+        start = phase.start
+        is_between_steps = not self._open_phases and self._step_first_op is None
         if self._open_phases:
             self._open_phases[-1].inner += end - start
         if self.first_op_time is None:

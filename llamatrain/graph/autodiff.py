@@ -28,9 +28,8 @@ def value_and_gradients(loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, li
             continue
         for source, grad in zip(node.sources, _source_gradients(node, dys, needed), strict=True):
             if grad is not None and source in needed:
-                if (
-                    (producer := grad.node) and producer.op.value_output is not None and grad not in dys
-                ):  # computed by this rule
+                # computed by this rule
+                if (producer := grad.node) and producer.op.value_output is not None and grad not in dys:
                     values[node.outputs[0]] = producer.outputs[producer.op.value_output]
                 grad = sum_to(grad, source.shape)
                 grads[source] = add(grads[source], grad) if source in grads else grad

@@ -36,9 +36,8 @@ def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
         if not chosen or any(not _can_round(node.sources[index]) for index in chosen):
             return None
         weights = [index for index in chosen if find_base(node.sources[index]).role in ("parameter", "state")]
-        weights.sort(
-            key=lambda index: not isinstance(node.sources[index].dtype, QuantizedType)
-        )  # quantized weights cannot be rounded before
+        # quantized weights cannot be rounded before
+        weights.sort(key=lambda index: not isinstance(node.sources[index].dtype, QuantizedType))
         keep = weights[:1] if len(chosen) == 2 and not node.op.rounds_outputs else []
         sources = [
             round_tensor(s) if index in chosen and index not in keep else s

@@ -58,9 +58,8 @@ def recompute(
         if node.serial in original:
             continue
         sources = tuple(clone(s) if is_cloned(s) else new.get(s, s) for s in node.sources)
-        fresh = Node(
-            node.op, sources, node.attrs, node.outputs[0].name
-        )  # a new serial, so that gradient nodes come after their clones
+        # a new serial, so that gradient nodes come after their clones
+        fresh = Node(node.op, sources, node.attrs, node.outputs[0].name)
         new.update(zip(node.outputs, fresh.outputs, strict=True))
     return [new.get(output, output) for output in outputs]
 

@@ -11,12 +11,8 @@ from math import ceil
 from llamatrain.errors import GraphError
 
 Policy = str | int
-POLICY_NAMES = (
-    "none",
-    "light",
-    "block",
-    "optimal",
-)  # or a number: recompute that many blocks, and light in the others
+# or a number: recompute that many blocks, and light in the others
+POLICY_NAMES = ("none", "light", "block", "optimal")
 WAYS = ("none", "light", "wide", "products", "block")
 SEGMENT = "segment"
 MAX_DIGITS = 6  # the most digits of a count

@@ -220,9 +220,8 @@ class Op:
 
     rule: ShapeRule
     _: KW_ONLY
-    in_place: tuple[
-        tuple[int, int], ...
-    ] = ()  # (output, source): the output may take over the source's memory
+    # (output, source): the output may take over the source's memory
+    in_place: tuple[tuple[int, int], ...] = ()
     aliases: Mapping[int, int] = field(default_factory=dict)  # output: source that it changes in place
     layout: Callable[..., Layout | None] | None = None  # a view's rule: it moves no bytes
     takes_views: bool = False  # kernels accept sources of any layout

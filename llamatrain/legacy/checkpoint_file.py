@@ -37,16 +37,8 @@ OTHER_WEIGHTS = ("token_embd", "output_norm", "output")
 # n_iter, max_linesearch, eps, ftol, wolfe, min_step, max_step, linesearch
 OPTIONS = Struct("<Iiif4x4xi8f3i5fI")
 ADAM = ("first_moments", "second_moments", "past_loss_values")
-ADAM_0 = (
-    "current_parameters",
-    "",
-    "",
-    "first_moments",
-    "second_moments",
-    "",
-    "",
-    "past_loss_values",
-)  # unnamed: working memory
+# unnamed: working memory
+ADAM_0 = ("current_parameters", "", "", "first_moments", "second_moments", "", "", "past_loss_values")
 POINTS = (
     "current_parameters",
     "previous_parameters",

@@ -1,8 +1,8 @@
 """Upgrades checkpoints of llama.cpp's train-text-from-scratch and finetune to the present keys.
 
 Their vectors hold the parameters in an order of their own (legacy_order.py); ours store a list of names. The
-factors of an adapter are transposed (adapter_checkpoint.py), and so are their pieces of the vectors.
-Their shuffle (std::mt19937 over a list of all samples) cannot be resumed.
+factors of an adapter are transposed (adapter_checkpoint.py), and so are their pieces of the vectors. Their
+shuffle (std::mt19937 over a list of all samples) cannot be resumed.
 """
 
 import json
@@ -40,10 +40,8 @@ Tensors = dict[str, FileTensor]
 
 def upgrade(gguf: Gguf) -> tuple[Gguf, list[str]]:
     """Return the checkpoint in the present form, and notes about what was lost."""
-    kind, optimizer = (
-        gguf.get_value("training.type", str, "train_model"),
-        gguf.get_value("optimizer.type", str),
-    )
+    kind = gguf.get_value("training.type", str, "train_model")
+    optimizer = gguf.get_value("optimizer.type", str)
     if kind not in PROGRAMS:
         raise FileError(
             f"{gguf.path}: unknown type of run {quote(kind)}; llama.cpp wrote {', '.join(PROGRAMS)}",
@@ -115,9 +113,8 @@ def _counters(gguf: Gguf) -> dict[str, Value]:
 def _stop(gguf: Gguf, prefix: str) -> dict[str, Value]:
     fresh = gguf.get_value("optimizer.just_initialized", bool, False)
     best = math.inf if fresh else gguf.get_value(f"{prefix}.best_loss", float)
-    previous = (
-        math.nan if fresh else gguf.get_value(f"{prefix}.previous_loss", float, math.nan)
-    )  # L-BFGS has none
+    # L-BFGS has none
+    previous = math.nan if fresh else gguf.get_value(f"{prefix}.previous_loss", float, math.nan)
     count = 0 if fresh else gguf.get_value(f"{prefix}.no_improvement_count", int, 0)
     return {
         "training.best_loss": number(Kind.FLOAT64, best),
@@ -248,10 +245,8 @@ def convert_adapter(
     gguf: Gguf, weights: Tensors, vectors: Tensors, order: Order
 ) -> tuple[Tensors, Tensors, Order, dict[str, object]]:
     """Return factors and vectors in the present layout, their order, and the run's data on its adapter."""
-    adapter, shapes = (
-        adapter_checkpoint.parse_adapter(gguf),
-        {name: tensor.shape for name, tensor in weights.items()},
-    )
+    adapter = adapter_checkpoint.parse_adapter(gguf)
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
     pairs = adapter.pairs.items()
     factors = {f"{name}.lora_{half}": getattr(pair, half) for name, pair in pairs for half in ("a", "b")}
     size = sum(tensor.elements for tensor in weights.values())

@@ -1,10 +1,8 @@
 """Reads flags of llama.cpp's train-text-from-scratch, finetune and export-lora, and of other trainers.
 
 A table maps a flag to its replacement: an option; an option and its value, if the flag takes none; an option
-and the
-start of its value; an argument, in capitals; or nothing, if it has no meaning here. Flags that depend on
-several
-others are translated in `translate.py`. All other flags of these programs have the same name here.
+and the start of its value; an argument, in capitals; or nothing, if it has no meaning here. Flags that depend
+on several others are translated in `translate.py`. All other flags of these programs have the same name here.
 """
 
 import re
@@ -121,18 +119,16 @@ class LegacyCommandLine:
     """A command line in today's words."""
 
     words: list[str] = field(default_factory=list)
-    arguments: dict[str, list[str]] = field(
-        default_factory=lambda: {BASE: [], DATA: []}
-    )  # that were said by an option
-    others: list[str] = field(default_factory=list)  # that stand among the words
-    rest: list[str] = field(default_factory=list)  # behind two dashes
-    values: dict[str, tuple[str, str]] = field(
-        default_factory=dict
-    )  # of options: the name that it was said by, and the value
+    # arguments that were given by an option
+    arguments: dict[str, list[str]] = field(default_factory=lambda: {BASE: [], DATA: []})
+    others: list[str] = field(default_factory=list)  # arguments that were given as such
+    rest: list[str] = field(default_factory=list)  # after `--`
+    # the flag and the value that each option was given by
+    values: dict[str, tuple[str, str]] = field(default_factory=dict)
     compound: dict[str, str] = field(default_factory=dict)
-    renamed: dict[str, str] = field(default_factory=dict)  # by their old names, what they are called here
+    renamed: dict[str, str] = field(default_factory=dict)  # present names by former ones
     notes: list[str] = field(default_factory=list)
-    changed: bool = False  # though nothing is to be said
+    changed: bool = False  # even if there is no note
 
     def value(self, option: str) -> str | None:
         """Return the value of an option, or None."""
@@ -167,21 +163,21 @@ def parse_command_line(
     words: Sequence[str], table: Mapping[str, str], params: Sequence[Any]
 ) -> LegacyCommandLine:
     """Replace flags that have a direct replacement, and collect the others."""
-    options = [each for each in params if each.param_type_name == "option"]
+    options = [param for param in params if param.param_type_name == "option"]
     takes = {
-        name: 0 if each.is_flag else each.nargs
-        for each in options
-        for name in (*each.opts, *each.secondary_opts)
+        name: 0 if param.is_flag else param.nargs
+        for param in options
+        for name in (*param.opts, *param.secondary_opts)
     }
-    single = {each.opts[0] for each in options if not each.multiple and not each.is_flag}
+    single = {param.opts[0] for param in options if not param.multiple and not param.is_flag}
     line = LegacyCommandLine()
-    for name, values, said in split_options(words, table, takes):
-        line.changed |= name != said.partition("=")[0]
+    for name, values, word in split_options(words, table, takes):
+        line.changed |= name != word.partition("=")[0]
         if name == "--":
             line.rest += values
         elif not name:
-            line.words.append(said)
-            line.others.append(said)
+            line.words.append(word)
+            line.others.append(word)
         elif name in COMPOUND:
             line.compound |= {name: values[0] if values else ""}
         else:
@@ -202,7 +198,7 @@ def rename_option(
     if option in line.arguments:
         line.arguments[option] += values
         return
-    values = [value, *values] if value and not value.endswith("=") else [f"{value}{each}" for each in values]
+    values = [value, *values] if value and not value.endswith("=") else [f"{value}{value}" for value in values]
     if option in OFF_VALUES and is_below_zero(values[0]):
         line.changed, values = True, OFF_VALUES[option]
     if option in single and values:
@@ -223,16 +219,16 @@ def split_options(
     """Yield options with their values and their original spelling; the name is empty for other words."""
     waiting = deque(words)
     while waiting:
-        said = waiting.popleft()
-        if said == "--":
-            yield "--", [*waiting], said
+        word = waiting.popleft()
+        if word == "--":
+            yield "--", [*waiting], word
             return
-        name, sign, value = said.partition("=") if said.startswith("--") else (said, "", "")
+        name, sign, value = word.partition("=") if word.startswith("--") else (word, "", "")
         if (spelt := name.replace("_", "-")) in (*table, *COMPOUND, *UNCHANGED) and name.startswith("--"):
             name = spelt
         count = value_count(name, table, takes)
         if count is None or (sign and not count):
-            yield "", [], said
+            yield "", [], word
             continue
         values = [value] if sign else []
         if name == "--lora-scaled" and (pair := SCALED.fullmatch(value or next(iter(waiting), ""))):
@@ -244,7 +240,7 @@ def split_options(
                 f"option '{name}' requires {'an argument' if count == 1 else f'{count} arguments'}",
                 code="missing-value",
             )
-        yield name, values, said
+        yield name, values, word
 
 
 def value_count(name: str, table: Mapping[str, str], takes: Mapping[str, int]) -> int | None:

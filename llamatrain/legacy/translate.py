@@ -1,10 +1,8 @@
 """Translates flags of llama.cpp's programs that depend on several others, or on the run.
 
 Their `--cos-decay-steps` counts from the first step, including the warm-up, unless the cosine is restarted;
-its
-lowest point is `--adam-min-alpha`, plus the share `--cos-decay-min` of what is above. `--adam-iter` counts
-the
-steps of one call of the program, `--iters` those of all.
+its lowest point is `--adam-min-alpha`, plus the share `--cos-decay-min` of what is above. `--adam-iter`
+counts the steps of one call of the program, `--iters` those of all.
 """
 
 from collections.abc import Sequence
@@ -16,15 +14,14 @@ from llamatrain.config.flag_hints import BASE, DATA
 from llamatrain.errors import LlamatrainError, UsageError
 from llamatrain.legacy.flags import TABLES, LegacyCommandLine, parse_command_line
 
-WARMUP, DECAY_STEPS, RESTART, LOWEST, RATE = (
-    "100",
-    "1000",
-    "1.1",
-    "0.1",
-    "0.001",
-)  # theirs, where they are not said
+# the defaults of llama.cpp's programs
+WARMUP = "100"
+DECAY_STEPS = "1000"
+RESTART = "1.1"
+LOWEST = "0.1"
+RATE = "0.001"
 ONE_ARGUMENT = ("export-lora", "generate")
-# what gets an adapter here where nothing else is said
+# the weights that get an adapter by default
 LINEAR = "attn_q,attn_k,attn_v,attn_output,ffn_gate,ffn_up,ffn_down"
 
 
@@ -37,8 +34,8 @@ def translate_command_line(
     line = parse_command_line(words, TABLES[command], params)
     check_arguments(line, command)
     if command not in ONE_ARGUMENT:
-        for made in (translate_iterations, translate_restarts, translate_decay, translate_targets):
-            made(line)
+        for translate in (translate_iterations, translate_restarts, translate_decay, translate_targets):
+            translate(line)
         translate_minimum(line, command)
     if line.renamed:
         line.notes.insert(
@@ -59,16 +56,16 @@ def add_option(line: LegacyCommandLine, by: str, *pairs: tuple[str, str], why: s
 
 def translate_iterations(line: LegacyCommandLine) -> None:
     """Translate --adam-iter, which does not count the steps before a resume."""
-    if (said := line.compound.get("--adam-iter")) is None:
+    if (iters := line.compound.get("--adam-iter")) is None:
         return
     before = steps_done(line.value("--resume") or line.value("--checkpoint-in"))
-    if not before or not said.isdecimal():
-        line.record("--iters", said, "--adam-iter")
-        line.words += ["--iters", said]
+    if not before or not iters.isdecimal():
+        line.record("--iters", iters, "--adam-iter")
+        line.words += ["--iters", iters]
         line.renamed["--adam-iter"] = "--iters"
         return
     add_option(
-        line, "--adam-iter", ("--iters", str(before + int(said))), why=f", since {before} steps are done"
+        line, "--adam-iter", ("--iters", str(before + int(iters))), why=f", since {before} steps are done"
     )
 
 
@@ -129,13 +126,13 @@ def translate_minimum(line: LegacyCommandLine, command: str) -> None:
             code="conflicting-options",
         )
     usual = FINETUNE_DEFAULTS["lr"] if command == "finetune" else RATE
-    said = (
+    numbers = (
         line.value("--lr") or str(usual),
         line.compound.get("--adam-min-alpha", "0"),
         line.compound.get("--cos-decay-min", LOWEST),
     )
     try:
-        rate, least, share = map(float, said)
+        rate, least, share = map(float, numbers)
     except ValueError:
         raise UsageError(f"{by} must be a number (got {line.compound[by]})", code="invalid-option") from None
     add_option(
@@ -175,9 +172,9 @@ def check_arguments(line: LegacyCommandLine, command: str) -> None:
             f"two models given: {bases[0]} and {bases[1]}; leave one of them out", code="two-models"
         )
     others = standing[1:] if first or (command == "finetune" and not named) else standing
-    if data and (strange := [each for each in others if each not in data]):
+    if data and (strange := [name for name in others if name not in data]):
         raise UsageError(
             f"--train-data {data[0]} and {strange[0]} both name the data; leave one of them out",
             code="conflicting-options",
         )
-    line.arguments |= {BASE: [] if first else named[:1], DATA: [each for each in data if each not in others]}
+    line.arguments |= {BASE: [] if first else named[:1], DATA: [name for name in data if name not in others]}

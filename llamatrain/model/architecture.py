@@ -134,20 +134,16 @@ class Architecture(Generic[H, F]):
     heads_fill_width: bool = False  # True if all heads together are as wide as the model
     partial_rotary: bool = False  # True if only a part of a head may rotate
     ropes: Callable[[H], Sequence[Rope]] = lambda h: [h.rope]  # type: ignore[attr-defined]  # that its blocks know
-    rope_index: Callable[[H, int], int | None] = lambda h, layer: (
-        0
-    )  # the rotation of a block; None: no rotation
+    # the rotation of a block; None: no rotation
+    rope_index: Callable[[H, int], int | None] = lambda h, layer: 0
     attention_mask: Callable[[H, int], AttentionMask] = full_attention
     logit_cap: Callable[[H], float] = lambda h: 0.0  # the soft cap of logits; 0: none
-    new_model_values: Mapping[str, float] = field(
-        default_factory=dict
-    )  # values for new models that differ from those of missing keys
-    supported_values: Mapping[str, SupportedValue] = field(
-        default_factory=dict
-    )  # by key: the supported value, and what other values mean
-    unsupported_names: Mapping[str, str] = field(
-        default_factory=dict
-    )  # related architectures that are not supported, and what they are
+    # values for new models that differ from those of missing keys
+    new_model_values: Mapping[str, float] = field(default_factory=dict)
+    # by key: the supported value, and what other values mean
+    supported_values: Mapping[str, SupportedValue] = field(default_factory=dict)
+    # related architectures that are not supported, and what they are
+    unsupported_names: Mapping[str, str] = field(default_factory=dict)
 
     def weight_kinds(
         self, layers: int, tied: bool, optional: Collection[str] = ()

@@ -12,9 +12,8 @@ from llamatrain.graph.tensor import Tensor
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 
-Attend = Callable[
-    [int, Tensor, Tensor, Tensor], Tensor
-]  # layer, q, k, v (batch, length, heads, size) -> like q
+# layer, q, k, v (batch, length, heads, size) -> like q
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +64,7 @@ class ForwardPass:
     def keep_scored_rows(self, layer: int, x: Tensor) -> Tensor:
         """Behind the last block's attention, keep only the tokens whose logits are needed."""
         last = layer == self.h.layers - 1
-        return O.get_rows(x, self.scored_tokens, name="weighed") if last and self.scored_tokens else x
+        return O.get_rows(x, self.scored_tokens, name="scored") if last and self.scored_tokens else x
 
 
 def rope_table_for(h: Hyperparameters, table: Tensor, layer: int) -> Tensor | None:

@@ -43,12 +43,10 @@ class Hyperparameters:
     rms_eps: float = 1e-5
     tied: bool = False  # the embeddings are also the output weight
     architecture: Architecture["Hyperparameters", Any] = field(repr=False)
-    optional_weights: frozenset[str] = field(
-        default=frozenset(), repr=False
-    )  # the patterns of the optional weights that it has
-    extra: Mapping[str, float] = field(
-        default_factory=dict, repr=False, hash=False
-    )  # hyperparameters that few architectures have
+    # the patterns of the optional weights that it has
+    optional_weights: frozenset[str] = field(default=frozenset(), repr=False)
+    # hyperparameters that few architectures have
+    extra: Mapping[str, float] = field(default_factory=dict, repr=False, hash=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rms_eps", to_float32(self.rms_eps))

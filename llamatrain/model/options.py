@@ -50,7 +50,10 @@ class ModelOptions(Options, panel="A new model"):
     ] = DEFAULT
     size: Annotated[
         Literal["tiny", "small", "medium", "large"],
-        Option("Sets --embd, --head and --layer: tiny 64/4/2, small 256/8/4, medium 512/8/8, large 768/12/12.", new_model=True),
+        Option(
+            "Sets --embd, --head and --layer: tiny 64/4/2, small 256/8/4, medium 512/8/8, large 768/12/12.",
+            new_model=True,
+        ),
     ] = "small"
     embd: Annotated[
         int | None, Option("Width of the model; default: by --size.", least=1, most=MAX_SIZE, new_model=True)

@@ -59,9 +59,8 @@ class Rope:
     original_ctx: int = 0  # YaRN, LongRoPE: what the model was first trained for
     length: float = 1.0  # a factor of rotated vectors, besides YaRN's own
     factors: np.ndarray | None = field(default=None, repr=False, compare=False)  # (r/2,)
-    long: np.ndarray | None = field(
-        default=None, repr=False, compare=False
-    )  # for rows longer than the original context
+    # for rows longer than the original context
+    long: np.ndarray | None = field(default=None, repr=False, compare=False)
     short: np.ndarray | None = field(default=None, repr=False, compare=False)  # for other rows
 
     def __post_init__(self) -> None:

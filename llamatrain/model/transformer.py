@@ -29,10 +29,8 @@ from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 
 MASKED = np.float32(-1e30)  # added to scores of masked keys; finite, so that infinities are errors
-SCORED_STEPS, TILE_ROWS = (
-    16,
-    32,
-)  # the number of scored tokens is rounded to sixteenths of a batch and to whole tiles
+# the number of scored tokens is rounded to sixteenths of a batch and to whole tiles
+SCORED_STEPS, TILE_ROWS = 16, 32
 MASK_ELEMENTS = 1 << 16  # elements of a mask that are computed at a time
 
 
@@ -89,20 +87,19 @@ def build_training(
     length: int,
     table: Tensor,
     *,
-    sparse: bool = False,
+    drop_untrained: bool = False,
     flash: bool = True,
     squared: bool = False,
     teacher: Teacher | None = None,
 ) -> TrainingGraph:
     """Build the graph of the loss.
 
-    With `sparse`, tokens without a weight are dropped as soon as no other token needs them.
+    With `drop_untrained`, tokens without a weight are dropped as soon as no other token needs them.
     """
-    all_rows = (
-        squared or not flash or (teacher is not None and teacher.h.vocab > h.vocab)
-    )  # these losses need all rows
-    inputs = make_inputs(batch, length, table.dtype, flash, sparse and not all_rows)
-    weights = weights.for_rows(length, inputs.get("weighed"))
+    # these losses need all rows
+    all_rows = squared or not flash or (teacher is not None and teacher.h.vocab > h.vocab)
+    inputs = make_inputs(batch, length, table.dtype, flash, drop_untrained and not all_rows)
+    weights = weights.for_rows(length, inputs.get("scored_indices"))
     x, block_inputs = forward(h, weights, inputs, table)
     scored = OutputTargets(x, inputs["targets"], inputs["weights"])
     if squared:
@@ -147,11 +144,11 @@ def cross_entropy(
 
 
 def make_inputs(
-    batch: int, length: int, dtype: DType, flash: bool, sparse: bool, prefix: str = ""
+    batch: int, length: int, dtype: DType, flash: bool, drop_untrained: bool, prefix: str = ""
 ) -> dict[str, Tensor]:
     """Return the inputs of a forward pass by name; their names in the graph begin with `prefix`."""
     count = batch * length
-    if sparse and count > TILE_ROWS:
+    if drop_untrained and count > TILE_ROWS:
         count = DynamicDim(count, step=ceil(count / (SCORED_STEPS * TILE_ROWS)) * TILE_ROWS)
     inputs = {
         input_name: placeholder(prefix + input_name, (batch, length), I32)
@@ -164,9 +161,8 @@ def make_inputs(
     inputs["targets"] = placeholder(f"{prefix}targets", (count,), I32)
     inputs["weights"] = placeholder(f"{prefix}weights", (count,), dtype)
     if isinstance(count, DynamicDim):
-        inputs["weighed"] = placeholder(
-            f"{prefix}weighed", (count,), I32
-        )  # the indices of tokens with a weight
+        # the indices of tokens with a weight
+        inputs["scored_indices"] = placeholder(f"{prefix}scored_indices", (count,), I32)
     return inputs
 
 
@@ -190,7 +186,7 @@ def forward(
         positions=inputs["positions"],
         table=table,
         attend=attend_flash if "starts" in inputs else attend_plain,
-        scored_tokens=inputs.get("weighed"),
+        scored_tokens=inputs.get("scored_indices"),
     )
     return last_hidden(forward_pass)
 
@@ -233,9 +229,8 @@ def dense_mask(starts: np.ndarray, queries: slice = slice(None)) -> np.ndarray:
     With `queries`, only the rows of these queries are returned.
     """
     positions = np.arange(starts.shape[1])
-    visible = (positions <= positions[queries, None]) & (
-        positions >= starts[:, queries, None]
-    )  # (batch, query, key)
+    # (batch, query, key)
+    visible = (positions <= positions[queries, None]) & (positions >= starts[:, queries, None])
     return np.where(visible, np.float32(0), MASKED)
 
 
@@ -317,10 +312,8 @@ class CacheShift:
 def shift_cache(h: Hyperparameters, caches: list[Tensor], first: int, last: int, end: int) -> CacheShift:
     """Build the graph that removes the rows `first` to `last` of `end` rows."""
     count, width = end - last, h.kv_width
-    positions, shift_rotation = (
-        placeholder("places", (1, count), I32),
-        placeholder("turn", rope_table_shape(h, 1), caches[0].dtype),
-    )
+    positions = placeholder("places", (1, count), I32)
+    shift_rotation = placeholder("turn", rope_table_shape(h, 1), caches[0].dtype)
 
     def move_rows(cache: Tensor, rotation: Tensor | None) -> Tensor:
         rows = O.cont(O.view(cache, slices=((last, end, 1), (0, width, 1))))

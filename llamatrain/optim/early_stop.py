@@ -1,8 +1,8 @@
 """Early stopping rules, and the reason in words. Losses are those of single batches, so the rules are noisy.
 
-    past, delta          the loss differs from the one `past` evaluations ago by less than `delta` of itself
-    max_no_improvement   this many evaluations in a row did not improve on the best loss
-    epsf                 the loss differs from the previous one by less than `epsf` of itself
+    window, min_change    the loss differs from that `window` evaluations ago by less than `min_change` of itself
+    max_no_improvement    this many evaluations in a row did not improve on the best loss
+    min_relative_change   the loss differs from the previous one by less than this share of itself
 
 A limit of 0 disables its rule.
 """
@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 class StopRules:
     """The limits of the rules."""
 
-    past: int = 0
-    delta: float = 1e-5
+    window: int = 0
+    min_change: float = 1e-5
     max_no_improvement: int = 0
-    epsf: float = 0.0
+    min_relative_change: float = 0.0
 
 
 @dataclass
@@ -28,7 +28,7 @@ class StopState:
     best_loss: float = math.inf
     previous_loss: float = math.nan
     no_improvement_count: int = 0
-    past_loss_values: list[float] = field(default_factory=list)  # the last `past`, oldest first
+    past_loss_values: list[float] = field(default_factory=list)  # the last `window`, oldest first
 
     def observe(self, rules: StopRules, loss: float) -> str | None:
         """Add the loss of an evaluation; return the reason to stop, or None."""
@@ -41,7 +41,7 @@ class StopState:
             self._against_previous(rules, loss),
         ]
         self.previous_loss = loss
-        self.past_loss_values = [*self.past_loss_values, loss][-rules.past :] if rules.past > 0 else []
+        self.past_loss_values = [*self.past_loss_values, loss][-rules.window :] if rules.window > 0 else []
         return next(filter(None, reasons), None)
 
     def _without_improvement(self, rules: StopRules) -> str | None:
@@ -50,22 +50,20 @@ class StopState:
         return f"no loss below {self.best_loss:.6g} in the last {self.no_improvement_count} evaluations"
 
     def _against_past(self, rules: StopRules, loss: float) -> str | None:
-        if rules.past <= 0 or len(self.past_loss_values) < rules.past:
+        if rules.window <= 0 or len(self.past_loss_values) < rules.window:
             return None
-        past_loss = self.past_loss_values[-rules.past]
-        if not _is_close(past_loss, loss, rules.delta):
+        past_loss = self.past_loss_values[-rules.window]
+        if not _is_close(past_loss, loss, rules.min_change):
             return None
         return (
-            f"the loss went from {past_loss:.6g} to {loss:.6g} in {rules.past} evaluations, less than "
-            f"{rules.delta:g} of itself"
+            f"the loss went from {past_loss:.6g} to {loss:.6g} in {rules.window} evaluations, less than "
+            f"{rules.min_change:g} of itself"
         )
 
     def _against_previous(self, rules: StopRules, loss: float) -> str | None:
-        if not _is_close(self.previous_loss, loss, rules.epsf):
+        if not _is_close(self.previous_loss, loss, rules.min_relative_change):
             return None
-        return (
-            f"the loss went from {self.previous_loss:.6g} to {loss:.6g}, less than {rules.epsf:g} of itself"
-        )
+        return f"the loss went from {self.previous_loss:.6g} to {loss:.6g}, less than {rules.min_relative_change:g} of itself"
 
 
 def _is_close(previous: float, loss: float, limit: float) -> bool:

@@ -51,19 +51,16 @@ class MinimizerState(Protocol):
 class Optimizer:
     """The settings of an optimizer. Its fields are set by the options of the same names."""
 
-    checkpoint_name: ClassVar[
-        str
-    ]  # optimizer.type in a checkpoint; its values are optimizer.<checkpoint_name>.*
-    states: ClassVar[
-        Mapping[str, str]
-    ] = {}  # state vectors: suffix of the leaves' names, and name in a checkpoint
+    # optimizer.type in a checkpoint; its values are optimizer.<checkpoint_name>.*
+    checkpoint_name: ClassVar[str]
+    # state vectors: suffix of the leaves' names, and name in a checkpoint
+    states: ClassVar[Mapping[str, str]] = {}
     nonnegative: ClassVar[Collection[str]] = ()  # state tensors that must not have values below 0
     full_models_only: ClassVar[bool] = False  # not for adapters
     needs_f32: ClassVar[bool] = False  # use bf16 products only if requested
     options: ClassVar[Mapping[str, str | None]] = {}  # fields whose option has another name, or None
-    extra_options: ClassVar[
-        Collection[str]
-    ] = ()  # options that set no field and apply only to some optimizers
+    # options that set no field and apply only to some optimizers
+    extra_options: ClassVar[Collection[str]] = ()
 
     @classmethod
     def field_options(cls) -> dict[str, str]:
@@ -138,9 +135,8 @@ class ElementwiseRule(Optimizer):
     """An optimizer whose update is part of the graph. Weight decay is decoupled."""
 
     extra_options = (*RATE_OPTIONS, "clip", "epochs")
-    takes_sparse_rows: ClassVar[bool] = (
-        False  # the update takes sparse gradients: rows and their positions (`opt_rows`)
-    )
+    # the update takes sparse gradients: rows and their positions (`opt_rows`)
+    takes_sparse_rows: ClassVar[bool] = False
 
     is_elementwise: ClassVar[bool] = True  # a part of a weight can be updated alone
 

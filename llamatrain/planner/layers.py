@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TypeVar
 
+from llamatrain.graph.remat_policy import Policy
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.architecture import split_block_number
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.planner.memory import MemoryBreakdown, MemoryDemand, MemoryPlan, plan_memory, split_batch
-from llamatrain.train.graphs import Policy, StepGraphs, StepSpec
+from llamatrain.train.graphs import StepGraphs, StepSpec
 
 DEPTHS = 32, 64  # layers that are planned instead
 ARENA_MARGIN = 1 / 500  # an extrapolated arena may turn out larger, because blocks do not always fit tightly

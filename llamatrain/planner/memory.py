@@ -5,8 +5,9 @@ from dataclasses import asdict, dataclass, replace
 
 from llamatrain.config.units import Size
 from llamatrain.graph.dynamic_axis import node_dynamic_dim
+from llamatrain.graph.remat_policy import Policy
 from llamatrain.sample.decoder import Decoder
-from llamatrain.train.graphs import Policy, StepGraphs, StepSpec
+from llamatrain.train.graphs import StepGraphs, StepSpec
 from llamatrain.train.parallel.accumulate import plan_accumulation
 from llamatrain.train.parallel.partition import BUCKET, ParamSlice, rank_range
 from llamatrain.train.prefetch import prefetch_count
@@ -14,27 +15,22 @@ from llamatrain.train.prefetch import prefetch_count
 TOKEN_BYTES = 20  # bytes of a token in a batch: five arrays
 # bytes that a process grows by beside what is planned: kernels, what threads have, what is imported late
 PROCESS_GROWTH = 6_400_000
-SAMPLING_GROWTH = (
-    3 * 10**6
-)  # bytes besides where samples are made: programs that decode, and what they import
+# bytes besides where samples are made: programs that decode, and what they import
+SAMPLING_GROWTH = 3 * 10**6
 # bytes that filling, checking and saving its weights adds to that at most: six times the largest of them
 INIT_GROWTH = 6_200_000
 NODE_BYTES = 3500  # bytes of a node that is bound to memory and a kernel: arrays, and the words of its calls
-UPDATE_NODE_BYTES = (
-    2500  # likewise of one more than two for each weight that is stepped: no gradient was made of it
-)
-RESIZED_NODE_BYTES = (
-    1500  # likewise of one that is bound in another length: its graph and its plan are there already
-)
-RESIZED_LENGTHS = (
-    4  # in which what varies is bound besides, of the sixteen that there are: batches are much alike
-)
+# likewise of one more than two for each weight that is stepped: no gradient was made of it
+UPDATE_NODE_BYTES = 2500
+# likewise of one that is bound in another length: its graph and its plan are there already
+RESIZED_NODE_BYTES = 1500
+# in which what varies is bound besides, of the sixteen that there are: batches are much alike
+RESIZED_LENGTHS = 4
 NODES_PER_LAYER = 40  # that a layer has at least: its block, and the gradients of it
 MAX_SAMPLED_RANKS = 64  # ranks
 ROUNDING_FLOATS = 4  # floats for each of a bucket that is rounded
-MIN_SPLIT_TOKENS = (
-    256  # tokens: a batch of fewer is split no further, its products would run below their speed
-)
+# tokens: a batch of fewer is split no further, its products would run below their speed
+MIN_SPLIT_TOKENS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +93,8 @@ def fixed_bytes(spec: StepSpec, demand: MemoryDemand) -> int:
     """Return what every plan takes: weights, stored gradients, moments, and a graph of all layers."""
     sizes = {name: 4 * tensor.size for name, tensor in spec.trainable.items()}
     trained = sum(sizes.values())
-    embedding_bytes = (
-        0 if spec.h.tied else sizes.get(spec.h.architecture.weight_with_role("embedding"), 0)
-    )  # few of them may have a gradient
+    # few of them may have a gradient
+    embedding_bytes = 0 if spec.h.tied else sizes.get(spec.h.architecture.weight_with_role("embedding"), 0)
     gradients = {"flat": trained, "arena": trained - embedding_bytes, "streamed": 0}[spec.gradients]
     return (
         moment_bytes(spec) // spec.ranks
@@ -127,10 +122,8 @@ def comm_bytes(graphs: StepGraphs, batches: int) -> int:
         plan_accumulation(rank_range(spec.groups, spec.ranks, rank), spec.groups, batches).vector_count
         for rank in sample_ranks(spec)
     )
-    size, receive_floats = (
-        sum(tensor.size for tensor in spec.trainable.values()),
-        max(partition.receive_size(rank) for rank in sample_ranks(spec)),
-    )
+    size = sum(tensor.size for tensor in spec.trainable.values())
+    receive_floats = max(partition.receive_size(rank) for rank in sample_ranks(spec))
     bf16_floats = (
         (receive_floats + ROUNDING_FLOATS * min(BUCKET, size)) if spec.comm_bf16 and spec.ranks > 1 else 0
     )
@@ -189,20 +182,15 @@ def plan_memory(spec: StepSpec, policy: Policy, demand: MemoryDemand, splits: in
         + sum(a.nbytes for a in graphs.states.values())
     )
     decoding = decoder_bytes(spec, demand.decoder_positions) if demand.decoder_positions else 0
-    arena, pages = (
-        max(plan.arena for plan in plans),
-        max(demand.page_bytes, *(plan.base_bytes for plan in plans)),
-    )
-    kept_gradients = max(
-        sum(gradient.nbytes for gradient in graph.memory_names) for graph in shared
-    )  # of an embedding, rows alone
+    arena = max(plan.arena for plan in plans)
+    pages = max(demand.page_bytes, *(plan.base_bytes for plan in plans))
+    # of an embedding, rows alone
+    kept_gradients = max(sum(gradient.nbytes for gradient in graph.memory_names) for graph in shared)
     arena_bytes = (
         arena + sum(plan.arena for plan in updates) - (kept_gradients if gradients == "arena" else 0)
     )
-    node_count, update_nodes = (
-        sum(len(plan.nodes) for plan in plans),
-        sum(len(plan.nodes) for plan in updates),
-    )
+    node_count = sum(len(plan.nodes) for plan in plans)
+    update_nodes = sum(len(plan.nodes) for plan in updates)
     plain_update_nodes = min(update_nodes, 2 * len(spec.trainable) * len(updates))
     resized_nodes = sum(node_dynamic_dim(node) is not None for plan in plans for node in plan.nodes)
     program_bytes = (
@@ -227,17 +215,15 @@ def plan_memory(spec: StepSpec, policy: Policy, demand: MemoryDemand, splits: in
     )
 
 
-def memory_error(way: MemoryPlan, limit: int | None, available: int | None) -> str | None:
+def memory_error(plan: MemoryPlan, option: int | None, limit: int | None) -> str | None:
     """Return the message for a plan that exceeds the memory, or None if it fits."""
-    if available is None or way.total <= available:
+    if limit is None or plan.total <= limit:
         return None
     limit_text = (
-        f"--memory is {Size(available).text}"
-        if limit is not None
-        else f"only {Size(available).text} are free"
+        f"--memory is {Size(limit).text}" if option is not None else f"only {Size(limit).text} are free"
     )
-    need_text = f"{Size(way.total).text} ({way.breakdown.describe().partition(': ')[2]})"
-    has_copies = way.breakdown.packed_copies and not way.spec.drop_base
+    need_text = f"{Size(plan.total).text} ({plan.breakdown.describe().partition(': ')[2]})"
+    has_copies = plan.breakdown.packed_copies and not plan.spec.drop_base
     advice = (
         "--cache-base off, a smaller --batch or --ctx" if has_copies else "a smaller --batch, --ctx or model"
     )

@@ -1,13 +1,10 @@
 """Models how long a step takes on several ranks.
 
 A step waits for the rank that has most to compute, and for the slowest of those: if the seconds of n ranks
-spread about their
-mean by a share s, the slowest is expected to take 1 + s * e(n) times the mean, with Blom's (1958)
-e(n) = Φ⁻¹((n - 3/8) / (n + 1/4)). Gradients are sent in buckets during the backward pass of the last micro-
-batch, which takes two
-thirds of it. What does not fit behind that is waited for, and so is the last bucket, which is final only at
-its end. Weights are
-gathered when all ranks have updated theirs.
+spread about their mean by a share s, the slowest is expected to take 1 + s * e(n) times the mean, with Blom's
+(1958) e(n) = Φ⁻¹((n - 3/8) / (n + 1/4)). Gradients are sent in buckets during the backward pass of the last
+micro- batch, which takes two thirds of it. What does not fit behind that is waited for, and so is the last
+bucket, which is final only at its end. Weights are gathered when all ranks have updated theirs.
 """
 
 from dataclasses import asdict, dataclass

@@ -1,8 +1,8 @@
 """Measures the speed of this machine: trains small models for a moment and times each op.
 
 The time of an op is fitted as a cost per call, per operation and per byte. The fit is stored for a day. If
-other programs
-are at work, disturbed runs count only if there are no others, and the result is stored for ten minutes.
+other programs are at work, disturbed runs count only if there are no others, and the result is stored for ten
+minutes.
 """
 
 import json
@@ -39,9 +39,8 @@ LIFETIME = 86400.0  # seconds that a measurement serves
 BUSY_LIFETIME = 600.0  # seconds that one serves which other programs disturbed
 MIN_SECONDS = 0.12  # seconds that a model is trained again and again
 MAX_SECONDS = 1.0  # of a model: then what was timed will do
-MAX_DISTURBED_SECONDS = (
-    1.0  # seconds of disturbed runs, of all models together: then the machine is taken as busy
-)
+# seconds of disturbed runs, of all models together: then the machine is taken as busy
+MAX_DISTURBED_SECONDS = 1.0
 MIN_RUNS = 3  # at least, that nothing disturbed
 QUIET_SHARE = 0.05  # of a run's time: waiting for a processor for longer than this disturbs it
 RANK = 8
@@ -72,9 +71,8 @@ class ModelTiming(NamedTuple):
     """The times of all ops of a model that was trained for a moment."""
 
     ops: Sequence[OpTiming]
-    wait_share: float = (
-        0.0  # share of the time in which threads waited for a processor, where quiet runs were too few
-    )
+    # share of the time in which threads waited for a processor, where quiet runs were too few
+    wait_share: float = 0.0
     lost_seconds: float = 0.0  # seconds that disturbed runs took
 
 
@@ -84,9 +82,8 @@ class OpSpeeds:
 
     costs: Mapping[str, Cost]
     measured_at: float  # they were measured: seconds since 1970
-    disturbed: float = (
-        0.0  # share of the time in which threads waited for a processor, where there were no quiet runs
-    )
+    # share of the time in which threads waited for a processor, where there were no quiet runs
+    disturbed: float = 0.0
 
     def node_seconds(self, node: Node) -> float:
         """Return the expected seconds of a node."""
@@ -159,7 +156,7 @@ def frozen_type(spec: StepSpec) -> DType | None:
     for name, tensor in spec.weights.items():
         if name not in spec.trainable and len(tensor.shape) > 1:
             sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.size
-    return max(sizes, key=lambda each: sizes[each], default=None)
+    return max(sizes, key=lambda size: sizes[size], default=None)
 
 
 # ---- measuring -------------------------------------------------------------

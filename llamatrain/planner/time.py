@@ -31,19 +31,19 @@ class TimeForecast:
 
 
 def forecast_time(
-    way: MemoryPlan, batches: int, steps: int | None, measure: bool = False
+    plan: MemoryPlan, batches: int, steps: int | None, measure: bool = False
 ) -> TimeForecast | str:
     """Forecast steps of this many batches, or return why that is not possible. `measure` measures again."""
-    spec, optimizer = way.spec, way.spec.optimizer
+    spec, optimizer = plan.spec, plan.spec.optimizer
     if optimizer and not spec.rule:
         return f"unknown: the number of evaluations per step of {type(optimizer).__name__} varies"
     speeds = get_speeds(spec, measure)
     if speeds is None:
         return "known once a first run has compiled the kernels"
-    length, micro_batches = spec.positions, batches * way.splits
+    length, micro_batches = spec.rope_length, batches * plan.splits
     if spec.h.layers > MANY_LAYERS:
-        seconds = StepCost(spec, length, micro_batches, speeds.node_seconds).cost(way.policy)
+        seconds = StepCost(spec, length, micro_batches, speeds.node_seconds).cost(plan.policy)
     else:
-        seconds = step_cost(way.graphs, length, micro_batches, speeds.node_seconds)
+        seconds = step_cost(plan.graphs, length, micro_batches, speeds.node_seconds)
     tokens = micro_batches * spec.batch * length
     return TimeForecast(step_seconds=seconds + OVERHEAD, tokens=tokens, steps=steps, speeds=speeds)

@@ -21,11 +21,8 @@ MAX_AGE = 30 * DAY  # seconds after which kernels of other versions and tokens a
 MAX_TOKEN_BYTES = 8 * 10**9  # bytes of all tokens
 MIN_INTERVAL = DAY  # seconds between prunings, and between marks of use
 STAMP = ".pruned"  # the file with the time of the last pruning
-KERNEL_FOLDER, TOKEN_FOLDER, TOKEN_FILE = (
-    re.compile("[0-9a-f]{16}"),
-    "tokens",
-    "tokens",
-)  # the name of a version's folder, of the folder of all entries, of an entry's file
+# the name of a version's folder, of the folder of all entries, of an entry's file
+KERNEL_FOLDER, TOKEN_FOLDER, TOKEN_FILE = re.compile("[0-9a-f]{16}"), "tokens", "tokens"
 
 
 class CacheFolder(NamedTuple):

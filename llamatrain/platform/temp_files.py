@@ -18,9 +18,8 @@ NEW_PREFIX = ".new-"  # prefix of unfinished files, and of folders being removed
 TEMP_PREFIX = ".llamatrain-passing-"  # prefix of our names among the system's temporary files
 DAY = 24 * 60 * 60  # seconds without a write after which, without locks, a file is a leftover
 
-_paths_to_delete: dict[
-    Path, tuple[int, int | None]
-] = {}  # the owning process (a fork does not own them) and the lock's descriptor
+# the owning process (a fork does not own them) and the lock's descriptor
+_paths_to_delete: dict[Path, tuple[int, int | None]] = {}
 
 
 def delete_at_exit(path: Path) -> Path:

@@ -38,7 +38,7 @@ class PairBatches(Batches):
         ]
 
     def _sizes_in_row(self, numbers: np.ndarray) -> list[int]:
-        has_bos, pairs = self.dataset.lead is not None, map(self.dataset.pair_sizes, numbers.tolist())
+        has_bos, pairs = self.dataset.bos is not None, map(self.dataset.pair_sizes, numbers.tolist())
         return [sum(min(size - 1 + has_bos, self.ctx) for size in sizes) for sizes in pairs]
 
     def to_arrays(self, rows: list[Row], length: int) -> Batch:

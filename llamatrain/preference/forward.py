@@ -21,13 +21,13 @@ class PairForward:
     batch: int
     length: int
     answers: int
-    sparse: bool
+    drop_untrained: bool
     flash: bool
 
     def inputs(self, name: str = "") -> dict[str, Tensor]:
         """Return the inputs by name: `sequences` is each token's answer, `shares` its weight in that answer."""
         rows = make_inputs(
-            self.batch, self.length, self.table.dtype, self.flash, self.sparse and self.flash, name
+            self.batch, self.length, self.table.dtype, self.flash, self.drop_untrained and self.flash, name
         )
         count = rows.pop("weights").shape
         shares = placeholder(f"{name}shares", count, self.table.dtype)
@@ -35,7 +35,7 @@ class PairForward:
 
     def losses(self, weights: Weights, inputs: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Return the loss of each token, and the inputs of the blocks."""
-        weights = weights.for_rows(self.length, inputs.get("weighed"))
+        weights = weights.for_rows(self.length, inputs.get("scored_indices"))
         x, borders = forward(self.h, weights, inputs, self.table)
         if self.flash and self.h.output_weight not in weights.deltas:
             return linear_cross_entropy_rows(

@@ -18,7 +18,7 @@ class InputSource:
 
     batch: Batch
     totals: PreferenceTotals
-    sparse: bool  # only tokens with a loss are given to the output weight
+    drops_untrained: bool  # only tokens with a loss are given to the output weight
     objective: Objective | None = None
     dropout_key: tuple[int, int] = (0, 0)
 
@@ -38,7 +38,7 @@ class InputSource:
     @cached_property
     def positions(self) -> np.ndarray:
         """The positions in the flattened batch of the tokens whose loss is computed."""
-        if not self.sparse:
+        if not self.drops_untrained:
             return np.arange(self.batch.weights.size)
         return np.flatnonzero((self.batch.weights != 0) | self.trained_chosen)
 
@@ -47,7 +47,10 @@ class InputSource:
         """The same prompts with the answers of other prompts."""
         assert self.answers.others
         return InputSource(
-            batch=self.answers.others, totals=self.totals, sparse=self.sparse, objective=self.objective
+            batch=self.answers.others,
+            totals=self.totals,
+            drops_untrained=self.drops_untrained,
+            objective=self.objective,
         )
 
     @property
@@ -94,10 +97,10 @@ def mismatched_shares(source: InputSource) -> np.ndarray:
 PREFERENCE_INPUTS: dict[str, InputFunction] = {
     "sequences": lambda source: source.take(source.answers.sequences),
     "shares": lambda source: source.take(token_shares(source)),
-    "words": lambda source: source.take(chosen_shares(source)),
-    "worth": unit_weights,
+    "chosen_tokens": lambda source: source.take(chosen_shares(source)),
+    "unit_weights": unit_weights,
     "sides": lambda source: source.answers.sides,
-    f"{MISMATCHED}part": mismatched_shares,
+    f"{MISMATCHED}mismatched_shares": mismatched_shares,
 }
 
 

@@ -65,10 +65,8 @@ class PlotArea:
 
 def chart(title: str, caption: str, curves: Sequence[Curve], axes: PlotArea, size: str = "") -> str:
     """Return a chart as an HTML figure; `caption` is markup."""
-    rows, columns = (
-        shorten_labels(ticks(axes.low, axes.high, 5)),
-        shorten_labels(ticks(axes.first, axes.last, 5, whole=True)),
-    )
+    rows = shorten_labels(ticks(axes.low, axes.high, 5))
+    columns = shorten_labels(ticks(axes.first, axes.last, 5, whole=True))
     left = "".join(
         f'<span style="bottom:{percent(SIDE - axes.y(position))}%">{label}</span>' for position, label in rows
     )
@@ -120,10 +118,8 @@ def error_band(series: Series, errors: Series, kind: str, axes: PlotArea) -> Ite
         return
     selected = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), 500)).astype(int))
     values, spread = series.values[series_indices][selected], errors.values[error_indices][selected]
-    above, below = (
-        Series(steps[selected], values + spread),
-        Series(steps[selected][::-1], (values - spread)[::-1]),
-    )
+    above = Series(steps[selected], values + spread)
+    below = Series(steps[selected][::-1], (values - spread)[::-1])
     yield f'<polygon class="{kind} band" points="{axes.points(above)} {axes.points(below)}"/>'
 
 

@@ -18,9 +18,8 @@ from llamatrain.report import listener
 FLUSH_INTERVAL = 0.2  # seconds that lines may stay in the buffer
 MAX_LINE = 4096  # bytes of a line; ours have some 250
 FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-ENCODE = json.JSONEncoder(
-    allow_nan=False, default=lambda number: number.item()
-).encode  # accepts NumPy numbers
+# accepts NumPy numbers
+ENCODE = json.JSONEncoder(allow_nan=False, default=lambda number: number.item()).encode
 
 
 class LineSink(Protocol):

@@ -42,10 +42,8 @@ def total_by_op(recorder: Recorder) -> dict[tuple[str, NodeRole], OpTotal]:
         if op.calls:
             total = totals[op.node.op.name, op.role]
             total.calls, total.seconds = total.calls + op.calls, total.seconds + op.seconds
-            total.flops, total.moved = (
-                total.flops + op.calls * op.cost.flops,
-                total.moved + op.calls * op.cost.bytes_moved,
-            )
+            total.flops = total.flops + op.calls * op.cost.flops
+            total.moved = total.moved + op.calls * op.cost.bytes_moved
     return dict(sorted(totals.items(), key=lambda entry: -entry[1].seconds))
 
 

@@ -73,9 +73,8 @@ class Report:
         self._printed, self._printed_at = -1, -math.inf  # so the first step is printed
         self.warnings: list[str] = []
         self._waves: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-        has_unicode = (
-            self.console.encoding.startswith("utf") and os.environ.get("TERM") != "linux"
-        )  # whose font has no braille
+        # whose font has no braille
+        has_unicode = self.console.encoding.startswith("utf") and os.environ.get("TERM") != "linux"
         self._glyphs = terminal_plot.UNICODE if has_unicode else terminal_plot.ASCII
         self._display_lines = Display(self._progress, self._glyphs)
         self._exit_stack = ExitStack()
@@ -170,10 +169,8 @@ class Report:
             "grad_norm": line.grad_norm,
             "tokens": line.tokens,
         }
-        facts["seconds"], facts["tokens_per_second"] = (
-            round(line.seconds, 6),
-            round(line.tokens_per_second, 1),
-        )
+        facts["seconds"] = round(line.seconds, 6)
+        facts["tokens_per_second"] = round(line.tokens_per_second, 1)
         facts |= {
             name: getattr(line, name)
             for name in ("seconds_waited", "evaluations", "epoch", "sample", "samples")

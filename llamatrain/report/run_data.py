@@ -19,14 +19,12 @@ from llamatrain.report.memory_layout import MemoryLayout
 from llamatrain.report.metrics import read_lines
 from llamatrain.report.series import RunSeries, to_number
 
-METRICS, SAMPLES, REPORT_FILE, TRACE, CONFIG, PAGE = (
-    "metrics.jsonl",
-    "samples.jsonl",
-    "report.json",
-    "trace.json",
-    "config.toml",
-    "report.html",
-)
+METRICS = "metrics.jsonl"
+SAMPLES = "samples.jsonl"
+REPORT_FILE = "report.json"
+TRACE = "trace.json"
+CONFIG = "config.toml"
+PAGE = "report.html"
 MAX_TRACE = 8 << 20  # bytes; other files are smaller
 FILES, SAMPLES_SHOWN, FACTS, OPS, OPTIONS = 40, 40, 20, 16, 300
 MAX_SAMPLES = 2000  # samples in memory at a time

@@ -10,10 +10,8 @@ from llamatrain.report.series import Losses, ticks
 
 COLUMNS, ROWS = 60, 12  # of the loss plot
 WAVE_COLUMNS, WAVE_ROWS = 64, 9
-DOTS = (
-    (0x01, 0x02, 0x04, 0x40),
-    (0x08, 0x10, 0x20, 0x80),
-)  # a braille character has two columns of four dots
+# a braille character has two columns of four dots
+DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 BRAILLE = 0x2800
 AXIS = "bright_black"
 

@@ -42,17 +42,15 @@ def run_loop(
 
 def build_programs(prepared: PreparedRun) -> TrainPrograms:
     """Build the programs of a run, and load their weights from the checkpoint, the base or random numbers."""
-    plan, weights, trainable, resume_point = (
-        prepared.plan.plan,
-        prepared.plan.weights,
-        prepared.trainable,
-        prepared.inputs.resume_point,
-    )
+    plan = prepared.fitted.plan
+    weights = prepared.fitted.weights
+    trainable = prepared.trainable
+    resume_point = prepared.inputs.resume_point
     with phase("weights"):
         trainable.load_copies(weights)
         frozen = weights.frozen | load_teacher(prepared)
         if plan.spec.groups > 1:
-            batches = prepared.resolved.loop_config(plan.splits).grad_acc
+            batches = prepared.resolved.loop_config(plan.splits).microbatches
             programs: TrainPrograms = ShardedPrograms(
                 plan.graphs, plan.arena, frozen, comm=get_comm(), batches=batches
             )
@@ -72,9 +70,9 @@ def build_loop(
     prepared: PreparedRun, programs: TrainPrograms, listener: Report | NullListener, interrupts: Interrupts
 ) -> Loop:
     """Build the loop of a new or resumed run. The caller sets `save`, `keep` and `show`."""
-    data, loop_config = prepared.data, prepared.resolved.loop_config(prepared.plan.plan.splits)
+    data, loop_config = prepared.data, prepared.resolved.loop_config(prepared.fitted.plan.splits)
     minimizer = prepared.resolved.optimizer.create_minimizer(programs.weights.vector)
-    inputs, arrays = prepared.inputs, prepared.plan.weights.frozen.values()
+    inputs, arrays = prepared.inputs, prepared.fitted.weights.frozen.values()
     return Loop(
         programs=programs,
         loader=data.rows,
@@ -97,18 +95,18 @@ def build_loop(
 
 def load_teacher(prepared: PreparedRun) -> dict[str, np.ndarray]:
     """Load the arrays of the teacher, or none without a teacher."""
-    teacher, gguf = prepared.plan.plan.spec.teacher, prepared.inputs.teacher
+    teacher, gguf = prepared.fitted.plan.spec.teacher, prepared.inputs.teacher
     return teacher.load(gguf, prepared.resolved.threads) if teacher and gguf else {}
 
 
 def prefetch_rows(loop: Loop, rows: SkippableLoader) -> AbstractContextManager[Batches]:
     """Return the batches of this rank, read ahead by a thread unless every step uses the same rows."""
     loop_config, steps = loop.config, loop.config.iters - loop.state.counters.step
-    own_batches = loop.programs.local_microbatches(loop_config.grad_acc)
+    own_batches = loop.programs.local_microbatches(loop_config.microbatches)
     own_rows: Batches = (
         rows
-        if len(own_batches) == loop_config.grad_acc
-        else BatchShard(rows, loop_config.grad_acc, own_batches)
+        if len(own_batches) == loop_config.microbatches
+        else BatchShard(rows, loop_config.microbatches, own_batches)
     )
     if loop.minimizer and not loop_config.iters_per_rows:
         return nullcontext(own_rows)

@@ -48,7 +48,7 @@ class Checkpointer:
     warn: Callable[[str], None]
     extra: Mapping[str, Any]  # what is to be known of it beside the target
     resumed_folder: Path | None = None  # of the run that goes on
-    tell: Callable[[], None] = lambda: None  # of what became of the run's inputs
+    report_inputs: Callable[[], None] = lambda: None  # of what became of the run's inputs
 
     def begin(self, state: RunState) -> str:
         """Save before the first step, so that a full disk shows at once."""
@@ -66,9 +66,8 @@ class Checkpointer:
         self._write_config()
         self.metrics.open()
         self.folder.remove_replaced()
-        self.trainable.write_extra(
-            self.programs.weights.parts
-        )  # not before: of a run that cannot begin nothing stays
+        # not before: of a run that cannot begin nothing stays
+        self.trainable.write_extra(self.programs.weights.parts)
         if state.counters.step:  # a kill may have come between the last save and its copies
             try:
                 self._copy(state)
@@ -93,7 +92,7 @@ class Checkpointer:
 
         The last save goes to another folder if this one cannot be written.
         """
-        self.tell()
+        self.report_inputs()
         try:
             path = self._write_checkpoint(state)
         except FileError as error:
@@ -267,7 +266,7 @@ def restore(
     programs: TrainPrograms,
     minimizer: MinimizerState | None,
     rows: CountedBatches,
-    grad_acc: int,
+    microbatches: int,
 ) -> tuple[RunState, list[str]]:
     """Restore optimizer state and data position.
 
@@ -296,7 +295,7 @@ def restore(
         state.partial
         and programs.grads
         and programs.spec.groups == 1
-        and len(state.partial.losses) < grad_acc
+        and len(state.partial.losses) < microbatches
     ):
         programs.grads.load(checkpoint.split_vector(GRADIENTS))
         partial = replace(state.partial, losses=[*state.partial.losses])

@@ -83,7 +83,7 @@ class RunConfig:
         template = self.data.chat_template if not self.data.is_named_template else None
         models = (base, *(path for path, _ in self.lora.scaled), self.train.teacher)
         data = (*self.files, *self.data.val, template) if trains else ()
-        return [str(each) for each in (*models, *data) if each and str(each) != "-"]
+        return [str(name) for name in (*models, *data) if name and str(name) != "-"]
 
     def make_absolute(self, base: str = "") -> "RunConfig":
         """Return the same options with absolute paths, so that the run can be resumed from any folder."""

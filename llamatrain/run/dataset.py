@@ -31,7 +31,7 @@ class CountedBatches(SkippableLoader, Protocol):
         """The lengths that rows may have, in tokens."""
 
     @property
-    def sparse(self) -> bool:
+    def has_untrained_tokens(self) -> bool:
         """True if many tokens are not trained."""
 
     def restore(self, state: CursorState) -> bool:
@@ -56,7 +56,7 @@ class TrainingData:
 
     def describe_packing(self, batch: int) -> str:
         """Describe how full the rows are, if they are not always full."""
-        if not self.rows.sparse:
+        if not self.rows.has_untrained_tokens:
             return ""
         used, trained = (f"{100 * part:.0f} %" for part in self.rows.measure_packing(batch))
         return f"rows are {used} full, {trained} of their tokens are trained"
@@ -127,9 +127,8 @@ def check_first_rows(files: Sequence[str], data: DataOptions, compare: "Compare 
         check_has_rows(sources, compare)
     for source in sources:
         for number, line in islice(source.rows(), CHECKED_ROWS) if source.kind == "lines" else ():
-            with suppress(
-                RecordTooLarge, *([DataError] if data.skip_bad_rows else [])
-            ):  # reported when the row is skipped
+            # reported when the row is skipped
+            with suppress(RecordTooLarge, *([DataError] if data.skip_bad_rows else [])):
                 if compare:
                     parse_preference(line, source.locate(number), compare, source.columns)
                 else:

@@ -96,15 +96,15 @@ def check_extra_outputs(
             and resume_point is not None
             and matches_output(resume_point.path, names, real)
         )
-        for each in inputs:
-            if matches_output(each, names, real) and not (
-                continued and resume_point and each == resume_point.path
+        for input_path in inputs:
+            if matches_output(input_path, names, real) and not (
+                continued and resume_point and input_path == resume_point.path
             ):
                 raise UsageError(
-                    f"{flag} {file} would replace the input {each}; choose another name",
+                    f"{flag} {file} would replace the input {input_path}; choose another name",
                     code="replaces-input",
                 )
-        existing = sorted(each.name for each in folder_of_file.iterdir() if names.fullmatch(each.name))
+        existing = sorted(file.name for file in folder_of_file.iterdir() if names.fullmatch(file.name))
         if existing and not (folder_options.overwrite or continued or stored.get(name) == file):
             problem = (
                 f"{folder_of_file / existing[0]} exists and belongs to another run; choose another {flag}"

@@ -50,7 +50,7 @@ class DataShape:
     """Facts about rows, samples and the checkpoint that decide how much memory a run takes."""
 
     lengths: Sequence[int]
-    sparse: bool  # many tokens are not trained
+    has_untrained_tokens: bool  # many tokens are not trained
     has_validation: bool
     decoder_positions: int  # positions in the cache for samples; 0: no samples
     is_resume: bool  # batches must be split as they were
@@ -163,7 +163,7 @@ def make_spec(
         weights=weights.weights,
         trainable=weights.trainable,
         batch=train.batch,
-        positions=max(shape.lengths),
+        rope_length=max(shape.lengths),
         precision=resolved.precision,
         threads=resolved.threads,
         kernels=train.kernels,
@@ -173,7 +173,7 @@ def make_spec(
         gradients=resolved.gradients,
         clip=train.clip,
         drop_base=weights.drop_base,
-        sparse=shape.sparse,
+        has_untrained_tokens=shape.has_untrained_tokens,
         teacher=shape.teacher,
         lora_plus=resolved.config.tune.lora_plus_ratio,
         groups=train.grad_groups or 1,

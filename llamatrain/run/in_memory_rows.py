@@ -1,8 +1,7 @@
 """Passes rows from the memory of a Python program: they are written as JSON lines, and read like any other file.
 
 The rows of a run lie in its own folder, so that it can be resumed. The file is named by a hash of its
-content: the same
-rows are the same file, and those of another run in the same folder stay as they are.
+content: the same rows are the same file, and those of another run in the same folder stay as they are.
 """
 
 import hashlib

@@ -39,9 +39,8 @@ class RunInputs:
     merged_factors: tuple[Factors, ...] = ()  # theirs
     initial_adapter: Adapter | None = None  # which is gone on from
     teacher: Gguf | None = None  # the teacher
-    watched_files: Mapping[Path, WatchedFile] = field(
-        default_factory=dict
-    )  # the files that a run is begun with, as they were before
+    # the files that a run is begun with, as they were before
+    watched_files: Mapping[Path, WatchedFile] = field(default_factory=dict)
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -179,7 +178,7 @@ def check_unchanged(inputs: RunInputs, resume_point: ResumePoint, config: RunCon
     if inputs.adapter_fingerprints == (stored := extra.get("mixed")):
         return
     prints = zip(inputs.merged_adapters, inputs.adapter_fingerprints, strict=True)
-    unknown = [adapter for adapter, found in prints if not isinstance(stored, list) or found not in stored]
+    unknown = [adapter for adapter, fingerprint in prints if not isinstance(stored, list) or fingerprint not in stored]
     problem = (
         f"{unknown[0].source}: not an adapter"
         if unknown

@@ -39,10 +39,8 @@ class LowRankModel(FullModel):
             if name not in low_rank_weights(self.h):
                 trained[name] = weights[name] = parameter(name, shape)
                 continue
-            b, a = (
-                parameter(f"{name}.lora_b", (shape[0], self.rank)),
-                parameter(f"{name}.lora_a", (self.rank, shape[1])),
-            )
+            b = parameter(f"{name}.lora_b", (shape[0], self.rank))
+            a = parameter(f"{name}.lora_a", (self.rank, shape[1]))
             trained |= {a.name: a, b.name: b}
             weights[name] = O.matmul_nn(b, a, name=name)
         return TrainableWeights(weights=Weights(weights), trainable=trained)

@@ -23,12 +23,8 @@ from llamatrain.run.config import RunConfig
 from llamatrain.run.inputs import RunInputs
 from llamatrain.run.lora_options import LoraOptions
 
-FILE_KEYS = (
-    "split.",
-    "training.",
-    "optimizer.",
-    "general.quantization_version",
-)  # keys that a new model file has not
+# keys that a new model file has not
+FILE_KEYS = ("split.", "training.", "optimizer.", "general.quantization_version")
 NEW_MODEL = tuple(name for name, spec in option_specs(ModelOptions).items() if spec.option.new_model)
 FINETUNE_CTX = 512  # at most, where it is not given
 
@@ -59,10 +55,10 @@ class RunModel:
         if template is None:
             return self
         self.tokenizer.chat_template, self.tokenizer.tool_template = template, None
-        kept = {
+        other = {
             key: value for key, value in self.metadata.items() if key != "tokenizer.chat_template.tool_use"
         }
-        return replace(self, metadata={**kept, "tokenizer.chat_template": string(template)})
+        return replace(self, metadata={**other, "tokenizer.chat_template": string(template)})
 
 
 def make_model(config: RunConfig, inputs: RunInputs, changed: Collection[str], read: bool = True) -> RunModel:

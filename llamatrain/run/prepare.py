@@ -44,7 +44,7 @@ class PreparedRun:
     """A run that is ready to start."""
 
     resolved: ResolvedConfig
-    plan: FittedRun
+    fitted: FittedRun
     config: RunConfig  # what is written down of both
     inputs: RunInputs
     model: RunModel
@@ -55,7 +55,7 @@ class PreparedRun:
 
     def compile_ahead(self, programs: TrainPrograms) -> None:
         """Compile the programs that are needed after the first step."""
-        self.sampler.compile(self.plan.weights, programs.weights.parts)
+        self.sampler.compile(self.fitted.weights, programs.weights.parts)
         self.compile_validation(programs)
 
     def compile_validation(self, programs: TrainPrograms) -> None:
@@ -95,9 +95,8 @@ def prepare(
     with phase("tokenizer"):
         model = make_model(config, inputs, changed)
     teacher = teacher_for(config, model, inputs)
-    trainable = choose_trainable(
-        config, model, inputs, peft
-    )  # before the data is read: broken adapters show at once
+    # before the data is read: broken adapters show at once
+    trainable = choose_trainable(config, model, inputs, peft)
     check_resident(config.train.memory)
     with phase("data"):
         data = load_data(config.files, model, config.data, config.train.seed, config.preference.data_kind)
@@ -108,28 +107,29 @@ def prepare(
     sampler = build_sampler(resolved, model, data.rows if isinstance(data.rows, Sine) else None)
     shape = DataShape(
         lengths=data.rows.lengths,
-        sparse=data.rows.sparse or (data.validation is not None and data.validation.sparse),
+        has_untrained_tokens=data.rows.has_untrained_tokens
+        or (data.validation is not None and data.validation.has_untrained_tokens),
         has_validation=data.validation is not None,
         decoder_positions=sampler.positions,
         is_resume=inputs.is_resume,
         teacher=teacher,
     )
     with phase("planning"):
-        found = fit_memory(resolved, trainable, shape)
+        fitted = fit_memory(resolved, trainable, shape)
     if inputs.resume_point:
-        check_weights(inputs.resume_point, found.weights.trainable)
-    if found.error:
-        raise MemoryPlanError(found.error, code="out-of-memory")
+        check_weights(inputs.resume_point, fitted.weights.trainable)
+    if fitted.error:
+        raise MemoryPlanError(fitted.error, code="out-of-memory")
     return PreparedRun(
         resolved=resolved,
-        plan=found,
-        config=resolved.stored_config(str(found.plan.policy), found.plan.splits, found.cache),
+        fitted=fitted,
+        config=resolved.stored_config(str(fitted.plan.policy), fitted.plan.splits, fitted.cache),
         inputs=inputs,
         model=model,
         data=data,
         trainable=trainable,
         sampler=sampler,
-        notes=(*notes, *describe_surprises(resolved, found, inputs, model, trainable)),
+        notes=(*notes, *describe_surprises(resolved, fitted, inputs, model, trainable)),
     )
 
 
@@ -164,7 +164,7 @@ def build_sampler(resolved: ResolvedConfig, model: RunModel, sine: Sine | None) 
 
 
 def describe_surprises(
-    resolved: ResolvedConfig, found: FittedRun, inputs: RunInputs, model: RunModel, trainable: Trainable
+    resolved: ResolvedConfig, fitted: FittedRun, inputs: RunInputs, model: RunModel, trainable: Trainable
 ) -> Iterator[str]:
     """Yield notes about what the user may not expect of the run."""
     config, tune = resolved.config, resolved.config.tune
@@ -175,8 +175,8 @@ def describe_surprises(
             f"--optimizer {config.train.optimizer} stops early in bf16, where losses are rounded; "
             "--precision f32 trains further"
         )
-    if found.plan.splits > 1:
-        yield f"each batch is split into {found.plan.splits} micro-batches to fit the memory"
+    if fitted.plan.splits > 1:
+        yield f"each batch is split into {fitted.plan.splits} micro-batches to fit the memory"
     if (
         resolved.forced_splits > 1
         and config.train.batch * model.row_length < SMALL_BATCH
@@ -189,8 +189,8 @@ def describe_surprises(
         )
     if model.row_length > model.h.ctx:
         yield f"rows have {model.row_length} tokens, but the model was made for {model.h.ctx}"
-    if found.cache == "off" and found.plan.breakdown.packed_copies:
-        copy_size = Size(found.plan.breakdown.packed_copies).text
+    if fitted.cache == "off" and fitted.plan.breakdown.packed_copies:
+        copy_size = Size(fitted.plan.breakdown.packed_copies).text
         yield f"some quantized weights are unpacked once, which takes {copy_size}"
     if trainable.kind == "train_model" and inputs.base and not inputs.resume_point:
         kinds = {inputs.base.tensors[name].type.name for name in model.h.shapes} - {"F32"}
@@ -205,7 +205,7 @@ def describe_surprises(
 class PlannedRun:
     """A plan of a run that is not started."""
 
-    plan: FittedRun
+    fitted: FittedRun
     config: RunConfig
     batches: int  # of a step
     steps: int | None  # that are to come; how many an epoch has is not known before its text is read
@@ -240,7 +240,7 @@ def plan_unread(request: RunRequest, graphs: bool, ranks: int) -> PlannedRun:
     resolved = resolve(config, model.row_length, lambda epochs: epochs, ranks)
     shape = DataShape(
         lengths=row_lengths(model.row_length, config.data, whole, plain, config.preference.data_kind),
-        sparse=not whole,
+        has_untrained_tokens=not whole,
         has_validation=bool(
             config.data.val or config.data.val_split or (found_files and found_files.validation)
         ),
@@ -252,9 +252,9 @@ def plan_unread(request: RunRequest, graphs: bool, ranks: int) -> PlannedRun:
         may_extrapolate=not graphs,
     )
     refuse = config.train.memory is not None  # otherwise the plan is shown with a warning
-    found = fit_memory(resolved, choose_trainable(config, model, inputs, None), shape, refuse)
+    fitted = fit_memory(resolved, choose_trainable(config, model, inputs, None), shape, refuse)
     steps = None if config.train.epochs is not None else max(0, resolved.iters - inputs.step)
-    return PlannedRun(plan=found, config=config, batches=resolved.config.train.grad_acc, steps=steps)
+    return PlannedRun(fitted=fitted, config=config, batches=resolved.config.train.grad_acc, steps=steps)
 
 
 # ---- files -----------------------------------------------------------------
@@ -302,10 +302,8 @@ def resolve_peft_folder(
     """Check the folder for the PEFT adapter, and return the config, the folder and notes.
 
     The folder replaces no input, and nothing that the user did not ask for. A folder that belongs to another
-    run stays
-    with that run. A folder that only a checkpoint names is used only if this user wrote the checkpoint and
-    the folder
-    lies inside the run's own.
+    run stays with that run. A folder that only a checkpoint names is used only if this user wrote the
+    checkpoint and the folder lies inside the run's own.
     """
     path, folder_options = config.tune.peft, request.folder_options
     is_other_folder = inputs.folder is not None and folder.path != inputs.folder
@@ -351,5 +349,5 @@ def resolve_peft_folder(
 def stored_peft(resume_point: ResumePoint | None) -> str | None:
     """Return the PEFT folder of the run that is resumed."""
     tune = resume_point.checkpoint.options.get("tune") if resume_point else None
-    kept = tune.get("peft") if isinstance(tune, dict) else None
-    return kept if isinstance(kept, str) else None
+    folder = tune.get("peft") if isinstance(tune, dict) else None
+    return folder if isinstance(folder, str) else None

@@ -78,11 +78,9 @@ class ProfiledRun:
 
     def __init__(self, listener: Listener, recorder: Recorder) -> None:
         self.listener, self.recorder = listener, recorder
-        self.log, self.show_activity, self.on_validation = (
-            listener.log,
-            listener.show_activity,
-            listener.on_validation,
-        )
+        self.log = listener.log
+        self.show_activity = listener.show_activity
+        self.on_validation = listener.on_validation
         self.on_save, self.on_save_error = listener.on_save, listener.on_save_error
 
     def on_step(self, line: StepLine) -> None:

@@ -48,7 +48,7 @@ FINETUNE_OPTIONS = (
 )
 FINETUNE_DEFAULTS = {"batch": 4, "lr": 1e-4}
 
-Said = Mapping[str, Any]  # options by name, without those that are left to their defaults
+Overrides = Mapping[str, Any]  # options by name, without those that are left to their defaults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,17 +75,15 @@ def naming_sources(config: Path | None, given: Collection[str], overrides: Colle
     try:
         yield
     except UsageError as error:
-        words, names = (
-            error.format if isinstance(error, OptionError) else partial(replace_flags, str(error)),
-            set[str](),
-        )
+        words = error.format if isinstance(error, OptionError) else partial(replace_flags, str(error))
+        names = set[str]()
         words(lambda name: names.add(name.removeprefix("no_")) or name)  # type: ignore[func-returns-value]
         if config is None or names & {*overrides} or not names & {*given}:
             raise
         raise UsageError(f"{config}: {words(format_setting)}", code=error.code) from None
 
 
-def merge_config_file(overrides: Said, *classes: type[Options]) -> dict[str, Any]:
+def merge_config_file(overrides: Overrides, *classes: type[Options]) -> dict[str, Any]:
     """Return the options of the config file, overridden by those given directly."""
     folder_options = build(RunFolderOptions, overrides)
     return {
@@ -94,7 +92,7 @@ def merge_config_file(overrides: Said, *classes: type[Options]) -> dict[str, Any
     }
 
 
-def latest_or_new(overrides: Said, values: Said) -> tuple[RunFolderOptions, tuple[str, ...]]:
+def latest_or_new(overrides: Overrides, values: Overrides) -> tuple[RunFolderOptions, tuple[str, ...]]:
     """Start a new run, with a note, if --checkpoint-in names a LATEST file that does not exist yet.
 
     A script that always continues from its LATEST checkpoint finds none the first time.
@@ -111,7 +109,12 @@ def latest_or_new(overrides: Said, values: Said) -> tuple[RunFolderOptions, tupl
 
 
 def build_config(
-    command: str, files: tuple[str, ...], base: str, values: Said, changed: Collection[str], is_resume: bool
+    command: str,
+    files: tuple[str, ...],
+    base: str,
+    values: Overrides,
+    changed: Collection[str],
+    is_resume: bool,
 ) -> RunConfig:
     """Build the config of a run.
 
@@ -126,15 +129,13 @@ def build_config(
 # ---- a new model -----------------------------------------------------------
 
 
-def request_from_scratch(data: Sequence[str], overrides: Said) -> RunRequest:
+def request_from_scratch(data: Sequence[str], overrides: Overrides) -> RunRequest:
     """Return the request for `from-scratch`."""
     values = merge_config_file(overrides, *FROM_SCRATCH_OPTIONS, DataArgument)
     folder_options, notes = latest_or_new(overrides, values)
-    given, files, changed = (
-        {*values},
-        tuple(data or values.get("data", ())),
-        changed_options(values, *FROM_SCRATCH_OPTIONS),
-    )
+    given = {*values}
+    files = tuple(data or values.get("data", ()))
+    changed = changed_options(values, *FROM_SCRATCH_OPTIONS)
     with naming_sources(folder_options.config, given, overrides):
         if not (files or folder_options.resume or folder_options.checkpoint_in):
             values = add_sine_defaults(values)
@@ -191,14 +192,14 @@ def check_student(config: RunConfig, changed: Collection[str]) -> None:
         )
 
 
-def add_sine_defaults(values: Said) -> dict[str, Any]:
+def add_sine_defaults(values: Overrides) -> dict[str, Any]:
     """Return the options with the defaults of the sine wave; raise if one of them is about data."""
     for name, spec in option_specs(DataOptions).items():
         if name in values and spec.check(values[name]) != spec.default:
             option = f"no_{name}" if values[name] is False else name
             raise OptionError(
-                lambda spelt, said=option: (
-                    f"{spelt(said)} has no effect on the built-in sine wave; name the data, or leave it out"
+                lambda spelt, name=option: (
+                    f"{spelt(name)} has no effect on the built-in sine wave; name the data, or leave it out"
                 )  # type: ignore[misc]
             )
     sized = ("embd", "head", "layer") if "size" in values else ()
@@ -209,7 +210,7 @@ def add_sine_defaults(values: Said) -> dict[str, Any]:
 # ---- a model that is there -------------------------------------------------
 
 
-def request_finetune(base: str | None, data: Sequence[str], overrides: Said) -> RunRequest:
+def request_finetune(base: str | None, data: Sequence[str], overrides: Overrides) -> RunRequest:
     """Return the request for `finetune`."""
     values = merge_config_file(overrides, *FINETUNE_OPTIONS, BaseArgument)
     folder_options, notes = latest_or_new(overrides, values)
@@ -233,7 +234,11 @@ def request_finetune(base: str | None, data: Sequence[str], overrides: Said) -> 
 
 
 def build_finetune_config(
-    base: str | None, data: tuple[str, ...], values: Said, changed: set[str], folder_options: RunFolderOptions
+    base: str | None,
+    data: tuple[str, ...],
+    values: Overrides,
+    changed: set[str],
+    folder_options: RunFolderOptions,
 ) -> tuple[RunConfig, RunFolderOptions]:
     """Build the config of `finetune`, and check that there are a base and data unless a resumed run has them.
 

@@ -61,14 +61,14 @@ class ResolvedConfig:
         train, run = self.config.train, self.config.run
         return LoopConfig(
             iters=self.iters,
-            grad_acc=train.grad_acc * splits,
+            microbatches=train.grad_acc * splits,
             seed=train.seed,
             schedule=self.schedule,
             stop_rules=StopRules(
-                past=train.stop_window,
-                delta=train.stop_delta,
+                window=train.stop_window,
+                min_change=train.stop_delta,
                 max_no_improvement=train.max_no_improvement,
-                epsf=train.stop_rel,
+                min_relative_change=train.stop_rel,
             ),
             eval_every=run.eval_every,
             sample_every=run.sample_every,

@@ -43,13 +43,14 @@ def initial_state(
             validation_due=prepared.config.command == "finetune" and loop_config.eval_every > 0,
         )
     with checking_state(resume_point), verify_unchanged(resume_point.checkpoint.files):
-        state, warnings = restore(resume_point.checkpoint, programs, minimizer, rows, loop_config.grad_acc)
+        state, warnings = restore(
+            resume_point.checkpoint, programs, minimizer, rows, loop_config.microbatches
+        )
     for line in warnings:
         report.warn(line)
     report.set_start(resume_point.step)
-    if loop_config.iters > (
-        stored_option(resume_point, "train", "iters") or 0
-    ):  # more steps are taken after a stop rule or --epochs ended it
+    # more steps are taken after a stop rule or --epochs ended it
+    if loop_config.iters > (stored_option(resume_point, "train", "iters") or 0):
         state.stop_reason = None
         if rows.end:  # a step that was left half way had fewer rows, perhaps
             rows.end, state.partial = 0, None

@@ -93,10 +93,8 @@ def apply_resume(
         check_legacy_options(config, resume_point, changed_names)
         reject_unused(config.unused, changed_names)
         return config, []
-    stored, config = (
-        RunConfig.from_plain(resume_point.checkpoint.options, resume_point.path),
-        config.make_absolute(),
-    )
+    stored = RunConfig.from_plain(resume_point.checkpoint.options, resume_point.path)
+    config = config.make_absolute()
     folder = resume_point.path.parent
     stored = replace(
         stored,
@@ -118,16 +116,15 @@ def apply_resume(
         and "log" not in given
         and (services := sorted({*stored.run.log} - {"csv", "tensorboard"}))
     ):
-        changed["run"]["log"] = tuple(each for each in stored.run.log if each not in services)
+        changed["run"]["log"] = tuple(logger for logger in stored.run.log if logger not in services)
         notes.append(
             f"nothing is sent to {', '.join(services)}, since only someone else's checkpoint asks for "
             f"it; add --log {services[0]} to send it"
         )
     parts = {part: replace(getattr(stored, part), **values) for part, values in changed.items()}
     merged = replace(stored, base=config.base or stored.base, **parts)  # the base may have been moved
-    merged = replace(
-        merged, data=replace(merged.data, date=stored.data.date or config.data.date)
-    )  # old checkpoints know no day
+    # old checkpoints know no day
+    merged = replace(merged, data=replace(merged.data, date=stored.data.date or config.data.date))
     reject_unused(merged.unused, changed_names)
     if (
         "iters" in changed["train"]
@@ -223,10 +220,8 @@ def check_inputs(
 
     Raise if someone else wrote it, unless --trust is given.
     """
-    trains, known = (
-        not (config.tune.only_write_lora or folder_options.only_write_model),
-        {*named_config.inputs()},
-    )
+    trains = not (config.tune.only_write_lora or folder_options.only_write_model)
+    known = {*named_config.inputs()}
     unnamed = [file for file in config.inputs(trains) if file not in known]
     if not unnamed:
         return

@@ -92,10 +92,8 @@ class TextSampler:
     def show(self, step: int, weights: TrainableWeights, parts: Arrays, report: Report) -> None:
         """Print a sample."""
         options = SamplingOptions(n=SAMPLE_TOKENS, seed=mix(self.seed, step) >> 33)
-        ends = {
-            *self.tokenizer.ends.all,
-            *range(len(self.tokenizer), self.h.vocab),
-        }  # the last stand for no text
+        # the last stand for no text
+        ends = {*self.tokenizer.ends.all, *range(len(self.tokenizer), self.h.vocab)}
         generation = Generation(self.get_decoder(weights, parts), self.prompt, options, ends)
         decoder = StreamDecoder(self.tokenizer)
         start = self.tokenizer.decode(self.prompt, special=False).decode("utf-8", "replace")

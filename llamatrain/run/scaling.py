@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from llamatrain.config.options import COUNT
-from llamatrain.graph.remat_policy import POLICY_NAMES
+from llamatrain.graph.remat_policy import POLICY_NAMES, Policy
 from llamatrain.planner.layers import layers_are_alike, with_layers
 from llamatrain.planner.memory import MemoryPlan
 from llamatrain.planner.scaling_model import FLOAT, LinkModel, ShardedStep, StepTimeBreakdown, step_seconds
@@ -12,7 +12,7 @@ from llamatrain.planner.speeds import OpSpeeds, get_speeds
 from llamatrain.run.config import RunConfig
 from llamatrain.run.options import TrainOptions
 from llamatrain.run.resolve import choose_gradients, split_for_ranks
-from llamatrain.train.graphs import Policy, StepGraphs, StepSpec
+from llamatrain.train.graphs import StepGraphs, StepSpec
 
 MAX_RANKS = 4096  # ranks that are told of
 MESSAGE_SECONDS = 20e-6  # seconds of one, over Ethernet
@@ -130,7 +130,7 @@ def step_time(spec: StepSpec, policy: Policy, speeds: OpSpeeds) -> StepTime:
 
 
 def _step_time(spec: StepSpec, policy: Policy, speeds: OpSpeeds) -> StepTime:
-    length, trained = spec.positions, sum(4 * tensor.size for tensor in spec.trainable.values())
+    length, trained = spec.rope_length, sum(4 * tensor.size for tensor in spec.trainable.values())
     small, large = (StepGraphs(replace(spec, batch=batch), policy) for batch in (1, 2))
     if spec.gradients == "streamed":
         one, two = (speeds.graph_seconds(graphs.streamed_graph(length)) for graphs in (small, large))
@@ -145,12 +145,12 @@ def _step_time(spec: StepSpec, policy: Policy, speeds: OpSpeeds) -> StepTime:
 
 
 def forecast_scaling(
-    way: MemoryPlan, config: RunConfig, bits: float, measure: bool = False
+    plan: MemoryPlan, config: RunConfig, bits: float, measure: bool = False
 ) -> ScalingForecast:
     """Forecast steps on several ranks that are connected by links of this speed (bits per second)."""
-    spec, ranks = way.spec, way.spec.ranks
+    spec, ranks = plan.spec, plan.spec.ranks
     trained = sum(tensor.size for tensor in spec.trainable.values())
-    max_rows = spec.batch if way.splits > 1 else config.train.batch
+    max_rows = spec.batch if plan.splits > 1 else config.train.batch
     step = StepShape(
         config=config, trained=trained, grad_bytes=2 if spec.comm_bf16 else FLOAT, max_rows=max_rows
     )
@@ -162,7 +162,7 @@ def forecast_scaling(
         config.train, optimizer, reads_base=config.command == "finetune" and not config.tune.full
     )
     alone, sharded = (
-        step_time(replace(shared, gradients=mode), way.policy, speeds) for mode in (gradients, "flat")
+        step_time(replace(shared, gradients=mode), plan.policy, speeds) for mode in (gradients, "flat")
     )
     rows = list(forecast_ranks(step, alone, sharded, bits, ranks))
     useful_ranks, next_speedup = find_useful_ranks(step, rows)

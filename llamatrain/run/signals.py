@@ -75,7 +75,7 @@ class CommandInterrupts(Interrupts):
         self._main = is_main_thread()
         if self._main:
             self._handlers = {
-                each: signal.signal(each, lambda number, frame: None) for each in exit_signals()
+                number: signal.signal(number, lambda number, frame: None) for number in exit_signals()
             }
             self._reader, self._writer = socket.socketpair()
             self._writer.setblocking(False)
@@ -88,8 +88,8 @@ class CommandInterrupts(Interrupts):
     ) -> None:
         if self._main:
             signal.set_wakeup_fd(self._wakeup)
-            for each, before in self._handlers.items():
-                signal.signal(each, before)
+            for number, before in self._handlers.items():
+                signal.signal(number, before)
             self._writer.close()  # ends the thread, which closes its own end
 
     def _listen(self, reader: socket.socket) -> None:

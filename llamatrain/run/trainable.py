@@ -35,9 +35,8 @@ class TrainableWeights:
     frozen: dict[str, np.ndarray] = field(default_factory=dict)  # by name
     drop_base: bool = False  # whether the pages of the base's file are let go after each reading
     reference: Weights | None = None  # without what is trained
-    copied_tensors: Sequence[
-        Tensor
-    ] = ()  # over copies of the base's matrices, whose arrays are there once they are loaded
+    # over copies of the base's matrices, whose arrays are there once they are loaded
+    copied_tensors: Sequence[Tensor] = ()
 
     @property
     def copy_bytes(self) -> int:

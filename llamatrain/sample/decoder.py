@@ -186,11 +186,9 @@ class DecodingGraphs:
     ) -> None:
         self.h, self.backend = h, backend
         self.chunks = sorted({min(chunk, ctx) for chunk in CHUNKS})
-        self.weights, self.caches, self.table = (
-            weights or trainable_weights(h),
-            make_caches(h, ctx),
-            rope_state(h, ctx),
-        )
+        self.weights = weights or trainable_weights(h)
+        self.caches = make_caches(h, ctx)
+        self.table = rope_state(h, ctx)
         self._planned: dict[int, tuple[DecodingGraph, Plan]] = {}
 
     @property
@@ -245,13 +243,11 @@ class Generation:
         its first `keep` tokens stay; without it generation ends there. `reuse_cache`: keep what the decoder
         has computed of the prompt.
         """
-        self.decoder, self.options, self.ends, self.keep, self.reuse_cache = (
-            decoder,
-            options,
-            ends,
-            keep,
-            reuse_cache,
-        )
+        self.decoder = decoder
+        self.options = options
+        self.ends = ends
+        self.keep = keep
+        self.reuse_cache = reuse_cache
         self.tokens = [int(token) for token in prompt]
         self.stop_reason = ""
 

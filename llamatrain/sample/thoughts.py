@@ -32,11 +32,10 @@ def split_thoughts(pieces: Iterable[str], prompt: str, marks: tuple[str, str]) -
     """
     begin, end = marks
     thinking = prompt.rstrip().endswith(begin)
-    buffer, looking, strip = (
-        "",
-        not thinking,
-        True,
-    )  # text held back; before the first mark; drop white space
+    # text held back; before the first mark; drop white space
+    buffer = ""
+    looking = not thinking
+    strip = True
     for piece in pieces:
         buffer += piece
         if looking:

@@ -11,7 +11,7 @@ class LoopConfig:
     """The length of a run, its learning rate, and how often it validates, samples and saves."""
 
     iters: int
-    grad_acc: int  # micro-batches per step
+    microbatches: int  # per step
     seed: int
     schedule: Schedule
     stop_rules: StopRules

@@ -43,7 +43,7 @@ def evaluate_batch(programs: EvalPrograms, batch: Batch) -> BatchLoss:
             counts = np.bincount(batch.compared.sequences[batch.compared.chosen], minlength=len(present))
             chosen_nll = (
                 programs.loss_terms()[1],
-                float(batch.compared.words),
+                float(batch.compared.chosen_tokens),
                 stack_units(parts[1], counts),
             )
         return BatchLoss(

@@ -17,6 +17,7 @@ from llamatrain.engine.backend import Backend, create_backend
 from llamatrain.engine.plan import Plan, plan
 from llamatrain.graph.ops import mul, sum_sqr
 from llamatrain.graph.precision import round_products
+from llamatrain.graph.remat_policy import Policy
 from llamatrain.graph.tensor import I32, Tensor, parameter, placeholder, state
 from llamatrain.model import transformer
 from llamatrain.model.distill import Teacher
@@ -38,10 +39,8 @@ from llamatrain.preference.objective import Objective
 from llamatrain.train.parallel.partition import ParamSlice, Partition
 
 P = ParamSpec("P")
-Policy = str | int
 # Where gradients are stored: "flat" vectors, for accumulation or a minimizer; the "arena", until the update
-# has
-# clipped and used them; or "streamed": each is used at once.
+# has clipped and used them; or "streamed": each is used at once.
 Gradients = Literal["flat", "arena", "streamed"]
 
 
@@ -53,7 +52,7 @@ class StepSpec:
     weights: Weights
     trainable: Mapping[str, Tensor]  # parameters by name, in the order of flat vectors
     batch: int
-    positions: int  # length of the RoPE table
+    rope_length: int  # length of the RoPE table
     precision: str
     threads: int
     kernels: str = "cpu"
@@ -63,7 +62,7 @@ class StepSpec:
     gradients: Gradients = "flat"
     clip: float = 0.0
     drop_base: bool = False  # release pages of the base after each read
-    sparse: bool = False  # most tokens have no loss
+    has_untrained_tokens: bool = False  # most tokens have no loss
     objective: Objective | None = None  # for preferences
     reference: Weights | None = None  # the reference model of the objective
     teacher: Teacher | None = None
@@ -111,7 +110,7 @@ class StepGraph:
 
 
 def first_or_none(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return the only element, or None if there is none."""
+    """Return the first tensor, or None if there are none."""
     return tensors[0] if tensors else None
 
 
@@ -141,7 +140,7 @@ class StepGraphs:
 
     def __init__(self, spec: StepSpec, policy: Policy = "none") -> None:
         self.spec, self.policy = spec, policy
-        self.table = transformer.rope_state(spec.h, spec.positions)
+        self.table = transformer.rope_state(spec.h, spec.rope_length)
         self.states: dict[str, np.ndarray] = {}
         self._held: dict[int, HeldGradients] = {}
         self.built: dict[tuple[object, ...], StepGraph] = {}
@@ -180,11 +179,11 @@ class StepGraphs:
                 weights,
                 reference,
                 table=self.table,
-                sparse=spec.sparse,
+                drop_untrained=spec.has_untrained_tokens,
                 flash=spec.flash,
                 **sizes,
             )
-        options = {"sparse": spec.sparse, "flash": spec.flash, "squared": spec.squared}
+        options = {"drop_untrained": spec.has_untrained_tokens, "flash": spec.flash, "squared": spec.squared}
         return transformer.build_training(
             spec.h, weights, spec.batch, length, self.table, teacher=spec.teacher, **options
         )
@@ -213,10 +212,8 @@ class StepGraphs:
         held, inputs = self._hold_gradients(length), self._training_graph(length).inputs
         gradients, memory_names = held.more, dict[Tensor, str]()
         if first:
-            gradients, memory_names = (
-                held.first,
-                {output: leaf.name for output, leaf in zip(held.first, held.memory, strict=True)},
-            )
+            gradients = held.first
+            memory_names = {output: leaf.name for output, leaf in zip(held.first, held.memory, strict=True)}
         outputs = [held.loss, *gradients, *held.extra]
         grads = (
             {weight.name: grad for weight, grad in zip(held.blocks, gradients, strict=False)}
@@ -392,8 +389,6 @@ class StepGraphs:
             if self.spec.rule and self.spec.groups == 1 and (first_flat or self.spec.gradients == "arena"):
                 updates.append(self.update_graph(length))
         if self.spec.rule and self.spec.groups > 1:
-            updates += [
-                self.norm_graph(0),
-                self.shard_update_graph(0),
-            ]  # what is planned must not depend on who plans it
+            # what is planned must not depend on who plans it
+            updates += [self.norm_graph(0), self.shard_update_graph(0)]
         return graphs, updates

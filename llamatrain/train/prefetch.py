@@ -36,10 +36,8 @@ class Prefetcher:
         self.loader, self.state = loader, loader.state
         self.seconds_waited = 0.0  # total
         self._count, self._remaining = count, remaining
-        self._requests, self._results = (
-            SimpleQueue[bool](),
-            SimpleQueue[tuple[Batch, CursorState] | BaseException](),
-        )
+        self._requests = SimpleQueue[bool]()
+        self._results = SimpleQueue[tuple[Batch, CursorState] | BaseException]()
         self._ready, self._in_flight = ready, 0
         self._thread = Thread(target=self._read_batches, daemon=True)
 

@@ -58,7 +58,7 @@ class EvalPrograms:
 
     def __init__(self, graphs: StepGraphs, arrays: Mapping[str, np.ndarray], arena: int) -> None:
         self.graphs, self.spec, self.arena = graphs, graphs.spec, graphs.spec.backend.allocate(arena)
-        table = self.spec.h.rope_table(self.spec.positions)
+        table = self.spec.h.rope_table(self.spec.rope_length)
         self._arrays = {**arrays, graphs.table.name: table}
         self._programs: dict[tuple[str, int], BoundGraph] = {}
         self._last: BoundGraph | None = None
@@ -91,7 +91,7 @@ class EvalPrograms:
         """Return what each token with a weight adds to the loss that was evaluated last."""
         (losses,), positions = self.loss_parts(), np.flatnonzero(batch.weights)
         assert self._last
-        return losses[: len(positions)] if "weighed" in self._last.graph.inputs else losses[positions]
+        return losses[: len(positions)] if "scored_indices" in self._last.graph.inputs else losses[positions]
 
     def eval_program(self, length: int) -> "BoundGraph":
         """Return the evaluation program for rows of this length."""
@@ -285,7 +285,7 @@ class BoundGraph:
         source = InputSource(
             batch=batch,
             totals=totals,
-            sparse="weighed" in self.graph.inputs,
+            drops_untrained="scored_indices" in self.graph.inputs,
             objective=self.objective,
             dropout_key=key,
         )

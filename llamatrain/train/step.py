@@ -56,7 +56,7 @@ class StepRunner:
     @property
     def local_microbatches(self) -> range:
         """The indices of this rank's micro-batches among those of a step."""
-        return self.programs.local_microbatches(self.config.grad_acc)
+        return self.programs.local_microbatches(self.config.microbatches)
 
     def out_of_time(self) -> bool:
         """Return True if the time limit is reached."""
@@ -142,17 +142,14 @@ class StepRunner:
             input_error=input_error,
             time_is_up=self.out_of_time(),
         )
-        merged = merge_steps(
-            self.comm.all_gather(own_step)
-        )  # after this, only sums of other ranks are waited for
+        # after this, only sums of other ranks are waited for
+        merged = merge_steps(self.comm.all_gather(own_step))
         self.programs.wait()
         if merged.input_error:
             raise InputChanged(merged.input_error)
-        self.signal, self.time_is_up, self._slowest_rank = (
-            self.signal or merged.signal,
-            merged.time_is_up,
-            merged.slowest_rank,
-        )
+        self.signal = self.signal or merged.signal
+        self.time_is_up = merged.time_is_up
+        self._slowest_rank = merged.slowest_rank
         self._rewards = [merged.rewards] if merged.rewards else []
         return merged.losses
 
@@ -161,9 +158,8 @@ class StepRunner:
     ) -> float:
         loss = self.programs.compute_gradients(batch, totals, index, key)
         self._collect_rewards(batch)
-        if not (
-            math.isfinite(loss) or self._first_nonfinite or self.minimizer
-        ):  # a minimizer may try points without a finite loss
+        # a minimizer may try points without a finite loss
+        if not (math.isfinite(loss) or self._first_nonfinite or self.minimizer):
             self._first_nonfinite = self.programs.first_nonfinite()
         return loss
 
@@ -176,10 +172,9 @@ class StepRunner:
 
     def _dropout_key(self, state: RunState, index: int) -> tuple[int, int]:
         """Return the key of a micro-batch's dropout: the seed, and the number of its first row."""
-        step = (
-            0 if self.minimizer else state.counters.step
-        )  # line searches compare losses, so dropout must not vary
-        batches = step * self.config.grad_acc + self.local_microbatches[index]
+        # line searches compare losses, so dropout must not vary
+        step = 0 if self.minimizer else state.counters.step
+        batches = step * self.config.microbatches + self.local_microbatches[index]
         return self.config.seed, batches * self.programs.spec.batch % (1 << 31)
 
     # ---- L-BFGS --------------------------------------------------------
@@ -210,10 +205,8 @@ class StepRunner:
             if math.isnan(minimizer.loss):
                 minimizer.begin(evaluate)
             with np.errstate(over="ignore"):  # reported as infinite
-                loss, norm = (
-                    self._check_finite(state, minimizer.loss, "loss"),
-                    float(np.linalg.norm(minimizer.gradient)),
-                )
+                loss = self._check_finite(state, minimizer.loss, "loss")
+                norm = float(np.linalg.norm(minimizer.gradient))
             evaluations = minimizer.evaluations
             reason = minimizer.step(evaluate)
         finally:

@@ -113,7 +113,7 @@ def ours(case: str, folder: Path, *, batch: int = 4, **more: Any) -> tuple[Found
     )
     asked, sources, notes = start_request(request)
     prepared = prepare(asked, sources, None, notes, request.changed)
-    way, leaves = prepared.plan.plan, prepared.plan.weights
+    way, leaves = prepared.fitted.plan, prepared.fitted.weights
     prepared.trainable.load_copies(leaves)
     programs = TrainPrograms(way.graphs, way.arena, leaves.frozen)
     prepared.trainable.init_weights(programs.weights.parts)

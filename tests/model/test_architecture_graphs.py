@@ -172,7 +172,7 @@ def test_every_fused_head_has_the_cap() -> None:
     weights, table = trainable_weights(h), rope_state(h, 8)
     made = build_training(h, weights, 1, 8, table)
     assert made.evaluation
-    ways = PairForward(h=h, table=table, batch=1, length=8, answers=2, sparse=False, flash=True)
+    ways = PairForward(h=h, table=table, batch=1, length=8, answers=2, drop_untrained=False, flash=True)
     rows, _ = ways.losses(weights, ways.inputs())
     for name, each in (("", made.loss), ("_judged", made.evaluation[0]), ("_rows", rows)):
         assert (

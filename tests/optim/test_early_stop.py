@@ -29,22 +29,24 @@ def test_no_improvement() -> None:
 
 def test_change_against_the_past() -> None:
     losses = [4.0, 3.0, 2.0, 1.5, 1.98, 1.51]
-    found = stops_at(StopRules(past=2, delta=0.02), losses)
+    found = stops_at(StopRules(window=2, min_change=0.02), losses)
     assert found == (5, "the loss went from 2 to 1.98 in 2 evaluations, less than 0.02 of itself")
-    assert stops_at(StopRules(past=2, delta=0.001), losses) is None
-    assert stops_at(StopRules(past=6, delta=10.0), losses) is None  # there is no loss six evaluations ago yet
+    assert stops_at(StopRules(window=2, min_change=0.001), losses) is None
+    assert (
+        stops_at(StopRules(window=6, min_change=10.0), losses) is None
+    )  # there is no loss six evaluations ago yet
 
 
 def test_change_against_the_previous() -> None:
-    assert stops_at(StopRules(epsf=0.01), [2.0, 1.0, 0.995, 0.5]) == (
+    assert stops_at(StopRules(min_relative_change=0.01), [2.0, 1.0, 0.995, 0.5]) == (
         3,
         "the loss went from 1 to 0.995, less than 0.01 of itself",
     )
-    assert stops_at(StopRules(epsf=0.01), [0.0, 0.0]) is not None
+    assert stops_at(StopRules(min_relative_change=0.01), [0.0, 0.0]) is not None
 
 
 def test_what_a_checkpoint_keeps_is_enough() -> None:
-    rules = StopRules(past=3, delta=0.01, max_no_improvement=4, epsf=1e-6)
+    rules = StopRules(window=3, min_change=0.01, max_no_improvement=4, min_relative_change=1e-6)
     losses = [5.0, 4.0, 3.5, 3.6, 3.7, 3.52, 3.59, 3.0]
     for cut in range(len(losses)):
         whole = StopState()

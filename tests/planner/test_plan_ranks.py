@@ -272,7 +272,7 @@ def some(layers: int, **more: Any) -> StepSpec:
 
 
 TRAINED = speeds.small_spec(
-    StepSpec(**dict.fromkeys(("h", "weights", "trained", "batch", "positions")), precision="f32", threads=1),  # type: ignore[arg-type]
+    StepSpec(**dict.fromkeys(("h", "weights", "trainable", "batch", "rope_length")), precision="f32", threads=1),  # type: ignore[arg-type]
     None,
     (32, 4, 96, 64, 32, 4),
 )
@@ -283,10 +283,10 @@ def test_few_layers_and_rows_tell_of_many(policy: str) -> None:
     setting = some(7)
     found = step_time(setting, policy, MADE_UP)
     graphs = StepGraphs(replace(setting, batch=5), policy)
-    whole = MADE_UP.graph_seconds(graphs.grad_graph(setting.positions, True))
+    whole = MADE_UP.graph_seconds(graphs.grad_graph(setting.rope_length, True))
     assert found.micro_batch(5) == pytest.approx(whole, rel=0.01)
     assert found.update == pytest.approx(
-        MADE_UP.graph_seconds(graphs.update_graph(setting.positions)), rel=0.01
+        MADE_UP.graph_seconds(graphs.update_graph(setting.rope_length)), rel=0.01
     )
 
 

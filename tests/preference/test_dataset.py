@@ -208,7 +208,7 @@ def test_pairs_lie_in_rows_whole_and_apart(pack: bool, tmp_path: Path) -> None:
         seen += pairs_of(batch)
         starts, positions = batch.starts, batch.positions
         assert np.array_equal(positions + starts, np.broadcast_to(np.arange(starts.shape[1]), starts.shape))
-        assert batch.compared.words > np.count_nonzero(batch.weights[batch.compared.chosen])
+        assert batch.compared.chosen_tokens > np.count_nonzero(batch.weights[batch.compared.chosen])
     decode = ByteTokenizer().decode
     texts = {tuple(decode(np.array(each, np.int32)).decode() for each in pair) for pair in seen[:12]}
     assert len(texts) == 12

@@ -18,7 +18,7 @@ def graphs_of(layers: int, names: list[str], **more: object) -> StepGraphs:
         weights=weights,
         trainable=trained,
         batch=BATCH,
-        positions=LENGTH,
+        rope_length=LENGTH,
         precision="f32",
         threads=1,
         optimizer=AdamW(),

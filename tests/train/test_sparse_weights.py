@@ -59,7 +59,7 @@ def programs_of(h: Hyperparameters, names: list[str] | None, **more: object) -> 
         weights=way,
         trainable=trained,
         batch=BATCH,
-        positions=LENGTH,
+        rope_length=LENGTH,
         threads=2,
         optimizer=AdamW(),
         **{"precision": "f32", **more},  # type: ignore[arg-type]
@@ -97,7 +97,8 @@ EVERY = [f"blk.{layer}.{name}.weight" for layer in range(2) for name in LINEAR]
 def test_loss_and_gradients_are_the_same(names: list[str] | None, share: float, kernels: str) -> None:
     h, batch = small(tied=False), batch_of(share)
     plain, sparse = (
-        gradients_of(programs_of(h, names, sparse=each, kernels=kernels), batch) for each in (False, True)
+        gradients_of(programs_of(h, names, has_untrained_tokens=each, kernels=kernels), batch)
+        for each in (False, True)
     )
     assert sparse[0] == pytest.approx(plain[0], rel=1e-6)
     assert plain[1].keys() == sparse[1].keys()
@@ -112,7 +113,8 @@ def test_beside_a_teacher(vocab: int) -> None:
     h, batch = small(tied=False), batch_of(0.3)
     teacher = Teacher(h=small(vocab=vocab, embd=32, heads=2, tied=True), share=0.6, half=False)
     plain, sparse = (
-        gradients_of(programs_of(h, EVERY, sparse=each, teacher=teacher), batch) for each in (False, True)
+        gradients_of(programs_of(h, EVERY, has_untrained_tokens=each, teacher=teacher), batch)
+        for each in (False, True)
     )
     assert sparse[0] == pytest.approx(plain[0], rel=1e-6)
     for name, expected in plain[1].items():
@@ -124,17 +126,17 @@ def test_beside_a_teacher(vocab: int) -> None:
 def test_batches_of_other_shares_follow_each_other_in_one_program() -> None:
     """What an earlier one left behind counts for nothing."""
     h = small(tied=True)
-    made = programs_of(h, None, sparse=True)
+    made = programs_of(h, None, has_untrained_tokens=True)
     for share, seed in ((1.0, 1), (0.03, 2), (0.5, 3), (0.03, 2)):
         batch = batch_of(share, seed)
-        fresh = gradients_of(programs_of(h, None, sparse=True), batch)
+        fresh = gradients_of(programs_of(h, None, has_untrained_tokens=True), batch)
         loss, found = gradients_of(made, batch)
         assert loss == fresh[0]
         assert all(np.array_equal(found[name], fresh[1][name]) for name in found)
 
 
 def test_a_batch_without_any_weight_has_no_loss() -> None:
-    made = programs_of(small(tied=False), None, sparse=True)
+    made = programs_of(small(tied=False), None, has_untrained_tokens=True)
     batch = batch_of(0.0)
     made.compute_gradients(batch_of(0.9), PreferenceTotals(), 0)
     assert (
@@ -147,7 +149,8 @@ def test_a_batch_without_any_weight_has_no_loss() -> None:
 def test_in_bf16_they_agree_as_far_as_it_reaches() -> None:
     h, batch = small(tied=False), batch_of(0.3)
     plain, sparse = (
-        gradients_of(programs_of(h, EVERY, sparse=each, precision="bf16"), batch) for each in (False, True)
+        gradients_of(programs_of(h, EVERY, has_untrained_tokens=each, precision="bf16"), batch)
+        for each in (False, True)
     )
     assert sparse[0] == pytest.approx(plain[0], rel=1e-3)
     for name, expected in plain[1].items():
@@ -158,7 +161,7 @@ def test_in_bf16_they_agree_as_far_as_it_reaches() -> None:
 
 def test_judging_leaves_them_out_too() -> None:
     h = small(tied=False)
-    plain, sparse = (programs_of(h, None, sparse=each) for each in (False, True))
+    plain, sparse = (programs_of(h, None, has_untrained_tokens=each) for each in (False, True))
     for share in (0.1, 0.8):
         batch = batch_of(share)
         (loss, right), (other, found) = plain.eval_loss(batch), sparse.eval_loss(batch)
@@ -167,7 +170,7 @@ def test_judging_leaves_them_out_too() -> None:
 
 def test_the_head_s_work_follows_the_count() -> None:
     """Counted in its products: a tenth of the tokens makes no more than two sixteenths of the work."""
-    made = programs_of(small(tied=False), None, sparse=True)
+    made = programs_of(small(tied=False), None, has_untrained_tokens=True)
     batch = batch_of(0.1)
     made.compute_gradients(batch, PreferenceTotals(), 0)
     program = made.get_program("first", LENGTH, lambda: made.graphs.grad_graph(LENGTH, True)).program

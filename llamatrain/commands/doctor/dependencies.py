@@ -53,7 +53,7 @@ def installed_version(name: str) -> str | None:
 def parse_version(version: str) -> tuple[int, ...]:
     """Return the numbers of a version without trailing zeros: 2.0 equals 2."""
     match = NUMBERS.search(version)
-    numbers = [int(each) for each in match[0].split(".")] if match else []
+    numbers = [int(part) for part in match[0].split(".")] if match else []
     while numbers and not numbers[-1]:
         numbers.pop()
     return tuple(numbers)
@@ -78,8 +78,8 @@ def read_requirements() -> Iterator[str]:
         if project["name"] != NAME:
             raise LookupError
         yield from project["dependencies"]
-        for extra, each in project["optional-dependencies"].items():
-            yield from (f'{one}; extra == "{extra}"' for one in each)
+        for extra, requirements in project["optional-dependencies"].items():
+            yield from (f'{one}; extra == "{extra}"' for one in requirements)
     except (OSError, ValueError, LookupError):
         try:
             yield from metadata.requires(NAME) or ()

@@ -154,10 +154,9 @@ class PromptReader:
 
     def __init__(self, tokenizer: TokenizerLike) -> None:
         self.tokenizer = tokenizer
-        self.lead = tokenizer.bos if tokenizer.add_bos else None  # begins each row
-        self._separate = dict[
-            int, bool
-        ]()  # by last token of a prompt: whether text after it is tokenized alone
+        self.bos = tokenizer.bos if tokenizer.add_bos else None  # begins each row
+        # by last token of a prompt: whether text after it is tokenized alone
+        self._separate = dict[int, bool]()
         self._eats_space = dict[int, bool]()
 
     @cached_property
@@ -179,9 +178,7 @@ class PromptReader:
         """Encode the beginning of a row, without the begin token that is put before each row anyway."""
         tokens = self.tokenizer.encode(text, special=True, start=start)
         return (
-            tokens[1:]
-            if start and self.lead is not None and len(tokens) and tokens[0] == self.lead
-            else tokens
+            tokens[1:] if start and self.bos is not None and len(tokens) and tokens[0] == self.bos else tokens
         )
 
     def encode_continuation(self, text: bytes, after_control: bool, last: int | None) -> np.ndarray:
@@ -205,7 +202,7 @@ class PromptReader:
 
         Some vocabularies put a space after control tokens.
         """
-        token = int(prompt[-1]) if len(prompt) else self.lead
+        token = int(prompt[-1]) if len(prompt) else self.bos
         if token is None or self.eats_space(token):
             return True
         if token not in self._separate:

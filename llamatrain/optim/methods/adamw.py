@@ -32,10 +32,8 @@ class AdamW(ElementwiseRule):
         self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor
     ) -> Sequence[Tensor]:
         """Return the updated weight."""
-        inputs, decay = (
-            (weight, *self.states_for(weight), grad, schedule, factor, *places),
-            self.decay_for(weight),
-        )
+        inputs = (weight, *self.states_for(weight), grad, schedule, factor, *places)
+        decay = self.decay_for(weight)
         return opt_step_adamw(*inputs, beta1=self.beta1, beta2=self.beta2, eps=self.eps, decay=decay)[:1]
 
 

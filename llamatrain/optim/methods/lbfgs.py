@@ -60,9 +60,8 @@ class LBFGS(Minimizer):
         memory = {"memory_s": (moves, size), "memory_y": (moves, size), "memory_ys": (moves,)}
         if "current_parameters" in values:
             return {"current_gradients": (size,), **memory}
-        return (
-            memory if values.keys() & memory.keys() else {}
-        )  # it may start over, or with the history of llama.cpp
+        # it may start over, or with the history of llama.cpp
+        return memory if values.keys() & memory.keys() else {}
 
     @classmethod
     def state_problem(cls, values: Values) -> str | None:
@@ -75,11 +74,9 @@ class LBFGS(Minimizer):
         numbers |= {name: int for name in ("idle",) if name in values}
         if invalid := [name for name, kind in numbers.items() if type(values.get(name)) is not kind]:
             return f"the number {cls.checkpoint_key(invalid[0])} is missing, or of another kind"
-        moves, count, end = (
-            values["memory_ys"].size,
-            values.get("approx_hessian_count"),
-            values.get("line_search_end"),
-        )
+        moves = values["memory_ys"].size
+        count = values.get("approx_hessian_count")
+        end = values.get("line_search_end")
         if not (type(count) is int and type(end) is int and 0 <= count <= moves and 0 <= end < moves):
             return (
                 f"{count} moves held and the next one to go to place {end} cannot be in a history of {moves}"
@@ -142,9 +139,8 @@ class LbfgsState:
             return f"converged: the gradient's norm is {norm:.3g}"
         previous_loss, left = self.loss, PATIENCE - self.idle
         improved = self._descend(evaluate, patience=(left + 1) // 2 if self.move_count else left)
-        if (
-            not improved and self.move_count and self.idle < PATIENCE
-        ):  # the history may mislead: try again without it
+        # the history may mislead: try again without it
+        if not improved and self.move_count and self.idle < PATIENCE:
             s = self.s[slots_newest_first(1, self.next_slot, len(self.ys))[0]]
             self.clear_history()
             improved = self._descend(evaluate, patience=PATIENCE - self.idle, reach=math.sqrt(_dot(s, s)))

@@ -24,10 +24,8 @@ class SGD(ElementwiseRule):
         self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor
     ) -> Sequence[Tensor]:
         """Return the updated weight."""
-        inputs, decay = (
-            (weight, *self.states_for(weight), grad, schedule, factor, *places),
-            self.decay_for(weight),
-        )
+        inputs = (weight, *self.states_for(weight), grad, schedule, factor, *places)
+        decay = self.decay_for(weight)
         return opt_step_sgd(*inputs, momentum=self.momentum, decay=decay)[:1]
 
 

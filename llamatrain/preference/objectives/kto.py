@@ -33,7 +33,7 @@ class KTO(Objective):
         """Return the loss of each answer, relative to the mean reward of mismatched answers (at least 0)."""
         rewards, forward = answers.rewards, answers.forward
         inputs = forward.inputs(MISMATCHED)
-        share = placeholder(f"{MISMATCHED}part", rewards.shape, rewards.dtype)
+        share = placeholder(f"{MISMATCHED}mismatched_shares", rewards.shape, rewards.dtype)
         sides = placeholder("sides", rewards.shape, rewards.dtype)
         log_probs, reference_log_probs = (
             forward.log_probs(forward.losses(weights, inputs)[0], inputs)
@@ -42,7 +42,7 @@ class KTO(Objective):
         mean = O.sum(O.mul(O.sub(log_probs, reference_log_probs), share))
         reference_point = O.scale(detached(relu(mean)), by=self.beta)
         answers.inputs.update({f"{MISMATCHED}{name}": tensor for name, tensor in inputs.items()})
-        answers.inputs.update({f"{MISMATCHED}part": share, "sides": sides})
+        answers.inputs.update({f"{MISMATCHED}mismatched_shares": share, "sides": sides})
         return sigmoid(O.mul(sides, O.sub(reference_point, rewards)))
 
 

@@ -18,9 +18,8 @@ class GroupStep:
 
     batches: int
     accumulates: bool  # adds to vector 0 instead of overwriting it
-    additions: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # to a vector, another one, which is not needed any more
+    # to a vector, another one, which is not needed any more
+    additions: list[tuple[int, int]] = field(default_factory=list)
     move_to: int = 0  # vector 0 makes way to this one
 
 

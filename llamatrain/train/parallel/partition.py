@@ -112,10 +112,8 @@ class Partition:
         return ParamSlice(name, start, stop, slice_shape, f"{name}@{start}")
 
     def _segments(self, slices: list[ParamSlice]) -> list[Segment]:
-        size, segments = (
-            sum(part.stop - part.start for part in slices),
-            [Segment() for _ in range(self.groups)],
-        )
+        size = sum(part.stop - part.start for part in slices)
+        segments = [Segment() for _ in range(self.groups)]
         borders = [size * s // self.groups // LINE * LINE for s in range(self.groups)] + [size]
         offset = 0
         for part in slices:

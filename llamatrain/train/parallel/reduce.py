@@ -35,17 +35,16 @@ class TreeReduce:
 
         `vectors` hold the sums as the last group leaves them; with `half` they are sent in bf16.
         """
-        self.comm, self.partition, self.accumulation, self.vectors, self.bf16 = (
-            comm,
-            partition,
-            accumulation,
-            vectors,
-            bf16,
-        )
+        self.comm = comm
+        self.partition = partition
+        self.accumulation = accumulation
+        self.vectors = vectors
+        self.bf16 = bf16
         self._buckets = range(len(partition.buckets))
+        # for one bucket
         self._receive_buffer = np.empty(
             partition.receive_size(partition.rank), np.uint16 if bf16 else np.float32
-        )  # for one bucket
+        )
         self._condition = threading.Condition()
         self._final = set[int]()  # final buckets of this step
         self._thread: threading.Thread | None = None  # while the last group runs

@@ -20,7 +20,7 @@ class MicrobatchInfo(NamedTuple):
         """Return the info of a batch."""
         compared, weight = batch.compared, float(batch.weights.sum(dtype="float64"))
         totals = PreferenceTotals(
-            weight, compared.count if compared else 0, compared.words if compared else 0
+            weight, compared.count if compared else 0, compared.chosen_tokens if compared else 0
         )
         return cls(totals, batch.size, len(batch.tokens) - batch.empty)
 

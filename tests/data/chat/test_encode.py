@@ -103,7 +103,7 @@ def test_the_begin_token_is_not_doubled() -> None:
     encoder = Encoder(ByteTokenizer(chat_template=LLAMA3), DataOptions(), ctx=512)
     with encoder.template:
         (sample,) = encoder.encode_record(ChatRecord(talk("hi", "hello")))
-    assert encoder.lead == 256 and 256 not in sample.tokens
+    assert encoder.bos == 256 and 256 not in sample.tokens
 
 
 # ---- what templates can do -------------------------------------------------
