@@ -198,7 +198,7 @@ def rename_option(
     if option in line.arguments:
         line.arguments[option] += values
         return
-    values = [value, *values] if value and not value.endswith("=") else [f"{value}{value}" for value in values]
+    values = [value, *values] if value and not value.endswith("=") else [f"{value}{word}" for word in values]
     if option in OFF_VALUES and is_below_zero(values[0]):
         line.changed, values = True, OFF_VALUES[option]
     if option in single and values:
