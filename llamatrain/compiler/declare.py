@@ -42,7 +42,8 @@ class LazyCompiled:
         return self.build()
 
     def __call__(self, *args: Any) -> Any:
-        raise TypeError("this is for compiled code alone")
+        """Raise an error: only compiled code can call this."""
+        raise TypeError("only compiled code can call this")
 
 
 class LazyModule(ModuleType):
@@ -69,6 +70,7 @@ class Helper:
         self.__doc__ = body.__doc__
 
     def __call__(self, *args: Any) -> Any:
+        """Run the Python body."""
         return self.py_func(*args)
 
 
@@ -227,6 +229,7 @@ class Function(Compilable):
         return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
 
     def __call__(self, *args: Any) -> Any:
+        """Run the compiled code, or the Python body if there is none."""
         if not self.address:
             with np.errstate(over="ignore"):
                 return self.body(

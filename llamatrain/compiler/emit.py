@@ -1,5 +1,6 @@
-"""Compiles a declared function to an object file: Numba compiles the body, and a wrapper gives it a C
-signature.
+"""Compiles a declared function to an object file.
+
+Numba compiles the body, and a wrapper gives it a C signature.
 """
 
 from importlib import import_module

@@ -10,11 +10,9 @@ from typing import Any
 
 from llamatrain.platform.temp_files import create_temp_file, remove_path
 
-ELF, SHARED, TYPE_AT = (
-    b"\x7fELF",
-    3,
-    16,
-)  # the magic bytes of ELF, the type of a shared library, and its offset
+ELF = b"\x7fELF"
+SHARED = 3
+TYPE_AT = 16
 
 Find = Callable[[str], int]  # the address of a symbol; 0 if there is none
 load_counter = count()

@@ -199,12 +199,10 @@ class ThreadPool:
         run_table.native(table, rows, self.address, 0)
 
     def _start_helper(self) -> None:
-        wake_lock, number, address, help_pool = (
-            threading.Lock(),
-            len(self.wake_locks) + 1,
-            self.address,
-            help_leader.native,
-        )
+        wake_lock = threading.Lock()
+        number = len(self.wake_locks) + 1
+        address = self.address
+        help_pool = help_leader.native
         wake_lock.acquire()
 
         def serve(_: np.ndarray) -> None:
@@ -220,8 +218,9 @@ class ThreadPool:
         self.leader_cpu = -1
 
     def _move_helpers_off(self, cpu: int) -> None:
-        """Keep helpers off the leader's processor: the system may wake them there, where they wait for each
-        other.
+        """Keep helpers off the leader's processor.
+
+        The system may wake them there, and then they would wait for each other.
         """
         self.leader_cpu = cpu
         other_cpus = os.sched_getaffinity(0) - {cpu} if cpu >= 0 else set()
@@ -253,6 +252,7 @@ class CallTable:
         self.needed_functions.update(dict.fromkeys(needed))
 
     def __call__(self) -> None:
+        """Run all calls, compiling them first if necessary."""
         self.compile()
         if self.threads == 1:
             run_table.native(self.address, len(self.calls), 0, 1)

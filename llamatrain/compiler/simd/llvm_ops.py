@@ -40,8 +40,9 @@ def call_intrinsic(builder: Any, name: str, *values: Any) -> Any:
 
 
 def splat(builder: Any, value: Any, kind: Any) -> Any:
-    """Return a vector with a number in every lane, converted to its element type; a vector is returned as it
-    is.
+    """Return a vector with a number in every lane, converted to its element type.
+
+    A vector is returned as it is.
     """
     if isinstance(value.type, ir.VectorType):
         return value

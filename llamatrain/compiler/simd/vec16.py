@@ -187,17 +187,13 @@ def _identity(builder: Any, value: Any) -> Any:
 get_floats, put_floats = _make_load(W.FLOAT, FLOATS, _identity), _make_store(FLOATS, _identity)
 get_halves, put_halves = _make_load(W.SHORT, FLOATS, _widen(from_half)), _make_store(FLOATS, to_half)
 get_bf16s, put_bf16s = _make_load(W.SHORT, FLOATS, W.from_bf16), _make_store(FLOATS, W.to_bf16)
-get_bytes, put_bytes = (
-    _make_load(W.BYTE, WORDS, _widen()),
-    _make_store(WORDS, lambda builder, x: builder.trunc(x, W.with_element(INTS, W.BYTE))),
-)
+get_bytes = _make_load(W.BYTE, WORDS, _widen())
+put_bytes = _make_store(WORDS, lambda builder, x: builder.trunc(x, W.with_element(INTS, W.BYTE)))
 get_signed = _make_load(W.BYTE, WORDS, lambda builder, value: builder.sext(value, INTS))
 
 get_float, put_float = _make_load(W.FLOAT, types.float32, _identity), _make_store(types.float32, _identity)
-get_half, put_half = (
-    _make_load(W.SHORT, types.float32, _widen(from_half)),
-    _make_store(types.float32, to_half),
-)
+get_half = _make_load(W.SHORT, types.float32, _widen(from_half))
+put_half = _make_store(types.float32, to_half)
 get_bf16, put_bf16 = _make_load(W.SHORT, types.float32, W.from_bf16), _make_store(types.float32, W.to_bf16)
 get_byte = _make_load(W.BYTE, types.int64, lambda builder, value: builder.zext(value, W.LONG))
 get_short = _make_load(W.SHORT, types.int64, lambda builder, value: builder.zext(value, W.LONG))

@@ -52,8 +52,9 @@ def where_nonzero(typing_context: Any, x: Any, at_zero: Any, value: Any) -> Any:
 
 @intrinsic
 def mask_range(typing_context: Any, value: Any, index: Any, first: Any, end: Any, other: Any) -> Any:
-    """Keep the lanes of `value` (the first stands for `index`) that are in first .. end; others become
-    `other`.
+    """Keep the lanes of `value` that are in first .. end, and set the others to `other`.
+
+    The first lane stands for `index`.
     """
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:

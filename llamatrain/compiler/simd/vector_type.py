@@ -30,8 +30,9 @@ class LanesModel(models.PrimitiveModel):
 
 
 def define_operators(kind: Lanes, flags: Sequence[str] = (), **instructions: str) -> None:
-    """Define Python's operators, by their names in `operator`, and their in-place forms, by LLVM's
-    instructions.
+    """Define Python's operators and their in-place forms by instructions of LLVM.
+
+    The keys of `instructions` are names in the module `operator`.
     """
     for name, instruction in instructions.items():
         for operator_name in (name, "i" + name.rstrip("_")):

@@ -83,11 +83,9 @@ def _decode_compiled(rows: np.ndarray, kind: GgmlType, out: np.ndarray, threads:
     from llamatrain.gguf.quants.decoding import decode_rows
 
     bf16 = int(out.dtype == np.uint16)
-    source, to, elements = (
-        (rows.ctypes.data, rows.strides[0]),
-        (out.ctypes.data, out.strides[0]),
-        out.shape[1],
-    )
+    source = (rows.ctypes.data, rows.strides[0])
+    to = (out.ctypes.data, out.strides[0])
+    elements = out.shape[1]
     CallTable(
         [
             decode_rows.call(

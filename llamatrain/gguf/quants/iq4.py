@@ -18,14 +18,10 @@ GUESSES, SPACING, REFITS, ROUNDS = 12, 3.0, 2, 2
 LARGEST_COUNTS = (-32, -31, 31)  # possible multiples for the largest of 8 scales
 MIN_COUNT, MAX_COUNT = -32, 31
 
-new_floats, new_ints = (
-    LazyCompiled(lambda: L.make_zeros("float32", 8)),
-    LazyCompiled(lambda: L.make_zeros("int64", 8)),
-)
-nearest_value, nearest_index = (
-    LazyCompiled(lambda: L.make_nearest_value(K.IQ4_VALUES)),
-    LazyCompiled(lambda: L.make_nearest_index(K.IQ4_VALUES)),
-)
+new_floats = LazyCompiled(lambda: L.make_zeros("float32", 8))
+new_ints = LazyCompiled(lambda: L.make_zeros("int64", 8))
+nearest_value = LazyCompiled(lambda: L.make_nearest_value(K.IQ4_VALUES))
+nearest_index = LazyCompiled(lambda: L.make_nearest_index(K.IQ4_VALUES))
 
 
 @exact
@@ -92,8 +88,9 @@ def choose_count(x, d, scale):
 
 @exact
 def choose_counts(x, d, scales, counts):
-    """Choose the multiples of all groups; return the decrease of the squared error and the step that fits
-    them best.
+    """Choose the multiples of all groups.
+
+    Return the decrease of the squared error, and the step that fits the multiples best.
     """
     less = top = bottom = float32(0.0)
     for group in range(8):

@@ -29,10 +29,8 @@ SHAPES = {
     K.Q6_K: (1, -32, 31, 127),
 }
 
-new_floats, new_ints = (
-    LazyCompiled(lambda: L.make_zeros("float32", 2, 16)),
-    LazyCompiled(lambda: L.make_zeros("int64", 2, 16)),
-)
+new_floats = LazyCompiled(lambda: L.make_zeros("float32", 2, 16))
+new_ints = LazyCompiled(lambda: L.make_zeros("int64", 2, 16))
 
 
 @exact
@@ -57,8 +55,9 @@ def code_sums(x, vectors, scale, offset, low, top):
 
 @exact
 def refit(x, vectors, scale, offset, low, top):
-    """Return the scale and offset that fit the codes of the given ones best; offsets are never negative, or
-    always 0.
+    """Return the scale and offset that fit the codes of the given ones best.
+
+    Offsets are never negative, or always 0.
     """
     q1, q2, qx, x1 = code_sums(x, vectors, scale, offset, low, top)
     if low == 0:
@@ -89,12 +88,10 @@ def fit_group(x, vectors, low, top):
     """Return a group's best real scale and offset."""
     least, largest = min_and_max(x, vectors)
     if low == 0:
-        offset, reach, signs, levels = (
-            max(-least, float32(0.0)),
-            min(least, float32(0.0)) - max(largest, float32(0.0)),
-            1,
-            top,
-        )
+        offset = max(-least, float32(0.0))
+        reach = min(least, float32(0.0)) - max(largest, float32(0.0))
+        signs = 1
+        levels = top
     else:  # the value with the largest absolute value may get the lowest code, since there is one more below 0
         offset, reach, signs, levels = float32(0.0), largest if largest > -least else least, 2, -low
     best, best_scale, best_offset = float32(np.inf), float32(0.0), offset

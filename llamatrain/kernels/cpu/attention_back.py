@@ -88,16 +88,15 @@ def clear_gradients(shape, gradients, batch, kv):
 
 @inline_source
 def pack_queries(shape, forward, out_half, to, place, rows, state):
-    """Pack q and dout, each as left operand and, transposed, as right operand; compute dout · out of each
-    query.
+    """Pack q and dout, and compute dout · out of each query.
+
+    Both are packed as a left operand and, transposed, as a right operand.
     """
-    mode, size, half, pitch, deltas = (
-        shape.mode,
-        shape.size,
-        shape.half,
-        shape.heads * shape.size,
-        f32(state + RANGE_BYTES),
-    )
+    mode = shape.mode
+    size = shape.size
+    half = shape.half
+    pitch = shape.heads * shape.size
+    deltas = f32(state + RANGE_BYTES)
     panel, panel_across = panel_bytes(mode, SIDE, size), panel_bytes(mode, size, SIDE)
     q, dout, wide = forward.q + place * (2 if half else 4), forward.dout + 4 * place, f32(forward.dout)
     pack_a(mode, to, q, half, ALONG, pitch, rows, size)
@@ -129,29 +128,21 @@ def accumulate_block(
     shape, lse, gradients, work, packed_q, packed_k, place, source, line, rows, across, key, state
 ):
     """Add the gradients of one block of queries and one block of keys."""
-    mode, heads, groups, size, scale = (
-        shape.mode,
-        shape.heads,
-        shape.groups,
-        shape.size,
-        np.float32(shape.scale),
-    )
-    panel, panel_across, square = (
-        panel_bytes(mode, SIDE, size),
-        panel_bytes(mode, size, SIDE),
-        panel_bytes(mode, SIDE, SIDE),
-    )
-    scores, slopes, packed_ds, turned = (
-        work,
-        work + 4 * SIDE * SIDE,
-        work + 8 * SIDE * SIDE,
-        work + 8 * SIDE * SIDE + square,
-    )
-    q_across, dout, dout_across = (
-        packed_q + panel,
-        packed_q + panel + panel_across,
-        packed_q + 2 * panel + panel_across,
-    )
+    mode = shape.mode
+    heads = shape.heads
+    groups = shape.groups
+    size = shape.size
+    scale = np.float32(shape.scale)
+    panel = panel_bytes(mode, SIDE, size)
+    panel_across = panel_bytes(mode, size, SIDE)
+    square = panel_bytes(mode, SIDE, SIDE)
+    scores = work
+    slopes = work + 4 * SIDE * SIDE
+    packed_ds = work + 8 * SIDE * SIDE
+    turned = work + 8 * SIDE * SIDE + square
+    q_across = packed_q + panel
+    dout = packed_q + panel + panel_across
+    dout_across = packed_q + 2 * panel + panel_across
     multiply(mode, scores, SIDE, packed_q, packed_k, rows, across, size, OVERWRITE, BY_ROWS)
     multiply(mode, slopes, SIDE, dout, packed_k + panel, rows, across, size, OVERWRITE, BY_ROWS)
     ready = apply_cap_back(shape, f32(scores), f32(slopes), f32(state + RANGE_BYTES), rows, across)
@@ -211,14 +202,12 @@ def attend_back(
     out_half,
 ):
     """Run jobs: one key/value head with all query heads that read it."""
-    length, keys, heads, groups, size, mode = (
-        shape.length,
-        shape.keys,
-        shape.heads,
-        shape.groups,
-        shape.size,
-        shape.mode,
-    )
+    length = shape.length
+    keys = shape.keys
+    heads = shape.heads
+    groups = shape.groups
+    size = shape.size
+    mode = shape.mode
     group = heads // groups
     blocks = (length + SIDE - 1) // SIDE * group
     panel, panel_across = panel_bytes(mode, SIDE, size), panel_bytes(mode, size, SIDE)

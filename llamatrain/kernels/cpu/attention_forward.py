@@ -114,10 +114,8 @@ def init_blocks(shape, q, starts, lasts, out, states, packed_q, first, count, ba
         low, high = min(low, block_low), max(high, block_high)
         if shape.length > FEW_QUERIES:
             head, query, rows = query_block(first + u, kv, shape.length, shape.heads // shape.groups)
-            source, pitch = (
-                q + query_offset(shape, batch, query, head) * (2 if shape.half else 4),
-                shape.heads * shape.size,
-            )
+            source = q + query_offset(shape, batch, query, head) * (2 if shape.half else 4)
+            pitch = shape.heads * shape.size
             to = packed_q + u * panel_bytes(shape.mode, SIDE, shape.size)
             pack_a(shape.mode, to, source, shape.half, ALONG, pitch, rows, shape.size)
     return low, high
@@ -178,24 +176,33 @@ def attend_directly(shape, q, k, v, out, scores, packed_p, state, place, rows, k
         add_values(f32(out), place, pitch, rows, f32(v), source, key_stride, across, size, f32(packed_p))
 
 
+@inline_source
+def attend_packed(
+    shape, packed_q, packed_k, packed_v, out, scores, packed_p, state, place, rows, key, across
+):
+    """Process a block of queries, keys and values that are packed."""
+    mode = shape.mode
+    size = shape.size
+    pitch = shape.heads * size
+    multiply(mode, scores, SIDE, packed_q, packed_k, rows, across, size, OVERWRITE, BY_ROWS)
+    scale = apply_cap(shape, f32(scores), rows, across)
+    online_softmax(mode, f32(scores), packed_p, rows, across, key, state, f32(out), place, pitch, size, scale)
+    multiply(mode, out + 4 * place, pitch, packed_p, packed_v, rows, size, across, ACCUMULATE, BY_ROWS)
+
+
 @KernelEntry
 def attend(lo, hi, thread, q, k, v, starts, lasts, out, lse: F32, scratch, thread_bytes, shape: Heads):
     """Run jobs: up to SHARED_BLOCKS blocks of queries that read one key/value head."""
-    length, keys, groups, size, mode, half = (
-        shape.length,
-        shape.keys,
-        shape.groups,
-        shape.size,
-        shape.mode,
-        shape.half,
-    )
-    group, wide, pitch, key_stride, few = (
-        shape.heads // groups,
-        2 if half else 4,
-        shape.heads * size,
-        groups * size,
-        length <= FEW_QUERIES,
-    )
+    length = shape.length
+    keys = shape.keys
+    groups = shape.groups
+    size = shape.size
+    mode = shape.mode
+    half = shape.half
+    group = shape.heads // groups
+    wide = 2 if half else 4
+    key_stride = groups * size
+    few = length <= FEW_QUERIES
     blocks = (length + SIDE - 1) // SIDE * group
     jobs = (blocks + SHARED_BLOCKS - 1) // SHARED_BLOCKS
     panel, panel_across = panel_bytes(mode, SIDE, size), panel_bytes(mode, size, SIDE)
@@ -225,44 +232,20 @@ def attend(lo, hi, thread, q, k, v, starts, lasts, out, lse: F32, scratch, threa
                         shape, q, k, v, out, scores, packed_p, state, place, rows, key, source, across
                     )
                 else:
-                    multiply(
-                        mode,
-                        scores,
-                        SIDE,
-                        packed_q + u * panel,
+                    left = packed_q + u * panel
+                    attend_packed(
+                        shape,
+                        left,
                         packed_k,
-                        rows,
-                        across,
-                        size,
-                        OVERWRITE,
-                        BY_ROWS,
-                    )
-                    scale = apply_cap(shape, f32(scores), rows, across)
-                    online_softmax(
-                        mode,
-                        f32(scores),
-                        packed_p,
-                        rows,
-                        across,
-                        key,
-                        state,
-                        f32(out),
-                        place,
-                        pitch,
-                        size,
-                        scale,
-                    )
-                    multiply(
-                        mode,
-                        out + 4 * place,
-                        pitch,
-                        packed_p,
                         packed_v,
+                        out,
+                        scores,
+                        packed_p,
+                        state,
+                        place,
                         rows,
-                        size,
+                        key,
                         across,
-                        ACCUMULATE,
-                        BY_ROWS,
                     )
         for u in range(count):
             finish_block(shape, out, lse, states + u * STATE_BYTES, first + u, batch, kv)

@@ -83,6 +83,7 @@ for _name, _how in (("add", ADD), ("sub", SUB), ("mul", MUL), ("div", DIV)):
 
     @kernel(_name, takes=_takes_broadcast)
     def arithmetic(outs, ins, attrs, scratch, threads, how=_how):
+        """Bind the operation to its arrays."""
         return binary_calls(how, outs[0], *ins)
 
 

@@ -61,8 +61,9 @@ class FusedLoss:
 
     @property
     def pitch(self) -> int:
-        """The elements from a row of logits to the next: an odd number of cache lines, which spreads rows
-        over the cache.
+        """The elements from a row of logits to the next.
+
+        It is an odd number of cache lines, which spreads rows over the cache.
         """
         return int(ceil(self.vocabulary / 32) | 1) * 32
 

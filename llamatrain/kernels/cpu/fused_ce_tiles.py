@@ -28,8 +28,9 @@ ZERO = np.float32(0)
 
 
 class Chunk(NamedTuple):
-    """A chunk of tokens and its results: for each slice of the vocabulary, `width` wide, each row's maximum
-    and sum.
+    """A chunk of tokens and its results.
+
+    For each slice of the vocabulary, `width` wide, it holds the maximum and the sum of each row.
     """
 
     width: int
@@ -134,14 +135,12 @@ def scale_slice(line, first, end, factor):
 def finish_rows(lo, hi, thread, chunk: Chunk, weights: F32, dloss: F32, losses: F64, v, slices):
     """Store the losses of rows lo to hi and scale their logits to the gradient."""
     partial, chosen, targets = chunk.partial, chunk.chosen, chunk.targets
-    width, rows, half, keeps, pitch, logits = (
-        chunk.width,
-        chunk.rows,
-        chunk.half,
-        chunk.keeps_logits,
-        chunk.pitch,
-        chunk.logits,
-    )
+    width = chunk.width
+    rows = chunk.rows
+    half = chunk.half
+    keeps = chunk.keeps_logits
+    pitch = chunk.pitch
+    logits = chunk.logits
     for row in range(lo, hi):
         target = targets[row] if weights[row] != 0 else -1
         log_sum = log_sum_exp(partial, row, rows, slices)
@@ -149,10 +148,8 @@ def finish_rows(lo, hi, thread, chunk: Chunk, weights: F32, dloss: F32, losses: 
         if target >= v:  # visible in the loss; nothing is written out of bounds
             losses[row], target = math.nan, -1
         factor = weights[row] * dloss[0] if target >= 0 else ZERO
-        here, at_target = (
-            logits + row * pitch * (2 if half else 4),
-            factor * np.float32(math.exp(chosen[row] - log_sum) - 1),
-        )
+        here = logits + row * pitch * (2 if half else 4)
+        at_target = factor * np.float32(math.exp(chosen[row] - log_sum) - 1)
         if chunk.cap != 0:
             at_target *= cap_slope(chosen[row], np.float32(1 / chunk.cap))
         for item in range(slices if keeps else 0):

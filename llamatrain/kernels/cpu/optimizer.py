@@ -94,8 +94,9 @@ def sgd_rows(
 def update_calls(
     entry: KernelEntry, state_count: int, ins: list[np.ndarray], numbers: dict[str, float]
 ) -> list[Call]:
-    """Return the call of an entry for a weight, its states, gradient, schedule, factor, and places if there
-    are any.
+    """Return the call of an entry that updates a weight.
+
+    `ins` are the weight, its states, the gradient, the schedule, the factor, and places if there are any.
     """
     weight_and_states, (g, schedule, factor, *places) = ins[: 1 + state_count], ins[1 + state_count :]
     size = weight_and_states[0].size

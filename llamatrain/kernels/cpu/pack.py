@@ -46,8 +46,9 @@ class Operand:
 
     @property
     def cut_unit(self) -> int:
-        """The unit of rows at which it can be cut: with `across`, rows of a quantized weight come a block at
-        a time.
+        """The number of rows at whose multiples the operand can be cut.
+
+        With `across`, rows of a quantized weight come a block at a time.
         """
         return (
             max(tiles.SIDE, self.source.kind.block_size)
@@ -57,8 +58,9 @@ class Operand:
 
     @property
     def stride(self) -> int:
-        """The elements between rows, or between neighbors along k; the bytes between rows of a quantized
-        weight.
+        """The distance between rows, or between neighbors along k.
+
+        It is in elements, or in bytes for a quantized weight.
         """
         if isinstance(self.source, Blocks):
             return self.source.row_bytes
@@ -155,16 +157,12 @@ def entry_address(side, entry):
 def pack_whole(lo, hi, thread, side: Side, entries: I64, packed: Packed, is_a, strip):
     """Pack strips lo to hi of a whole operand."""
     strips, blocks = (side.rows + strip - 1) // strip, max(1, (side.depth + side.k_block - 1) // side.k_block)
-    slab, transpose = (
-        packed.memory + packed.thread_offset + thread * packed.thread_bytes,
-        side.across if is_a else 1 - side.across,
-    )
+    slab = packed.memory + packed.thread_offset + thread * packed.thread_bytes
+    transpose = side.across if is_a else 1 - side.across
     for item in range(lo, hi):
-        entry, first, k0 = (
-            item // strips // blocks,
-            item % strips * strip,
-            item // strips % blocks * side.k_block,
-        )
+        entry = item // strips // blocks
+        first = item % strips * strip
+        k0 = item // strips % blocks * side.k_block
         rows, depth = min(strip, side.rows - first), min(side.k_block, side.depth - k0)
         to = packed.memory + entry * packed.entry_bytes
         to += tiles.panel_bytes(side.mode, side.rows, side.k_block) * (k0 // side.k_block)

@@ -13,11 +13,16 @@ class Array(Protocol):
     """The shape and type of an array, before it exists. bfloat16 is uint16."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """The length of each dimension."""
+
     @property
-    def dtype(self) -> np.dtype: ...
+    def dtype(self) -> np.dtype:
+        """The type of an element."""
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """The number of elements."""
 
 
 # outs, ins (arrays, or Blocks), attributes, scratch memory, threads -> the calls that do it

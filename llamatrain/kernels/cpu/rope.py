@@ -1,5 +1,6 @@
-"""Rotation of pairs (x[2i], x[2i+1]), or of pairs of two halves, by the angle of a token's position, and
-back.
+"""Rotation of pairs by the angle of a token's position, and back.
+
+A pair is (x[2i], x[2i+1]), or has one number from each half of the vector.
 """
 
 import numpy as np
@@ -91,10 +92,8 @@ def rotate_halves(
             middle, end = start + pairs, start + rotated_size
             for i in range(0, pairs, LANES):
                 one, other = load_until(x, start + i, middle), load_until(x, middle + i, end)
-                cos, sin = (
-                    load_until(table, cosines + i, sines),
-                    load_until(table, sines + i, sines + pairs) * way,
-                )
+                cos = load_until(table, cosines + i, sines)
+                sin = load_until(table, sines + i, sines + pairs) * way
                 store_until(
                     y,
                     start + i,

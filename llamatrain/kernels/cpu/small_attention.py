@@ -40,10 +40,8 @@ from llamatrain.kernels.cpu.small_attention_layout import (
     to_lanes,
 )
 
-MAX_HEAD_SIZE, MAX_LENGTH = (
-    8,
-    128,
-)  # above these, matrix products are faster
+MAX_HEAD_SIZE = 8
+MAX_LENGTH = 128
 MINUS_INF, LOWEST, ZERO, ONE = (np.float32(x) for x in (-np.inf, np.finfo(np.float32).min, 0, 1))
 
 
@@ -69,22 +67,18 @@ def attend_small(
 ):
     """Run jobs: one key/value head with all query heads that read it."""
     length, keys, heads, groups, size = shape.length, shape.keys, shape.heads, shape.groups, shape.size
-    group, pad, pitch, key_stride, scale = (
-        heads // groups,
-        pad_size(size),
-        heads * size,
-        groups * size,
-        np.float32(shape.scale),
-    )
+    group = heads // groups
+    pad = pad_size(size)
+    pitch = heads * size
+    key_stride = groups * size
+    scale = np.float32(shape.scale)
     layout = scratch_layout(scratch + thread * thread_bytes, length, keys)
-    scores, columns, tops_of, sums_of, firsts, ends = (
-        layout.scores,
-        layout.x,
-        layout.y,
-        layout.deltas,
-        layout.firsts,
-        layout.ends,
-    )
+    scores = layout.scores
+    columns = layout.x
+    tops_of = layout.y
+    sums_of = layout.deltas
+    firsts = layout.firsts
+    ends = layout.ends
     for item in range(lo, hi):
         batch, kv = item // groups, item % groups
         source = (batch * keys * groups + kv) * size
@@ -197,13 +191,11 @@ def attend_small_back(
 ):
     """Run jobs: one key/value head with all query heads that read it."""
     length, keys, heads, groups, size = shape.length, shape.keys, shape.heads, shape.groups, shape.size
-    group, pad, pitch, key_stride, scale = (
-        heads // groups,
-        pad_size(size),
-        heads * size,
-        groups * size,
-        np.float32(shape.scale),
-    )
+    group = heads // groups
+    pad = pad_size(size)
+    pitch = heads * size
+    key_stride = groups * size
+    scale = np.float32(shape.scale)
     layout = scratch_layout(scratch + thread * thread_bytes, length, keys)
     for item in range(lo, hi):
         batch, kv = item // groups, item % groups

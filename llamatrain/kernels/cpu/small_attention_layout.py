@@ -62,12 +62,10 @@ def dot_products(to, columns, rows, pad, low, high):
     """Compute the dot products of the lanes with each row."""
     for d in range(0, pad, 4):
         i = d * LANES
-        x0, x1, x2, x3 = (
-            load(columns, i),
-            load(columns, i + LANES),
-            load(columns, i + 2 * LANES),
-            load(columns, i + 3 * LANES),
-        )
+        x0 = load(columns, i)
+        x1 = load(columns, i + LANES)
+        x2 = load(columns, i + 2 * LANES)
+        x3 = load(columns, i + 3 * LANES)
         for j in range(low, high):
             at = j * pad + d
             so_far = load(to, j * LANES) if d > 0 else splat(ZERO)

@@ -33,8 +33,9 @@ NEAR_BYTES = 1 << 20  # bytes of b that the tile unit reads for some rows of C b
 
 
 def choose_mode(precision: str) -> int:
-    """Return the mode for "f32" or "bf16"; "avx512bf16", "amx" and "float32" (bf16 without either) ask for
-    that unit.
+    """Return the mode for "f32" or "bf16".
+
+    "avx512bf16", "amx" and "float32" (bf16 without either) ask for that unit.
     """
     if precision == "bf16":
         precision = next((unit for unit in ("amx", "avx512bf16") if unit in cpu.enabled_units()), "float32")

@@ -33,4 +33,5 @@ class ReferenceBackend(HostMemory):
         """Return the calls as they are."""
         return list(calls)
 
-    def compile(self, runs: Iterable[Callable[[], None]]) -> None: ...
+    def compile(self, runs: Iterable[Callable[[], None]]) -> None:
+        """Compile what the runs call, before the first of them starts."""

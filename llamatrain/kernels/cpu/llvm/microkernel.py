@@ -123,11 +123,9 @@ class VectorKernel:
 
     def emit_loop(self, builder: Any, first: list[Any], a: Any, columns: list[Any], words: Any) -> list[Any]:
         """Emit the loop over k, STEP words at a time."""
-        enter, loop, done = (
-            builder.block,
-            builder.append_basic_block("loop"),
-            builder.append_basic_block("done"),
-        )
+        enter = builder.block
+        loop = builder.append_basic_block("loop")
+        done = builder.append_basic_block("done")
         builder.branch(loop)
         builder.position_at_end(loop)
         word, *totals = (builder.phi(kind) for kind in (LONG, *[FLOATS] * len(first)))
@@ -177,11 +175,9 @@ def emit_tile_kernel(
     def at(address: Any) -> Any:
         return builder.inttoptr(address, POINTER)
 
-    a2, b2, lower = (
-        builder.add(a, a_panel),
-        builder.add(b, b_panel),
-        builder.add(c, builder.shl(ldc, LONG(4))),
-    )
+    a2 = builder.add(a, a_panel)
+    b2 = builder.add(b, b_panel)
+    lower = builder.add(c, builder.shl(ldc, LONG(4)))
     corners = [c, add_offset(builder, c, ROW), lower, add_offset(builder, lower, ROW)]
     awake = at(allocate_scratch(builder, TILE))
     with builder.if_else(builder.icmp_signed("!=", accumulate, LONG(0))) as (more, anew):
@@ -235,8 +231,9 @@ def emit_store_row(builder: Any, c: Any, source: Any, count: Any, accumulate: An
 
 
 def define_vector_kernel(rows: int, count: int, pairs: bool) -> Any:
-    """Return an intrinsic `(c, ldc, a, b, panel, words, accumulate)`; panel: from 16 columns of B to the
-    next.
+    """Return an intrinsic `(c, ldc, a, b, panel, words, accumulate)`.
+
+    `panel` is the distance from 16 columns of B to the next 16.
     """
     kernel = VectorKernel(rows, count, pairs)
 
@@ -252,14 +249,10 @@ def define_vector_kernel(rows: int, count: int, pairs: bool) -> Any:
     return call
 
 
-float_wide, float_narrow = (
-    define_vector_kernel(WIDE_ROWS, 2, pairs=False),
-    define_vector_kernel(NARROW_ROWS, 1, pairs=False),
-)
-pair_wide, pair_narrow = (
-    define_vector_kernel(WIDE_ROWS, 2, pairs=True),
-    define_vector_kernel(NARROW_ROWS, 1, pairs=True),
-)
+float_wide = define_vector_kernel(WIDE_ROWS, 2, pairs=False)
+float_narrow = define_vector_kernel(NARROW_ROWS, 1, pairs=False)
+pair_wide = define_vector_kernel(WIDE_ROWS, 2, pairs=True)
+pair_narrow = define_vector_kernel(NARROW_ROWS, 1, pairs=True)
 
 
 @intrinsic

@@ -144,12 +144,10 @@ def define_row(emit: Emit) -> Any:
     return call
 
 
-copy, round_floats, widen, narrow = (
-    define_row(copy_row),
-    define_row(round_row),
-    define_row(widen_row),
-    define_row(narrow_row),
-)
+copy = define_row(copy_row)
+round_floats = define_row(round_row)
+widen = define_row(widen_row)
+narrow = define_row(narrow_row)
 pair, pair_up = define_row(pair_floats), define_row(pair_halves)
 some_floats, some_halves = define_row(copy_part(FLOAT)), define_row(copy_part(SHORT))
 
