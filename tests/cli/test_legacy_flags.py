@@ -354,7 +354,7 @@ def test_their_iterations_are_those_of_one_call(place: Path) -> None:
     done = ran(
         "from-scratch", "--checkpoint-in", "one/checkpoint-2.gguf", "--adam-iter", 3, "-c", 32, "--out", "two"
     )
-    assert "--adam-iter 3 is --iters 5 here: 2 steps were done before" in done.err
+    assert "--adam-iter 3 is --iters 5 here" in done.err and "2 steps are done" in done.err
     assert len(steps(Path("two"))) == 5
     assert "--iters 6 here" in ran("from-scratch", "--resume", "two", "--adam-iter", 1).err
 

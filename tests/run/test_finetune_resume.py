@@ -50,7 +50,16 @@ WAYS: dict[str, tuple[str, tuple[Argument, ...]]] = {
     "quantised, with dropout": ("Q4_0", ("--lora-dropout", 0.3, "--remat", "block")),
     "mixed": (
         "Q8_0",
-        ("--lora-scaled", "mixed.gguf", 0.5, "--lora-rank-of", "attn_q=3", "--lora-plus-ratio", 4, "--rslora"),
+        (
+            "--lora-scaled",
+            "mixed.gguf",
+            0.5,
+            "--lora-rank-of",
+            "attn_q=3",
+            "--lora-plus-ratio",
+            4,
+            "--rslora",
+        ),
     ),
     "gone on from an adapter": ("F32", ("--lora-init", "mixed.gguf")),
     "bf16": ("Q4_0", ("--precision", "bf16", "--cache-base", "bf16", "--lora-dropout", 0.1)),
@@ -219,7 +228,7 @@ def test_a_base_and_adapters_that_were_moved(place: Path) -> None:
         "changed-input",
     )
     base(Path("moved.gguf"), small(rope=Rope(16, base=1e6)), "Q8_0")
-    refused(run("finetune", "--resume", "run", "--iters", 5), 1, "moved.gguf", "not the model")
+    refused(run("finetune", "--resume", "run", "--iters", 5), 1, "moved.gguf", "checkpoint-4.gguf", "changed-input")
 
 
 def test_the_same_options_again(place: Path) -> None:

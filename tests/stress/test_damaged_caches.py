@@ -15,8 +15,8 @@ from tests.helpers.warm_cache import warm, without_libraries
 CHEAP = (
     "elementwise.fill_flat",
     "norm.add_rows",
-    "optimizer.clip",
-    "elementwise.narrow",
+    "optimizer.clip_by_norm",
+    "elementwise.to_bf16_flat",
     "rows.take_rows",
     "reduce.add_up",
 )

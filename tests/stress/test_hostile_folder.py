@@ -382,9 +382,9 @@ def test_words_of_a_checkpoint_change_no_name_that_is_given_now(place: Path) -> 
 def test_the_files_that_only_a_checkpoint_names_are_listed(place: Path) -> None:
     begun().rename("moved")
     done = ran("from-scratch", "--resume", "moved", "--iters", 3)
-    assert f"note: reading {place}/text.txt, as the checkpoint says" in done.err
+    assert f"note: reading {place}/text.txt, which the checkpoint names" in done.err
     assert (
-        "as the checkpoint says" not in ran("from-scratch", "text.txt", "--resume", "moved", "--iters", 4).err
+        "which the checkpoint names" not in ran("from-scratch", "text.txt", "--resume", "moved", "--iters", 4).err
     )
 
 
@@ -396,13 +396,15 @@ def test_a_checkpoint_from_elsewhere_has_no_file_read_unasked(place: Path) -> No
         done = told("from-scratch", "--resume", *words, "--iters", 3)
         assert (
             done.code == 2
-            and f"names files to read: {secret}; name them beside --resume, or add --trust" in done.err
+            and f"names files to read: {secret}; " in done.err
+            and "--trust" in done.err
+            and "[untrusted-checkpoint]" in done.err
         )
     assert told("plan", "from-scratch", "--resume", folder).code == 2
-    assert "as the checkpoint" not in ran("from-scratch", secret, "--resume", folder, "--iters", 3).err
+    assert "checkpoint names" not in ran("from-scratch", secret, "--resume", folder, "--iters", 3).err
     with_options(folder, files=[str(secret)], run={"note": "other"})
     assert (
-        f"note: reading {secret}, as the checkpoint from elsewhere says"
+        f"note: reading {secret}, which someone else's checkpoint names"
         in ran("from-scratch", "--resume", folder, "--trust", "--iters", 4).err
     )
     ran("from-scratch", "--resume", folder, "--iters", 5)  # it is one's own from then on
@@ -413,31 +415,31 @@ def test_a_checkpoint_of_another_user_is_told_by_the_key(
 ) -> None:
     folder = begun()
     monkeypatch.setenv("XDG_STATE_HOME", str(place / "state"))
-    assert "has no signature of yours" in told("from-scratch", "--resume", folder, "--iters", 3).err
+    assert "[untrusted-checkpoint]" in told("from-scratch", "--resume", folder, "--iters", 3).err
     ran("from-scratch", "text.txt", "--resume", folder, "--iters", 3)
     key = place / "state" / "llamatrain" / "checkpoint-key"
     assert key.stat().st_mode & 0o777 == 0o600 and key.stat().st_size == 32
     ran("from-scratch", "--resume", folder, "--iters", 4)
     key.chmod(0o644)  # somebody may have read it
-    assert "has no signature of yours" in told("from-scratch", "--resume", folder, "--iters", 5).err
+    assert "[untrusted-checkpoint]" in told("from-scratch", "--resume", folder, "--iters", 5).err
     ran("from-scratch", "text.txt", "--resume", folder, "--iters", 5)
     assert key.stat().st_mode & 0o777 == 0o600
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/none")
     ran("from-scratch", "text.txt", "--resume", folder, "--iters", 6)  # without a key it is named each time
-    assert "has no signature of yours" in told("from-scratch", "--resume", folder, "--iters", 7).err
+    assert "[untrusted-checkpoint]" in told("from-scratch", "--resume", folder, "--iters", 7).err
 
 
 def test_trust_means_nothing_to_a_new_run(place: Path) -> None:
     text_file(place)
     assert (
-        "--trust is for the files that a checkpoint names" in told("from-scratch", "text.txt", "--trust").err
+        "--trust has no effect without --resume or --checkpoint-in" in told("from-scratch", "text.txt", "--trust").err
     )
 
 
 def test_a_checkpoint_from_elsewhere_sends_no_figures(place: Path) -> None:
     folder = with_options(begun(), run={"log": ["csv", "wandb"]})
     done = ran("from-scratch", "--resume", folder, "--iters", 3, "--trust")
-    assert "nothing is sent to wandb, since only a checkpoint from elsewhere says so" in done.err
+    assert "nothing is sent to wandb, since only someone else's checkpoint asks for " in done.err
     assert (folder / "metrics.csv").exists() and not (folder / "loggers.json").exists()
 
 
@@ -458,7 +460,7 @@ def test_a_folder_of_events_that_leads_elsewhere(place: Path, monkeypatch: pytes
     folder = with_options(begun(), run={"log": ["tensorboard"]})
     (folder / "tensorboard").symlink_to(outside.parent)
     with untouched(outside):
-        assert "tensorboard is a link" in ran("from-scratch", "--resume", folder, "--iters", 3, "--trust").err
+        assert "tensorboard: this is a link" in ran("from-scratch", "--resume", folder, "--iters", 3, "--trust").err
 
 
 def test_links_in_a_folder_for_peft_are_replaced(place: Path) -> None:
@@ -478,7 +480,7 @@ def test_a_config_file_replaces_no_adapter(place: Path) -> None:
     again = ("finetune", "--config", "run/config.toml", "--out", "two", "--lr", 0.1)
     for more in ((), ("--overwrite",)):
         assert (
-            "theirs: there is an adapter already" in told(*again, *more).err
+            "theirs already holds an adapter" in told(*again, *more).err
             and written(Path("theirs")) == before
         )
     ran(*again, "--overwrite", "--peft", "theirs")

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 
 ITERS = ("--iters", 4, "--ctx", 16, "--batch", 2, "--sample-every", 0, "--threads", 2, "--precision", "f32")
 EACH = ("--save-every", 1)
-STEP = "llamatrain.report.report Report.step"  # called when a step is done
+STEP = "llamatrain.report.report Report.on_step"  # called when a step is done
 # The command, with something done before the n-th call of a function.
 HOOKED = """
 import importlib, os
@@ -194,7 +194,7 @@ def test_a_head_whose_end_is_cut_off(tmp_path: Path, model: Path, monkeypatch: p
 def test_a_head_is_bounded(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamatrain.gguf.parser.MAX_HEAD_BYTES", 1 << 10)
     with pytest.raises(
-        FileError, match="up to 1024 bytes can be before the tensors' data, and here are more"
+        FileError, match="the head is longer than 1024 bytes"
     ):
         reader.open_gguf(model)
 
@@ -214,7 +214,7 @@ def test_a_run_of_every_weight_needs_its_file_no_more(
     meanwhile(monkeypatch, STEP, 2, larger(source))
     done = ran(*begun[how], *ITERS, *EACH, "--out", tmp_path / "out")
     assert (
-        done.err.count(f"warning: {source}: was written to; the run goes on with what it began with\n") == 1
+        done.err.count(f"warning: {source} was written to; training continues with its former content\n") == 1
     ), done.err
     sound(tmp_path / "out", "model.gguf")
     same_bits(tmp_path / "out" / "model.gguf", tmp_path / "calm" / "model.gguf")
@@ -228,7 +228,7 @@ def test_weights_cut_off_before_they_are_loaded(tmp_path: Path, model: Path, tex
     source = tmp_path / "m.gguf"
     source.write_bytes(model.read_bytes())
     words = ("from-scratch", text, "--checkpoint-in", source, *ITERS, "--out", tmp_path / "o")
-    done = disturbed("llamatrain.model.load fill_from", 1, cut(source, 100_000), *words)
+    done = disturbed("llamatrain.model.load load_weights", 1, cut(source, 100_000), *words)
     told(done, source, "was truncated", "repeat the command")
     assert not (tmp_path / "o").exists()
 
@@ -239,7 +239,7 @@ def test_weights_cut_off_before_they_are_loaded(tmp_path: Path, model: Path, tex
 def gone_on(tmp_path: Path, quantised: Path, adapter: Path, done: Done, *words: str) -> None:
     """The run was saved as it stood, and goes on once the file is what it was, as if nothing had happened."""
     source, out = tmp_path / "b.gguf", tmp_path / "out"
-    told(done, source, *words, "--resume goes on from step 2", str(out / "checkpoint-2.gguf"))
+    told(done, source, *words, "continue with --resume from step 2", str(out / "checkpoint-2.gguf"))
     sound(out, "adapter.gguf")
     source.write_bytes(quantised.read_bytes())
     ran("finetune", "--resume", out)
@@ -298,7 +298,7 @@ def test_a_base_written_to(
 def test_a_base_written_to_before_a_validation(
     tmp_path: Path, copy: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meanwhile(monkeypatch, "llamatrain.report.report Report.evaluating", 2, lambda: not_numbers(copy))
+    meanwhile(monkeypatch, "llamatrain.report.report Report.show_activity", 2, lambda: not_numbers(copy))
     options = ("--val-split", 0.2, "--eval-every", 2, "--out", tmp_path / "out", "--cache-base", "off")
     done = run("finetune", copy, text, *ITERS, *options)
     told(done, copy, "was written to", "from step 2")
@@ -312,7 +312,7 @@ def test_a_base_that_was_touched(
     meanwhile(monkeypatch, STEP, 3, lambda: os.utime(copy, (1, 1)))
     done = ran("finetune", copy, text, "--out", tmp_path / "out", "--cache-base", "off", *ITERS, *EACH)
     assert (
-        done.err.count("was written to, and where it was looked at it is what it was: the run goes on") == 1
+        done.err.count("was written to, but its content looks the same: training continues") == 1
     )
     same_adapter(tmp_path / "out" / "adapter.gguf", adapter)
 
@@ -331,9 +331,9 @@ def test_a_base_that_is_another_file(
     other.write_bytes(model.read_bytes())
     meanwhile(monkeypatch, STEP, 2, lambda: other.replace(copy) if how == "replaced" else copy.unlink())
     done = ran("finetune", copy, text, "--out", tmp_path / "out", "--cache-base", "off", *ITERS, *EACH)
-    happened = "is another file by now" if how == "replaced" else "is not there any more"
+    happened = "was replaced" if how == "replaced" else "was deleted"
     line = (
-        f"warning: {copy}: {happened}; the run goes on with what it began with, and --resume will need that"
+        f"warning: {copy} {happened}; training continues with its former content, which --resume will need"
     )
     assert done.err.count(line) == 1, done.err
     sound(tmp_path / "out", "adapter.gguf")
@@ -358,7 +358,7 @@ def test_a_base_that_was_copied(
     )
     assert (
         done.err.count(
-            f"{copy}: was written to; the run goes on with what it began with, and --resume will need that"
+            f"{copy} was written to; training continues with its former content, which --resume will need"
         )
         == 1
     )
@@ -377,7 +377,7 @@ def test_numbers_that_are_none_are_the_bases_fault(
         done,
         copy,
         "step 3: the loss is nan",
-        "was written to while it was being read, which may be why",
+        "was written to during the run, which may be the reason",
         "checkpoint-2.gguf",
     )
     assert "learning rate" not in done.err
@@ -392,7 +392,7 @@ def test_an_adapter_that_is_mixed_in(
     ran(*arguments, "--out", tmp_path / "calm")
     meanwhile(monkeypatch, STEP, 2, larger(mixed))
     done = ran(*arguments, "--out", tmp_path / "out")
-    assert done.err.count(f"warning: {mixed}: was written to; the run goes on") == 1, done.err
+    assert done.err.count(f"warning: {mixed} was written to") == 1, done.err
     same_adapter(tmp_path / "out" / "adapter.gguf", tmp_path / "calm" / "adapter.gguf")
 
 
@@ -412,7 +412,7 @@ def test_a_part_of_a_split_base_cut_short(tmp_path: Path, quantised: Path, text:
         disturbed(STEP, 2, cut(parts[1], 10_000), *words),
         parts[1],
         "was truncated",
-        "--resume goes on from step 2",
+        "continue with --resume from step 2",
     )
     sound(tmp_path / "out", "adapter.gguf")
 
@@ -433,7 +433,7 @@ def test_a_folder_of_peft_cut_short_while_it_is_read(tmp_path: Path, quantised: 
     weights_of = tmp_path / "peft" / "adapter_model.safetensors"
     words = ("export-lora", quantised, "--lora", tmp_path / "peft", "--out", tmp_path / "merged.gguf")
     told(
-        disturbed("llamatrain.adapters.peft factor", 2, cut(weights_of, 3000), *words),
+        disturbed("llamatrain.adapters.peft read_factor", 2, cut(weights_of, 3000), *words),
         weights_of,
         "was truncated",
     )
@@ -458,7 +458,7 @@ def test_export(tmp_path: Path, copy: Path, adapter: Path) -> None:
 def test_evaluate(tmp_path: Path, copy: Path, text: Path) -> None:
     deed = cut(copy, copy.stat().st_size // 2)
     done = disturbed(
-        "llamatrain.train.programs EvalPrograms.judged",
+        "llamatrain.train.programs EvalPrograms.eval_loss",
         3,
         deed,
         "evaluate",
@@ -484,7 +484,7 @@ def test_a_checkpoint_cut_short_while_it_is_gone_on_with(tmp_path: Path, text: P
     ran("from-scratch", text, *TINY, "--iters", 2, "--ctx", 16, "--sample-every", 0, "--out", out)
     path = out / "checkpoint-2.gguf"
     deed = cut(path, path.stat().st_size // 2)
-    done = disturbed("llamatrain.run.build filled", 1, deed, "from-scratch", "--resume", path, "--iters", 4)
+    done = disturbed("llamatrain.run.build load_weights", 1, deed, "from-scratch", "--resume", path, "--iters", 4)
     told(done, path, "was truncated")
     no_temporary(out)
 
@@ -493,7 +493,7 @@ def test_an_adapter_of_a_checkpoint_cut_short(tmp_path: Path, adapter: Path) -> 
     path = tmp_path / "checkpoint.gguf"
     path.write_bytes((adapter.parent / "checkpoint-4.gguf").read_bytes())
     deed, words = cut(path, 20_000), ("--only-write-lora", "--out", tmp_path / "out")
-    done = disturbed("llamatrain.run.train check_trained", 1, deed, "finetune", "--resume", path, *words)
+    done = disturbed("llamatrain.run.write_only check_weights", 1, deed, "finetune", "--resume", path, *words)
     told(done, path, "was truncated")
     assert not (tmp_path / "out").exists()
 

@@ -74,7 +74,7 @@ def error(done: Done, code: int | tuple[int, ...] = (1, 2)) -> str:
     ],
 )
 def test_what_was_meant_is_asked(words: tuple[str, ...], meant: str) -> None:
-    assert error(run(*words), 2).endswith(f"; did you mean {meant}?")
+    assert error(run(*words), 2).removesuffix(" [unknown-command]").endswith(f"; did you mean {meant}?")
 
 
 @pytest.mark.parametrize("other", [("--prompt", "hi"), ("-n", 3), ("--temp", 0)])
@@ -125,28 +125,28 @@ def test_shells_complete_aliases_too(typed: str, offered: str) -> None:
 # ---- one checker ------------------------------------------------------------
 
 BAD: list[tuple[str, str, Any, str]] = [  # where checkpoints keep it, its key, a value, what is told
-    ("train", "batch", 0, "it takes 1 to 65536"),
-    ("train", "batch", "many", "it takes a whole number"),
-    ("train", "lr", math.nan, "it takes a number"),
-    ("train", "lr", -1.0, "it takes 0 or more"),
+    ("train", "batch", 0, "must be 1 to 65536 "),
+    ("train", "batch", "many", "must be a whole number "),
+    ("train", "lr", math.nan, "must be a number "),
+    ("train", "lr", -1.0, "must be 0 or more "),
     ("train", "beta2", 1.0, "less than 1"),
-    ("train", "eps", 0.0, "it takes more than 0"),
-    ("train", "grad_acc", -3, "it takes 1 or more"),
-    ("train", "optimizer", "adam", "it takes adamw, lbfgs, muon, sgd"),
-    ("train", "schedule", "sideways", "it takes"),
-    ("train", "remat", "sometimes", "it takes none, light"),
+    ("train", "eps", 0.0, "must be more than 0, "),
+    ("train", "grad_acc", -3, "must be 1 or more, "),
+    ("train", "optimizer", "adam", "must be adamw, lbfgs, muon or sgd "),
+    ("train", "schedule", "sideways", "must be "),
+    ("train", "remat", "sometimes", "must be none, light"),
     ("train", "memory", "6GQ", "6GQ"),
-    ("train", "precision", "f8", "it takes"),
-    ("train", "kernels", "cuda", "it takes"),
-    ("model", "ctx", 0, "it takes"),
-    ("model", "ctx", 2**40, "it takes"),
-    ("model", "rope_freq_base", 0.0, "it takes"),
-    ("model", "norm_rms_eps", 2.0, "it takes"),
+    ("train", "precision", "f8", "must be "),
+    ("train", "kernels", "cuda", "must be "),
+    ("model", "ctx", 0, "must be "),
+    ("model", "ctx", 2**40, "must be "),
+    ("model", "rope_freq_base", 0.0, "must be "),
+    ("model", "norm_rms_eps", 2.0, "must be "),
     ("model", "vocab_size", "some", "the word bytes"),
-    ("data", "val_split", 1.5, "it takes"),
-    ("data", "train_on", "nothing", "it takes"),
-    ("run", "keep", 0, "it takes"),
-    ("run", "threads", -1, "it takes"),
+    ("data", "val_split", 1.5, "must be "),
+    ("data", "train_on", "nothing", "must be "),
+    ("run", "keep", 0, "must be "),
+    ("run", "threads", -1, "must be "),
     ("run", "max_time", "soon", "soon"),
 ]
 
@@ -190,10 +190,10 @@ def test_too_small_a_vocabulary_is_told_by_its_name(place: Path) -> None:
     [
         ("embd = 32\nhead = 5", "5 heads do not divide a width of 32 (head, embd)"),
         ("head = 4\nhead-kv = 3", "head-kv must divide the 4 heads (got 3)"),
-        ("layer = 5000", "layer 5000 cannot be; it takes 1 to 4096"),
-        ("rope-freq-scale = 1e-45", "rope-freq-scale 1e-45 cannot be; it takes 1e-38 to 1e+38"),
-        ("norm-rms-eps = 1e-60", "norm-rms-eps 0 cannot be"),
-        ("lr = [[]]", "lr a list cannot be; it takes a number"),
+        ("layer = 5000", "layer must be 1 to 4096 (got 5000)"),
+        ("rope-freq-scale = 1e-45", "rope-freq-scale must be 1e-38 to 1e+38, such as 0.5 (got 1e-45)"),
+        ("norm-rms-eps = 1e-60", "norm-rms-eps must be between 0 and 1, "),
+        ("lr = [[]]", "lr must be a number (got a list)"),
     ],
 )
 def test_what_only_the_whole_shows_is_told_of_the_file_too(toml: str, told: str, place: Path) -> None:
@@ -299,7 +299,7 @@ def test_an_unknown_optimizer_is_named_with_those_that_are(way: str, place: Path
 def test_a_folder_in_the_place_of_a_model_is_called_one(words: tuple[str, ...], place: Path) -> None:
     Path("folder").mkdir()
     told = error(run(*("folder" if word == "MODEL" else word for word in words)), 1)
-    assert "folder: this is a folder" in told
+    assert re.match(r"(.*/)?folder: (this is a|the) folder\b", told), told
 
 
 def test_no_name_is_no_folder(place: Path) -> None:
@@ -309,7 +309,7 @@ def test_no_name_is_no_folder(place: Path) -> None:
         ("evaluate", "model.gguf", ""),
     ]
     for words in (("generate", ""), ("inspect", ""), ("evaluate", "", "text.txt"), *data):
-        assert "an empty path" in error(run(*words))
+        assert "empty" in error(run(*words))
 
 
 NO_TEXT = {

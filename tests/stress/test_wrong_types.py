@@ -236,7 +236,7 @@ def test_a_token_has_an_end(length: int, taken: bool) -> None:
             assert len(load(Metadata(vocabulary))) == 260
         else:
             with pytest.raises(
-                FileError, match=f"has {length} characters as token 259; {MAX_CHARACTERS} are the most of one"
+                FileError, match=f"token 259 has {length} characters; the limit is {MAX_CHARACTERS}"
             ):
                 load(Metadata(vocabulary))
 
