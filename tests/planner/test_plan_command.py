@@ -157,7 +157,7 @@ def unused(*args: Any, **named: Any) -> Any:
 
 def test_what_cannot_fit_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of layers take a minute to be planned."""
-    monkeypatch.setattr(fit_memory, "way_of", unused)
+    monkeypatch.setattr(fit_memory, "make_search", unused)
     for place in (fit_memory, limits):  # other tests may have left much
         monkeypatch.setattr(place, "resident_bytes", lambda: 10**8)
     data, deep = text_file(tmp_path), (*TINY, "--layer", 4096, "--memory", "900MB")

@@ -267,7 +267,7 @@ def test_costs_are_found_again() -> None:
 def some(layers: int, **more: Any) -> StepSpec:
     setting = speeds.small_spec(replace(TRAINED, **more) if more else TRAINED, None, (32, 4, 96, 64, 32, 4))
     h = replace(setting.h, layers=layers)
-    weights = speeds.parameters(h)
+    weights = speeds.trainable_weights(h)
     return replace(setting, h=h, weights=weights, trainable=dict(weights.tensors))
 
 
