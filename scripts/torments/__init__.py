@@ -1,4 +1,4 @@
-"""The kinds of trials that `torture.py` puts the command to, and what they share."""
+"""The kinds of trials of `torture.py`, and what they share."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Folders that come from elsewhere: links, pipes, devices, folders named as files are, and checkpoints that name other places."""
+"""Puts links, pipes, devices and folders in place of files, and changes the paths in checkpoints."""
 
 import json
 import os
@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 from torments import gguf
-from torments.core import Argument, Trial, kind_of, last_line
-from torments.house import OFTEN, TINY
-from torments.kills import held
-from torments.mutants import signed
+from torments.fixtures import SAVING, TINY
+from torments.kills import count_checkpoints
+from torments.mutants import sign_checkpoint
+from torments.trial import Argument, Trial, build_kind, last_line
 
 NAMES = (
     "model.gguf",
@@ -22,161 +22,167 @@ NAMES = (
     "checkpoint-4.gguf",
     "checkpoint-1.gguf",
 )
-HOWS = ("fifo", "folder", "full folder", "zero", "null", "socket", "loop")
-AGAIN: tuple[Argument, ...] = ("from-scratch", "--resume", "run", "--iters", 6)
-WAITING = (2, 3, 4, 10, 14, 15)  # of the commands with odd places: a pipe may be data, options, a prompt
-SCRATCH: tuple[Argument, ...] = ("from-scratch", "text.txt", *TINY, *OFTEN)
+SPECIAL_KINDS = ("fifo", "folder", "full folder", "zero", "null", "socket", "loop")
+RESUME: tuple[Argument, ...] = ("from-scratch", "--resume", "run", "--iters", 6)
+WAITING = (2, 3, 4, 10, 14, 15)  # commands that read a pipe as data, options or prompt
+SCRATCH: tuple[Argument, ...] = ("from-scratch", "text.txt", *TINY, *SAVING)
 
 
-def victim(t: Trial) -> Path:
-    """A file that is none of the run's business."""
-    path = t.place / "outside" / "victim"
+def create_victim(t: Trial) -> Path:
+    """Create a file outside of the run's folder that must not change."""
+    path = t.root / "outside" / "victim"
     path.parent.mkdir(exist_ok=True)
     path.write_text("precious")
     return path
 
 
-def unharmed(t: Trial, path: Path) -> None:
-    t.must(
+def check_unharmed(t: Trial, path: Path) -> None:
+    """Check that the file outside has not changed."""
+    t.expect(
         path.is_file() and path.read_bytes() == b"precious",
-        f"{path.name}, outside of the run's folder, has been written",
+        f"{path.name}, outside of the run's folder, was changed",
     )
 
 
-def links(t: Trial, place: int) -> None:
-    """The run's files are links to what is elsewhere."""
-    t.given("run", "text.txt")
-    outside = victim(t)
-    for name in {NAMES[place % 4], *t.random.sample(NAMES[:5], t.random.randrange(3))}:
+def link_outputs(t: Trial, index: int) -> None:
+    """Replace files of a run by links to a file outside."""
+    t.copy_files("run", "text.txt")
+    outside = create_victim(t)
+    for name in {NAMES[index % 4], *t.random.sample(NAMES[:5], t.random.randrange(3))}:
         path = t.folder / "run" / name
         path.unlink(missing_ok=True)
         path.symlink_to(outside)
-        t.tell(f"{name} is a link")
-    ended = t.run(*AGAIN, *(("--out", "run") if place % 2 else ()), codes=(0, 1, 2))
-    unharmed(t, outside)
-    if ended.code == 0:
-        t.whole(t.folder / "run" / "model.gguf")
+        t.log(f"{name} is a link")
+    result = t.run(*RESUME, *(("--out", "run") if index % 2 else ()), codes=(0, 1, 2))
+    check_unharmed(t, outside)
+    if result.code == 0:
+        t.check_gguf(t.folder / "run" / "model.gguf")
 
 
-def overwritten_links(t: Trial, place: int) -> None:
-    t.given("run", "text.txt")
-    outside = victim(t)
-    path = t.folder / "run" / NAMES[place % len(NAMES)]
+def overwrite_links(t: Trial, index: int) -> None:
+    """Replace a run whose files are links."""
+    t.copy_files("run", "text.txt")
+    outside = create_victim(t)
+    path = t.folder / "run" / NAMES[index % len(NAMES)]
     path.unlink(missing_ok=True)
     path.symlink_to(outside)
     t.run(*SCRATCH, "--out", "run", "--overwrite")
-    unharmed(t, outside)
+    check_unharmed(t, outside)
 
 
-def planted(t: Trial, place: int) -> None:
-    """What a replaced run would leave aside, put there by somebody."""
-    t.given("run", "text.txt")
+def plant_backups(t: Trial, index: int) -> None:
+    """Create folders that look like the backup of a replaced run."""
+    t.copy_files("run", "text.txt")
     run = t.folder / "run"
-    aside = run / (".replaced-x", ".replaced-1", ".replacing-x")[place % 3]
-    shutil.copytree(run, t.place / "copy")
-    shutil.move(t.place / "copy", aside)
-    (aside / "config.toml").write_text("lr = 0.666\n")
-    bare = place // 3 % 2
-    if bare:  # a folder with the user's options, and no run in it
+    backup = run / (".replaced-x", ".replaced-1", ".replacing-x")[index % 3]
+    shutil.copytree(run, t.root / "copy")
+    shutil.move(t.root / "copy", backup)
+    (backup / "config.toml").write_text("lr = 0.666\n")
+    bare = index // 3 % 2
+    if bare:  # a folder with options, but no run
         for path in run.glob("*.*"):
             path.unlink() if path.is_file() and path.name != "config.toml" else None
         (run / "config.toml").write_text("lr = 0.0015\nctx = 32\n")
     mine = (run / "config.toml").read_bytes()
     new: tuple[Argument, ...] = (*SCRATCH, "--out", "run", *(("--config", "run/config.toml") if bare else ()))
-    words = (AGAIN, new, (*new, "--overwrite"))[place // 6 % 3]
-    if place // 18 % 2:
+    words = (RESUME, new, (*new, "--overwrite"))[index // 6 % 3]
+    if index // 18 % 2:
         t.run(
             *words,
             plan={"under": [str(t.folder)], "at": t.random.randint(1, 60), "do": "kill"},
             codes=(0, 1, 2, -9),
-            said=False,
+            check_errors=False,
         )
     t.run(*words)
     now = (run / "config.toml").read_bytes() if (run / "config.toml").is_file() else b""
-    t.must(b"0.666" not in now, "a planted config.toml has taken the place of the user's own")
-    t.must(now == mine or b"command" in now or b"iters" in now, "the user's config.toml is gone")
-    t.whole(run)
+    t.expect(b"0.666" not in now, "a planted config.toml has replaced the user's")
+    t.expect(now == mine or b"command" in now or b"iters" in now, "the user's config.toml is missing")
+    t.check_gguf(run)
 
 
-def odd_files(t: Trial, place: int) -> None:
-    """A pipe, a device, a folder, where the run has a file."""
-    t.given("run", "text.txt")
-    path = t.folder / "run" / NAMES[place % len(NAMES)]
-    how = HOWS[place // len(NAMES) % len(HOWS)]
+def use_special_files(t: Trial, index: int) -> None:
+    """Put a pipe, a device or a folder in place of a run's file."""
+    t.copy_files("run", "text.txt")
+    path = t.folder / "run" / NAMES[index % len(NAMES)]
+    kind = SPECIAL_KINDS[index // len(NAMES) % len(SPECIAL_KINDS)]
     commands: list[tuple[Argument, ...]] = [
-        AGAIN,
-        (*AGAIN, "--out", "run"),
-        (*AGAIN, "--out", "other"),
+        RESUME,
+        (*RESUME, "--out", "run"),
+        (*RESUME, "--out", "other"),
         (*SCRATCH, "--out", "run", "--overwrite"),
         ("inspect", path),
     ]
     path.unlink(missing_ok=True)
-    odd(path, how)
-    t.tell(f"{path.name} is a {how}")
-    words = commands[place // len(NAMES) // len(HOWS)]
-    ended = t.run(*words, seconds=5)
-    if ended.code and words[0] != "inspect":
-        t.must(held(t.folder / "run"), "no checkpoint is left")
-    if words[-1] == "--overwrite" and "folder" in how and path.name != "checkpoint-4.gguf":
-        t.must(
-            ended.code == 0 or path.name in ended.err,
-            f"--overwrite is broken by a folder: {last_line(ended.err)}",
+    create_special_file(path, kind)
+    t.log(f"{path.name} is a {kind}")
+    words = commands[index // len(NAMES) // len(SPECIAL_KINDS)]
+    result = t.run(*words, seconds=5)
+    if result.code and words[0] != "inspect":
+        t.expect(count_checkpoints(t.folder / "run"), "no checkpoint is left")
+    if words[-1] == "--overwrite" and "folder" in kind and path.name != "checkpoint-4.gguf":
+        t.expect(
+            result.code == 0 or path.name in result.err,
+            f"--overwrite fails because of a folder: {last_line(result.err)}",
         )
-    t.must(how != "full folder" or list(t.folder.rglob("mine")), "what was in a folder is gone")
+    t.expect(kind != "full folder" or list(t.folder.rglob("mine")), "a file in a folder is missing")
 
 
-def odd(path: Path, how: str) -> None:
-    if how == "fifo":
+def create_special_file(path: Path, kind: str) -> None:
+    """Create a pipe, socket, folder or link."""
+    if kind == "fifo":
         os.mkfifo(path)
-    elif how == "socket":
+    elif kind == "socket":
         import socket
 
         here = Path.cwd()
         os.chdir(path.parent)
         socket.socket(socket.AF_UNIX).bind(path.name)
         os.chdir(here)
-    elif "folder" in how:
+    elif "folder" in kind:
         path.mkdir()
-        if how == "full folder":
+        if kind == "full folder":
             (path / "mine").write_text("mine")
     else:
-        path.symlink_to({"zero": "/dev/zero", "null": "/dev/null", "loop": str(path)}[how])
+        path.symlink_to({"zero": "/dev/zero", "null": "/dev/null", "loop": str(path)}[kind])
 
 
-def outside_paths(t: Trial, place: int) -> None:
-    """A checkpoint says where to write: not its business."""
-    t.given("tune", "base.gguf", "text.txt")
-    outside = victim(t)
-    others = t.place / "outside"
+def change_stored_paths(t: Trial, index: int) -> None:
+    """Change the output paths in a checkpoint; they must not be written."""
+    t.copy_files("tune", "base.gguf", "text.txt")
+    outside = create_victim(t)
+    others = t.root / "outside"
     for path in (t.folder / "tune").glob("checkpoint-*.gguf"):
-        made = gguf.parse(path.read_bytes())
-        for entry in made.entries:
+        parts = gguf.parse(path.read_bytes())
+        for entry in parts.entries:
             if entry.key.startswith(b"training.") and entry.raw[8:9] == b"{":
-                entry.raw = gguf.text(json.dumps(told(json.loads(entry.raw[8:]), others, place)))
-        path.write_bytes(signed(made.packed()))
+                entry.raw = gguf.text(json.dumps(redirect_paths(json.loads(entry.raw[8:]), others, index)))
+        path.write_bytes(sign_checkpoint(parts.pack()))
     shutil.copyfile(t.folder / "base.gguf", others / "adapter_model.safetensors")
     before = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in others.iterdir())
     t.run("finetune", "--resume", "tune", "--iters", 6)
     t.run("finetune", "--resume", "tune", "--iters", 6, "--trust")
-    t.must(
+    t.expect(
         before
         == sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in others.iterdir()),
-        "a checkpoint has had something written elsewhere",
+        "a checkpoint has caused a write outside",
     )
-    unharmed(t, outside)
+    check_unharmed(t, outside)
 
 
-def told(value: object, others: Path, place: int) -> object:
-    """Options whose places are elsewhere, and files that are devices."""
+def redirect_paths(value: object, others: Path, index: int) -> object:
+    """Return options whose paths lead to another folder, and whose files are devices."""
     if isinstance(value, dict):
-        made = {key: told(each, others, place) for key, each in value.items()}
-        if place % 2:
-            made |= {
-                key: ["/dev/zero"] for key in ("files", "data", "inputs") if isinstance(made.get(key), list)
+        options = {key: redirect_paths(item, others, index) for key, item in value.items()}
+        if index % 2:
+            options |= {
+                key: ["/dev/zero"]
+                for key in ("files", "data", "inputs")
+                if isinstance(options.get(key), list)
             }
-            made |= {"peft_files": ["/dev/zero"], "files": ["/dev/zero"]} if "files" in made else {}
-        return made | {key: str(others) for key in ("peft", "out") if isinstance(made.get(key), str)}
-    return [told(each, others, place) for each in value] if isinstance(value, list) else value
+            if "files" in options:
+                options |= {"peft_files": ["/dev/zero"], "files": ["/dev/zero"]}
+        return options | {key: str(others) for key in ("peft", "out") if isinstance(options.get(key), str)}
+    return [redirect_paths(item, others, index) for item in value] if isinstance(value, list) else value
 
 
 OUTSIDE = ("model_out", "checkpoint_out", "lora_out", "peft", "fn_latest", "log")
@@ -187,14 +193,14 @@ RESUMED: tuple[tuple[Argument, ...], ...] = (
 )
 
 
-def written_outside(t: Trial, place: int) -> None:
-    """Each path that a checkpoint may hold leads to a file of the user's, which is private; so does a link in its folder."""
-    name, words = OUTSIDE[place % len(OUTSIDE)], RESUMED[place // len(OUTSIDE) % len(RESUMED)]
+def name_outside_path(t: Trial, index: int) -> None:
+    """Let each path that a checkpoint may hold lead to a private file, and log folders be links."""
+    name, words = OUTSIDE[index % len(OUTSIDE)], RESUMED[index // len(OUTSIDE) % len(RESUMED)]
     command, run = (
-        ("finetune", "tune") if name in ("lora_out", "peft") or place % 2 else ("from-scratch", "run")
+        ("finetune", "tune") if name in ("lora_out", "peft") or index % 2 else ("from-scratch", "run")
     )
-    t.given(run, "base.gguf", "text.txt")
-    outside = victim(t)
+    t.copy_files(run, "base.gguf", "text.txt")
+    outside = create_victim(t)
     outside.chmod(0o600)
     value: object = {
         "log": ["tensorboard", "csv"],
@@ -210,68 +216,68 @@ def written_outside(t: Trial, place: int) -> None:
     write = "--only-write-lora" if command == "finetune" else "--only-write-model"
     given = [write if word == "--only-write" else str(word).replace("RUN", run) for word in words]
     more = () if write in given else ("--iters", 6)
-    ended = t.run(command, *given, *more)
-    t.must(
-        ended.code == 2 or name == "fn_latest" or write in given,
-        "files that only the checkpoint names are read unasked",
+    result = t.run(command, *given, *more)
+    t.expect(
+        result.code == 2 or name == "fn_latest" or write in given,
+        "files that only the checkpoint names are read without --trust",
     )
     t.run(command, *given, *more, "--trust")
-    unharmed(t, outside)
-    t.must(outside.stat().st_mode & 0o777 == 0o600, "a private file can be read by others")
-    t.must(sorted(outside.parent.iterdir()) == before, "something has been written beside it")
+    check_unharmed(t, outside)
+    t.expect(outside.stat().st_mode & 0o777 == 0o600, "a private file can be read by others")
+    t.expect(sorted(outside.parent.iterdir()) == before, "a file was written next to it")
 
 
 def change_options(path: Path, name: str, value: object) -> None:
-    """Give a checkpoint's option another value."""
-    made = gguf.parse(path.read_bytes())
-    for entry in made.entries:
+    """Change an option in a checkpoint."""
+    parts = gguf.parse(path.read_bytes())
+    for entry in parts.entries:
         if entry.key == b"training.options":
             options = json.loads(entry.raw[8:])
             part = next(each for each in options.values() if isinstance(each, dict) and name in each)
             part[name] = value
             entry.raw = gguf.text(json.dumps(options))
-    path.write_bytes(signed(made.packed()))
+    path.write_bytes(sign_checkpoint(parts.pack()))
 
 
-def inputs_within(t: Trial, place: int) -> None:
-    """--overwrite of a folder that holds what the run reads."""
-    t.given("run")
-    name, option = [("text.txt", None), ("val.txt", "--val"), ("recipe.toml", "--config")][place % 3]
-    inside = t.folder / "run" / (name if place % 2 else f"deep-{name}")
-    if place % 4 == 3:
+def read_from_run_folder(t: Trial, index: int) -> None:
+    """Overwrite a folder that holds what the run reads."""
+    t.copy_files("run")
+    name, option = [("text.txt", None), ("val.txt", "--val"), ("recipe.toml", "--config")][index % 3]
+    inside = t.folder / "run" / (name if index % 2 else f"deep-{name}")
+    if index % 4 == 3:
         inside = t.folder / "run" / "checkpoint-9.gguf" / name if option != "--config" else inside
         inside.parent.mkdir(exist_ok=True)
     for each in {name, "text.txt"}:
-        shutil.copyfile(t.house.things / each, inside if each == name else t.folder / each)
-    if name == "recipe.toml" and place % 2:
+        shutil.copyfile(t.fixtures.files / each, inside if each == name else t.folder / each)
+    if name == "recipe.toml" and index % 2:
         inside = inside.rename(t.folder / "run" / "config.toml")
-    kept = inside.read_bytes()
+    content = inside.read_bytes()
     words = [
         "from-scratch",
         inside if option is None else "text.txt",
         *(() if option is None else (option, inside)),
     ]
-    t.run(*words, *TINY, *OFTEN, "--out", "run", "--overwrite")
+    t.run(*words, *TINY, *SAVING, "--out", "run", "--overwrite")
     own = inside.name == "config.toml"
-    t.must(
-        inside.is_file() and (own or inside.read_bytes() == kept),
+    t.expect(
+        inside.is_file() and (own or inside.read_bytes() == content),
         f"--overwrite has removed {inside.name}, which the run reads",
     )
 
 
-def odd_places(t: Trial, place: int) -> None:
-    """--out, data and models that are no such thing."""
-    t.given("text.txt", "base.gguf", "adapter.gguf")
-    strange = t.folder / "strange"
-    how = HOWS[place // 16]
-    odd(strange, how)
-    t.tell(f"strange is a {how}")
+def pass_special_files(t: Trial, index: int) -> None:
+    """Pass special files as --out, data and models."""
+    t.copy_files("text.txt", "base.gguf", "adapter.gguf")
+    special = t.folder / "strange"
+    kind = SPECIAL_KINDS[index // 16]
+    create_special_file(special, kind)
+    t.log(f"strange is a {kind}")
     commands: list[tuple[Argument, ...]] = [
         (*SCRATCH, "--out", "strange"),
         (*SCRATCH, "--out", "strange", "--overwrite"),
-        ("from-scratch", "strange", *TINY, *OFTEN, "--out", "o"),
-        ("from-scratch", "text.txt", "--val", "strange", *TINY, *OFTEN, "--out", "o"),
-        ("from-scratch", "text.txt", *TINY, *OFTEN, "--config", "strange", "--out", "o"),
+        ("from-scratch", "strange", *TINY, *SAVING, "--out", "o"),
+        ("from-scratch", "text.txt", "--val", "strange", *TINY, *SAVING, "--out", "o"),
+        ("from-scratch", "text.txt", *TINY, *SAVING, "--config", "strange", "--out", "o"),
         ("from-scratch", "--resume", "strange"),
         ("from-scratch", "text.txt", "--checkpoint-in", "strange"),
         ("from-scratch", "text.txt", "--vocab-from", "strange"),
@@ -284,25 +290,25 @@ def odd_places(t: Trial, place: int) -> None:
         ("evaluate", "base.gguf", "strange"),
         ("preview", "strange", "--model", "base.gguf"),
     ]
-    words = commands[place % len(commands)]
-    if how == "fifo" and place % len(commands) in WAITING:
-        t.skipped = "who reads from a pipe waits for who writes"
+    words = commands[index % len(commands)]
+    if kind == "fifo" and index % len(commands) in WAITING:
+        t.skipped = "reading the pipe would wait for a writer"
         return
     t.run(*words)
-    t.must(strange.is_symlink() or strange.exists(), "what was there is gone")
+    t.expect(special.is_symlink() or special.exists(), "the special file is missing")
 
 
-KIND = kind_of(
+KIND = build_kind(
     "folders",
-    "links, pipes, devices and folders where files should be; checkpoints that name other places",
+    "put links, pipes, devices and folders in place of files; change paths in checkpoints",
     [
-        (links, 16, 1),
-        (overwritten_links, 14, 1),
-        (planted, 36, 2),
-        (odd_files, 7 * 7 * 5, 4),
-        (outside_paths, 8, 1),
-        (written_outside, 36, 6),
-        (inputs_within, 24, 1),
-        (odd_places, 16 * 7, 2),
+        (link_outputs, 16, 1),
+        (overwrite_links, 14, 1),
+        (plant_backups, 36, 2),
+        (use_special_files, 7 * 7 * 5, 4),
+        (change_stored_paths, 8, 1),
+        (name_outside_path, 36, 6),
+        (read_from_run_folder, 24, 1),
+        (pass_special_files, 16 * 7, 2),
     ],
 )

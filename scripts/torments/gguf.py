@@ -1,4 +1,4 @@
-"""GGUF files in parts that can be changed one by one, however wrong they are then."""
+"""GGUF files in parts that can be changed one by one and packed again, valid or not."""
 
 import struct
 from dataclasses import dataclass, field
@@ -9,12 +9,15 @@ ALIGNMENT = 32
 
 
 def text(words: str | bytes) -> bytes:
+    """Return a string with its length in front."""
     raw = words.encode() if isinstance(words, str) else words
     return struct.pack("<Q", len(raw)) + raw
 
 
 @dataclass
 class Entry:
+    """A metadata entry: its key, the number of its type, and its bytes."""
+
     key: bytes
     kind: int
     raw: bytes
@@ -22,6 +25,8 @@ class Entry:
 
 @dataclass
 class Info:
+    """The description of a tensor."""
+
     name: bytes
     axes: list[int]
     kind: int
@@ -30,13 +35,16 @@ class Info:
 
 @dataclass
 class Parts:
+    """The parts of a file."""
+
     entries: list[Entry] = field(default_factory=list)
     infos: list[Info] = field(default_factory=list)
     data: bytes = b""
     version: int = 3
     counts: tuple[int, int] | None = None  # of tensors and keys, where the file is to lie
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
+        """Return the bytes of the file."""
         counts = self.counts or (len(self.infos), len(self.entries))
         raw = b"GGUF" + struct.pack("<IQQ", self.version, *(count % 2**64 for count in counts))
         for entry in self.entries:
@@ -49,47 +57,52 @@ class Parts:
 
 
 class Cursor:
+    """Reads values from bytes, one after the other."""
+
     def __init__(self, raw: bytes) -> None:
-        self.raw, self.place = raw, 0
+        self.raw, self.offset = raw, 0
 
     def number(self, letter: str) -> int:
+        """Read a number in a format of `struct`."""
         size = struct.calcsize(f"<{letter}")
-        self.place += size
-        return int(struct.unpack_from(f"<{letter}", self.raw, self.place - size)[0])
+        self.offset += size
+        return int(struct.unpack_from(f"<{letter}", self.raw, self.offset - size)[0])
 
     def words(self) -> bytes:
+        """Read a string."""
         size = self.number("Q")
-        self.place += size
-        return self.raw[self.place - size : self.place]
+        self.offset += size
+        return self.raw[self.offset - size : self.offset]
 
     def value(self, kind: int) -> bytes:
-        begin = self.place
+        """Skip a value of a type and return its bytes."""
+        start = self.offset
         if kind == STRING:
             self.words()
         elif kind == ARRAY:
             inner, count = self.number("I"), self.number("Q")
             if inner in SIZES:
-                self.place += SIZES[inner] * count
+                self.offset += SIZES[inner] * count
             else:
                 for _ in range(count):
                     self.value(inner)
         else:
-            self.place += SIZES[kind]
-        return self.raw[begin : self.place]
+            self.offset += SIZES[kind]
+        return self.raw[start : self.offset]
 
 
 def parse(raw: bytes) -> Parts:
-    """Of a file that is right."""
+    """Split a valid file into its parts."""
     cursor = Cursor(raw)
-    cursor.place = 4
+    cursor.offset = 4
     version, tensors, keys = cursor.number("I"), cursor.number("Q"), cursor.number("Q")
-    made = Parts(version=version)
+    parts = Parts(version=version)
     for _ in range(keys):
         key, kind = cursor.words(), cursor.number("I")
-        made.entries.append(Entry(key, kind, cursor.value(kind)))
+        parts.entries.append(Entry(key, kind, cursor.value(kind)))
     for _ in range(tensors):
         name, dimensions = cursor.words(), cursor.number("I")
         axes = [cursor.number("Q") for _ in range(dimensions)]
-        made.infos.append(Info(name, axes, cursor.number("I"), cursor.number("Q")))
-    made.data = raw[-(-cursor.place // ALIGNMENT) * ALIGNMENT :]
-    return made
+        parts.infos.append(Info(name, axes, cursor.number("I"), cursor.number("Q")))
+    parts.data = raw[-(-cursor.offset // ALIGNMENT) * ALIGNMENT :]
+    return parts

@@ -1,13 +1,13 @@
-"""Inputs that change while a command runs: replaced, overwritten, cut short, unlinked, edited in place."""
+"""Changes inputs while a command runs: replaced, overwritten, cut short, unlinked, edited in place."""
 
 from pathlib import Path
 
 from torments import gguf
-from torments.core import Argument, Kind, Trial
-from torments.house import SAME, TINY
-from torments.processes import Ended
+from torments.fixtures import FIXED, TINY
+from torments.processes import ProcessResult
+from torments.trial import Argument, Kind, Trial
 
-OWN: tuple[Argument, ...] = ("--iters", 12, "--save-every", 3, "--eval-every", 0, *SAME, "--ctx", 32)
+OWN: tuple[Argument, ...] = ("--iters", 12, "--save-every", 3, "--eval-every", 0, *FIXED, "--ctx", 32)
 COMMANDS: dict[str, tuple[Argument, ...]] = {
     "checkpoint-in": ("from-scratch", "text.txt", *OWN, "--checkpoint-in", "base.gguf", "--out", "out"),
     "vocab-from": (
@@ -56,51 +56,54 @@ COMMANDS: dict[str, tuple[Argument, ...]] = {
     "resume-run": ("from-scratch", "--resume", "run", "--iters", 10, "--save-every", 3),
 }
 MANNERS = ("replaced", "overwritten larger", "overwritten smaller", "halved", "emptied", "unlinked", "edited")
-LIKELY = 0.75  # of trials strike the model, the others another of the inputs
+LIKELY = 0.75  # share of trials that change the model, and not another input
 FULL = 1000
 NAMES = list(COMMANDS)
 
 
 def trial(t: Trial) -> None:
+    """Change an input at a random moment and check what was written."""
     name, manner = NAMES[t.number % len(NAMES)], MANNERS[t.number // len(NAMES) % len(MANNERS)]
     words = COMMANDS[name]
-    t.given("base.gguf", "text.txt", "chats.jsonl", "adapter.gguf", "bigger.gguf", "plain.gguf")
+    t.copy_files("base.gguf", "text.txt", "chats.jsonl", "adapter.gguf", "bigger.gguf", "plain.gguf")
     if "--resume" in words:
-        t.given(str(words[2]))
-    elsewhere = t.place / "others"
+        t.copy_files(str(words[2]))
+    elsewhere = t.root / "others"
     elsewhere.mkdir()
     for each in ("bigger.gguf", "plain.gguf"):
         (t.folder / each).rename(elsewhere / each)
-    target = chosen(t, words, name)
+    target = choose_target(t, words, name)
     bytes_before = {path.name: path.read_bytes() for path in t.folder.glob("*.gguf")}
-    total = events(t, name, target)
-    if not total:
+    count = count_events(t, name, target)
+    if not count:
         t.skipped = f"{name} does not read {target.name}"
         return
     plan = {
         "after": target.name,
-        "at": t.random.randint(1, total),
+        "at": t.random.randint(1, count),
         "do": "change",
         "input": str(target),
-        **changed(target, manner, elsewhere),
+        **describe_change(target, manner, elsewhere),
     }
-    ended = t.run(*words, plan=plan, codes=(0, 1, 2))
-    written(t, ended, bytes_before, elsewhere, target)
+    result = t.run(*words, plan=plan, codes=(0, 1, 2))
+    check_outputs(t, result, bytes_before, elsewhere, target)
     if manner == "edited" and target.name == "base.gguf":
-        t.must(
-            "lower learning rate" not in ended.err, f"what was changed is blamed on the rate: {ended.errors}"
+        t.expect(
+            "lower learning rate" not in result.err,
+            f"the changed input is blamed on the learning rate: {result.errors}",
         )
 
 
-def chosen(t: Trial, words: tuple[Argument, ...], name: str) -> Path:
+def choose_target(t: Trial, words: tuple[Argument, ...], name: str) -> Path:
+    """Return the path of the input to change."""
     if name == "resume-run":
         return t.folder / "text.txt" if t.random.random() < 0.5 else t.folder / "run" / "checkpoint-4.gguf"
     others = [each for each in ("text.txt", "chats.jsonl", "adapter.gguf") if each in words]
     return t.folder / (t.random.choice(others) if others and t.random.random() > LIKELY else "base.gguf")
 
 
-def changed(target: Path, manner: str, elsewhere: Path) -> dict[str, str]:
-    """How the file becomes another: text becomes more or less text."""
+def describe_change(target: Path, manner: str, elsewhere: Path) -> dict[str, str]:
+    """Return the part of the plan that says how the file changes."""
     kind, _, size = manner.partition(" ")
     other = elsewhere / ("plain.gguf" if size == "smaller" else "bigger.gguf")
     if target.suffix != ".gguf":
@@ -110,62 +113,70 @@ def changed(target: Path, manner: str, elsewhere: Path) -> dict[str, str]:
     return {"manner": kind, "other": str(other)}
 
 
-def events(t: Trial, name: str, target: Path) -> int:
-    """How many moments there are in an undisturbed run after the input was first opened."""
-    place = t.house.folder / "events" / f"{name}-{target.name}"
-    if not place.is_file():
-        place.parent.mkdir(exist_ok=True)
-        other = Trial(kind="events", number=0, seed=0, place=t.house.folder / "counting", house=t.house)
-        other.given(
+def count_events(t: Trial, name: str, target: Path) -> int:
+    """Count the file events of an undisturbed run after the input is first opened."""
+    path = t.fixtures.folder / "events" / f"{name}-{target.name}"
+    if not path.is_file():
+        path.parent.mkdir(exist_ok=True)
+        other = Trial(
+            kind="events", number=0, seed=0, root=t.fixtures.folder / "counting", fixtures=t.fixtures
+        )
+        other.copy_files(
             "base.gguf",
             "text.txt",
             "chats.jsonl",
             "adapter.gguf",
             *([str(COMMANDS[name][2])] if "--resume" in COMMANDS[name] else []),
         )
-        counted = other.place / "counted"
-        ended = other.run(*COMMANDS[name], plan={"after": target.name, "count": str(counted)})
-        if ended.code:
-            raise SystemExit(f"error: an undisturbed {name} fails: {ended.err}")
-        place.write_bytes(counted.read_bytes() if counted.is_file() else b"0")
-    return int(place.read_text())
+        counted = other.root / "counted"
+        result = other.run(*COMMANDS[name], plan={"after": target.name, "count": str(counted)})
+        if result.code:
+            raise SystemExit(f"error: an undisturbed {name} fails: {result.err}")
+        path.write_bytes(counted.read_bytes() if counted.is_file() else b"0")
+    return int(path.read_text())
 
 
-def written(t: Trial, ended: Ended, before: dict[str, bytes], elsewhere: Path, target: Path) -> None:
-    """What was written opens, is whole, and has the words of one of the two inputs."""
-    made = [
+def check_outputs(
+    t: Trial, result: ProcessResult, before: dict[str, bytes], elsewhere: Path, target: Path
+) -> None:
+    """Check that outputs open and have the vocabulary of one of the two inputs."""
+    outputs = [
         path
         for path in (t.folder / "out", t.folder / "merged.gguf", t.folder / "tune", t.folder / "run")
         if path.exists()
     ]
-    own = [path for place in made for path in ([place] if place.is_file() else sorted(place.glob("*.gguf")))]
-    own = [
-        path for path in own if not (target.exists() and path.samefile(target))
-    ]  # a checkpoint has two names
-    if not t.whole(*own):
+    files = [path for path in outputs for path in ([path] if path.is_file() else sorted(path.glob("*.gguf")))]
+    files = [
+        path for path in files if not (target.exists() and path.samefile(target))
+    ]  # checkpoints are hard links
+    if not t.check_gguf(*files):
         return
-    t.tidy(t.folder)
+    t.check_leftovers(t.folder)
     known = {
-        vocabulary(raw)
+        read_vocabulary(raw)
         for raw in (before["base.gguf"], *(path.read_bytes() for path in elsewhere.glob("*.gguf")))
     }
-    for path in own:
+    for path in files:
         if path.name in ("model.gguf", "merged.gguf"):
-            t.must(vocabulary(path.read_bytes()) in known, f"{path.name} has the words of neither input")
-    if ended.code == 0 and "--out" in ended.words and ended.words[0] != "export-lora":
-        t.must(
-            any(path.name in ("model.gguf", "adapter.gguf") for path in own),
-            "exit code 0, and nothing was written",
+            t.expect(
+                read_vocabulary(path.read_bytes()) in known,
+                f"{path.name} has the vocabulary of neither input",
+            )
+    if result.code == 0 and "--out" in result.words and result.words[0] != "export-lora":
+        t.expect(
+            any(path.name in ("model.gguf", "adapter.gguf") for path in files),
+            "exit code 0, but no model was written",
         )
 
 
-def vocabulary(raw: bytes) -> bytes:
+def read_vocabulary(raw: bytes) -> bytes:
+    """Return the bytes of a file's vocabulary."""
     return b"".join(entry.raw for entry in gguf.parse(raw).entries if entry.key == b"tokenizer.ggml.tokens")
 
 
 KIND = Kind(
     name="inputs",
-    what="inputs replaced, cut short, unlinked or edited while they are read",
+    what="replace, cut, unlink or edit inputs while they are read",
     count=lambda _: FULL,
     short=6,
     trial=trial,

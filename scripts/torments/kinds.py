@@ -1,7 +1,7 @@
-"""The kinds of trials by name, in the order in which they are tried."""
+"""The kinds of trials by name, in the order in which they run."""
 
-from torments import caches, disks, folders, inputs, kills, large, live, mutants
-from torments.core import Kind
+from torments import caches, disks, environment, folders, inputs, kills, large, mutants
+from torments.trial import Kind
 
-MODULES = (kills, disks, inputs, caches, folders, large, live, mutants)
+MODULES = (kills, disks, inputs, caches, folders, large, environment, mutants)
 KINDS: dict[str, Kind] = {each.KIND.name: each.KIND for each in MODULES}

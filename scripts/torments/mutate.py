@@ -1,4 +1,4 @@
-"""How a file becomes a wrong one: of GGUF by its structure, of JSON by its values, of any bytes by chance."""
+"""Mutates files: GGUF by its structure, JSON by its values, and any bytes at random."""
 
 import json
 import struct
@@ -98,93 +98,100 @@ Raw = Callable[[bytes, Random], bytes]
 # ---- bytes -----------------------------------------------------------------
 
 
-def flipped(raw: bytes, chance: Random) -> bytes:
-    """Some bytes are others, most of them near the beginning, where the structure is."""
-    made = bytearray(raw)
-    for _ in range(chance.choice([1, 1, 2, 4, 16])):
-        if made:
-            reach = len(made) if chance.random() < 0.3 else min(len(made), 6000)
-            made[chance.randrange(reach)] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)])
-    return bytes(made)
+def flip_bytes(raw: bytes, rng: Random) -> bytes:
+    """Change some bytes, most of them near the beginning, where the structure is."""
+    parts = bytearray(raw)
+    for _ in range(rng.choice([1, 1, 2, 4, 16])):
+        if parts:
+            reach = len(parts) if rng.random() < 0.3 else min(len(parts), 6000)
+            parts[rng.randrange(reach)] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)])
+    return bytes(parts)
 
 
-def cut(raw: bytes, chance: Random) -> bytes:
-    return raw[: chance.randrange(len(raw) + 1)]
+def cut_bytes(raw: bytes, rng: Random) -> bytes:
+    """Cut the end."""
+    return raw[: rng.randrange(len(raw) + 1)]
 
 
-def inserted(raw: bytes, chance: Random) -> bytes:
-    place = chance.randrange(len(raw) + 1)
-    return raw[:place] + chance.choice(STRINGS) + chance.randbytes(chance.randrange(9)) + raw[place:]
+def insert_bytes(raw: bytes, rng: Random) -> bytes:
+    """Insert a string and random bytes."""
+    offset = rng.randrange(len(raw) + 1)
+    return raw[:offset] + rng.choice(STRINGS) + rng.randbytes(rng.randrange(9)) + raw[offset:]
 
 
-def doubled(raw: bytes, chance: Random) -> bytes:
-    """A piece is there again somewhere else."""
-    one, other = sorted(chance.randrange(len(raw) + 1) for _ in range(2))
-    place = chance.randrange(len(raw) + 1)
-    return raw[:place] + raw[one : min(other, one + 5000)] + raw[place:]
+def repeat_bytes(raw: bytes, rng: Random) -> bytes:
+    """Insert a copy of one piece at another place."""
+    one, other = sorted(rng.randrange(len(raw) + 1) for _ in range(2))
+    offset = rng.randrange(len(raw) + 1)
+    return raw[:offset] + raw[one : min(other, one + 5000)] + raw[offset:]
 
 
-def any_bytes(raw: bytes, chance: Random) -> bytes:
-    return chance.choice([flipped, flipped, cut, inserted, doubled])(raw, chance)
+def mutate_bytes(raw: bytes, rng: Random) -> bytes:
+    """Mutate bytes in one of several ways."""
+    return rng.choice([flip_bytes, flip_bytes, cut_bytes, insert_bytes, repeat_bytes])(raw, rng)
 
 
 # ---- GGUF ------------------------------------------------------------------
 
 
-def scalar(kind: int, chance: Random) -> bytes:
+def random_value(kind: int, rng: Random) -> bytes:
+    """Return the bytes of an extreme value of a GGUF type."""
     if kind in (6, 12):
-        value = chance.choice([0.0, -1.0, float("nan"), float("inf"), 1e-30, 1e30, -0.0])
+        value = rng.choice([0.0, -1.0, float("nan"), float("inf"), 1e-30, 1e30, -0.0])
         return struct.pack("<f" if kind == 6 else "<d", value)
     if kind == STRING:
-        return gguf.text(chance.choice(STRINGS))
+        return gguf.text(rng.choice(STRINGS))
     if kind == ARRAY:
-        inner = chance.choice([0, 4, 5, 6, 7, 8, 9, 99])
-        count = chance.choice([0, 1, 3])
+        inner = rng.choice([0, 4, 5, 6, 7, 8, 9, 99])
+        count = rng.choice([0, 1, 3])
         return struct.pack("<IQ", inner, count) + b"".join(
-            scalar(inner, chance) if inner < 13 and inner != 9 else bytes(12) for _ in range(count)
+            random_value(inner, rng) if inner < 13 and inner != 9 else bytes(12) for _ in range(count)
         )
-    return struct.pack("<Q", chance.choice(EXTREMES))[: gguf.SIZES.get(kind, 4)]
+    return struct.pack("<Q", rng.choice(EXTREMES))[: gguf.SIZES.get(kind, 4)]
 
 
-def change_value(entry: Entry, chance: Random) -> None:
-    entry.raw = scalar(entry.kind, chance)
+def change_value(entry: Entry, rng: Random) -> None:
+    """Replace the value."""
+    entry.raw = random_value(entry.kind, rng)
 
 
-def change_kind(entry: Entry, chance: Random) -> None:
-    """Another kind, and a value of it: an array where a word should be."""
-    entry.kind = chance.choice([*gguf.SIZES, STRING, ARRAY, ARRAY, ARRAY])
-    entry.raw = scalar(entry.kind, chance)
+def change_kind(entry: Entry, rng: Random) -> None:
+    """Replace the type and the value, often by an array."""
+    entry.kind = rng.choice([*gguf.SIZES, STRING, ARRAY, ARRAY, ARRAY])
+    entry.raw = random_value(entry.kind, rng)
 
 
-def lie_kind(entry: Entry, chance: Random) -> None:
-    entry.kind = chance.choice([*gguf.SIZES, STRING, ARRAY, 13, 99, 2**32 - 1])
+def lie_kind(entry: Entry, rng: Random) -> None:
+    """Replace the type, but not the value."""
+    entry.kind = rng.choice([*gguf.SIZES, STRING, ARRAY, 13, 99, 2**32 - 1])
 
 
-def lie_length(entry: Entry, chance: Random) -> None:
-    place = 4 if entry.kind == ARRAY else 0
+def lie_length(entry: Entry, rng: Random) -> None:
+    """Replace the length of an array or a string."""
+    offset = 4 if entry.kind == ARRAY else 0
     if entry.kind in (ARRAY, STRING):
-        entry.raw = entry.raw[:place] + struct.pack("<Q", chance.choice(EXTREMES)) + entry.raw[place + 8 :]
+        entry.raw = entry.raw[:offset] + struct.pack("<Q", rng.choice(EXTREMES)) + entry.raw[offset + 8 :]
 
 
-def change_item(entry: Entry, chance: Random) -> None:
-    """One item of an array is another."""
+def change_item(entry: Entry, rng: Random) -> None:
+    """Replace, remove or repeat items of an array."""
     if entry.kind != ARRAY:
-        change_value(entry, chance)
+        change_value(entry, rng)
         return
     inner, count = struct.unpack_from("<IQ", entry.raw)
-    items = items_of(entry.raw, inner, count)
+    items = split_items(entry.raw, inner, count)
     if items and inner in (*gguf.SIZES, STRING):
-        for _ in range(chance.choice([1, 1, 5, len(items)])):
-            items[chance.randrange(len(items))] = scalar(inner, chance)
-    if chance.random() < 0.3:
-        items = chance.choice([items[:-1], items + items[:1], items[::-1], [], items * 2])
+        for _ in range(rng.choice([1, 1, 5, len(items)])):
+            items[rng.randrange(len(items))] = random_value(inner, rng)
+    if rng.random() < 0.3:
+        items = rng.choice([items[:-1], items + items[:1], items[::-1], [], items * 2])
     entry.raw = struct.pack("<IQ", inner, len(items)) + b"".join(items)
 
 
-def items_of(raw: bytes, inner: int, count: int) -> list[bytes]:
-    """Of what is right; none where an earlier change has made it something else."""
+def split_items(raw: bytes, inner: int, count: int) -> list[bytes]:
+    """Return the items of a valid array; an empty list if an earlier change has broken it."""
     cursor = gguf.Cursor(raw)
-    cursor.place = 12
+    cursor.offset = 12
     try:
         return (
             [cursor.value(inner) for _ in range(count)]
@@ -195,85 +202,87 @@ def items_of(raw: bytes, inner: int, count: int) -> list[bytes]:
         return []
 
 
-def change_key(entry: Entry, chance: Random) -> None:
-    entry.key = chance.choice([*STRINGS, entry.key + b"x", entry.key.upper()])
+def change_key(entry: Entry, rng: Random) -> None:
+    """Replace the key."""
+    entry.key = rng.choice([*STRINGS, entry.key + b"x", entry.key.upper()])
 
 
-def nest(entry: Entry, chance: Random) -> None:
-    """Arrays in arrays."""
-    depth = chance.choice([1, 2, 50, 1000, 100_000])
+def nest_arrays(entry: Entry, rng: Random) -> None:
+    """Nest arrays in arrays."""
+    depth = rng.choice([1, 2, 50, 1000, 100_000])
     entry.kind = ARRAY
     entry.raw = struct.pack("<IQ", ARRAY, 1) * depth + struct.pack("<IQ", U32, 0)
 
 
-ENTRY = (change_value, change_kind, lie_kind, lie_length, change_item, change_item, change_key, nest)
+ENTRY = (change_value, change_kind, lie_kind, lie_length, change_item, change_item, change_key, nest_arrays)
 
 
-def change_info(info: Info, chance: Random) -> None:
-    """A tensor is said to be another."""
-    what = chance.randrange(6)
+def change_info(info: Info, rng: Random) -> None:
+    """Change the description of a tensor."""
+    what = rng.randrange(6)
     if what == 0:
-        info.name = chance.choice([*STRINGS, info.name + b"x", b"token_embd.weight", b"x" * 65])
+        info.name = rng.choice([*STRINGS, info.name + b"x", b"token_embd.weight", b"x" * 65])
     elif what == 1 and info.axes:
-        info.axes[chance.randrange(len(info.axes))] = chance.choice(EXTREMES)
+        info.axes[rng.randrange(len(info.axes))] = rng.choice(EXTREMES)
     elif what == 2:
-        info.axes = chance.choice([[], info.axes[::-1], [*info.axes, 1], info.axes[:1], [1] * 5, [2**32] * 3])
+        info.axes = rng.choice([[], info.axes[::-1], [*info.axes, 1], info.axes[:1], [1] * 5, [2**32] * 3])
     elif what == 3:
-        info.kind = chance.choice([*range(41), 99, 2**32 - 1])
+        info.kind = rng.choice([*range(41), 99, 2**32 - 1])
     elif what == 4:
-        info.offset = chance.choice([*EXTREMES, info.offset + 1, info.offset + 32])
+        info.offset = rng.choice([*EXTREMES, info.offset + 1, info.offset + 32])
     else:
         info.axes = [axis * 2 for axis in info.axes]
 
 
-def change_parts(made: Parts, chance: Random) -> None:
-    """Entries come, go and change places; counts and the version lie."""
-    what = chance.randrange(8)
+def change_structure(parts: Parts, rng: Random) -> None:
+    """Add, remove or swap entries, or change counts and the version."""
+    what = rng.randrange(8)
     if what == 0:
-        made.counts = chance.choice(EXTREMES), len(made.entries)
+        parts.counts = rng.choice(EXTREMES), len(parts.entries)
     elif what == 1:
-        made.counts = len(made.infos), chance.choice(EXTREMES)
+        parts.counts = len(parts.infos), rng.choice(EXTREMES)
     elif what == 2:
-        made.version = chance.choice([0, 1, 2, 4, 2**24, 2**32 - 1])
+        parts.version = rng.choice([0, 1, 2, 4, 2**24, 2**32 - 1])
     elif what == 3:
-        made.data = chance.choice(
-            [b"", made.data[: len(made.data) // 2], made.data + bytes(100), made.data[1:]]
+        parts.data = rng.choice(
+            [b"", parts.data[: len(parts.data) // 2], parts.data + bytes(100), parts.data[1:]]
         )
-    elif what == 4 and made.infos:
-        made.infos.append(made.infos[0]) if chance.random() < 0.5 else made.infos.pop(
-            chance.randrange(len(made.infos))
+    elif what == 4 and parts.infos:
+        parts.infos.append(parts.infos[0]) if rng.random() < 0.5 else parts.infos.pop(
+            rng.randrange(len(parts.infos))
         )
-    elif what == 5 and made.infos:
-        for info in made.infos:
-            info.kind = chance.choice([0, 1, 2, 8, 12, 30])
-    elif made.entries:
-        one, other = (chance.choice(made.entries) for _ in range(2))
+    elif what == 5 and parts.infos:
+        for info in parts.infos:
+            info.kind = rng.choice([0, 1, 2, 8, 12, 30])
+    elif parts.entries:
+        one, other = (rng.choice(parts.entries) for _ in range(2))
         if what == 6:
-            made.entries.remove(one) if chance.random() < 0.7 else made.entries.append(one)
+            parts.entries.remove(one) if rng.random() < 0.7 else parts.entries.append(one)
         else:
             one.kind, one.raw, other.kind, other.raw = other.kind, other.raw, one.kind, one.raw
 
 
-def mutated(raw: bytes, chance: Random) -> bytes:
-    """A GGUF file that is wrong in one place or a few."""
-    if chance.random() < 0.15:
-        return any_bytes(raw, chance)
-    made = gguf.parse(raw)
-    for _ in range(chance.choice([1, 1, 1, 2, 3])):
-        where = chance.random()
-        if where < 0.6 and made.entries:
-            chance.choice(ENTRY)(chance.choice(made.entries), chance)
-        elif where < 0.8 and made.infos:
-            change_info(chance.choice(made.infos), chance)
+def mutate_gguf(raw: bytes, rng: Random) -> bytes:
+    """Mutate a GGUF file in one place or a few."""
+    if rng.random() < 0.15:
+        return mutate_bytes(raw, rng)
+    parts = gguf.parse(raw)
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        where = rng.random()
+        if where < 0.6 and parts.entries:
+            rng.choice(ENTRY)(rng.choice(parts.entries), rng)
+        elif where < 0.8 and parts.infos:
+            change_info(rng.choice(parts.infos), rng)
         else:
-            change_parts(made, chance)
-    return made.packed()
+            change_structure(parts, rng)
+    return parts.pack()
 
 
 # ---- JSON ------------------------------------------------------------------
 
 
-def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def list_paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths to all values in JSON."""
     inner = (
         list(value.items())
         if isinstance(value, dict)
@@ -281,29 +290,30 @@ def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if isinstance(value, list)
         else []
     )
-    return [path, *(each for key, item in inner for each in paths(item, (*path, key)))]
+    return [path, *(each for key, item in inner for each in list_paths(item, (*path, key)))]
 
 
-def changed_json(value: Any, chance: Random) -> Any:
-    """One value, deep inside or not, is another or gone."""
-    path = chance.choice(paths(value))
+def change_json(value: Any, rng: Random) -> Any:
+    """Replace, remove or rename a value at a random path."""
+    path = rng.choice(list_paths(value))
     if not path:
-        return chance.choice(VALUES)
-    made = json.loads(json.dumps(value))
-    place = made
+        return rng.choice(VALUES)
+    parts = json.loads(json.dumps(value))
+    offset = parts
     for key in path[:-1]:
-        place = place[key]
-    what = chance.random()
+        offset = offset[key]
+    what = rng.random()
     if what < 0.2:
-        del place[path[-1]]
-    elif what < 0.3 and isinstance(place, dict):
-        place[chance.choice(["", "x", "role", "é" * 300])] = place.pop(path[-1])
+        del offset[path[-1]]
+    elif what < 0.3 and isinstance(offset, dict):
+        offset[rng.choice(["", "x", "role", "é" * 300])] = offset.pop(path[-1])
     else:
-        place[path[-1]] = chance.choice(VALUES)
-    return made
+        offset[path[-1]] = rng.choice(VALUES)
+    return parts
 
 
-def as_json(value: Any, chance: Random) -> bytes:
-    text = json.dumps(value, ensure_ascii=chance.random() < 0.5)
-    made = text.encode("utf-8", "surrogatepass")
-    return any_bytes(made, chance) if chance.random() < 0.2 else made
+def encode_json(value: Any, rng: Random) -> bytes:
+    """Return JSON as bytes, sometimes mutated."""
+    text = json.dumps(value, ensure_ascii=rng.random() < 0.5)
+    parts = text.encode("utf-8", "surrogatepass")
+    return mutate_bytes(parts, rng) if rng.random() < 0.2 else parts

@@ -1,8 +1,10 @@
-"""What is put under the command in its own process: file operations that are counted, and one before which something happens.
+"""Wraps file operations in the process of the command, counts them, and does something before one of them.
 
-The plan is JSON in the environment. `under`: folders whose operations count; `at`: the number of the one before which `do`
-happens: kill, full, count, move, remove or any of the ways in which a file can change; `bytes`: how many may be written;
-`part`: the share of that one write that still finds room; `memory`: bytes that may be mapped beside what is.
+The plan is JSON in the environment. `under`: folders whose operations count; `at`: the number of the
+operation before
+which `do` happens: kill, full, count, move, remove or change; `bytes`: how many may be written; `part`: the
+share of that
+one write that still succeeds; `memory`: bytes that may be mapped in addition to those of now.
 """
 
 import builtins
@@ -37,88 +39,92 @@ BY_NUMBER = ("fsync", "ftruncate", "write", "pwrite")
 real_open, real_os_open, real_replace = io.open, os.open, os.replace
 
 
-class NoRoom(OSError):
-    """For more than so many bytes."""
+class NoSpaceError(OSError):
+    """Raised when a write needs more bytes than are free."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, free_bytes: int) -> None:
         super().__init__(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.room = room
+        self.free_bytes = free_bytes
 
 
 class Shim:
-    """Counts what is done under some folders, and strikes when it is time."""
+    """Counts operations in some folders and acts at one of them."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
         self.under = tuple(os.path.realpath(each) for each in plan.get("under", ()))
         self.count = self.written = 0
-        self.struck = self.busy = False
+        self.done = self.busy = False
 
-    def concerns(self, place: Any) -> bool:
+    def is_watched(self, target: Any) -> bool:
+        """Return whether a path or descriptor is in one of the folders."""
         try:
-            if isinstance(place, int):
-                path = str(Path(f"/proc/self/fd/{place}").readlink())
+            if isinstance(target, int):
+                path = str(Path(f"/proc/self/fd/{target}").readlink())
             else:
-                path = os.path.realpath(Path(os.fsdecode(place)).parent)
+                path = os.path.realpath(Path(os.fsdecode(target)).parent)
         except (OSError, TypeError, ValueError):
             return False
         return any(path == each or path.startswith(each + os.sep) for each in self.under)
 
-    def tick(self, place: Any, size: int = 0) -> None:
-        """Before each operation."""
-        if self.busy or not self.concerns(place):
+    def count_operation(self, target: Any, size: int = 0) -> None:
+        """Count an operation before it happens, and act if it is the one of the plan."""
+        if self.busy or not self.is_watched(target):
             return
         self.count += 1
         self.written += size
         if counter := self.plan.get("count"):
-            self.tell(counter, os.O_TRUNC, self.count)
+            self.write_number(counter, os.O_TRUNC, self.count)
         if sizes := self.plan.get("sizes"):
-            self.tell(sizes, os.O_APPEND, size)
+            self.write_number(sizes, os.O_APPEND, size)
         full = self.plan.get("do") == "full"
         if (
             full
             and size
             and (self.count >= self.plan["at"] if "at" in self.plan else self.written > self.plan["bytes"])
         ):
-            raise NoRoom(self.room(size))
+            raise NoSpaceError(self.free_bytes(size))
         if self.plan.get("do") == "deny":
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(place))
-        if self.count == self.plan.get("at") and not full and not self.struck:
-            self.struck = self.busy = True
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(target))
+        if self.count == self.plan.get("at") and not full and not self.done:
+            self.done = self.busy = True
             STRIKES[self.plan["do"]](self.plan)
             self.busy = False
 
-    def room(self, size: int) -> int:
-        """For how much of a write there is still some."""
+    def free_bytes(self, size: int) -> int:
+        """Return how many bytes of a write still succeed."""
         if "bytes" in self.plan:
             return max(0, int(self.plan["bytes"]) - self.written + size)
         return int(size * self.plan.get("part", 0)) if self.count == self.plan["at"] else 0
 
-    def tell(self, place_of: str, manner: int, number: int) -> None:
+    def write_number(self, path: str, flag: int, number: int) -> None:
+        """Write a number to a file of the trial."""
         self.busy = True
-        place = real_os_open(place_of, os.O_WRONLY | os.O_CREAT | manner)
-        real_write(place, f"{number}\n".encode())
-        os.close(place)
+        target = real_os_open(path, os.O_WRONLY | os.O_CREAT | flag)
+        real_write(target, f"{number}\n".encode())
+        os.close(target)
         self.busy = False
 
 
 real_write = os.write
 
 
-class Watched(io.FileIO):
+class WatchedFile(io.FileIO):
     """A file whose writes are counted."""
 
     def write(self, data: Any) -> int:
+        """Write as much as there is room for."""
         try:
-            SHIM.tick(self.fileno(), memoryview(data).nbytes)
-        except NoRoom as error:
-            if not error.room:
+            SHIM.count_operation(self.fileno(), memoryview(data).nbytes)
+        except NoSpaceError as error:
+            if not error.free_bytes:
                 raise
-            return super().write(memoryview(data).cast("B")[: error.room])
+            return super().write(memoryview(data).cast("B")[: error.free_bytes])
         return super().write(data)
 
     def truncate(self, size: int | None = None) -> int:
-        SHIM.tick(self.fileno())
+        """Truncate the file."""
+        SHIM.count_operation(self.fileno())
         return super().truncate(size)
 
 
@@ -132,11 +138,12 @@ def watched_open(
     closefd: bool = True,
     opener: Any = None,
 ) -> Any:
-    if not set(mode) & set("wax+") or not SHIM.concerns(file):
+    """Replace `open`: files that are written in the folders are watched."""
+    if not set(mode) & set("wax+") or not SHIM.is_watched(file):
         return real_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
     if not isinstance(file, int):
-        SHIM.tick(file, 1 if SHIM.plan.get("do") == "deny" else 0)
-    raw = Watched(file, mode.replace("b", "").replace("t", ""), closefd, opener)
+        SHIM.count_operation(file, 1 if SHIM.plan.get("do") == "deny" else 0)
+    raw = WatchedFile(file, mode.replace("b", "").replace("t", ""), closefd, opener)
     if "b" in mode and buffering == 0:
         return raw
     buffered: Any = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
@@ -145,74 +152,80 @@ def watched_open(
     return io.TextIOWrapper(buffered, encoding, errors, newline, line_buffering=buffering == 1)
 
 
-def wrapped(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-    def call(place: Any, *more: Any, **named: Any) -> Any:
+def wrap_function(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of `os` that counts its calls."""
+
+    def call(target: Any, *more: Any, **named: Any) -> Any:
+        """Count the operation and call the function."""
         size = memoryview(more[0]).nbytes if name in ("write", "pwrite") and more else 0
-        concerned = more[0] if name in ("rename", "replace", "link", "symlink") and more else place
-        SHIM.tick(concerned, size)
-        return real(place, *more, **named)
+        concerned = more[0] if name in ("rename", "replace", "link", "symlink") and more else target
+        SHIM.count_operation(concerned, size)
+        return real(target, *more, **named)
 
     return call
 
 
-def wrapped_os_open(path: Any, flags: int, *more: Any, **named: Any) -> int:
+def watched_os_open(path: Any, flags: int, *more: Any, **named: Any) -> int:
+    """Replace `os.open`: opening for writing counts."""
     if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
-        SHIM.tick(path)
+        SHIM.count_operation(path)
     return real_os_open(path, flags, *more, **named)
 
 
 def watch_opening() -> None:
-    """Any file that is opened or mapped counts, once the input has been opened for the first time."""
-    seen = False
+    """Count every file that is opened or mapped, from the first time that the input is opened."""
+    opened = False
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal seen
+        """Count an audit event and act if it is the one of the plan."""
+        nonlocal opened
         if event not in ("open", "mmap.__new__", "os.rename", "os.remove", "os.listdir", "os.scandir"):
             return
         path = arguments[0] if arguments else None
-        seen = seen or (
+        opened = opened or (
             event == "open"
             and isinstance(path, str | bytes)
             and os.fsdecode(path).endswith(SHIM.plan["after"])
         )
-        if seen and not SHIM.busy:
+        if opened and not SHIM.busy:
             SHIM.count += 1
             if counter := SHIM.plan.get("count"):
-                SHIM.tell(counter, os.O_TRUNC, SHIM.count)
-            if SHIM.count == SHIM.plan.get("at") and not SHIM.struck:
-                SHIM.struck = SHIM.busy = True
+                SHIM.write_number(counter, os.O_TRUNC, SHIM.count)
+            if SHIM.count == SHIM.plan.get("at") and not SHIM.done:
+                SHIM.done = SHIM.busy = True
                 STRIKES[SHIM.plan["do"]](SHIM.plan)
                 SHIM.busy = False
 
     sys.addaudithook(hook)
 
 
-# ---- what can happen -------------------------------------------------------
+# ---- actions ---------------------------------------------------------------
 
 
 def die(_: dict[str, Any]) -> None:
+    """Kill this process."""
     os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
 
 
 def change(plan: dict[str, Any]) -> None:
-    """A file becomes another in one of the ways in which that happens."""
-    path, manner = Path(plan["input"]), plan["manner"]
+    """Replace, overwrite, cut, unlink or edit a file."""
+    path, flag = Path(plan["input"]), plan["manner"]
     other = Path(plan["other"]) if plan.get("other") else path
-    if manner == "replaced":
+    if flag == "replaced":
         copy = path.with_name(path.name + ".copy")
         shutil.copyfile(other, copy)
         real_replace(copy, path)
-    elif manner == "overwritten":
+    elif flag == "overwritten":
         with real_open(path, "r+b") as file:
             file.truncate(0)
             file.write(other.read_bytes())
-    elif manner in ("halved", "emptied"):
+    elif flag in ("halved", "emptied"):
         with real_open(path, "r+b") as file:
-            file.truncate(path.stat().st_size // 2 if manner == "halved" else 0)
-    elif manner == "unlinked":
+            file.truncate(path.stat().st_size // 2 if flag == "halved" else 0)
+    elif flag == "unlinked":
         path.unlink()
-    elif manner == "edited":  # in place, of the same size: every float from the middle on is no number
+    elif flag == "edited":  # in place: every float from the middle on becomes NaN
         size = path.stat().st_size
         with real_open(path, "r+b") as file:
             file.seek(size // 8 * 4)
@@ -220,14 +233,17 @@ def change(plan: dict[str, Any]) -> None:
 
 
 def move(plan: dict[str, Any]) -> None:
+    """Rename the folder."""
     real_rename(plan["folder"], plan["folder"] + "-moved")
 
 
 def remove(plan: dict[str, Any]) -> None:
+    """Remove the folder."""
     shutil.rmtree(plan["folder"])
 
 
 def delete(plan: dict[str, Any]) -> None:
+    """Delete the file."""
     Path(plan["folder"]).unlink(missing_ok=True)
 
 
@@ -243,23 +259,24 @@ STRIKES = {
 SHIM = Shim({})
 
 
-def begin(plan: dict[str, Any]) -> None:
-    """Do so from now on, in this process."""
+def start(plan: dict[str, Any]) -> None:
+    """Apply a plan in this process from now on."""
     global SHIM
     SHIM = Shim(plan)
-    if os.open is not wrapped_os_open:
+    if os.open is not watched_os_open:
         watch_files()
 
 
 def watch_files() -> None:
+    """Replace the functions that open and change files."""
     for name in CHANGES:
-        setattr(os, name, wrapped(name, getattr(os, name)))
-    os.open = wrapped_os_open
+        setattr(os, name, wrap_function(name, getattr(os, name)))
+    os.open = watched_os_open
     builtins.open = io.open = watched_open
 
 
 def install() -> None:
-    """Do as the environment says."""
+    """Apply the plan in the environment."""
     global SHIM
     plan = json.loads(os.environ.get("TORTURE_PLAN") or "{}")
     SHIM = Shim(plan)

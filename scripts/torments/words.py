@@ -1,15 +1,15 @@
-"""What people write that is a little wrong: data, templates, talks, recipes, options, and the files of a run."""
+"""Writes user input with small errors: data, templates, chats, recipes, options, and the files of a run."""
 
 import json
 import re
 
 from torments import gguf
-from torments.core import Argument, Trial
-from torments.house import SAME, TEMPLATE, TINY
-from torments.mutate import NUMBERS, any_bytes, as_json, changed_json
-from torments.processes import Ended
+from torments.fixtures import FIXED, TEMPLATE, TINY
+from torments.mutate import NUMBERS, change_json, encode_json, mutate_bytes
+from torments.processes import ProcessResult
+from torments.trial import Argument, Trial
 
-REAL = 200  # each of these is a real command, the others are forks
+REAL = 200  # one in so many commands is a new interpreter, the others are forks
 PIECES = (  # of chat templates
     "{{ messages }}",
     "{% for i in range(10**9) %}x{% endfor %}",
@@ -53,51 +53,55 @@ WRONG = (  # lines of recipes
     "resume = 0.1",
     "b = [" * 2000,
 )
-TOLD = ("metrics.jsonl", "samples.jsonl", "report.json", "trace.json", "config.toml")  # of a run's files
-WORK = ("-n", "--iters", "--epochs")  # however much is asked for is done
+RUN_FILES = ("metrics.jsonl", "samples.jsonl", "report.json", "trace.json", "config.toml")  # files of a run
+UNLIMITED = ("-n", "--iters", "--epochs")  # large values of these are valid and take long
 
 
-def attempt(t: Trial, *words: Argument, stdin: bytes | None = None) -> Ended:
+def attempt(t: Trial, *words: Argument, stdin: bytes | None = None) -> ProcessResult:
+    """Run a command, every 200th time in a new interpreter."""
     return t.run(*words, real=t.number % REAL == 0, stdin=stdin)
 
 
-def json_lines(t: Trial) -> None:
+def mutate_json_lines(t: Trial) -> None:
+    """Use data with mutated lines."""
     name = t.random.choice(["chats.jsonl", "pairs.jsonl", "better.jsonl"])
-    lines = [json.loads(line) for line in (t.house.things / name).read_text().splitlines()][:8]
+    lines = [json.loads(line) for line in (t.fixtures.files / name).read_text().splitlines()][:8]
     changed = [
-        as_json(changed_json(each, t.random), t.random)
+        encode_json(change_json(each, t.random), t.random)
         if t.random.random() < 0.4
         else json.dumps(each).encode()
         for each in lines
     ]
     (t.folder / "d.jsonl").write_bytes(t.random.choice([b"\n", b"\n", b"\r\n", b"\n\n", b""]).join(changed))
-    base = t.house.things / "base.gguf"
+    base = t.fixtures.files / "base.gguf"
     if t.random.random() < 0.2:
         objective = ("--objective", "dpo") if name == "better.jsonl" else ()
-        attempt(t, "finetune", base, "d.jsonl", *SAME, "--ctx", 32, "--iters", 1, "--out", "o", *objective)
+        attempt(t, "finetune", base, "d.jsonl", *FIXED, "--ctx", 32, "--iters", 1, "--out", "o", *objective)
     else:
         ways = [(), ("--as-chat",), ("--pack",), ("--json",)]
         attempt(t, "preview", "d.jsonl", "--model", base, *t.random.choice(ways))
 
 
-def templates(t: Trial) -> None:
-    made = list(re.findall(r"{[{%].*?[}%]}|[^{]+", TEMPLATE))
+def mutate_template(t: Trial) -> None:
+    """Use a mutated chat template."""
+    pieces = list(re.findall(r"{[{%].*?[}%]}|[^{]+", TEMPLATE))
     for _ in range(t.random.choice([1, 1, 2])):
-        place = t.random.randrange(len(made) + 1)
-        made[place : place + t.random.randrange(2)] = [t.random.choice(PIECES)]
-    model = gguf.parse((t.house.things / "plain.gguf").read_bytes())
-    model.entries.append(gguf.Entry(b"tokenizer.chat_template", gguf.STRING, gguf.text("".join(made))))
-    (t.folder / "m.gguf").write_bytes(model.packed())
-    t.given("chats.jsonl")
-    t.tell("".join(made))
+        index = t.random.randrange(len(pieces) + 1)
+        pieces[index : index + t.random.randrange(2)] = [t.random.choice(PIECES)]
+    model = gguf.parse((t.fixtures.files / "plain.gguf").read_bytes())
+    model.entries.append(gguf.Entry(b"tokenizer.chat_template", gguf.STRING, gguf.text("".join(pieces))))
+    (t.folder / "m.gguf").write_bytes(model.pack())
+    t.copy_files("chats.jsonl")
+    t.log("".join(pieces))
     if t.random.random() < 0.3:
-        talk(t, "m.gguf")
+        chat_with(t, "m.gguf")
     else:
         attempt(t, "preview", "chats.jsonl", "--model", "m.gguf")
 
 
-def talk(t: Trial, model: str) -> None:
-    said = t.random.choice(
+def chat_with(t: Trial, model: str) -> None:
+    """Chat with a model by a mutated standard input."""
+    text = t.random.choice(
         [b"ab\ncd\n", b"", b"\n\n\n", b"x" * 100_000, b"\xff\xfe\x00\n\x80", b"{{ 1/0 }}\n</s>\n", b"ab"]
     )
     system = t.random.choice([(), ("--system", ""), ("--system", "{{ x }}" * 500)])
@@ -113,15 +117,15 @@ def talk(t: Trial, model: str) -> None:
         "--threads",
         1,
         *system,
-        stdin=any_bytes(said, t.random),
+        stdin=mutate_bytes(text, t.random),
     )
 
 
-def runs(t: Trial) -> None:
-    """A run's own files, from elsewhere or damaged: a page is drawn of what can be read."""
-    t.given("told")
-    for name in t.random.sample(TOLD, t.random.choice([1, 1, 2, 5])):
-        path = t.folder / "told" / name
+def mutate_run_files(t: Trial) -> None:
+    """Mutate the files of a run; the report must show what can be read."""
+    t.copy_files("profiled")
+    for name in t.random.sample(RUN_FILES, t.random.choice([1, 1, 2, 5])):
+        path = t.folder / "profiled" / name
         raw = path.read_bytes()
         if name.endswith(".toml"):
             lines = raw.split(b"\n")
@@ -129,28 +133,29 @@ def runs(t: Trial) -> None:
             raw = b"\n".join(lines)
         elif name.endswith(".jsonl"):
             lines = raw.splitlines()
-            place = t.random.randrange(len(lines))
-            lines[place] = as_json(changed_json(json.loads(lines[place]), t.random), t.random)
+            index = t.random.randrange(len(lines))
+            lines[index] = encode_json(change_json(json.loads(lines[index]), t.random), t.random)
             raw = b"\n".join(lines) + b"\n"
         else:
-            raw = as_json(changed_json(json.loads(raw), t.random), t.random)
-        path.write_bytes(any_bytes(raw, t.random) if t.random.random() < 0.2 else raw)
-    words = t.random.choice([("report", "told"), ("report", "told", "told", "--out", "r.html")])
-    ended = attempt(t, *words)
-    if ended.code == 0:
-        page = t.folder / ("r.html" if "--out" in words else "told/report.html")
-        t.must(page.read_bytes().rstrip().endswith(b"</html>"), "half of a page")
+            raw = encode_json(change_json(json.loads(raw), t.random), t.random)
+        path.write_bytes(mutate_bytes(raw, t.random) if t.random.random() < 0.2 else raw)
+    words = t.random.choice([("report", "profiled"), ("report", "profiled", "profiled", "--out", "r.html")])
+    result = attempt(t, *words)
+    if result.code == 0:
+        page = t.folder / ("r.html" if "--out" in words else "profiled/report.html")
+        t.expect(page.read_bytes().rstrip().endswith(b"</html>"), "the page is incomplete")
 
 
-def recipes(t: Trial) -> None:
-    lines = (t.house.things / "recipe.toml").read_text().splitlines()
+def mutate_recipe(t: Trial) -> None:
+    """Use a mutated recipe."""
+    lines = (t.fixtures.files / "recipe.toml").read_text().splitlines()
     for _ in range(t.random.choice([1, 1, 2, 3])):
-        place = t.random.randrange(len(lines))
+        index = t.random.randrange(len(lines))
         value = t.random.choice([*NUMBERS, '"x"', "[]", "true", '"' + "x" * 5000 + '"'])
-        lines[place] = t.random.choice([t.random.choice(WRONG), lines[place].split("=")[0] + "= " + value])
+        lines[index] = t.random.choice([t.random.choice(WRONG), lines[index].split("=")[0] + "= " + value])
     raw = "\n".join(lines).encode()
-    (t.folder / "r.toml").write_bytes(any_bytes(raw, t.random) if t.random.random() < 0.3 else raw)
-    t.given("text.txt")
+    (t.folder / "r.toml").write_bytes(mutate_bytes(raw, t.random) if t.random.random() < 0.3 else raw)
+    t.copy_files("text.txt")
     attempt(
         t,
         "plan",
@@ -161,43 +166,45 @@ def recipes(t: Trial) -> None:
     )
 
 
-def options_of(t: Trial, command: str) -> list[str]:
-    """Those with a value, as its help tells them."""
-    place = t.house.folder / "options" / command.replace(" ", "-")
-    if not place.is_file():
-        place.parent.mkdir(exist_ok=True)
-        other = Trial(kind="help", number=0, seed=0, place=t.house.folder / "helping", house=t.house)
+def list_options(t: Trial, command: str) -> list[str]:
+    """Return the options of a command that take a value, as its help shows them."""
+    index = t.fixtures.folder / "options" / command.replace(" ", "-")
+    if not index.is_file():
+        index.parent.mkdir(exist_ok=True)
+        other = Trial(kind="help", number=0, seed=0, root=t.fixtures.folder / "helping", fixtures=t.fixtures)
         text = other.run(*command.split(), "--help").out
-        place.write_text(
+        index.write_text(
             "\n".join(
                 re.findall(r"^[^\w-]*(--?[a-z][\w-]*)(?:,\s+--[\w-]+)?\s+[A-Z|a-z=]{2,}", text, re.MULTILINE)
             )
         )
-    return place.read_text().split()
+    return index.read_text().split()
 
 
-def options(t: Trial) -> None:
-    """Values that nobody can mean."""
-    t.given("text.txt", "base.gguf", "adapter.gguf")
+def mutate_options(t: Trial) -> None:
+    """Pass options with values that make no sense."""
+    t.copy_files("text.txt", "base.gguf", "adapter.gguf")
     commands: dict[str, tuple[Argument, ...]] = {
         "plan from-scratch": ("text.txt", *TINY),
         "plan finetune": ("base.gguf", "text.txt", "--ctx", 32),
         "generate": ("base.gguf", "--prompt", "ab", "-n", 2, "--threads", 1),
         "preview": ("text.txt", "--model", "base.gguf"),
         "evaluate": ("base.gguf", "text.txt", "--ctx", 32, "--threads", 1),
-        "from-scratch": ("text.txt", *TINY, *SAME, "--iters", 1, "--out", "o"),
-        "finetune": ("base.gguf", "text.txt", *SAME, "--ctx", 32, "--iters", 1, "--out", "o"),
+        "from-scratch": ("text.txt", *TINY, *FIXED, "--iters", 1, "--out", "o"),
+        "finetune": ("base.gguf", "text.txt", *FIXED, "--ctx", 32, "--iters", 1, "--out", "o"),
         "export-lora": ("base.gguf", "--lora", "adapter.gguf", "--threads", 1, "--out", "o.gguf"),
-        "report": ("told",),
+        "report": ("profiled",),
     }
     command = t.random.choices(list(commands), [6, 6, 3, 3, 1, 2, 2, 2, 1])[0]
     if command == "report":
-        t.given("told")
-    more = ["--max-time", "1s"] if command in ("from-scratch", "finetune") else []  # many steps are no fault
+        t.copy_files("profiled")
+    more = ["--max-time", "1s"] if command in ("from-scratch", "finetune") else []  # many steps are valid
     for _ in range(t.random.choice([1, 1, 2])):
-        name = t.random.choice(options_of(t, command))
-        numbers = [each for each in NUMBERS if name not in WORK or each not in ("4096", "65536")]
-        numbers = ["7" if (name, each) == ("--batch", "65536") else each for each in numbers]  # likewise
+        name = t.random.choice(list_options(t, command))
+        numbers = [each for each in NUMBERS if name not in UNLIMITED or each not in ("4096", "65536")]
+        numbers = [
+            "7" if (name, each) == ("--batch", "65536") else each for each in numbers
+        ]  # large batches too
         values = [
             *numbers,
             "text.txt",

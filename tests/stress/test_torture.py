@@ -1,4 +1,4 @@
-"""A little of each kind of harm that `scripts/torture.py` does: nothing is lost, nothing hangs, and failures have words."""
+"""Runs a few trials of each kind of `scripts/torture.py`."""
 
 import os
 import subprocess
@@ -25,11 +25,11 @@ def done() -> subprocess.CompletedProcess[str]:
     )
 
 
-def ended(**other: Any) -> Any:
-    from torments.processes import Ended
+def result(**other: Any) -> Any:
+    from torments.processes import ProcessResult
 
     usual = {"words": (), "code": 0, "out": "", "err": "", "cpu": 0.1, "wall": 0.1, "peak": 10**8}
-    return Ended(**usual | other)
+    return ProcessResult(**usual | other)
 
 
 @pytest.mark.parametrize(
@@ -45,19 +45,19 @@ def ended(**other: Any) -> Any:
         ({"err": "error: yet it went well"}, "exit code 0 with an error"),
         ({"code": 120}, "exit code 120, not one of [0, 1, 2]"),
         ({"code": 1, "err": "error: " + "x" * 5000}, "a line of 5007 characters"),
-        ({"cpu": 2.1}, "took 2.1 s of the processor"),
+        ({"cpu": 2.1}, "took 2.1 s of CPU"),
         ({"peak": 201_000_000}, "peak of 201 MB"),
-        ({"late": True}, "did not end"),
-        ({"left": ("a compiler",)}, "outlived by a process: a compiler"),
+        ({"timed_out": True}, "did not end"),
+        ({"survivors": ("a compiler",)}, "a process still runs: a compiler"),
     ],
 )
 def test_what_is_wrong_is_seen(monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], words: str) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from torments.core import judged
+    from torments.trial import find_faults
 
-    assert not judged(ended())
-    assert not judged(ended(code=1, err="error: no such file"))
-    assert words in "\n".join(judged(ended(**wrong)))
+    assert not find_faults(result())
+    assert not find_faults(result(code=1, err="error: no such file"))
+    assert words in "\n".join(find_faults(result(**wrong)))
 
 
 def test_a_gguf_file_is_taken_apart_and_put_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_gguf_file_is_taken_apart_and_put_together(monkeypatch: pytest.MonkeyP
     from torments.gguf import parse
 
     raw = write_arrays(tmp_path / "m.gguf", every_kind(), llama_tensors()).read_bytes()
-    assert parse(raw).packed() == raw
+    assert parse(raw).pack() == raw
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,4 +84,4 @@ def test_a_little_of_each_kind_does_no_harm(kind: str, done: subprocess.Complete
 
 
 def test_failures_are_told_by_the_exit_code(done: subprocess.CompletedProcess[str]) -> None:
-    assert done.returncode == ("held" not in done.stdout.splitlines()[-1]), done.stderr
+    assert done.returncode == ("passed" not in done.stdout.splitlines()[-1]), done.stderr
