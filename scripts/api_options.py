@@ -1,7 +1,7 @@
 """Writes llamatrain/api_options.py: the options of the Python API with their types, as type checkers and editors read them.
 
 python scripts/api_options.py            write it
-python scripts/api_options.py --check    end with 1 where it is not what the dataclasses say
+python scripts/api_options.py --check    exit with 1 if it is out of date
 """
 
 import sys
@@ -44,7 +44,7 @@ WIDTH = 130
 MORE = {
     "val": "Place | Sequence[Place] | Sequence[Mapping[str, Any]]",
     "vocab_size": "int | str",
-}  # what else is understood
+}  # options that accept further types
 GIVEN: dict[
     str, tuple[tuple[type[Options], ...], tuple[str, ...], str]
 ] = {  # classes, options left out, and more fields
@@ -59,25 +59,28 @@ GIVEN: dict[
 }
 
 
-def text() -> str:
-    return HEAD + "".join(f"\n\n{class_of(name, *what)}" for name, what in GIVEN.items())
+def document() -> str:
+    """Return the text of the file."""
+    return HEAD + "".join(f"\n\n{format_class(name, *parts)}" for name, parts in GIVEN.items())
 
 
-def class_of(name: str, classes: tuple[type[Options], ...], without: tuple[str, ...], more: str) -> str:
+def format_class(name: str, classes: tuple[type[Options], ...], without: tuple[str, ...], more: str) -> str:
+    """Return a TypedDict of the options of some classes."""
     options = {
-        each: option for cls in classes for each, option in option_specs(cls).items() if each not in without
+        name: spec for cls in classes for name, spec in option_specs(cls).items() if name not in without
     }
     return (
         f"class {name}(TypedDict, total=False):\n"
-        + "".join(line for each in options.values() for line in field(each))
+        + "".join(line for spec in options.values() for line in format_field(spec))
         + more
     )
 
 
-def field(option: OptionSpec) -> Iterator[str]:
-    line = f"    {option.name}: {type_of(option)}\n"
+def format_field(option: OptionSpec) -> Iterator[str]:
+    """Yield the lines of an option: its type and its sentence."""
+    line = f"    {option.name}: {option_type(option)}\n"
     if len(line) > WIDTH:  # a long Literal
-        items = "".join(f'        "{each}",\n' for each in option.choices)
+        items = "".join(f'        "{choice}",\n' for choice in option.choices)
         line = f"    {option.name}: Literal[\n{items}    ]\n"
     yield line
     sentence = sentence_for(option).replace("\\", "\\\\")
@@ -87,8 +90,9 @@ def field(option: OptionSpec) -> Iterator[str]:
     )
 
 
-def type_of(option: OptionSpec) -> str:
-    one = kind(option.kind)
+def option_type(option: OptionSpec) -> str:
+    """Return the type of an option as source code."""
+    one = format_type(option.kind)
     if option.name in MORE:
         return MORE[option.name]
     if option.repeated:
@@ -96,19 +100,21 @@ def type_of(option: OptionSpec) -> str:
     return f"{one} | None" if option.optional else one
 
 
-def kind(annotation: Any) -> str:
+def format_type(annotation: Any) -> str:
+    """Return a type as source code."""
     if get_origin(annotation) is tuple:
-        return f"tuple[{', '.join(map(kind, get_args(annotation)))}]"
+        return f"tuple[{', '.join(map(format_type, get_args(annotation)))}]"
     if choices := get_args(annotation):
         return f"Literal[{', '.join(map(repr, choices))}]".replace("'", '"')
     return KINDS.get(annotation) or annotation.__name__
 
 
 def main() -> None:
-    made = text()
+    """Write the file, or check it."""
+    text = document()
     if "--check" in sys.argv[1:]:
-        sys.exit(FILE.read_text() != made)
-    FILE.write_text(made)
+        sys.exit(FILE.read_text() != text)
+    FILE.write_text(text)
 
 
 if __name__ == "__main__":

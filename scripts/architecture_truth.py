@@ -1,6 +1,6 @@
-"""Writes tests/golden/architecture_truth.json: what Hugging Face's classes say of small models of each architecture.
+"""Writes tests/golden/architecture_truth.json: results of small models of each architecture by Hugging Face.
 
-Needs torch, transformers and peft. What it takes and what it says is in `tests/helpers/architecture_torch.py`.
+Needs torch, transformers and peft. `tests/helpers/architecture_torch.py` defines the inputs and the results.
 """
 
 import json
@@ -14,13 +14,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 
-def rounded(value: Any) -> Any:
+def round_values(value: Any) -> Any:
+    """Round all numbers in JSON to seven digits."""
     if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items()}
-    return [rounded(each) for each in value] if isinstance(value, list) else float(f"{value:.7g}")
+        return {key: round_values(item) for key, item in value.items()}
+    return [round_values(item) for item in value] if isinstance(value, list) else float(f"{value:.7g}")
 
 
 def main() -> None:
+    """Write the file."""
     from tests.helpers import architecture_runs, architecture_torch
     from tests.helpers.architecture_models import CASES, shape_of
 
@@ -30,12 +32,12 @@ def main() -> None:
             Path(folder), architecture_runs.base(Path(folder), shape_of("llama", "a"))
         )
     truth = {
-        f"{arch}-{name}": rounded(architecture_torch.told(shape_of(arch, name), batch))
+        f"{arch}-{name}": round_values(architecture_torch.told(shape_of(arch, name), batch))
         for arch, name in CASES
     }
     lines = [f'"batch": {json.dumps(batch)}']
-    for case, told in truth.items():
-        parts = [f'  "{part}": {json.dumps(value)}' for part, value in told.items()]
+    for case, result in truth.items():
+        parts = [f'  "{part}": {json.dumps(value)}' for part, value in result.items()]
         lines.append(f'"{case}": {{\n' + ",\n".join(parts) + "\n}")
     (ROOT / "tests" / "golden" / "architecture_truth.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 

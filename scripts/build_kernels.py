@@ -1,9 +1,9 @@
 """Compiles all kernels ahead of time, a library for each class of processors, into the package.
 
-    python scripts/build_kernels.py                  every class, and this machine's own if it is another
+    python scripts/build_kernels.py                  every class, and this machine's own
     python scripts/build_kernels.py x86-64-v4 ...    these
 
-What is built is found by its hash: an edit of any kernel makes it stale, and it is passed over. Needs a linker.
+Libraries are checked by a hash of the sources: after an edit of a kernel they are not used any more. Needs a linker.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from llamatrain.distributed.cores import count_cores
 from llamatrain.platform import cpu
 
 
-def built() -> bytes:
-    """The library of the class of this process."""
+def build_here() -> bytes:
+    """Return the library for the processor class of this process."""
     from tqdm import tqdm
 
     from llamatrain.compiler.emit import emit_object
@@ -32,29 +32,35 @@ def built() -> bytes:
 
     name = cpu.processor().name
     return link_objects(
-        [emit_object(each) for each in tqdm(list_compilables(), desc=name, disable=None, unit="kernel")], name
+        [
+            emit_object(compilable)
+            for compilable in tqdm(list_compilables(), desc=name, disable=None, unit="kernel")
+        ],
+        name,
     )
 
 
-def build(name: str) -> None:
-    """In a process of its own: what a processor can do is settled when the kernels' modules are imported."""
-    words, environment = [sys.executable, __file__, "--here", name], {**os.environ}
+def build_class(name: str) -> None:
+    """Build a library in a new process, because the kernels read the processor class when they are imported."""
+    words = [sys.executable, __file__, "--here", name]
+    environment = {**os.environ}
     if name in cpu.CLASSES:
         environment[cpu.CLASS_VARIABLE] = name
     subprocess.run(words, env=environment, check=True)
 
 
 def build_all(names: list[str]) -> None:
-    """The folder then holds these and no others."""
+    """Build these libraries, and remove others from the folder."""
     prebuilt.FOLDER.mkdir(exist_ok=True)
     for old in Path(prebuilt.FOLDER).iterdir():
         old.unlink()
     with ThreadPoolExecutor(count_cores()) as pool:
-        list(pool.map(build, names))
+        list(pool.map(build_class, names))
     write_manifest(names)
 
 
 def write_manifest(names: list[str]) -> None:
+    """Write the hashes of sources and libraries."""
     libraries = {
         name: hashlib.sha256((prebuilt.FOLDER / prebuilt.library_filename(name)).read_bytes()).hexdigest()
         for name in names
@@ -63,31 +69,31 @@ def write_manifest(names: list[str]) -> None:
     manifest = {
         "sources": prebuilt.hash_sources(),
         "compiler": compiler,
-        "kernels": [each.qualified_name for each in list_compilables()],
+        "kernels": [compilable.qualified_name for compilable in list_compilables()],
     }
     text = json.dumps({**manifest, "libraries": libraries}, indent=1)
     (prebuilt.FOLDER / prebuilt.MANIFEST).write_text(text + "\n")
 
 
 def main() -> None:
+    """Build the libraries and print their sizes."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     known = {*cpu.CLASSES, cpu.processor().name}
     parser.add_argument("names", nargs="*", metavar="CLASS", help=", ".join(sorted(known)))
     parser.add_argument("--here", metavar="CLASS", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.here:
-        (prebuilt.FOLDER / prebuilt.library_filename(asked.here)).write_bytes(built())
+    args = parser.parse_args()
+    if args.here:
+        (prebuilt.FOLDER / prebuilt.library_filename(args.here)).write_bytes(build_here())
         return
-    names = sorted(asked.names or known)
+    names = sorted(args.names or known)
     if unknown := {*names} - known:
         parser.error(f"unknown class {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}")
     build_all(names)
     for name in names:
-        print(
-            f"{name}: {(prebuilt.FOLDER / prebuilt.library_filename(name)).stat().st_size:,} bytes, {len(list_compilables())} kernels"
-        )
+        size = (prebuilt.FOLDER / prebuilt.library_filename(name)).stat().st_size
+        print(f"{name}: {size:,} bytes, {len(list_compilables())} kernels")
 
 
 if __name__ == "__main__":

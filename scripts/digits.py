@@ -1,8 +1,8 @@
-"""A network that is no llama, on the same engine: two dense layers learn digits of 8 x 8 pixels, with AdamW in the graph.
+"""Trains two dense layers on digits of 8 x 8 pixels with the engine alone, and AdamW in the graph.
 
     python scripts/digits.py [STEPS]
 
-It draws its digits itself: seven lines of a small font each, moved about, dimmed, and under noise.
+The digits are drawn from a small font of seven lines, at random positions, dimmed, with noise.
 """
 
 import sys
@@ -16,7 +16,7 @@ from llamatrain.graph.tensor import F32, I32, Tensor, parameter, placeholder
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.update_graph import differentiate, streamed_update
 
-# Each number is a line of five pixels, from the top.
+# each number is a line of five pixels, from the top
 FONT = np.array(
     [
         [14, 17, 19, 21, 25, 17, 14],
@@ -35,8 +35,8 @@ SIDE, HIDDEN, BATCH, RATE = 8, 48, 64, 3e-3
 OPTIMIZER = AdamW()
 
 
-def drawn(count: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Images (count, 64) and the digits that they show."""
+def draw_digits(count: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Return images (count, 64) and the digits that they show."""
     digits = random.integers(0, 10, count)
     glyphs = (FONT[digits, :, None] >> np.arange(4, -1, -1)) & 1
     images = np.zeros((count, SIDE, SIDE), np.float32)
@@ -49,66 +49,74 @@ def drawn(count: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarr
 
 
 class Classifier:
-    """Trained by one program, which ends with the optimizer's own nodes; asked by another over the same weights."""
+    """A classifier with one program that trains and another one that computes scores, over the same weights."""
 
     def __init__(self, seed: int = 0) -> None:
         sizes = {"in": (HIDDEN, SIDE**2), "out": (10, HIDDEN)}
         random = np.random.default_rng(seed)
         self.memory: dict[Tensor, np.ndarray] = {}
         layers = []
-        for name, (out, into) in sizes.items():
-            weight, bias = parameter(f"{name}.weight", (out, into)), parameter(f"{name}.bias", (out,))
-            self.memory |= {weight: (random.standard_normal((out, into)) * into**-0.5).astype(np.float32)}
-            self.memory |= {bias: np.zeros(out, np.float32)}
+        for name, (outputs, inputs) in sizes.items():
+            weight = parameter(f"{name}.weight", (outputs, inputs))
+            bias = parameter(f"{name}.bias", (outputs,))
+            self.memory |= {
+                weight: (random.standard_normal((outputs, inputs)) * inputs**-0.5).astype(np.float32)
+            }
+            self.memory |= {bias: np.zeros(outputs, np.float32)}
             layers.append((weight, bias))
-        self.images, self.targets = (
-            placeholder("images", (BATCH, SIDE**2), F32),
-            placeholder("targets", (BATCH,), I32),
-        )
+        self.images = placeholder("images", (BATCH, SIDE**2), F32)
+        self.targets = placeholder("targets", (BATCH,), I32)
         shares = placeholder("shares", (BATCH,), F32)
-        (first, below), (second, above) = layers
-        self.scores = matmul(relu(matmul(self.images, first, below)), second, above)
+        (first, first_bias), (second, second_bias) = layers
+        self.scores = matmul(relu(matmul(self.images, first, first_bias)), second, second_bias)
         self.loss = cross_entropy_loss(self.scores, self.targets, shares)
-        self.told, outputs = streamed_update(differentiate(self.loss, list(self.memory)), OPTIMIZER)
+        self.update_inputs, results = streamed_update(differentiate(self.loss, list(self.memory)), OPTIMIZER)
         states = {
             state: np.zeros(state.shape, np.float32)
             for weight in self.memory
             for state in OPTIMIZER.states_for(weight)
         }
-        self.step = Program.build(outputs, self.memory | states)
+        self.step = Program.build(results, self.memory | states)
         self.step.write(shares, 1 / BATCH)
-        self.asked, self.steps = Program.build([self.scores], self.memory), 0
+        self.scorer = Program.build([self.scores], self.memory)
+        self.steps = 0
 
     def learn(self, images: np.ndarray, digits: np.ndarray) -> float:
-        """The loss before the step."""
+        """Take a step and return the loss before it."""
         self.steps += 1
-        told = OPTIMIZER.schedule(self.steps, RATE)
-        for leaf, values in ((self.images, images), (self.targets, digits), (self.told.schedule, told)):
+        schedule = OPTIMIZER.schedule(self.steps, RATE)
+        for leaf, values in (
+            (self.images, images),
+            (self.targets, digits),
+            (self.update_inputs.schedule, schedule),
+        ):
             self.step.write(leaf, values)
         self.step()
         return float(self.step.read(self.loss))
 
-    def right(self, images: np.ndarray, digits: np.ndarray) -> float:
-        """The share of images that are named as what they show."""
-        found = []
+    def measure_accuracy(self, images: np.ndarray, digits: np.ndarray) -> float:
+        """Return the share of images that are classified correctly."""
+        predictions = []
         for first in range(0, len(images), BATCH):
-            self.asked.write(self.images, images[first : first + BATCH])
-            self.asked()
-            found.append(self.asked.read(self.scores).argmax(1))
-        return float(np.mean(np.concatenate(found) == digits))
+            self.scorer.write(self.images, images[first : first + BATCH])
+            self.scorer()
+            predictions.append(self.scorer.read(self.scores).argmax(1))
+        return float(np.mean(np.concatenate(predictions) == digits))
 
 
 def main() -> None:
+    """Train and print the accuracy on unseen digits."""
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    random, begun = np.random.default_rng(1), time.perf_counter()
-    unseen = drawn(16 * BATCH, random)
+    random = np.random.default_rng(1)
+    start = time.perf_counter()
+    unseen = draw_digits(16 * BATCH, random)
     classifier = Classifier()
     for step in range(1, steps + 1):
-        loss = classifier.learn(*drawn(BATCH, random))
+        loss = classifier.learn(*draw_digits(BATCH, random))
         if step % 100 == 0:
-            print(
-                f"step {step}  loss {loss:.3f}  right {classifier.right(*unseen):.3f}  {time.perf_counter() - begun:.1f} s"
-            )
+            accuracy = classifier.measure_accuracy(*unseen)
+            seconds = time.perf_counter() - start
+            print(f"step {step}  loss {loss:.3f}  accuracy {accuracy:.3f}  {seconds:.1f} s")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Makes README's pictures, in scripts/pictures: what is on them was run for it.
+"""Makes the pictures of README in scripts/pictures, from real runs.
 
     python scripts/pictures.py               all of them, in two or three minutes
-    python scripts/pictures.py demo          demo.svg: a terminal in the middle of scripts/demo, as tmux has it
-    python scripts/pictures.py memory        memory.svg: the memory map of a step, as `plan --svg` draws it
-    python scripts/pictures.py report        report.png: the page of a run on the package's own sources, as chromium shows it
+    python scripts/pictures.py demo          demo.svg: a terminal during scripts/demo, in tmux
+    python scripts/pictures.py memory        memory.svg: the memory map of a step, by `plan --svg`
+    python scripts/pictures.py report        report.png: the page of a run on the package's sources, in chromium
 
-The demo takes the environment that this runs in as its own.
+The demo runs in the environment of this script.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "scripts" / "pictures"
 COLUMNS, LINES = 92, 26  # of the terminal
-PART = re.compile(r"(\d+)/1000  [\d,]+ tok/s")  # of the display: how far it is
+PROGRESS = re.compile(r"(\d+)/1000  [\d,]+ tok/s")  # of the display
 FACES = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 THEME = TerminalTheme(
     (20, 24, 31),
@@ -94,20 +94,22 @@ QUIET = (
 )
 
 
-def program(name: str, *others: str) -> str:
-    found = next(filter(None, map(shutil.which, (name, *others))), None)
-    if not found:
-        raise SystemExit(f"error: there is no {name}: apt-get install {name}")
-    return found
+def find_program(name: str, *others: str) -> str:
+    """Return the path of a program by one of its names; exit if none is installed."""
+    path = next(filter(None, map(shutil.which, (name, *others))), None)
+    if not path:
+        raise SystemExit(f"error: {name} was not found; apt-get install {name}")
+    return path
 
 
-def llamatrain(*words: str | Path, at: Path) -> None:
+def run_llamatrain(*words: str | Path, folder: Path) -> None:
+    """Run the command in a folder."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
     }
     subprocess.run(
-        [sys.executable, "-m", "llamatrain", *map(str, words)], cwd=at, env=environment, check=True
+        [sys.executable, "-m", "llamatrain", *map(str, words)], cwd=folder, env=environment, check=True
     )
 
 
@@ -116,52 +118,52 @@ def llamatrain(*words: str | Path, at: Path) -> None:
 
 @contextmanager
 def terminal(folder: Path) -> Iterator[Callable[..., str]]:
-    """A shell in a terminal of tmux, which is spoken to and looked at by its words."""
-    command = [program("tmux"), "-S", str(folder / "tmux")]
+    """Start a shell in tmux, and yield a function that runs a command of tmux and returns its output."""
+    command = [find_program("tmux"), "-S", str(folder / "tmux")]
     environment = {**os.environ, "PS1": "$ ", "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
 
-    def said(*words: str, check: bool = True) -> str:
+    def tmux(*words: str, check: bool = True) -> str:
         done = subprocess.run(
             [*command, *words], cwd=folder, env=environment, capture_output=True, text=True, check=check
         )
         return done.stdout if done.returncode == 0 else ""
 
-    said("-f", "/dev/null", "new-session", "-d", "-x", str(COLUMNS), "-y", str(LINES), "sh")
+    tmux("-f", "/dev/null", "new-session", "-d", "-x", str(COLUMNS), "-y", str(LINES), "sh")
     try:
-        yield said
+        yield tmux
     finally:
-        said("send-keys", "C-c")
-        said("send-keys", "exit", "Enter")
+        tmux("send-keys", "C-c")
+        tmux("send-keys", "exit", "Enter")
         end = time.monotonic() + 30
-        while said("list-sessions", check=False) and time.monotonic() < end:
+        while tmux("list-sessions", check=False) and time.monotonic() < end:
             time.sleep(0.1)
-        said("kill-server", check=False)
+        tmux("kill-server", check=False)
 
 
-def seen(said: Callable[..., str]) -> str:
-    """The terminal as soon as the wave is nearly there."""
+def wait_for_wave(tmux: Callable[..., str]) -> str:
+    """Return the terminal's content at step 130, when the wave is nearly learned."""
     end = time.monotonic() + 300
     while time.monotonic() < end:
-        shown = said("capture-pane", "-p", "-e")
-        if (part := PART.search(Text.from_ansi(shown).plain)) and int(part[1]) > 130:
-            return shown
+        content = tmux("capture-pane", "-p", "-e")
+        if (progress := PROGRESS.search(Text.from_ansi(content).plain)) and int(progress[1]) > 130:
+            return content
         time.sleep(0.1)
-    raise SystemExit("error: the demo did not get so far")
+    raise SystemExit("error: the demo did not reach step 130 within 300 s")
 
 
 def demo(folder: Path) -> None:
-    """scripts/demo as a clone has it, in an environment that is there."""
+    """Draw the terminal during scripts/demo, in the present environment."""
     (folder / "scripts").symlink_to(ROOT / "scripts")
     (folder / ".venv").symlink_to(sys.prefix)
-    with terminal(folder) as said:
-        said("send-keys", "clear; scripts/demo", "Enter")
-        shown = seen(said)
+    with terminal(folder) as tmux:
+        tmux("send-keys", "clear; scripts/demo", "Enter")
+        content = wait_for_wave(tmux)
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
-    console.print(Text.from_ansi(shown.rstrip()), soft_wrap=True)
-    made = console.export_svg(title="scripts/demo", theme=THEME, unique_id="demo")
-    made = re.sub(r"@font-face \{.*?\}\s*", "", made, flags=re.DOTALL).replace("Fira Code, monospace", FACES)
+    console.print(Text.from_ansi(content.rstrip()), soft_wrap=True)
+    svg = console.export_svg(title="scripts/demo", theme=THEME, unique_id="demo")
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL).replace("Fira Code, monospace", FACES)
     (PICTURES / "demo.svg").write_text(
-        "\n".join(line.rstrip() for line in made.splitlines() if line.strip()) + "\n"
+        "\n".join(line.rstrip() for line in svg.splitlines() if line.strip()) + "\n"
     )
 
 
@@ -169,8 +171,9 @@ def demo(folder: Path) -> None:
 
 
 def memory(folder: Path) -> None:
-    (folder / "TEXT.txt").write_text("text is not read for a plan\n")
-    llamatrain(
+    """Draw the memory map of a step."""
+    (folder / "TEXT.txt").write_text("the plan does not read this text\n")
+    run_llamatrain(
         "plan",
         "from-scratch",
         "TEXT.txt",
@@ -179,7 +182,7 @@ def memory(folder: Path) -> None:
         "--svg",
         PICTURES / "memory.svg",
         "--overwrite",
-        at=folder,
+        folder=folder,
     )
 
 
@@ -187,17 +190,20 @@ def memory(folder: Path) -> None:
 
 
 def report(folder: Path) -> None:
-    chromium = program("chromium", "chromium-browser", "google-chrome")
+    """Take a picture of the page of a run."""
+    chromium = find_program("chromium", "chromium-browser", "google-chrome")
     sources = sorted(map(str, (ROOT / "llamatrain").rglob("*.py")))
     (folder / "sources.txt").write_text("".join(Path(source).read_text() for source in sources))
-    llamatrain(
-        "from-scratch", "sources.txt", "--as", "text", *SMALL, *OFTEN, "--out", "runs/sources", at=folder
+    run_llamatrain(
+        "from-scratch", "sources.txt", "--as", "text", *SMALL, *OFTEN, "--out", "runs/sources", folder=folder
     )
-    shot, size = PICTURES / "report.png", f"--window-size={PAGE[0]},{PAGE[1]}"
-    scheme, profile = "--blink-settings=preferredColorScheme=1", f"--user-data-dir={folder / 'profile'}"
+    picture = PICTURES / "report.png"
+    size = f"--window-size={PAGE[0]},{PAGE[1]}"
+    scheme = "--blink-settings=preferredColorScheme=1"
+    profile = f"--user-data-dir={folder / 'profile'}"
     page = (folder / "runs" / "sources" / "report.html").as_uri()
     subprocess.run(
-        [chromium, *QUIET, size, scheme, profile, f"--screenshot={shot}", page],
+        [chromium, *QUIET, size, scheme, profile, f"--screenshot={picture}", page],
         capture_output=True,
         check=True,
     )
@@ -207,13 +213,14 @@ KINDS = {"demo": demo, "memory": memory, "report": report}
 
 
 def main() -> None:
+    """Make the pictures that the command line names."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}")
     kinds = parser.parse_args().kinds or [*KINDS]
     if unknown := [kind for kind in kinds if kind not in KINDS]:
-        parser.error(f"{shlex.join(unknown)}: there are {', '.join(KINDS)}")
+        parser.error(f"unknown picture {shlex.join(unknown)}; choose from {', '.join(KINDS)}")
     PICTURES.mkdir(exist_ok=True)
     for kind in kinds:
         with tempfile.TemporaryDirectory(prefix="pictures-") as folder:

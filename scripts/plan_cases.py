@@ -1,10 +1,10 @@
-"""Compares what `plan` says of runs with what they take, each in a process of its own.
+"""Compares the memory that `plan` expects of runs with what they take, each in its own process.
 
-    python scripts/plan_cases.py [--limit] [WORD ...]        the cases whose names hold one of these words; else all
+    python scripts/plan_cases.py [--limit] [WORD ...]        cases whose names contain a word; all without words
 
-A case is bad where the peak of the run's process is more than 5 % off the plan, or above it; with `--limit`, where a run that is
-allowed just what is planned is refused, or takes more. Peaks are VmHWM; of the processes together, the largest sum of what is
-resident, looked at every few milliseconds. Compiled kernels are kept from one case to the next; tokens only where it says so.
+A case is bad if the peak of the run's process is above the plan, or more than 5 % below it; with `--limit` also if a run is
+refused that may take exactly the planned memory. Peaks are VmHWM; the peak of all processes together is the largest sum of
+resident memory, sampled every few milliseconds. Cases share compiled kernels, but not the token cache.
 """
 
 import argparse
@@ -30,29 +30,34 @@ from tests.helpers.lora_runs import base
 from tests.helpers.small_models import small
 
 SHARE = 0.05
-PAUSE = 0.004  # seconds between two looks at the processes
+POLL_SECONDS = 0.004  # between two samples of the processes
 
 
 @dataclass(frozen=True)
 class Case:
+    """A run to compare."""
+
     name: str
-    words: tuple[str, ...]  # after base and data
+    words: tuple[str, ...]  # options
     data: tuple[str, ...] = ("text.txt",)
-    base: str = ""  # a type: finetune
-    warm: bool = False  # its data was tokenized before
-    resumed: bool = False  # what is measured is the run that goes on
+    base: str = ""  # the type of a base's weights; empty for from-scratch
+    warm: bool = False  # the token cache has the data
+    resumed: bool = False  # measure a resumed run
     steps: int = 3
 
     @property
     def command(self) -> str:
+        """The command that the case runs."""
         return "finetune" if self.base else "from-scratch"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class Measurement:
+    """The result of a run, and its peaks in bytes."""
+
     code: int
-    peak: int  # of the process itself
-    together: int  # with those that it started
+    peak: int  # of the process
+    total: int  # of the process and its descendants
     out: str
     err: str
 
@@ -65,7 +70,8 @@ MEDIUM = ("--embd", "512", "--head", "8", "--layer", "8", "--ff", "1376", "--voc
 BYTES, F32, HALF = ("--vocab-size", "bytes"), ("--precision", "f32"), ("--precision", "bf16")
 
 
-def sizes() -> Iterator[Case]:
+def size_cases() -> Iterator[Case]:
+    """Yield cases of model sizes, context lengths and precisions."""
     for name, size in (("tiny", (*TINY, *BYTES)), ("small", (*SMALL, *BYTES)), ("medium", MEDIUM)):
         for precision in (F32, HALF):
             for ctx, batch in ((64, 8), (512, 2), (1024, 1), (2048, 1)):
@@ -75,7 +81,8 @@ def sizes() -> Iterator[Case]:
                         yield Case(f"{name} {precision[1]} ctx{ctx}{' plain' if flash else ''}", words)
 
 
-def ways() -> Iterator[Case]:
+def option_cases() -> Iterator[Case]:
+    """Yield cases of recomputation, optimizers, validation and samples."""
     some = (*SMALL, *BYTES, "--ctx", "256", "--batch", "4")
     for how in ("none", "light", "block", "optimal", "3", "products:2,wide:2", "segment:3,block:2"):
         yield Case(f"remat {how}", (*some, *HALF, "--remat", how))
@@ -112,7 +119,8 @@ def ways() -> Iterator[Case]:
         yield Case(f"resumed{name}", (*SMALL, *BYTES, "--ctx", "128", *F32, *words), resumed=True)
 
 
-def data() -> Iterator[Case]:
+def data_cases() -> Iterator[Case]:
+    """Yield cases of data and vocabularies."""
     yield Case("sine", (*TINY, *F32), data=())
     yield Case("sine medium", (*MEDIUM[:-2], *HALF, "--ctx", "256"), data=())
     yield Case("deep", (*TINY, *BYTES, "--layer", "128", *F32, "--ctx", "64"))
@@ -131,7 +139,8 @@ def data() -> Iterator[Case]:
     yield Case("20MB prompts", (*TINY, *BYTES, *F32, "--ctx", "128"), data=("20MB.jsonl",))
 
 
-def tunings() -> Iterator[Case]:
+def finetune_cases() -> Iterator[Case]:
+    """Yield cases of finetune."""
     some = ("--ctx", "256", "--batch", "2")
     for kind in ("F32", "F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "IQ3_S"):
         for words in (("--cache-base", "off", *HALF), ("--cache-base", "bf16", *HALF), F32):
@@ -158,7 +167,7 @@ def tunings() -> Iterator[Case]:
             base="Q4_0",
             data=("pairs.jsonl",),
         )
-    short = ("--ctx", "64", "--batch", "8")  # which all answers fill
+    short = ("--ctx", "64", "--batch", "8")  # all answers fill it
     yield Case("adapter kto", (*short, *HALF, "--objective", "kto"), base="Q4_0", data=("pairs.jsonl",))
     yield Case(
         "full simpo", (*some, *HALF, "--full", "--objective", "simpo"), base="F32", data=("pairs.jsonl",)
@@ -168,24 +177,26 @@ def tunings() -> Iterator[Case]:
     yield Case("full resumed", (*some, *HALF, "--full"), base="F32", resumed=True)
 
 
-# ---- what they are given ---------------------------------------------------
+# ---- files ----------------------------------------------------------------
 
 
-def sentences(size: int) -> Iterator[str]:
-    at = random.Random(1)
+def make_sentences(size: int) -> Iterator[str]:
+    """Yield lines of a synthetic text."""
+    rng = random.Random(1)
     letters = "abcdefghijklmnopqrstuvwxyz"
-    words = ["".join(at.choices(letters, k=at.randint(2, 9))) for _ in range(20000)]
-    made = 0
-    while made < size:
-        line = " ".join(at.choices(words[:200], k=7) + at.choices(words, k=5)) + ".\n"
-        made += len(line)
+    words = ["".join(rng.choices(letters, k=rng.randint(2, 9))) for _ in range(20000)]
+    length = 0
+    while length < size:
+        line = " ".join(rng.choices(words[:200], k=7) + rng.choices(words, k=5)) + ".\n"
+        length += len(line)
         yield line
 
 
-def lines_of(kind: str, size: int) -> Iterator[str]:
-    at = random.Random(2)
-    for line in sentences(size):
-        text = (line * at.choice((1, 1, 2, 4))).strip().replace("\n", " ")
+def make_json_lines(kind: str, size: int) -> Iterator[str]:
+    """Yield chats, preference pairs or prompts as JSON."""
+    rng = random.Random(2)
+    for line in make_sentences(size):
+        text = (line * rng.choice((1, 1, 2, 4))).strip().replace("\n", " ")
         half = len(text) // 2
         turns = [{"role": "user", "content": text[:half]}, {"role": "assistant", "content": text[half:]}]
         pair = {"prompt": text[:half], "chosen": text[half:], "rejected": text[half + 5 :]}
@@ -193,8 +204,8 @@ def lines_of(kind: str, size: int) -> Iterator[str]:
         yield json.dumps({"chats": {"messages": turns}, "pairs": pair}.get(kind, prompt)) + "\n"
 
 
-def material(folder: Path, name: str) -> Path:
-    """Made when it is first asked for."""
+def make_file(folder: Path, name: str) -> Path:
+    """Return the path of a model or of data; make the file if it does not exist."""
     path = folder / name
     if path.exists():
         return path
@@ -204,30 +215,34 @@ def material(folder: Path, name: str) -> Path:
         )
     size = int(name[: name.index("MB")]) * 10**6 if "MB" in name else 300_000
     with path.open("w") as out:
-        out.writelines(sentences(size) if path.suffix == ".txt" else lines_of(path.stem, size))
+        is_text = path.suffix == ".txt"
+        out.writelines(make_sentences(size) if is_text else make_json_lines(path.stem, size))
     return path
 
 
 # ---- measuring -------------------------------------------------------------
 
 
-def resident(process: int) -> int:
+def resident_bytes(process: int) -> int:
+    """Return the resident memory of a process."""
     try:
         return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):
         return 0
 
 
-def family(process: int) -> list[int]:
-    found = [process]
-    for each in found:
-        for place in Path(f"/proc/{each}/task").glob("*/children"):
+def list_family(process: int) -> list[int]:
+    """Return a process and its descendants."""
+    family = [process]
+    for member in family:
+        for path in Path(f"/proc/{member}/task").glob("*/children"):
             with suppress(OSError):
-                found += map(int, place.read_text().split())
-    return found
+                family += map(int, path.read_text().split())
+    return family
 
 
-def measured(words: list[str], environment: dict[str, str]) -> Measured:
+def run_measured(words: list[str], environment: dict[str, str]) -> Measurement:
+    """Run the command and measure its memory."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(
             [sys.executable, "-c", MEASURED_PROGRAM, *words],
@@ -236,83 +251,89 @@ def measured(words: list[str], environment: dict[str, str]) -> Measured:
             stderr=err,
             text=True,
         )
-        together = 0
+        total = 0
         while process.poll() is None:
-            together = max(together, sum(map(resident, family(process.pid))))
-            time.sleep(PAUSE)
-        out.seek(0), err.seek(0)
-        told = err.read()
-        found = re.search(r"VmHWM (\d+)", told)
-        peak = int(found[1]) * 1024 if found else 0
-        return Measured(
-            code=process.returncode, peak=peak, together=max(peak, together), out=out.read(), err=told
+            total = max(total, sum(map(resident_bytes, list_family(process.pid))))
+            time.sleep(POLL_SECONDS)
+        out.seek(0)
+        err.seek(0)
+        errors = err.read()
+        match = re.search(r"VmHWM (\d+)", errors)
+        peak = int(match[1]) * 1024 if match else 0
+        return Measurement(
+            code=process.returncode, peak=peak, total=max(peak, total), out=out.read(), err=errors
         )
 
 
 @dataclass
 class Bench:
+    """Runs cases in a folder."""
+
     folder: Path
     limited: bool
     environment: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """A cache of its own, that has the kernels of the usual one."""
+        """Create a cache for these runs."""
         cache = self.folder / "cache"
         cache.mkdir(exist_ok=True)
         self.environment = {**os.environ, "PYTHONPATH": str(ROOT), "LLAMATRAIN_CACHE": str(cache)}
 
-    def forget(self) -> None:
-        shutil.rmtree(self.folder / "cache" / "tokens", ignore_errors=True)
+    def clear_tokens(self) -> None:
+        """Remove the cache of tokens."""
+        shutil.rmtree(self.folder / "cache" / "llamatrain" / "tokens", ignore_errors=True)
 
-    def begun(self, case: Case, words: list[str], out: Path) -> Measured:
-        return measured(
+    def start(self, case: Case, words: list[str], out: Path) -> Measurement:
+        """Run a case from its first step."""
+        return run_measured(
             [case.command, *words, "--out", str(out), "--overwrite", "--report-every", "1"], self.environment
         )
 
     def run(self, case: Case) -> str:
-        """A line of figures; what is bad of it comes at its end."""
-        given = [f"{case.base}.gguf"] if case.base else []
-        named = [material(self.folder, name) for name in (*given, *case.data)]
+        """Run a case and return its line of the table; BAD is at its end if it is."""
+        bases = [f"{case.base}.gguf"] if case.base else []
+        files = [make_file(self.folder, name) for name in (*bases, *case.data)]
         words = [
-            *map(str, named),
-            *(str(material(self.folder, word)) if word.endswith(".gguf") else word for word in case.words),
+            *map(str, files),
+            *(str(make_file(self.folder, word)) if word.endswith(".gguf") else word for word in case.words),
         ]
         words += ["--iters", str(case.steps)]
         out = self.folder / "run"
-        self.forget()
+        self.clear_tokens()
         if case.warm or case.resumed:
-            self.begun(case, words, out)
+            self.start(case, words, out)
         if case.resumed:
-            words = [*map(str, named[: len(given)]), "--resume", str(out), "--iters", str(case.steps + 3)]
-        plan = measured(["plan", case.command, *words, "--json"], self.environment)
+            words = [*map(str, files[: len(bases)]), "--resume", str(out), "--iters", str(case.steps + 3)]
+        plan = run_measured(["plan", case.command, *words, "--json"], self.environment)
         if plan.code:
             return f"{case.name:34} {plan.err.splitlines()[0][:150]}  BAD"
         total = json.loads(plan.out)["total"]
         if self.limited:
             words += ["--memory", str(total)]
         done = (
-            measured([case.command, *words], self.environment)
+            run_measured([case.command, *words], self.environment)
             if case.resumed
-            else self.begun(case, words, out)
+            else self.start(case, words, out)
         )
-        if "compiled" in done.err and not case.resumed:  # a compiler takes memory of its own
+        if "compiled" in done.err and not case.resumed:  # compilers take memory, too
             return self.run(case)
-        return self.line(case, total, done, json.loads(plan.out))
+        return format_line(case, total, done)
 
-    def line(self, case: Case, total: int, done: Measured, plan: dict[str, int]) -> str:
-        off = total / done.peak - 1 if done.peak else 0
-        bad = done.code or done.peak > total or off > SHARE
-        told = f"{total / 1e6:9.1f} {done.peak / 1e6:9.1f} {off:8.1%} {done.together / 1e6:9.1f}"
-        why = (
-            "".join(line for line in done.err.splitlines() if line.startswith("error:"))[:150]
-            if done.code
-            else ""
-        )
-        beyond = "" if done.together <= max(total, done.peak) else "  with children BEYOND"
-        return f"{case.name:34} {told} {why}{'  BAD' if bad else ''}{beyond}"
+
+def format_line(case: Case, planned: int, done: Measurement) -> str:
+    """Return a line of the table."""
+    difference = planned / done.peak - 1 if done.peak else 0
+    bad = done.code or done.peak > planned or difference > SHARE
+    figures = f"{planned / 1e6:9.1f} {done.peak / 1e6:9.1f} {difference:8.1%} {done.total / 1e6:9.1f}"
+    error = ""
+    if done.code:
+        error = "".join(line for line in done.err.splitlines() if line.startswith("error:"))[:150]
+    excess = "" if done.total <= max(planned, done.peak) else "  with children BEYOND"
+    return f"{case.name:34} {figures} {error}{'  BAD' if bad else ''}{excess}"
 
 
 def main() -> int:
+    """Run the cases and print a table; return 1 if one is bad."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -321,9 +342,10 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "plan_cases")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    bench, bad = Bench(args.folder, args.limit), 0
-    print(f"{'':34} {'planned':>9} {'peak':>9} {'off':>8} {'together':>9}")
-    for case in (*sizes(), *ways(), *data(), *tunings()):
+    bench = Bench(args.folder, args.limit)
+    bad = 0
+    print(f"{'':34} {'planned':>9} {'peak':>9} {'off':>8} {'all':>9}")
+    for case in (*size_cases(), *option_cases(), *data_cases(), *finetune_cases()):
         if not args.words or any(word in case.name for word in args.words):
             line = bench.run(case)
             bad += "BAD" in line

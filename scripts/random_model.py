@@ -1,11 +1,12 @@
-"""Writes a llama with random weights: something of a real model's shape, to measure memory and speed with.
+"""Writes a llama with random weights and the shape of a real model, to measure memory and speed.
 
     python scripts/random_model.py OUT.gguf                                        TinyLlama's shape, in Q4_0
     python scripts/random_model.py OUT.gguf --shape 7b --type q4_k
     python scripts/random_model.py OUT.gguf --embd 256 --layer 4 --head 8 --ff 768 --vocab-from MODEL.gguf
 
-A piece of a tensor is made, encoded and written before the next: the largest model takes some megabytes of memory. Matrices
-are of the type, norms are F32 ones. The vocabulary is that of another file, or bytes, with unused tokens up to the size.
+A piece of a tensor is made, encoded and written before the next, so that the largest model takes some megabytes of
+memory. Matrices have the type, norms are F32 ones. The vocabulary is that of another file, or bytes, with unused tokens
+up to the size.
 """
 
 import argparse
@@ -37,15 +38,18 @@ from llamatrain.model.limits import MAX_SIZE
 from llamatrain.model.rope import Rope
 
 NAMES = ("embd", "layer", "head", "head_kv", "ff", "vocab", "ctx")
-PIECE = 1 << 22  # weights that are in memory at once
+PIECE = 1 << 22  # weights in memory at once
 
 
-def vocabulary(size: int) -> dict[str, Value]:
-    """Bytes, and what fills it up to the size."""
+def make_vocabulary(size: int) -> dict[str, Value]:
+    """Return the metadata of a vocabulary of bytes and unused tokens."""
     keys = new_vocab.bytes_vocabulary()
     tokens, kinds = (list(keys[f"{KEY}{name}"].decode()) for name in ("tokens", "token_type"))
     if size < len(tokens):
-        raise UsageError(f"--vocab {size} has no room for the {len(tokens)} tokens of bytes")
+        raise UsageError(
+            f"--vocab must be at least {len(tokens)}, for the tokens of bytes (got {size})",
+            code="invalid-size",
+        )
     unused = range(size - len(tokens))
     return keys | {
         f"{KEY}tokens": strings([*tokens, *(f"<unused{i}>" for i in unused)]),
@@ -53,91 +57,99 @@ def vocabulary(size: int) -> dict[str, Value]:
     }
 
 
-def pieces(
+def encode_pieces(
     info: TensorInfo, kind: GgmlType, scale: float, random: np.random.Generator
 ) -> Iterator[np.ndarray]:
-    """The bytes of a tensor, some rows at a time."""
+    """Yield the bytes of a tensor, some rows at a time."""
     rows, columns = info.shape
     step = max(1, PIECE // columns)
-    for lo in range(0, rows, step):
-        values = random.standard_normal((min(step, rows - lo), columns), np.float32)
+    for first in range(0, rows, step):
+        values = random.standard_normal((min(step, rows - first), columns), np.float32)
         values *= np.float32(scale)
         yield quants.encode(values, kind, threads=count_cores(), name=info.name)
 
 
-def write(path: Path, h: Hyperparameters, words: dict[str, Value], kind: GgmlType, seed: int) -> None:
+def write_model(
+    path: Path, h: Hyperparameters, vocabulary: dict[str, Value], kind: GgmlType, seed: int
+) -> None:
+    """Write a model with random weights of a type."""
     infos = [
         TensorInfo(name, kind if len(shape) == 2 else type_by_name("F32"), shape)
         for name, shape in h.shapes.items()
     ]
     random = np.random.default_rng(seed)
-    keys = h.metadata(f"random {kind.name}") | words | {"general.file_type": u32(file_type(kind))}
+    keys = h.metadata(f"random {kind.name}") | vocabulary | {"general.file_type": u32(file_type(kind))}
     with create_gguf(path, keys, infos) as out:
         for info in infos:
             if len(info.shape) == 1:
                 out.write(info.name, np.ones(info.shape, np.float32))
             else:
-                out.write(info.name, pieces(info, kind, standard_deviation(h, info.name), random))
+                out.write(info.name, encode_pieces(info, kind, standard_deviation(h, info.name), random))
 
 
 def main() -> None:
+    """Write the model that the command line describes."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument(
-        "--shape", choices=SHAPES, default="1.1b", help="what the sizes are that are not given"
-    )
+    parser.add_argument("--shape", choices=SHAPES, default="1.1b", help="for sizes that are not given")
     for name in NAMES:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
-    parser.add_argument("--tied", action="store_true", help="the embeddings serve as output, too")
+    parser.add_argument("--tied", action="store_true", help="use the embeddings as output, too")
     parser.add_argument("--type", choices=[name.lower() for name in quants.WRITABLE_TYPES], default="q4_0")
-    parser.add_argument("--vocab-from", type=Path, help="a GGUF file with a vocabulary; it decides the size")
+    parser.add_argument("--vocab-from", type=Path, help="a GGUF file; its vocabulary decides the size")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    args = parser.parse_args()
     try:
-        make(given)
+        make_model(args)
     except (LlamatrainError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-def make(given: argparse.Namespace) -> None:
-    sizes = dict(zip(NAMES, SHAPES[given.shape], strict=True))
-    sizes |= {name: value for name in NAMES if (value := getattr(given, name)) is not None}
-    for name, value in (*sizes.items(), ("seed", given.seed)):
+def make_model(args: argparse.Namespace) -> None:
+    """Check the sizes and write the model."""
+    sizes = dict(zip(NAMES, SHAPES[args.shape], strict=True))
+    sizes |= {name: value for name in NAMES if (value := getattr(args, name)) is not None}
+    for name, value in (*sizes.items(), ("seed", args.seed)):
         if not (name != "seed") <= value <= MAX_SIZE:
-            raise UsageError(f"--{name.replace('_', '-')} {value} cannot be")
-    words = (
-        tokenizer_metadata(open_gguf(given.vocab_from).metadata.raw_values)
-        if given.vocab_from
-        else vocabulary(sizes["vocab"])
+            least = 0 if name == "seed" else 1
+            raise UsageError(
+                f"--{name.replace('_', '-')} must be between {least} and {MAX_SIZE} (got {value})",
+                code="invalid-size",
+            )
+    vocabulary = (
+        tokenizer_metadata(open_gguf(args.vocab_from).metadata.raw_values)
+        if args.vocab_from
+        else make_vocabulary(sizes["vocab"])
     )
     embd, layers, heads, kv_heads, ff, _, ctx = sizes.values()
     if embd % heads:
-        raise UsageError(f"--embd {embd} does not divide among {heads} heads (--head)")
-    kind = type_by_name(given.type.upper())
+        raise UsageError(f"--embd must be a multiple of --head (got {embd} and {heads})", code="invalid-size")
+    kind = type_by_name(args.type.upper())
     if embd % kind.block_size or ff % kind.block_size:
         raise UsageError(
-            f"rows of --embd {embd} and --ff {ff} are no whole {kind.name} blocks of {kind.block_size}"
+            f"--embd and --ff must be multiples of {kind.block_size}, the block size of {kind.name} (got {embd} and {ff})",
+            code="invalid-size",
         )
-    size, vocab = embd // heads, len(words[f"{KEY}tokens"].decode())
+    head_size = embd // heads
     h = Hyperparameters(
         architecture=find_architecture(DEFAULT),
-        vocab=vocab,
+        vocab=len(vocabulary[f"{KEY}tokens"].decode()),
         embd=embd,
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
         ff=ff,
         ctx=ctx,
-        head_size=size,
-        rope=Rope(size),
-        tied=given.tied,
+        head_size=head_size,
+        rope=Rope(head_size),
+        tied=args.tied,
     )
-    write(given.out, h, words, kind, given.seed)
-    nbytes = given.out.stat().st_size
-    print(f"{given.out}: {h.describe()}; {h.parameter_count:,} weights in {math.ceil(nbytes / 1e6):,} MB")
+    write_model(args.out, h, vocabulary, kind, args.seed)
+    nbytes = args.out.stat().st_size
+    print(f"{args.out}: {h.describe()}; {h.parameter_count:,} weights in {math.ceil(nbytes / 1e6):,} MB")
 
 
 if __name__ == "__main__":

@@ -3,23 +3,23 @@
 import numpy as np
 import pytest
 
-from scripts.digits import BATCH, OPTIMIZER, Classifier, drawn
+from scripts.digits import BATCH, OPTIMIZER, Classifier, draw_digits
 
 
 def test_it_learns() -> None:
     random, classifier = np.random.default_rng(1), Classifier()
-    unseen = drawn(16 * BATCH, random)
-    assert classifier.right(*unseen) < 0.3
-    losses = [classifier.learn(*drawn(BATCH, random)) for _ in range(400)]
+    unseen = draw_digits(16 * BATCH, random)
+    assert classifier.measure_accuracy(*unseen) < 0.3
+    losses = [classifier.learn(*draw_digits(BATCH, random)) for _ in range(400)]
     assert losses[0] > 2 and np.mean(losses[-20:]) < 0.3
-    assert classifier.right(*unseen) > 0.95
+    assert classifier.measure_accuracy(*unseen) > 0.95
 
 
 def test_its_step_is_in_the_graph() -> None:
     """By the formulas of Adam (Kingma and Ba 2015): a first step goes as far as the rate, against each gradient."""
     random, classifier = np.random.default_rng(1), Classifier()
     before = {weight.name: array.copy() for weight, array in classifier.memory.items()}
-    images, digits = drawn(BATCH, random)
+    images, digits = draw_digits(BATCH, random)
     hidden = np.maximum(images @ before["in.weight"].T + before["in.bias"], 0)
     scores = hidden @ before["out.weight"].T + before["out.bias"]
     shares = np.exp(scores - scores.max(1, keepdims=True))

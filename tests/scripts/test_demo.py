@@ -1,4 +1,4 @@
-"""scripts/demo, from a bare clone to the sine wave: what it installs and calls is stood in for."""
+"""Tests of scripts/demo, with stand-ins for Python and the installer."""
 
 import subprocess
 import sys
@@ -25,12 +25,13 @@ def demo(folder: Path, *arguments: str, **environment: str) -> subprocess.Comple
 
 
 def test_a_new_environment_gets_the_package_and_runs_it_where_the_user_is(tmp_path: Path) -> None:
-    venv, here = tmp_path / "venv", tmp_path / "here"
+    venv = tmp_path / "venv"
+    here = tmp_path / "here"
     here.mkdir()
-    made = f"{venv}/bin/llamatrain"
+    command = f"{venv}/bin/llamatrain"
     installer = program(
         tmp_path / "installer",
-        f'echo "$@" >> "$0.log"; printf "#!/bin/sh\\npwd; echo ran: \\$@\\n" > "{made}"; chmod +x "{made}"',
+        f'echo "$@" >> "$0.log"; printf "#!/bin/sh\\npwd; echo ran: \\$@\\n" > "{command}"; chmod +x "{command}"',
     )
     maker = f'case "$1" in -c) ;; -m) mkdir -p "{venv}/bin"; touch "{venv}/pyvenv.cfg"; cp "{installer}" "{venv}/bin/python";; esac'
     done = demo(here, "--iters", "5", PYTHON=str(program(tmp_path / "python", maker)), VENV=str(venv))
@@ -51,7 +52,7 @@ def test_a_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letters.txt").write_text("dear all")
     done = demo(tmp_path, VENV=str(tmp_path))
     assert done.returncode == 2
-    assert f"{tmp_path} is there and is no virtual environment" in done.stderr
+    assert f"{tmp_path} exists and is not a virtual environment" in done.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["letters.txt"]
 
 

@@ -1,4 +1,4 @@
-"""scripts/pictures.py makes README's pictures of what it runs."""
+"""Tests of scripts/pictures.py, which makes the pictures of README."""
 
 import re
 import shutil
@@ -25,7 +25,7 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def words(picture: Path) -> str:
     return " ".join(
-        "".join(each.itertext()) for each in ET.fromstring(picture.read_text()).iter(f"{SVG}text")
+        "".join(element.itertext()) for element in ET.fromstring(picture.read_text()).iter(f"{SVG}text")
     ).replace("\xa0", " ")
 
 
@@ -34,10 +34,10 @@ def test_the_memory_map_is_that_of_plan(out: Path, tmp_path: Path, monkeypatch: 
 
     monkeypatch.chdir(tmp_path)
 
-    def here(*words: str | Path, at: Path) -> None:
+    def run_here(*words: str | Path, folder: Path) -> None:
         ran(*words)
 
-    monkeypatch.setattr(pictures, "llamatrain", here)
+    monkeypatch.setattr(pictures, "run_llamatrain", run_here)
     pictures.memory(tmp_path)
     there = ROOT / "scripts" / "pictures" / "memory.svg"
     assert (
@@ -47,7 +47,7 @@ def test_the_memory_map_is_that_of_plan(out: Path, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("tmux"), reason="there is no tmux: apt-get install tmux")
+@pytest.mark.skipif(not shutil.which("tmux"), reason="tmux is not installed")
 @pytest.mark.skipif(
     not (Path(sys.prefix) / "bin" / "llamatrain").exists(), reason="the command is not installed here"
 )
@@ -55,12 +55,12 @@ def test_the_demo_s_terminal_is_that_of_a_run(out: Path, tmp_path: Path) -> None
     from pictures import demo
 
     demo(tmp_path)
-    told = words(out / "demo.svg")
+    text = words(out / "demo.svg")
     assert (
-        "the built-in sine wave" in told
-        and "target" in told
-        and re.search(r"1\d\d/1000", told)
-        and "planned" in told
+        "the built-in sine wave" in text
+        and "target" in text
+        and re.search(r"1\d\d/1000", text)
+        and "planned" in text
     )
 
 
@@ -68,5 +68,5 @@ def test_what_is_missing_is_said(out: Path, monkeypatch: pytest.MonkeyPatch) -> 
     from pictures import report
 
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(SystemExit, match=r"^error: there is no chromium: apt-get install chromium$"):
+    with pytest.raises(SystemExit, match=r"^error: chromium was not found; apt-get install chromium$"):
         report(out)

@@ -1,4 +1,4 @@
-"""`scripts/random_model.py`: sizes that cannot be are refused in a line."""
+"""Tests of scripts/random_model.py: models, and invalid sizes that are refused with one line."""
 
 import runpy
 import sys
@@ -11,14 +11,14 @@ from llamatrain.gguf.reader import open_gguf
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "random_model.py"
 
 
-def made(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+def run_script(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
     monkeypatch.setattr(sys, "path", [str(SCRIPT.parent), *sys.path])  # as Python does
     runpy.run_path(str(SCRIPT), run_name="__main__")
 
 
 def test_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made(monkeypatch, tmp_path / "m.gguf", "--shape", "small", "--vocab", 300, "--layer", 1)
+    run_script(monkeypatch, tmp_path / "m.gguf", "--shape", "small", "--vocab", 300, "--layer", 1)
     assert open_gguf(tmp_path / "m.gguf").tensors["token_embd.weight"].shape == (300, 256)
 
 
@@ -44,18 +44,21 @@ def test_what_cannot_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sizes: str
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        made(monkeypatch, tmp_path / "m.gguf", "--shape", "small", *sizes.split())
-    told = capsys.readouterr().err
-    assert end.value.code == 2 and told.startswith("error: ") and told.count("\n") == 1
+        run_script(monkeypatch, tmp_path / "m.gguf", "--shape", "small", *sizes.split())
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and err.startswith("error: ") and err.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
 def test_a_peer_of_the_bench_needs_nothing_of_ours() -> None:
-    """Its Python has transformers and PEFT, and may have no compiler of kernels."""
+    """Check the imports: its Python has transformers and PEFT, and may lack our dependencies."""
 
-    def imported(script: str) -> set[str]:
-        lines = SCRIPT.with_name(script).read_text().splitlines()
-        return {line.split()[1].partition(".")[0] for line in lines if line.startswith(("import ", "from "))}
+    def imports(script: str) -> set[str]:
+        lines = (SCRIPT.parent / "bench" / script).read_text().splitlines()
+        return {line.split()[1] for line in lines if line.startswith(("import ", "from "))}
 
-    ours = {path.stem for path in SCRIPT.parent.glob("*.py")} | {"llamatrain", "tests", "numba"}
-    assert imported("peft_step.py") & ours == {"shapes"} and not imported("shapes.py")
+    unavailable = ("llamatrain", "tests", "numba", "numpy")
+    modules = imports("peers/peft_step.py") | imports("peers/peft_chats.py") | imports("synthetic_chats.py")
+    assert {name for name in modules if name.startswith("bench")} == {"bench.shapes", "bench.synthetic_chats"}
+    assert not [name for name in modules if name.startswith(unavailable)]
+    assert not imports("shapes.py") and not imports("__init__.py") and not imports("peers/__init__.py")
