@@ -381,8 +381,14 @@ def test_a_type_checker_sees_typos(tmp_path: Path) -> None:
 # ---- errors ----------------------------------------------------------------
 
 SLIPS: list[tuple[Callable[[], object], str]] = [
-    (lambda: llamatrain.from_scratch(itters=3), "no such option itters; did you mean iters? [unknown-option]"),
-    (lambda: llamatrain.from_scratch(iters=-3), "iters must be 0 or more, and less than 2^31 (got -3) [invalid-option]"),
+    (
+        lambda: llamatrain.from_scratch(itters=3),
+        "no such option itters; did you mean iters? [unknown-option]",
+    ),
+    (
+        lambda: llamatrain.from_scratch(iters=-3),
+        "iters must be 0 or more, and less than 2^31 (got -3) [invalid-option]",
+    ),
     (
         lambda: llamatrain.from_scratch(memory="much"),
         "memory: 'much' is not a size; write it as 6GB, 800MB or 6GiB [invalid-option]",
@@ -391,7 +397,10 @@ SLIPS: list[tuple[Callable[[], object], str]] = [
         lambda: llamatrain.from_scratch(flash=False, loss="squared-error"),
         "flash=False and loss squared-error exclude each other",
     ),
-    (lambda: llamatrain.from_scratch(delta=1e-3), "stop_delta has no effect without stop_window; leave it out [unused-option]"),
+    (
+        lambda: llamatrain.from_scratch(delta=1e-3),
+        "stop_delta has no effect without stop_window; leave it out [unused-option]",
+    ),
     (lambda: llamatrain.from_scratch("x.txt", val=3), "val must be a list (got 3) [invalid-option]"),
     (
         lambda: llamatrain.from_scratch(5),
@@ -448,7 +457,8 @@ def test_a_folder_is_free_again_after_an_error(tmp_path: Path) -> None:
         with pytest.raises(llamatrain.LlamatrainError, match=told):
             llamatrain.from_scratch(out="mine")
     with pytest.raises(
-        llamatrain.LlamatrainError, match="checkpoint of from-scratch; .*llamatrain from-scratch --resume mine"
+        llamatrain.LlamatrainError,
+        match="checkpoint of from-scratch; .*llamatrain from-scratch --resume mine",
     ):
         llamatrain.finetune(resume="mine")
     assert llamatrain.from_scratch(iters=2, out="mine", overwrite=True).steps == 2

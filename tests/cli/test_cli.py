@@ -195,7 +195,10 @@ SLIPS: list[tuple[list[str], str]] = [
     (["finetune", "--quite-unknown"], "no such option --quite-unknown; see llamatrain finetune --help"),
     (["plan", "finetune", "--lora-rr", "3"], "no such option --lora-rr; did you mean --lora-r?"),
     (["generat"], "no such command 'generat'; did you mean generate? [unknown-command]"),
-    (["train-from-scrath"], "no such command 'train-from-scrath'; did you mean train-from-scratch? [unknown-command]"),
+    (
+        ["train-from-scrath"],
+        "no such command 'train-from-scrath'; did you mean train-from-scratch? [unknown-command]",
+    ),
     (["plan", "finetun"], "no such command 'finetun'; did you mean finetune? [unknown-command]"),
     (["plan", "evaluate"], "no such command 'evaluate'; see llamatrain plan --help [unknown-command]"),
     (["generate"], "missing argument 'MODEL'; see llamatrain generate --help"),
@@ -219,13 +222,19 @@ SLIPS: list[tuple[list[str], str]] = [
         ["from-scratch", "--optimizer", "adm"],
         "--optimizer must be adamw, lbfgs, muon or sgd (got 'adm'); did you mean adamw? [invalid-option]",
     ),
-    (["from-scratch", "--memory", "6GQ"], "--memory: '6GQ' is not a size; write it as 6GB, 800MB or 6GiB [invalid-option]"),
+    (
+        ["from-scratch", "--memory", "6GQ"],
+        "--memory: '6GQ' is not a size; write it as 6GB, 800MB or 6GiB [invalid-option]",
+    ),
     (["from-scratch", "--out", ""], "--out: the path is empty [invalid-option]"),
     (
         ["from-scratch", "x", "--resume", "a", "--overwrite"],
         "--resume and --overwrite exclude each other [conflicting-options]",
     ),
-    (["generate", "m.gguf", "--lora-scaled", "a"], "option '--lora-scaled' requires 2 arguments [missing-value]"),
+    (
+        ["generate", "m.gguf", "--lora-scaled", "a"],
+        "option '--lora-scaled' requires 2 arguments [missing-value]",
+    ),
     (
         ["generate", "m.gguf", "--lora-scaled", "a", "x"],
         "--lora-scaled must be a file and a number such as 0.5 (got 'a' 'x') [invalid-option]",

@@ -261,13 +261,19 @@ def test_what_is_meant(command: str, said: Sequence[Argument], meant: Sequence[A
             "--adam-alpha 1e-3 and --lr 2e-3 are the same option with different values",
         ),
         (("--iters", 3, "--adam-iter", 4), "--iters 3 and --adam-iter 4 are the same option"),
-        (("--lr-min", 0.5, "--cos-decay-min", 0.2), "--lr-min 0.5 and --cos-decay-min 0.0002 are the same option"),
+        (
+            ("--lr-min", 0.5, "--cos-decay-min", 0.2),
+            "--lr-min 0.5 and --cos-decay-min 0.0002 are the same option",
+        ),
         (("--train-data", "a", "b"), "--train-data a and b both name the data"),
         (("--adam-iter",), "option '--adam-iter' requires an argument"),
         (("--adam-iter", "x"), "--iters must be a whole number (got 'x')"),
         (("--adam-alpha", "x", "--cos-decay-min", "y"), "--cos-decay-min must be a number (got y)"),
         (("--use-flash=1",), "no such option --use-flash"),
-        (("--cos-decay-min", 0.2, "--config", "c.toml"), "--cos-decay-min depends on the learning rate in the --config file"),
+        (
+            ("--cos-decay-min", 0.2, "--config", "c.toml"),
+            "--cos-decay-min depends on the learning rate in the --config file",
+        ),
     ],
 )
 def test_what_cannot_be(said: Sequence[Argument], told: str, place: Path) -> None:

@@ -111,14 +111,26 @@ MISTAKES = [
     ),
     ("from-scratch text.txt --lr 1e-4x", 2, "--lr must be a number .*'1e-4x'.* [invalid-option]"),
     ("from-scratch text.txt --lr 1.2.3", 2, "--lr must be a number .*'1.2.3'.* [invalid-option]"),
-    ("from-scratch text.txt --lr 0,001", 2, "--lr must be a number .*'0,001'.*; write 0.001 [invalid-option]"),
-    ("from-scratch text.txt --ctx 4k", 2, "--ctx must be a whole number .*'4k'.*; write 4096 [invalid-option]"),
+    (
+        "from-scratch text.txt --lr 0,001",
+        2,
+        "--lr must be a number .*'0,001'.*; write 0.001 [invalid-option]",
+    ),
+    (
+        "from-scratch text.txt --ctx 4k",
+        2,
+        "--ctx must be a whole number .*'4k'.*; write 4096 [invalid-option]",
+    ),
     (
         "from-scratch text.txt --iters 1,000",
         2,
         "--iters must be a whole number .*'1,000'.*; write 1000 [invalid-option]",
     ),
-    ("from-scratch text.txt --val-split 5%", 2, "--val-split must be a number .*'5%'.*; write 0.05 [invalid-option]"),
+    (
+        "from-scratch text.txt --val-split 5%",
+        2,
+        "--val-split must be a number .*'5%'.*; write 0.05 [invalid-option]",
+    ),
     ("from-scratch text.txt --iters -5", 2, "--iters must be 0 or more.* -5.* [invalid-option]"),
     ("from-scratch text.txt --memory 6", 2, "--memory must be a size, such as 6GB .* 6.* [invalid-option]"),
     (
@@ -153,7 +165,11 @@ MISTAKES = [
         2,
         ".*: no such file, .*not downloaded; .*unsloth/Qwen3-0.6B-GGUF, .*type Q4, .* [no-such-file]",
     ),
-    ("finetune https://huggingface.co/Qwen/Qwen3-0.6B-GGUF text.txt", 2, ".*not downloaded; .*/Qwen/Qwen3-0.6B-GGUF.* [no-such-file]"),
+    (
+        "finetune https://huggingface.co/Qwen/Qwen3-0.6B-GGUF text.txt",
+        2,
+        ".*not downloaded; .*/Qwen/Qwen3-0.6B-GGUF.* [no-such-file]",
+    ),
     (
         "finetune M.gguf tatsu-lab/alpaca",
         2,
@@ -205,7 +221,11 @@ MISTAKES = [
         2,
         "unknown.toml: unknown option 'learning_rate'; it is called lr here [unknown-option]",
     ),
-    ("from-scratch text.txt --config wrong.toml", 2, "wrong.toml: lr must be a number .*'fast'.* [invalid-option]"),
+    (
+        "from-scratch text.txt --config wrong.toml",
+        2,
+        "wrong.toml: lr must be a number .*'fast'.* [invalid-option]",
+    ),
     ("from-scratch packed.gz", 1, ".*: the compressed data is damaged"),
     ("from-scratch rows.parquet", 1, ".*: not a Parquet file|.*pyarrow"),
     ("from-scratch empty.txt", 1, ".*: the file is empty"),

@@ -243,7 +243,10 @@ def test_a_dependency_that_is_missing_or_too_old(root: Path, monkeypatch: pytest
         "gguf is not installed; pip install 'gguf>=0.19'" in said
         and "numpy must be >=2.0 (got 1.26.4); pip install 'numpy>=2.0'" in said
     )
-    assert "numba must be >=0.66,<0.69 (got 0.69.0); pip install 'llamatrain[compile]'" in said and len(said) == 3
+    assert (
+        "numba must be >=0.66,<0.69 (got 0.69.0); pip install 'llamatrain[compile]'" in said
+        and len(said) == 3
+    )
 
 
 def test_requirements_are_those_of_the_package() -> None:

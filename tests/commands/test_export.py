@@ -492,7 +492,9 @@ def test_a_disk_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "shutil.disk_usage", lambda path: asked.append(path) or type("Usage", (), {"free": 1000})()
     )
     done = run("export-lora", base, "--lora", lora, "--out", tmp_path / "m.gguf")
-    assert done.code == 1 and re.search(r"m\.gguf needs [\d.]+ kB, but only 1 kB are free there \[disk-full\]", done.err)
+    assert done.code == 1 and re.search(
+        r"m\.gguf needs [\d.]+ kB, but only 1 kB are free there \[disk-full\]", done.err
+    )
     (tmp_path / "other").mkdir()
     (tmp_path / "link.gguf").symlink_to(tmp_path / "other" / "m.gguf")
     failed(run("export-lora", base, "--lora", lora, "--out", tmp_path / "link.gguf"), "link.gguf needs ")

@@ -102,7 +102,11 @@ def test_from_python(place: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told", "code"),
     [
-        (("--lora", "theirs", "--only-adapter"), "--out is missing; name the file to write [missing-option]\n", 2),
+        (
+            ("--lora", "theirs", "--only-adapter"),
+            "--out is missing; name the file to write [missing-option]\n",
+            2,
+        ),
         (
             ("--lora", "theirs"),
             "--out is missing; name the file to write, or a folder with --peft [missing-option]",
@@ -160,9 +164,5 @@ def test_norms_alone_are_nothing_for_peft(place: Path) -> None:
     made = replace(adapter(H, [NORM]))
     (place / "n.bin").write_bytes(ggla(made, 4, 8))
     done = run("export-lora", "base.gguf", "--lora", "n.bin", "--peft", "p")
-    assert (
-        done.code == 1
-        and "p: cannot be written: " in done.err
-        and "[only-norm-pairs]" in done.err
-    )
+    assert done.code == 1 and "p: cannot be written: " in done.err and "[only-norm-pairs]" in done.err
     assert not (place / "p").exists() and json.loads((place / "theirs" / peft.CONFIG).read_text())["r"] == 4

@@ -234,7 +234,9 @@ def test_models_that_cannot_generate(run: Run) -> None:
     h, arrays = small(), weights(small())
     end = {"tokenizer.ggml.tokens": strings([f"t{i}" for i in range(257)])}
     written(Path("few.gguf"), h, arrays, more=end)
-    assert "few.gguf: the vocabulary has 257 tokens, but token_embd.weight has 258 rows" in failed(run("few.gguf"))
+    assert "few.gguf: the vocabulary has 257 tokens, but token_embd.weight has 258 rows" in failed(
+        run("few.gguf")
+    )
     written(Path("nan.gguf"), h, arrays, more={"llama.rope.scaling.attn_factor": f32(1e38)})
     assert "finite" in failed(run("nan.gguf", "--prompt", "ab"))
     written(Path("wide.gguf"), h, arrays, more={"llama.context_length": u32(1 << 24)})

@@ -194,10 +194,7 @@ def test_an_end_that_is_no_token_is_warned_of(run: Run) -> None:
     )  # token 2 stands in, which is a letter
     for options in ((), ("--json",)):
         told = run("a.jsonl", "--ctx", "48", *options).stderr
-        assert (
-            told.startswith("warning: m.gguf: tokenizer.ggml.eos_token_id ")
-            and told.count("\n") == 1
-        )
+        assert told.startswith("warning: m.gguf: tokenizer.ggml.eos_token_id ") and told.count("\n") == 1
     assert not run("a.txt").stderr
     model(eos_token_id=u32(999))  # token 2 stands in, which is </s>
     assert not run("a.jsonl", "--ctx", "48").stderr

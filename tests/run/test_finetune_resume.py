@@ -228,7 +228,13 @@ def test_a_base_and_adapters_that_were_moved(place: Path) -> None:
         "changed-input",
     )
     base(Path("moved.gguf"), small(rope=Rope(16, base=1e6)), "Q8_0")
-    refused(run("finetune", "--resume", "run", "--iters", 5), 1, "moved.gguf", "checkpoint-4.gguf", "changed-input")
+    refused(
+        run("finetune", "--resume", "run", "--iters", 5),
+        1,
+        "moved.gguf",
+        "checkpoint-4.gguf",
+        "changed-input",
+    )
 
 
 def test_the_same_options_again(place: Path) -> None:
