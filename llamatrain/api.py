@@ -58,7 +58,8 @@ from llamatrain.run.request import (
     request_from_scratch,
 )
 from llamatrain.run.signals import CallerInterrupts
-from llamatrain.run.train import RunResult, train
+from llamatrain.run.summary import RunResult
+from llamatrain.run.train import train
 from llamatrain.sample.options import SamplingOptions
 
 if TYPE_CHECKING:

@@ -1,6 +1,9 @@
 """Errors that a user may meet. Any other exception is a bug in the program."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 
 class LlamatrainError(Exception):
@@ -63,3 +66,12 @@ def describe(error: Exception) -> str:
     """Return the message of an error with its code, as the command line prints it."""
     code = getattr(error, "code", "")
     return f"{words_of(error)} [{code}]" if code else words_of(error)
+
+
+@contextmanager
+def wrap_os_errors(path: Path, problem: str) -> Iterator[None]:
+    """Turn an OSError inside the context into a FileError that names the path and the problem."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"{path}: {problem}: {error.strerror}", code="folder-error") from error

@@ -1,8 +1,7 @@
 """Loads what packages at the top add to packages below them.
 
 An extension package has a table `EXTENSIONS` in its `__init__`: from the name of an extension point to
-"module:name".
-The extension points, and what is expected there:
+"module:name". The extension points, and what is expected there:
 
 - "file_formats": a dict from magic bytes to a function that reads a `MappedFile` as a `Gguf`
 - "checkpoint_upgrade": a function that converts an old checkpoint to the present form

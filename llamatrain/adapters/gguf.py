@@ -37,11 +37,6 @@ READABLE = ("F32", "F16", "BF16", "Q8_0")
 FILE_TYPES = {"f32": LlamaFileType.ALL_F32, "f16": LlamaFileType.MOSTLY_F16}
 
 
-def read_gguf_adapter(path: Path) -> Adapter:
-    """Read an adapter from a GGUF file."""
-    return parse_adapter(open_gguf(path))
-
-
 def parse_adapter(gguf: Gguf) -> Adapter:
     """Return the adapter in an open GGUF file."""
     path = gguf.path

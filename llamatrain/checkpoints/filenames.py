@@ -2,8 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from llamatrain.errors import FileError
@@ -104,12 +103,3 @@ def has_saved(folder: Path) -> bool:
 def can_resume(folder: Path) -> bool:
     """Return True if there is a checkpoint."""
     return any(not is_result(file.name) for file in run_files(folder))
-
-
-@contextmanager
-def wrap_os_errors(path: Path, problem: str) -> Iterator[None]:
-    """Turn an OSError inside the context into a FileError that names the path and the problem."""
-    try:
-        yield
-    except OSError as error:
-        raise FileError(f"{path}: {problem}: {error.strerror}", code="folder-error") from error

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from llamatrain.checkpoints.filenames import wrap_os_errors
-from llamatrain.errors import FileError
+from llamatrain.errors import FileError, wrap_os_errors
 
 try:
     import fcntl

@@ -7,9 +7,8 @@ from itertools import count
 from pathlib import Path
 from tempfile import mkdtemp
 
-from llamatrain.checkpoints.filenames import wrap_os_errors
 from llamatrain.checkpoints.lock import FolderLock, lock_folder
-from llamatrain.errors import FileError
+from llamatrain.errors import FileError, wrap_os_errors
 
 
 def missing_parents(path: Path) -> list[Path]:

@@ -41,7 +41,6 @@ from llamatrain.checkpoints.filenames import (
     numbered_checkpoints,
     numbered_results,
     run_files,
-    wrap_os_errors,
 )
 from llamatrain.checkpoints.lock import FolderLock, lock_folder
 from llamatrain.checkpoints.new_run_dir import (
@@ -54,7 +53,7 @@ from llamatrain.checkpoints.new_run_dir import (
 from llamatrain.checkpoints.read import read_checkpoint
 from llamatrain.checkpoints.replaced_run import REPLACED
 from llamatrain.config.options import format_flag
-from llamatrain.errors import FileError
+from llamatrain.errors import FileError, wrap_os_errors
 from llamatrain.io.atomic_write import link_or_copy, move_aside
 
 RUNS = Path("runs")
@@ -268,20 +267,20 @@ class RunFolder:
                 with suppress(FileError):  # a run is using it
                     RunFolder(path).close()  # restores what a killed run had set aside
             paths = checkpoints_newest_first(path) if path.is_dir() else [path]
-        faults = list[str]()
+        errors = list[FileError]()
         for file in paths:
             try:
                 checkpoint = read_checkpoint(file)
             except FileError as error:
-                faults.append(str(error))
+                errors.append(error)
                 continue
-            warnings = [f"skipped a checkpoint that cannot be read: {fault}" for fault in faults]
+            warnings = [f"skipped a checkpoint that cannot be read: {fault}" for fault in errors]
             return checkpoint, file, [*warnings, *checkpoint.notes]
         if paths == [path]:
-            raise FileError(faults[0])
+            raise errors[0]
         hint = "if a run ended before its first save, start it again with the same command"
         raise FileError(
-            f"{path}: no checkpoint to resume from; {faults[0] if faults else hint}", code="no-checkpoint"
+            f"{path}: no checkpoint to resume from; {errors[0] if errors else hint}", code="no-checkpoint"
         )
 
 

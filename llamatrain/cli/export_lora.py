@@ -21,13 +21,11 @@ command = make_app()
 def export_lora(
     base: Annotated[Path, typer.Argument(metavar="BASE", parser=parse_path)], **overrides: Any
 ) -> None:
-    """Merge adapters into BASE, a GGUF model, quantised or not: the new file is a model like any other.
+    """Merge adapters into BASE, a GGUF model, quantized or not; the result is an ordinary model.
 
-    Adapters need not cover the same weights. What none of them touches is copied as it is. With --type, and
-    with or without
-    adapters, matrices are converted to another type: so a new model is quantised. With --only-adapter or
-    --peft adapters are
-    written as one adapter, in another form.
+    Adapters need not cover the same weights. Weights without an adapter are copied as they are. --type converts
+    matrices to another type, also without adapters: it quantizes a new model. With --only-adapter or --peft,
+    adapters are written as one adapter, in another format.
     """
     check = export(base, build(ExportOptions, overrides), build(AdapterOptions, overrides)).check
     if check:

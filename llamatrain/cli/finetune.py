@@ -19,7 +19,6 @@ def finetune(base: Base = None, data: Data = None, **overrides: Any) -> None:
     """Train a LoRA adapter for BASE, a GGUF model of whatever type, on DATA; with --full, the model itself.
 
     DATA are files (text, JSON, CSV, Parquet), folders, globs, or - for standard input. The base stays as it
-    lies in its file. The
-    adapter is written as a GGUF file that llama.cpp loads beside the base (--lora).
+    lies in its file. The adapter is written as a GGUF file that llama.cpp loads with the base (--lora).
     """
     run_request(request_finetune(base, data or (), overrides))

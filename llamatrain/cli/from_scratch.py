@@ -23,8 +23,7 @@ def from_scratch(data: Data = None, **overrides: Any) -> None:
     """Train a new llama on DATA; without any, on the built-in sine wave.
 
     DATA are files (text, JSON, CSV, Parquet), folders, globs, or - for standard input. The model is written
-    as a GGUF file that
-    llama.cpp runs, into the folder of the run, beside checkpoints, options and figures.
+    as a GGUF file that llama.cpp runs, into the folder of the run, next to checkpoints, options and metrics.
     """
     run_request(request_from_scratch(data or (), overrides))
 

@@ -136,7 +136,7 @@ def print_plan(request: "RunRequest", options: PlanOptions) -> None:
         print_graph(memory_plan.graphs, options.graph)
         return
     if error and limit is not None:
-        raise MemoryPlanError(error)
+        raise MemoryPlanError(error, code="out-of-memory")
     scaling, time = None, None
     if options.ranks:
         from llamatrain.run.scaling import forecast_scaling

@@ -20,7 +20,7 @@ class ReportOptions(Options, panel="The page"):
     out: Annotated[
         Path | None,
         Option(
-            "Write the page here; else as report.html into the run's folder, of several as runs.html here.",
+            "File to write; default: report.html in the run's folder, or runs.html here for several runs.",
             unit="FILE",
         ),
     ] = None
@@ -33,9 +33,8 @@ def report(
 ) -> None:
     """Draw the page of a run again: curves, samples, memory, profile, options and files, in one file for any browser.
 
-    Several runs lie over each other: their curves, a table, and the options that differ. Nothing of a run is
-    changed, and
-    one that goes on may be drawn.
+    Several runs are compared: their curves, a table, and the options that differ. Nothing of a run is changed.
+    A run that is still training may be drawn.
     """
     from llamatrain.report.render import draw_runs
 

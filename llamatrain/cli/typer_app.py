@@ -48,12 +48,12 @@ def pass_values_through(params: Sequence[Any]) -> Sequence[Any]:
 class Command(TyperCommand):
     """A command with declared options."""
 
-    is_multi_process = False  # whether it is of any use in several processes that are started together
+    is_multi_process = False  # True if several processes can share the work
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.context_settings.setdefault("help_option_names", HELP)
-        # typer declares no option that repeats with several values each time, but parses one
+        # typer cannot declare an option that repeats and takes several values, but can parse it
         for param in self.params:
             if isinstance(param, TyperOption) and param.multiple:
                 param.nargs = len((param.metavar or "").split())

@@ -15,14 +15,14 @@ class RunPlan:
     excess: str | None  # why it does not fit the memory, if so
     parameters: int
     batch: int
-    splits: int  # parts that a batch is run in
+    splits: int  # micro-batches per batch
     remat: str
     precision: str
     threads: int
-    # this and what follows: None where it is not known, for the reason in `unknown`
+    # this and the following: None if not known, for the reason in `unknown`
     tokens_per_second: float | None
     seconds_of_step: float | None
-    seconds: float | None  # of all steps that are to come
+    seconds: float | None  # of all remaining steps
     speed_measured: float | None  # when this machine's speed was measured: seconds since 1970
     speed_disturbed: float | None  # share of the time that threads waited for other programs meanwhile
     unknown: str = ""

@@ -188,7 +188,7 @@ class OptionSpec:
         """Check one value of the option."""
         try:
             value = convert(value, self.kind)
-        except UsageError as error:  # in words of its own
+        except UsageError as error:  # the error explains itself
             raise self._error(f": {error}") from None
         except ValueError:
             raise self._invalid(value, self.accepted_type) from None

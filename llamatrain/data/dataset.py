@@ -132,29 +132,29 @@ class Shard:
 
     @property
     def is_truncated(self) -> np.ndarray:
-        """Marks documents that are longer than their one row and lose their end."""
+        """True for each document that is longer than its one row and loses its end."""
         return (
             self.documents["single"] & self.is_used & (self.documents["size"] > self.ctx + 1 - self.bos_count)
         )
 
     @property
     def is_too_large(self) -> np.ndarray:
-        """Marks documents that were skipped because they take too much time or memory."""
+        """True for each document that was skipped because it takes too much time or memory."""
         return self.documents["first"] == TOO_LARGE
 
     @property
     def is_refused(self) -> np.ndarray:
-        """Marks documents of no known form, or that the chat template refused."""
+        """True for each document of no known form, or that the chat template refused."""
         return self.documents["first"] == REFUSED
 
     @property
     def is_used(self) -> np.ndarray:
-        """Marks documents that have samples."""
+        """True for each document that has samples."""
         return self.counts > 0
 
     @property
     def is_untrained(self) -> np.ndarray:
-        """Marks documents that were read but have no trained token within a row."""
+        """True for each document that was read but has no trained token within a row."""
         return ~self.is_used & (self.documents["first"] > TOO_LARGE)
 
 

@@ -67,7 +67,7 @@ class Comm(Protocol):
     def watch(self, timeout: float, get_command: Callable[[], str]) -> AbstractContextManager[None]:
         """Watch for silent ranks while the context is open: one that is silent for `timeout` seconds ends all.
 
-        `words` gives the command that resumes the run.
+        `get_command` returns the command that resumes the run.
         """
 
     def set_status(self, step: int | None, status: str) -> None:

@@ -27,11 +27,9 @@ if TYPE_CHECKING:
     from gguf.constants import GGUFValueType, LlamaFileType, TokenType
 else:
     constants = _load_constants()
-    GGUFValueType, LlamaFileType, TokenType = (
-        constants.GGUFValueType,
-        constants.LlamaFileType,
-        constants.TokenType,
-    )
+    GGUFValueType = constants.GGUFValueType
+    LlamaFileType = constants.LlamaFileType
+    TokenType = constants.TokenType
 
 __all__ = [
     "ALIGNMENT",

@@ -19,11 +19,9 @@ class OpCost:
 
 def estimate_cost(node: Node) -> OpCost:
     """Return the cost of a node."""
-    flops, bytes_moved, exponentials = (
-        FLOPS.get(node.op.name),
-        MOVED.get(node.op.name, all_bytes),
-        EXPONENTIALS.get(node.op.name),
-    )
+    flops = FLOPS.get(node.op.name)
+    bytes_moved = MOVED.get(node.op.name, all_bytes)
+    exponentials = EXPONENTIALS.get(node.op.name)
     bytes_written = sum(output.nbytes for output in node.outputs if output.index not in node.aliases)
     dequantized = (
         sum(source.size for source in node.sources if isinstance(source.dtype, QuantizedType)) if flops else 0

@@ -6,7 +6,6 @@ first one's input is kept; the others' are recomputed before their blocks are.
 """
 
 from collections.abc import Sequence
-from math import ceil
 
 from llamatrain.errors import GraphError
 
@@ -59,18 +58,6 @@ def format_policy(policy_parts: Sequence[PolicyPart]) -> str:
         if [way for way, _ in parts] == ["block"]
         else ",".join(f"{way}:{count}" for way, count in parts)
     )
-
-
-def scale_policy(policy: Policy, blocks: int, to: int) -> Policy:
-    """Convert a policy for `blocks` blocks to one for `to` blocks with the same shares."""
-    if str(policy) in POLICY_NAMES:
-        return policy
-    parts, before, at = list[PolicyPart](), 0, 0
-    for way, count in parse_policy(policy, blocks):
-        at += count
-        parts.append((way, ceil(to * at / blocks) - before))
-        before += parts[-1][1]
-    return format_policy(parts)
 
 
 def _is_count(text: str) -> bool:

@@ -44,7 +44,7 @@ class MinimizerState(Protocol):
         """Return the state for a checkpoint; arrays are not copied."""
 
     def restore(self, values: Values) -> None:
-        """Restore the state; start afresh if `kept` is empty."""
+        """Restore the state; start afresh if `values` is empty."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,24 +13,20 @@ from llamatrain.train.parallel.partition import BUCKET, ParamSlice, rank_range
 from llamatrain.train.prefetch import prefetch_count
 
 TOKEN_BYTES = 20  # bytes of a token in a batch: five arrays
-# bytes that a process grows by beside what is planned: kernels, what threads have, what is imported late
+# bytes that a process grows by besides what is planned: kernels, threads, late imports
 PROCESS_GROWTH = 6_400_000
-# bytes besides where samples are made: programs that decode, and what they import
+# further bytes if samples are generated: programs that decode, and their imports
 SAMPLING_GROWTH = 3 * 10**6
-# bytes that filling, checking and saving its weights adds to that at most: six times the largest of them
+# most bytes for initializing, checking and saving the weights, which takes six times the largest of them
 INIT_GROWTH = 6_200_000
-NODE_BYTES = 3500  # bytes of a node that is bound to memory and a kernel: arrays, and the words of its calls
-# likewise of one more than two for each weight that is stepped: no gradient was made of it
-UPDATE_NODE_BYTES = 2500
-# likewise of one that is bound in another length: its graph and its plan are there already
-RESIZED_NODE_BYTES = 1500
-# in which what varies is bound besides, of the sixteen that there are: batches are much alike
-RESIZED_LENGTHS = 4
-NODES_PER_LAYER = 40  # that a layer has at least: its block, and the gradients of it
-MAX_SAMPLED_RANKS = 64  # ranks
-ROUNDING_FLOATS = 4  # floats for each of a bucket that is rounded
-# tokens: a batch of fewer is split no further, its products would run below their speed
-MIN_SPLIT_TOKENS = 256
+NODE_BYTES = 3500  # bytes of a node that is bound to memory and a kernel
+UPDATE_NODE_BYTES = 2500  # bytes of each node of an update beyond two per weight
+RESIZED_NODE_BYTES = 1500  # bytes of a node bound again for another length
+RESIZED_LENGTHS = 4  # how many of the 16 possible lengths a run usually meets
+NODES_PER_LAYER = 40  # least nodes of a layer: its block and their gradients
+MAX_SAMPLED_RANKS = 64  # most ranks whose memory is computed
+ROUNDING_FLOATS = 4  # floats to round one float of a bucket
+MIN_SPLIT_TOKENS = 256  # smaller batches are not split: their products would be slower
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +35,7 @@ class MemoryBreakdown:
 
     weights: int
     gradients: int
-    exchange: int  # sums that wait for others, and what comes from other ranks
+    exchange: int  # sums that wait for other ranks, and buffers to receive
     moments: int
     packed_copies: int
     base_pages: int
@@ -66,10 +62,10 @@ class MemoryDemand:
     lengths: Sequence[int]
     has_validation: bool
     decoder_positions: int  # positions of the cache for samples; 0: none
-    resident: int  # what the process holds already
-    batches: int = 1  # of a step, which are read before it, as more are while it runs
-    copy_bytes: int = 0  # of the base
-    page_bytes: int = 0  # of its float32 weights, read where they lie, that are in memory at once
+    resident: int  # what the process takes already
+    batches: int = 1  # per step
+    copy_bytes: int = 0  # bf16 copies of the base's matrices
+    page_bytes: int = 0  # float32 weights of the base that are in memory at once, read from the mapped file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +74,9 @@ class MemoryPlan:
 
     spec: StepSpec
     policy: Policy
-    splits: int  # a batch is run in so many parts
+    splits: int  # micro-batches per batch
     graphs: StepGraphs
-    arena: int  # that programs share
+    arena: int  # bytes of the arena that programs share
     breakdown: MemoryBreakdown
 
     @property
@@ -93,7 +89,7 @@ def fixed_bytes(spec: StepSpec, demand: MemoryDemand) -> int:
     """Return what every plan takes: weights, stored gradients, moments, and a graph of all layers."""
     sizes = {name: 4 * tensor.size for name, tensor in spec.trainable.items()}
     trained = sum(sizes.values())
-    # few of them may have a gradient
+    # only rows of an embedding may have gradients
     embedding_bytes = 0 if spec.h.tied else sizes.get(spec.h.architecture.weight_with_role("embedding"), 0)
     gradients = {"flat": trained, "arena": trained - embedding_bytes, "streamed": 0}[spec.gradients]
     return (
@@ -147,7 +143,7 @@ def state_bytes(graphs: StepGraphs) -> int:
 
 
 def sample_ranks(spec: StepSpec) -> range:
-    """Return the ranks that are looked at; they are the same on every rank, so that all plan alike."""
+    """Return the ranks whose memory is computed; the same on every rank, so that all make the same plan."""
     return range(0, spec.ranks, -(-spec.ranks // MAX_SAMPLED_RANKS))
 
 
@@ -184,7 +180,6 @@ def plan_memory(spec: StepSpec, policy: Policy, demand: MemoryDemand, splits: in
     decoding = decoder_bytes(spec, demand.decoder_positions) if demand.decoder_positions else 0
     arena = max(plan.arena for plan in plans)
     pages = max(demand.page_bytes, *(plan.base_bytes for plan in plans))
-    # of an embedding, rows alone
     kept_gradients = max(sum(gradient.nbytes for gradient in graph.memory_names) for graph in shared)
     arena_bytes = (
         arena + sum(plan.arena for plan in updates) - (kept_gradients if gradients == "arena" else 0)

@@ -3,7 +3,7 @@
 A step waits for the rank that has most to compute, and for the slowest of those: if the seconds of n ranks
 spread about their mean by a share s, the slowest is expected to take 1 + s * e(n) times the mean, with Blom's
 (1958) e(n) = Φ⁻¹((n - 3/8) / (n + 1/4)). Gradients are sent in buckets during the backward pass of the last
-micro- batch, which takes two thirds of it. What does not fit behind that is waited for, and so is the last
+micro-batch, which takes two thirds of it. What does not fit behind that is waited for, and so is the last
 bucket, which is final only at its end. Weights are gathered when all ranks have updated theirs.
 """
 
@@ -14,7 +14,7 @@ from statistics import NormalDist
 from llamatrain.train.parallel.partition import BUCKET, cover_with_nodes, rank_range
 
 BACKWARD = 2 / 3  # of a micro-batch: the part in which gradients become final
-GATHERS = 3  # small ones in a step: what it is made of, losses, and parts of the norm
+GATHERS = 3  # small gathers in a step: sizes, losses, norms
 FLOAT = 4  # bytes
 
 

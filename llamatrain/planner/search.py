@@ -1,8 +1,7 @@
 """Searches for the fastest plan that fits the memory.
 
 A plan varies in how much is recomputed in the backward pass, in how many micro-batches a batch is split into,
-and in
-whether the matrices of a base are copied to bf16.
+and in whether the matrices of a base are copied to bf16.
 """
 
 import gc

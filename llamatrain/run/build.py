@@ -10,12 +10,11 @@ from llamatrain.compiler.thread_pool import compile_together_with
 from llamatrain.distributed.comm import get_comm
 from llamatrain.engine.profiler import phase
 from llamatrain.report.report import Report
-from llamatrain.run.checkpointer import load_weights
 from llamatrain.run.input_watch import InputWatcher
 from llamatrain.run.prepare import PreparedRun
 from llamatrain.run.profiling import with_profile
 from llamatrain.run.rank_roles import CheckpointSink, NullListener
-from llamatrain.run.restore import initial_state
+from llamatrain.run.restore import initial_state, load_weights
 from llamatrain.run.signals import Interrupts
 from llamatrain.train.config import StopReason
 from llamatrain.train.loop import Loop
@@ -69,7 +68,7 @@ def build_programs(prepared: PreparedRun) -> TrainPrograms:
 def build_loop(
     prepared: PreparedRun, programs: TrainPrograms, listener: Report | NullListener, interrupts: Interrupts
 ) -> Loop:
-    """Build the loop of a new or resumed run. The caller sets `save`, `keep` and `show`."""
+    """Build the loop of a new or resumed run. The caller sets `save`, `save_best` and `sample`."""
     data, loop_config = prepared.data, prepared.resolved.loop_config(prepared.fitted.plan.splits)
     minimizer = prepared.resolved.optimizer.create_minimizer(programs.weights.vector)
     inputs, arrays = prepared.inputs, prepared.fitted.weights.frozen.values()

@@ -1,4 +1,4 @@
-"""Writes the checkpoints and results of a run, and restores a run from its checkpoint."""
+"""Writes the checkpoints and results of a run."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,15 +16,10 @@ from llamatrain.engine.backend import kernel_class
 from llamatrain.engine.profiler import phase
 from llamatrain.errors import FileError
 from llamatrain.gguf.values import Value
-from llamatrain.graph.tensor import Tensor
 from llamatrain.io.atomic_write import AtomicFile
-from llamatrain.io.madvise import release_pages
-from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.optim.optimizer import MinimizerState
 from llamatrain.report.metrics import Metrics
-from llamatrain.run.dataset import CountedBatches
 from llamatrain.run.extra_outputs import ExtraOutputs, format_flags
-from llamatrain.run.resume import ResumePoint
 from llamatrain.run.trainable import Trainable
 from llamatrain.train.programs import TrainPrograms
 from llamatrain.train.state import RunState
@@ -34,7 +29,7 @@ from llamatrain.train.state import RunState
 class Checkpointer:
     """Writes the state of a run to its folder."""
 
-    options: dict[str, Any]  # JSON
+    options: dict[str, Any]  # JSON values
     keep: int  # checkpoints
     keep_results: int
     extra_outputs: ExtraOutputs
@@ -43,12 +38,12 @@ class Checkpointer:
     programs: TrainPrograms
     minimizer: MinimizerState | None
     folder: RunFolder
-    metrics: Metrics  # which must not know less than a checkpoint
+    metrics: Metrics  # flushed before each checkpoint, so that no line is missing
     config: bytes
     warn: Callable[[str], None]
-    extra: Mapping[str, Any]  # what is to be known of it beside the target
-    resumed_folder: Path | None = None  # of the run that goes on
-    report_inputs: Callable[[], None] = lambda: None  # of what became of the run's inputs
+    extra: Mapping[str, Any]  # further entries of training.extra
+    resumed_folder: Path | None = None  # the folder of the resumed run
+    report_inputs: Callable[[], None] = lambda: None  # warns about changed inputs
 
     def begin(self, state: RunState) -> str:
         """Save before the first step, so that a full disk shows at once."""
@@ -66,7 +61,7 @@ class Checkpointer:
         self._write_config()
         self.metrics.open()
         self.folder.remove_replaced()
-        # not before: of a run that cannot begin nothing stays
+        # last, so that a run that cannot begin leaves nothing
         self.trainable.write_extra(self.programs.weights.parts)
         if state.counters.step:  # a kill may have come between the last save and its copies
             try:
@@ -233,75 +228,3 @@ class Checkpointer:
                 KERNELS: kernel_class(self.programs.spec.kernels),
             },
         )
-
-
-def check_weights(resume_point: ResumePoint, trainable: Mapping[str, Tensor]) -> None:
-    """Raise if a checkpoint lacks trained weights, or holds state of other weights."""
-    weights, order = resume_point.checkpoint.weights, resume_point.checkpoint.order
-    for name, tensor in trainable.items():
-        if name not in weights or weights[name].shape != tensor.shape:
-            problem = f"is {list(weights[name].shape)}" if name in weights else "is missing"
-            raise FileError(
-                f"{resume_point.path}: {name} {problem}, expected {list(tensor.shape)}",
-                code="wrong-checkpoint",
-            )
-    if unmatched := set(order) ^ set(trainable):
-        raise FileError(
-            f"{resume_point.path}: {min(unmatched)[:80]} is in the weights or in the flat vectors, but "
-            "not in both",
-            code="damaged-checkpoint",
-        )
-
-
-def load_weights(checkpoint: Checkpoint, parts: Mapping[str, np.ndarray]) -> None:
-    """Copy the weights of a checkpoint into the program's memory."""
-    with verify_unchanged(checkpoint.files):
-        for name, part in parts.items():
-            part[...] = checkpoint.weights[name]
-            release_pages(checkpoint.weights[name])
-
-
-def restore(
-    checkpoint: Checkpoint,
-    programs: TrainPrograms,
-    minimizer: MinimizerState | None,
-    rows: CountedBatches,
-    microbatches: int,
-) -> tuple[RunState, list[str]]:
-    """Restore optimizer state and data position.
-
-    Return the run's state, and warnings about what was not restored.
-    """
-    optimizer, state, warnings = programs.spec.optimizer, checkpoint.state, list[str]()
-    assert optimizer
-    if checkpoint.optimizer != optimizer.checkpoint_name:
-        warnings.append(
-            f"the checkpoint has the state of {checkpoint.optimizer}: the optimizer starts from zero"
-        )
-    else:
-        for kind, name in optimizer.states.items():
-            names = [
-                weight
-                for weight, shape in programs.spec.shapes.items()
-                if optimizer.has_state(kind, weight, shape)
-            ]
-            programs.load_state(kind, checkpoint.split_vector(optimizer.checkpoint_key(name), names))
-        if minimizer:
-            minimizer.restore(checkpoint.optimizer_values_for(list(programs.weights.parts)))
-    partial = None
-    if state.data and not rows.restore(state.data):
-        warnings.append("the data has changed: the shuffle starts again")
-    elif (
-        state.partial
-        and programs.grads
-        and programs.spec.groups == 1
-        and len(state.partial.losses) < microbatches
-    ):
-        programs.grads.load(checkpoint.split_vector(GRADIENTS))
-        partial = replace(state.partial, losses=[*state.partial.losses])
-    copies: dict[str, Any] = {
-        "counters": replace(state.counters),
-        "stop": replace(state.stop),
-        "best": replace(state.best),
-    }
-    return replace(state, data=rows.state, partial=partial, **copies), warnings

@@ -23,7 +23,7 @@ from llamatrain.run.config import RunConfig
 from llamatrain.run.input_watch import WatchedFile, watch_files
 from llamatrain.run.resume import ResumePoint
 
-TEACHER = "teacher"  # what it is known by again, in what a checkpoint keeps beside
+TEACHER = "teacher"  # key of the teacher's fingerprint in a checkpoint
 Factors = Mapping[str, tuple[np.ndarray, np.ndarray, float]]
 
 
@@ -31,15 +31,14 @@ Factors = Mapping[str, tuple[np.ndarray, np.ndarray, float]]
 class RunInputs:
     """The opened inputs of a run."""
 
-    base: Gguf | None = (
-        None  # the model that is tuned, that weights are taken from, or that a checkpoint holds
-    )
+    # the model that is finetuned or that gives the first weights, or a checkpoint with a model
+    base: Gguf | None = None
     resume_point: ResumePoint | None = None
-    merged_adapters: tuple[Adapter, ...] = ()  # which are there, and stay as they are
-    merged_factors: tuple[Factors, ...] = ()  # theirs
-    initial_adapter: Adapter | None = None  # which is gone on from
-    teacher: Gguf | None = None  # the teacher
-    # the files that a run is begun with, as they were before
+    merged_adapters: tuple[Adapter, ...] = ()  # frozen adapters (--lora)
+    merged_factors: tuple[Factors, ...] = ()  # their factors
+    initial_adapter: Adapter | None = None  # the adapter that training starts from
+    teacher: Gguf | None = None
+    # input files as they were at the start
     watched_files: Mapping[Path, WatchedFile] = field(default_factory=dict)
 
     @property
@@ -178,7 +177,11 @@ def check_unchanged(inputs: RunInputs, resume_point: ResumePoint, config: RunCon
     if inputs.adapter_fingerprints == (stored := extra.get("mixed")):
         return
     prints = zip(inputs.merged_adapters, inputs.adapter_fingerprints, strict=True)
-    unknown = [adapter for adapter, fingerprint in prints if not isinstance(stored, list) or fingerprint not in stored]
+    unknown = [
+        adapter
+        for adapter, fingerprint in prints
+        if not isinstance(stored, list) or fingerprint not in stored
+    ]
     problem = (
         f"{unknown[0].source}: not an adapter"
         if unknown
@@ -190,7 +193,7 @@ def check_unchanged(inputs: RunInputs, resume_point: ResumePoint, config: RunCon
     )
 
 
-# ---- by what they are known again ------------------------------------------
+# ---- fingerprints -----------------------------------------------------------
 
 
 def fingerprint_adapter(adapter: Adapter) -> str:
@@ -203,8 +206,8 @@ def fingerprint_adapter(adapter: Adapter) -> str:
     return f"{crc:08x}"
 
 
-CHUNK_BYTES = 1 << 20  # bytes that are looked at together
-CHUNKS = 16  # of a tensor, that a fingerprint is taken of
+CHUNK_BYTES = 1 << 20  # bytes that are read at a time
+CHUNKS = 16  # chunks of a tensor in a fingerprint
 
 
 def fingerprint_factors(factors: Iterable[Factors]) -> str:

@@ -23,7 +23,6 @@ from llamatrain.model.distill import Teacher
 from llamatrain.planner.limits import check_resident
 from llamatrain.platform.escape import make_printable
 from llamatrain.report.loggers import check_installed as check_loggers
-from llamatrain.run.checkpointer import check_weights
 from llamatrain.run.choose_trainable import choose_trainable
 from llamatrain.run.config import RunConfig, transient_options
 from llamatrain.run.dataset import TrainingData, check_first_rows, load_data, make_sine
@@ -33,10 +32,15 @@ from llamatrain.run.inputs import RunInputs, open_inputs
 from llamatrain.run.model import NEW_MODEL, RunModel, check_teacher_vocab, make_model
 from llamatrain.run.request import RunRequest
 from llamatrain.run.resolve import ResolvedConfig, resolve, resolve_precision
+from llamatrain.run.restore import check_weights
 from llamatrain.run.resume import ResumePoint, apply_resume, check_inputs, find_checkpoint
 from llamatrain.run.sampling import Sampler, make_sampler
 from llamatrain.run.trainable import Trainable
 from llamatrain.train.programs import TrainPrograms
+
+MPI_BYTES = 20 * 10**6  # bytes that each process takes for MPI
+SMALL_BATCH = 1024  # tokens; products of fewer run below full speed
+TOKEN_BYTES = 500  # bytes of a token in a vocabulary: its text, merges, and the tables to find them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,7 @@ class PreparedRun:
 
     resolved: ResolvedConfig
     fitted: FittedRun
-    config: RunConfig  # what is written down of both
+    config: RunConfig  # the config that is stored: of the options and the plan
     inputs: RunInputs
     model: RunModel
     data: TrainingData
@@ -207,19 +211,8 @@ class PlannedRun:
 
     fitted: FittedRun
     config: RunConfig
-    batches: int  # of a step
-    steps: int | None  # that are to come; how many an epoch has is not known before its text is read
-
-
-def plan_run(request: RunRequest, graphs: bool = True, ranks: int = 0) -> PlannedRun:
-    """Plan a run on a number of ranks, without reading its text or writing anything."""
-    with request.naming_sources():
-        return plan_unread(request, graphs, ranks)
-
-
-MPI_BYTES = 20 * 10**6  # bytes that MPI takes of each process that it joins
-SMALL_BATCH = 1024  # tokens: products of fewer run below their speed
-TOKEN_BYTES = 500  # bytes of each in a vocabulary that was read: texts, merges, and the tables to find them
+    batches: int  # per step
+    steps: int | None  # still to run; None with --epochs, since the text has not been read
 
 
 def unlearned_vocab_bytes(model: RunModel, inputs: RunInputs) -> int:
@@ -227,34 +220,35 @@ def unlearned_vocab_bytes(model: RunModel, inputs: RunInputs) -> int:
     return 0 if inputs.base or not model.tokenizer else TOKEN_BYTES * (model.h.vocab - len(model.tokenizer))
 
 
-def plan_unread(request: RunRequest, graphs: bool, ranks: int) -> PlannedRun:
-    """Fit a run into memory whose data is not read."""
-    config, inputs, _ = start_request(request)
-    check_resident(config.train.memory)
-    files_named = [file for file in config.files if file != "-"]
-    found_files = find_data(files_named, raw=config.data.raw) if files_named else None
-    plain = all(source.kind == "text" for source in (found_files.sources if found_files else ()))
-    whole = plain and not config.data.pattern
-    model = make_model(config, inputs, request.changed, read=False)
-    sine = None if config.files else make_sine(model, 0)
-    resolved = resolve(config, model.row_length, lambda epochs: epochs, ranks)
-    shape = DataShape(
-        lengths=row_lengths(model.row_length, config.data, whole, plain, config.preference.data_kind),
-        has_untrained_tokens=not whole,
-        has_validation=bool(
-            config.data.val or config.data.val_split or (found_files and found_files.validation)
-        ),
-        decoder_positions=build_sampler(resolved, model, sine).positions,
-        is_resume=inputs.is_resume,
-        teacher=teacher_for(config, model, inputs),
-        later_bytes=unlearned_vocab_bytes(model, inputs)
-        + (MPI_BYTES if ranks > 1 and get_comm().size == 1 else 0),
-        may_extrapolate=not graphs,
-    )
-    refuse = config.train.memory is not None  # otherwise the plan is shown with a warning
-    fitted = fit_memory(resolved, choose_trainable(config, model, inputs, None), shape, refuse)
-    steps = None if config.train.epochs is not None else max(0, resolved.iters - inputs.step)
-    return PlannedRun(fitted=fitted, config=config, batches=resolved.config.train.grad_acc, steps=steps)
+def plan_run(request: RunRequest, graphs: bool = True, ranks: int = 0) -> PlannedRun:
+    """Plan a run on a number of ranks, without reading its text or writing anything."""
+    with request.naming_sources():
+        config, inputs, _ = start_request(request)
+        check_resident(config.train.memory)
+        files_named = [file for file in config.files if file != "-"]
+        found_files = find_data(files_named, raw=config.data.raw) if files_named else None
+        plain = all(source.kind == "text" for source in (found_files.sources if found_files else ()))
+        whole = plain and not config.data.pattern
+        model = make_model(config, inputs, request.changed, read=False)
+        sine = None if config.files else make_sine(model, 0)
+        resolved = resolve(config, model.row_length, lambda epochs: epochs, ranks)
+        shape = DataShape(
+            lengths=row_lengths(model.row_length, config.data, whole, plain, config.preference.data_kind),
+            has_untrained_tokens=not whole,
+            has_validation=bool(
+                config.data.val or config.data.val_split or (found_files and found_files.validation)
+            ),
+            decoder_positions=build_sampler(resolved, model, sine).positions,
+            is_resume=inputs.is_resume,
+            teacher=teacher_for(config, model, inputs),
+            later_bytes=unlearned_vocab_bytes(model, inputs)
+            + (MPI_BYTES if ranks > 1 and get_comm().size == 1 else 0),
+            may_extrapolate=not graphs,
+        )
+        refuse = config.train.memory is not None  # otherwise the plan is shown with a warning
+        fitted = fit_memory(resolved, choose_trainable(config, model, inputs, None), shape, refuse)
+        steps = None if config.train.epochs is not None else max(0, resolved.iters - inputs.step)
+        return PlannedRun(fitted=fitted, config=config, batches=resolved.config.train.grad_acc, steps=steps)
 
 
 # ---- files -----------------------------------------------------------------

@@ -10,6 +10,12 @@ from llamatrain.report.records import Score, StepLine
 from llamatrain.train.programs import TrainPrograms
 from llamatrain.train.state import RunState
 
+# What rank 0 sends during a save: a kind of state to send to it; or the path of the checkpoint, or the message
+# and the code of an error, when it is done.
+SaveMessage = tuple[str, str, tuple[str, str] | None]
+
+NO_MESSAGE: SaveMessage = "", "", None
+
 
 class CheckpointSink(Protocol):
     """Saves a run: at its start, at each save, and at its end."""
@@ -59,10 +65,10 @@ class RankZeroCheckpointer:
         try:
             path = save()
         except FileError as error:
-            self.comm.broadcast(("", "", str(error)))
+            self.comm.broadcast(("", "", (str(error), error.code)))
             error.shared = True
             raise
-        self.comm.broadcast(("", path, ""))
+        self.comm.broadcast(("", path, None))
         return path
 
 
@@ -91,9 +97,10 @@ class FollowerCheckpointer:
     def _serve_save(self) -> str:
         """Send state until rank 0 has saved; return the path of its checkpoint."""
         while True:
-            kind, path, fault = self.comm.broadcast(("", "", ""))
-            if fault:
-                error = FileError(fault)
+            kind, path, failure = self.comm.broadcast(NO_MESSAGE)
+            if failure:
+                message, code = failure
+                error = FileError(message, code=code)
                 error.shared = True
                 raise error
             if not kind:

@@ -33,7 +33,6 @@ from llamatrain.run.config import COMMAND_PARTS, PARTS, RunConfig
 from llamatrain.run.extra_output_options import ExtraOutputOptions
 from llamatrain.run.lora_options import NOT_FULL, LoraOptions
 from llamatrain.run.options import RunFolderOptions, RunOptions, TrainOptions
-from llamatrain.run.sine_demo import SINE
 
 SINE_VOCAB_SIZES = 3, 1024  # tokens of the sine wave: one to begin with, and levels
 FROM_SCRATCH_OPTIONS = (ModelOptions, DataOptions, TrainOptions, RunOptions, ExtraOutputOptions)
@@ -48,7 +47,22 @@ FINETUNE_OPTIONS = (
 )
 FINETUNE_DEFAULTS = {"batch": 4, "lr": 1e-4}
 
-Overrides = Mapping[str, Any]  # options by name, without those that are left to their defaults
+# The options of `from-scratch` without data, for a tiny model of the built-in sine wave;
+# configs/sine.toml has the same options.
+SINE: dict[str, object] = {
+    "embd": 32,
+    "head": 4,
+    "layer": 2,
+    "ctx": 96,
+    "vocab_size": "32",
+    "iters": 1000,
+    "lr": 3e-3,
+    "eval_every": 0,
+    "save_every": 0,
+    "sample_every": 100,
+}
+
+Overrides = Mapping[str, Any]  # options by name, without those that were not given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +71,9 @@ class RunRequest:
 
     config: RunConfig
     folder_options: RunFolderOptions
-    given: Collection[str]  # the names of the options that were given
-    changed: Collection[str]  # and of those of them that are not at their defaults
-    overrides: Collection[str]  # and of those of them that are not from a file
+    given: Collection[str]  # names of the options that were given
+    changed: Collection[str]  # names of those that differ from their defaults
+    overrides: Collection[str]  # names of those given directly, not by the config file
     notes: tuple[str, ...] = ()
 
     @contextmanager

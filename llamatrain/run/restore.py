@@ -1,20 +1,28 @@
-"""Restores the state that a loop starts with."""
+"""Restores a run from its checkpoint: the weights, and the state that a loop starts with."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from llamatrain.checkpoints.checkpoint import GRADIENTS, Checkpoint
 from llamatrain.errors import FileError
+from llamatrain.graph.tensor import Tensor
+from llamatrain.io.madvise import release_pages
 from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.optim.optimizer import MinimizerState
-from llamatrain.report.report import Report
-from llamatrain.run.checkpointer import restore
-from llamatrain.run.prepare import PreparedRun
-from llamatrain.run.rank_roles import NullListener
+from llamatrain.run.dataset import CountedBatches
 from llamatrain.run.resume import ResumePoint
 from llamatrain.train.config import LoopConfig
 from llamatrain.train.programs import TrainPrograms
 from llamatrain.train.state import Best, RunState
+
+if TYPE_CHECKING:
+    from llamatrain.report.report import Report
+    from llamatrain.run.prepare import PreparedRun
+    from llamatrain.run.rank_roles import NullListener
 
 
 @contextmanager
@@ -29,11 +37,11 @@ def checking_state(resume_point: ResumePoint) -> Iterator[None]:
 
 
 def initial_state(
-    prepared: PreparedRun,
+    prepared: "PreparedRun",
     programs: TrainPrograms,
     minimizer: MinimizerState | None,
     loop_config: LoopConfig,
-    report: Report | NullListener,
+    report: "Report | NullListener",
 ) -> RunState:
     """Return the state of a new run, or that of the checkpoint with its vectors and rows restored."""
     resume_point, rows = prepared.inputs.resume_point, prepared.data.rows
@@ -67,3 +75,75 @@ def stored_option(resume_point: ResumePoint, part: str, name: str) -> Any:
     """Return an option of the run that is resumed, or None."""
     options = resume_point.checkpoint.options.get(part)
     return options.get(name) if isinstance(options, dict) else None
+
+
+def check_weights(resume_point: ResumePoint, trainable: Mapping[str, Tensor]) -> None:
+    """Raise if a checkpoint lacks trained weights, or holds state of other weights."""
+    weights, order = resume_point.checkpoint.weights, resume_point.checkpoint.order
+    for name, tensor in trainable.items():
+        if name not in weights or weights[name].shape != tensor.shape:
+            problem = f"is {list(weights[name].shape)}" if name in weights else "is missing"
+            raise FileError(
+                f"{resume_point.path}: {name} {problem}, expected {list(tensor.shape)}",
+                code="wrong-checkpoint",
+            )
+    if unmatched := set(order) ^ set(trainable):
+        raise FileError(
+            f"{resume_point.path}: {min(unmatched)[:80]} is in the weights or in the flat vectors, but "
+            "not in both",
+            code="damaged-checkpoint",
+        )
+
+
+def load_weights(checkpoint: Checkpoint, parts: Mapping[str, np.ndarray]) -> None:
+    """Copy the weights of a checkpoint into the program's memory."""
+    with verify_unchanged(checkpoint.files):
+        for name, part in parts.items():
+            part[...] = checkpoint.weights[name]
+            release_pages(checkpoint.weights[name])
+
+
+def restore(
+    checkpoint: Checkpoint,
+    programs: TrainPrograms,
+    minimizer: MinimizerState | None,
+    rows: CountedBatches,
+    microbatches: int,
+) -> tuple[RunState, list[str]]:
+    """Restore optimizer state and data position.
+
+    Return the run's state, and warnings about what was not restored.
+    """
+    optimizer, state, warnings = programs.spec.optimizer, checkpoint.state, list[str]()
+    assert optimizer
+    if checkpoint.optimizer != optimizer.checkpoint_name:
+        warnings.append(
+            f"the checkpoint has the state of {checkpoint.optimizer}: the optimizer starts from zero"
+        )
+    else:
+        for kind, name in optimizer.states.items():
+            names = [
+                weight
+                for weight, shape in programs.spec.shapes.items()
+                if optimizer.has_state(kind, weight, shape)
+            ]
+            programs.load_state(kind, checkpoint.split_vector(optimizer.checkpoint_key(name), names))
+        if minimizer:
+            minimizer.restore(checkpoint.optimizer_values_for(list(programs.weights.parts)))
+    partial = None
+    if state.data and not rows.restore(state.data):
+        warnings.append("the data has changed: the shuffle starts again")
+    elif (
+        state.partial
+        and programs.grads
+        and programs.spec.groups == 1
+        and len(state.partial.losses) < microbatches
+    ):
+        programs.grads.load(checkpoint.split_vector(GRADIENTS))
+        partial = replace(state.partial, losses=[*state.partial.losses])
+    copies: dict[str, Any] = {
+        "counters": replace(state.counters),
+        "stop": replace(state.stop),
+        "best": replace(state.best),
+    }
+    return replace(state, data=rows.state, partial=partial, **copies), warnings

@@ -14,10 +14,10 @@ from llamatrain.run.options import TrainOptions
 from llamatrain.run.resolve import choose_gradients, split_for_ranks
 from llamatrain.train.graphs import StepGraphs, StepSpec
 
-MAX_RANKS = 4096  # ranks that are told of
-MESSAGE_SECONDS = 20e-6  # seconds of one, over Ethernet
-SPREAD = 0.02  # of ranks' seconds of a step
-MIN_SPEEDUP = 1.25  # times as fast, at least, that twice as many ranks should be
+MAX_RANKS = 4096  # most ranks in a forecast
+MESSAGE_SECONDS = 20e-6  # seconds per message, over Ethernet
+SPREAD = 0.02  # spread of step times between ranks, as a share
+MIN_SPEEDUP = 1.25  # least speed-up by which doubling the ranks counts as useful
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ class RankForecast:
     ranks: int
     rows: int
     seconds: StepTimeBreakdown
-    efficiency: float  # rows a second for each rank, of those that one does alone
-    weak_efficiency: float  # likewise, of the step that grows
+    efficiency: float  # rows per second and rank, relative to one rank alone
+    weak_efficiency: float  # the same for a step that grows with the ranks
 
     @property
     def rows_per_second(self) -> float:
@@ -43,10 +43,10 @@ class RankForecast:
 class ScalingForecast:
     """The forecast for several numbers of ranks."""
 
-    step: ShardedStep  # of as many ranks as were asked for
+    step: ShardedStep  # with the number of ranks that was asked for
     rows: Sequence[RankForecast]
-    useful_ranks: int  # ranks up to which twice as many are worth it, for the step as it is
-    next_speedup: float  # times as fast would those be, then; 0: the step has no rows for them
+    useful_ranks: int  # ranks up to which doubling them is useful, for the same step
+    next_speedup: float  # speed-up of the next doubling; 0: the step has no rows for it
     speeds: OpSpeeds
 
     @property
@@ -55,7 +55,7 @@ class ScalingForecast:
         return round(self.step.sent_gradients + self.step.sent_weights)
 
 
-# ---- a step as it is shared ------------------------------------------------
+# ---- the shape of a step ---------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class StepShape:
     config: RunConfig
     trained: int
     grad_bytes: int
-    max_rows: int  # rows of a micro-batch, for which there is memory
+    max_rows: int  # most rows of a micro-batch that fit the memory
 
     @property
     def rows(self) -> int:
@@ -78,7 +78,7 @@ class StepShape:
         Each rank has at least one row.
         """
         train = self.config.train
-        whole = self.config.preference.needs_whole_batch  # which are compared within a batch
+        whole = self.config.preference.needs_whole_batch  # rows are compared within a batch
         if ranks > (train.grad_acc if whole else self.rows):
             train = replace(train, batch=train.batch if whole else 1, grad_acc=ranks)
         return self._shard(train, ranks)
@@ -111,8 +111,8 @@ class StepTime:
     """The parts of a step's time, in seconds."""
 
     row: float
-    overhead: float  # of a micro-batch, whatever its rows
-    adding: float  # its gradients to others
+    overhead: float  # of a micro-batch, independent of its rows
+    adding: float  # adding its gradients to others
     update: float
 
     def micro_batch(self, rows: int) -> float:
@@ -155,7 +155,7 @@ def forecast_scaling(
         config=config, trained=trained, grad_bytes=2 if spec.comm_bf16 else FLOAT, max_rows=max_rows
     )
     speeds = get_speeds(spec, measure)
-    assert speeds  # here all may be compiled
+    assert speeds  # compiling is allowed here
     shared, optimizer = replace(spec, groups=1, ranks=1), spec.optimizer
     assert optimizer
     gradients = choose_gradients(

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from llamatrain.checkpoints.filenames import BEST, best_filename
@@ -11,6 +12,18 @@ from llamatrain.report.format import format_loss
 from llamatrain.run.prepare import PreparedRun
 from llamatrain.train.config import DONE, StopReason
 from llamatrain.train.state import RunState
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """The result of a run."""
+
+    stop: StopReason
+    folder: Path
+    result: Path
+    steps: int  # in all
+    best: Path | None = None  # the result at the lowest validation loss
+    notes: tuple[str, ...] = ()  # warnings and notes that were printed
 
 
 def describe_run(prepared: PreparedRun, folder: Path) -> list[tuple[str, str]]:

@@ -1,35 +1,26 @@
 """Runs a request: opens the folder, prepares the run, trains, and reports the result."""
 
-import os
 import shlex
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from llamatrain.checkpoints.checkpoint import read_stored_checksum
-from llamatrain.checkpoints.filenames import numbered_checkpoints
 from llamatrain.checkpoints.run_folder import RunFolder
 from llamatrain.checkpoints.signature import SIGNATURE, sign
-from llamatrain.config.options import format_flag
-from llamatrain.data.options import DataOptions
 from llamatrain.distributed.comm import get_comm
 from llamatrain.distributed.once import run_once_per_value
 from llamatrain.engine.backend import kernel_class
 from llamatrain.engine.profiler import phase
-from llamatrain.errors import UsageError
-from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.platform.terminal import is_verbose, log_line
 from llamatrain.report.console import null_console
 from llamatrain.report.report import Report
 from llamatrain.run.build import build_loop, build_programs, run_loop
-from llamatrain.run.checkpointer import Checkpointer, check_weights
-from llamatrain.run.choose_trainable import choose_trainable
+from llamatrain.run.checkpointer import Checkpointer
 from llamatrain.run.config import RunConfig
 from llamatrain.run.extra_output_options import ExtraOutputOptions
 from llamatrain.run.extra_outputs import ExtraOutputs, check_extra_outputs, drop_unnamed, format_flags
+from llamatrain.run.folder import open_folder, prepare_folder
 from llamatrain.run.inputs import (
     TEACHER,
     RunInputs,
@@ -38,8 +29,6 @@ from llamatrain.run.inputs import (
     fingerprint_factors,
     fingerprint_fully,
 )
-from llamatrain.run.model import make_model
-from llamatrain.run.options import RunFolderOptions
 from llamatrain.run.prepare import (
     PreparedRun,
     format_config,
@@ -51,25 +40,11 @@ from llamatrain.run.prepare import (
 from llamatrain.run.profiling import profile, write_trace
 from llamatrain.run.rank_roles import CheckpointSink, FollowerCheckpointer, NullListener, RankZeroCheckpointer
 from llamatrain.run.request import RunRequest
-from llamatrain.run.resume import ResumePoint
 from llamatrain.run.run_log import open_metrics, open_page
 from llamatrain.run.signals import Interrupts
-from llamatrain.run.summary import describe_run, join_settings, log_best, log_end
-from llamatrain.run.trainable import Trainable
-from llamatrain.train.config import DONE, StopReason
+from llamatrain.run.summary import RunResult, describe_run, join_settings, log_best, log_end
+from llamatrain.run.write_only import write_only
 from llamatrain.train.loop import Loop
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
-    """The result of a run."""
-
-    stop: StopReason
-    folder: Path
-    result: Path
-    steps: int  # in all
-    best: Path | None = None  # what came of it at its best validation
-    notes: tuple[str, ...] = ()  # warnings and notes that were printed
 
 
 def train(request: RunRequest, interrupts: Interrupts) -> RunResult:
@@ -164,133 +139,6 @@ def compare_ranks(prepared: PreparedRun) -> None:
     get_comm().assert_equal_on_all(facts)
 
 
-def write_only(
-    config: RunConfig, inputs: RunInputs, request: RunRequest, interrupts: Interrupts
-) -> RunResult:
-    """Write the result of a checkpoint, without training."""
-    folder_options = request.folder_options
-    (resume_point, product) = checkpoint_to_write(inputs, request.folder_options)
-    if get_comm().size > 1:
-        raise UsageError(
-            f"--only-write-{product} needs a single process (got {get_comm().size}); start it without "
-            "mpiexec",
-            code="single-process",
-        )
-    if request.config.run.profile:
-        raise UsageError(
-            f"--profile has no effect with --only-write-{product}; leave it out", code="unused-option"
-        )
-    model = make_model(config, inputs, ())
-    if folder_options.overwrite and not config.outs.files_by_option:
-        raise UsageError(
-            f"--overwrite has no effect with --only-write-{product}; name a new folder with --out",
-            code="unused-option",
-        )
-    with open_folder(config.command, folder_options, inputs) as folder:
-        extra_options, _, notes = drop_unnamed(config.outs, request.given, folder.path, resume_point)
-        extra_outputs = ExtraOutputs(extra_options)
-        if is_temporary := bool(extra_outputs.newest and not (folder_options.out or folder_options.resume)):
-            folder.replace_run()  # it is for the time of writing
-        interrupts.on_exit = folder.undo
-        with interrupts:
-            try:
-                config, peft, peft_notes = resolve_peft_folder(config, inputs, folder, request)
-                trainable = choose_trainable(config, model, inputs, peft)
-                notes += [*peft_notes, *trainable.notes()]
-                for line in notes:
-                    log_line(f"note: {line}")
-                if extra_options.files_by_option:
-                    inputs_read = input_files(
-                        replace(config, files=(), data=DataOptions()), inputs, folder_options.config
-                    )
-                    check_extra_outputs(extra_options, folder.path, inputs_read, resume_point, folder_options)
-                write_result(resume_point, trainable, folder, extra_outputs)
-            finally:
-                folder.undo()
-    if is_temporary:
-        with suppress(OSError):  # there are others in it
-            folder.path.parent.rmdir()
-    files = (
-        extra_outputs.newest if is_temporary else [folder.path / trainable.result_name, *extra_outputs.newest]
-    )
-    log_end(product, files, StopReason(DONE))
-    return RunResult(
-        stop=StopReason(DONE),
-        folder=folder.path,
-        result=files[0],
-        steps=resume_point.step,
-        notes=tuple(notes),
-    )
-
-
-def write_result(
-    resume_point: ResumePoint, trainable: Trainable, folder: RunFolder, extra_outputs: ExtraOutputs
-) -> None:
-    """Write the result of a checkpoint as it is."""
-    names = trainable.make_weights("off").trainable
-    check_weights(resume_point, names)
-    with verify_unchanged(resume_point.checkpoint.files):
-        parts = {name: np.array(resume_point.checkpoint.weights[name]) for name in names}
-    trainable.write_result(folder.result_path(trainable.result_name), parts)
-    extra_outputs.write(resume_point.step, resume_point.path, folder.result_path(trainable.result_name))
-    trainable.write_extra(parts)
-
-
-def checkpoint_to_write(inputs: RunInputs, folder_options: RunFolderOptions) -> tuple[ResumePoint, str]:
-    """Return the checkpoint, and "model" or "adapter", whichever is to be written."""
-    resume_point = inputs.resume_point
-    option, product = (
-        ("only_write_model", "model") if folder_options.only_write_model else ("only_write_lora", "adapter")
-    )
-    if resume_point is None:
-        raise UsageError(
-            f"{format_flag(option)} needs a checkpoint (got the model {folder_options.checkpoint_in})",
-            code="no-checkpoint",
-        )
-    if resume_point.checkpoint.kind != (
-        "train_model" if folder_options.only_write_model else "finetune_lora"
-    ):
-        other = format_flag("only_write_lora" if folder_options.only_write_model else "only_write_model")
-        raise UsageError(
-            f"{format_flag(option)}: the run of {resume_point.path} makes no {product}; use {other}",
-            code="wrong-checkpoint",
-        )
-    return resume_point, product
-
-
-# ---- the folder ------------------------------------------------------------
-
-
-def open_folder(command: str, folder_options: RunFolderOptions, inputs: RunInputs) -> RunFolder:
-    """Return a new folder, or that of the run that is resumed."""
-    run_folder = inputs.folder if folder_options.resume else None
-    if run_folder is None or (
-        folder_options.out and os.path.realpath(folder_options.out) != os.path.realpath(run_folder)
-    ):
-        return RunFolder.create(folder_options.out, command, folder_options.overwrite)
-    assert folder_options.resume
-    if folder_options.resume.is_file() and any(
-        later > inputs.step for later in numbered_checkpoints(run_folder)
-    ):
-        raise UsageError(
-            f"{folder_options.resume}: its folder holds later checkpoints; use --resume {run_folder} "
-            "for the newest one, or --out for a new run",
-            code="later-checkpoints",
-        )
-    return RunFolder(run_folder)
-
-
-def prepare_folder(prepared: PreparedRun, folder: RunFolder, config: Path | None) -> None:
-    """Remove what does not belong to the run.
-
-    These are files of a replaced run, or checkpoints later than the resumed one.
-    """
-    if folder.path == prepared.inputs.folder:
-        folder.rewind(prepared.inputs.step)  # past those that are damaged
-    else:
-        folder.replace_run(input_files(prepared.config, prepared.inputs, config))
-
-
 # ---- the run ---------------------------------------------------------------
 
 
@@ -307,7 +155,7 @@ def run_rank_zero(
     weights = prepared.fitted.weights
     metrics = open_metrics(prepared, folder)
 
-    def resume() -> str:  # as the folder is called by then
+    def resume() -> str:  # the folder may be renamed during the run
         return resume_command(prepared, folder.path)
 
     console = None if is_verbose() else null_console()

@@ -33,9 +33,9 @@ class TrainableWeights:
     weights: Weights
     trainable: Mapping[str, Tensor]  # in the order of the file
     frozen: dict[str, np.ndarray] = field(default_factory=dict)  # by name
-    drop_base: bool = False  # whether the pages of the base's file are let go after each reading
-    reference: Weights | None = None  # without what is trained
-    # over copies of the base's matrices, whose arrays are there once they are loaded
+    drop_base: bool = False  # release pages of the base's file after each read
+    reference: Weights | None = None  # the weights without the trained adapter
+    # tensors that hold copies of the base's matrices; their arrays exist after load_copies
     copied_tensors: Sequence[Tensor] = ()
 
     @property
@@ -151,8 +151,8 @@ class LoraAdapter:
     seed: int
     threads: int
     half: bool  # the run's products are in bf16
-    number_type: Literal["f32", "f16"]  # of what is written
-    peft: Path | None  # a folder that it is written to for Hugging Face's PEFT, too
+    number_type: Literal["f32", "f16"]  # type of the numbers in the adapter's file
+    peft: Path | None  # a folder for the adapter in Hugging Face's PEFT format
     kind: str = "finetune_lora"
     result_name: str = "adapter.gguf"
 

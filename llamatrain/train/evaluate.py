@@ -86,7 +86,7 @@ def gather_batch_losses(
     If a signal or a changed input reaches one rank, the error is raised on every rank.
     """
     while True:
-        loss, changed = None, ""  # what has befallen one has befallen all
+        loss, changed = None, ""
         try:
             loss = next(own_losses, None)
         except InputChanged as error:

@@ -30,7 +30,7 @@ def wait_clock(loader: Batches) -> float:
 
 
 class Prefetcher:
-    """A context manager that prefetches up to `ready` of the `left` batches that will be requested."""
+    """A context manager that prefetches up to `ready` of the `remaining` batches to come."""
 
     def __init__(self, loader: Batches, count: int, ready: int, remaining: int) -> None:
         self.loader, self.state = loader, loader.state

@@ -197,7 +197,7 @@ class TrainPrograms(EvalPrograms):
     ) -> float:
         """Return the batch's share of the step's loss, and store or add its gradients.
 
-        `total` has the sums of weights of the whole step.
+        `totals` has the sums of weights of the whole step.
         """
         self._last_grad_program = self._grad_program(batch.tokens.shape[1], self.starts_sum(index))
         return self.run(self._last_grad_program.feed(batch, totals, key))

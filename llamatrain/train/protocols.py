@@ -37,7 +37,7 @@ class Batches(Protocol):
     def one_epoch(self, count: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         """Yield all rows once, in batches of `count`.
 
-        With several ranks, yield only the batches of rank `mine` of `of` ranks.
+        With several ranks, yield only those of rank `rank` of `ranks`.
         """
 
 

@@ -75,7 +75,7 @@ class StepRunner:
     ) -> StepResult:
         """Run one step on this rank's batches.
 
-        `weighed` has the totals of all micro-batches; `start` is when the step began.
+        `microbatches` are those of all ranks; `start` is when the step began.
         """
         self._rewards = []
         totals = sum_totals(microbatches)

@@ -101,7 +101,7 @@ def alpha(path: Path) -> float:
 
 def deltas(path: Path) -> Arrays:
     """What an adapter adds to each weight, as llama.cpp would reckon it."""
-    read = gguf.read_gguf_adapter(path)
+    read = gguf.parse_adapter(open_gguf(path))
     return {name: read.delta(name) for name in read.pairs}
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.adapters.gguf import read_gguf_adapter
+from llamatrain.adapters.gguf import parse_adapter
+from llamatrain.gguf.reader import open_gguf
 from tests.adapters.test_peft import H, our_logits, their_logits, theirs
 from tests.helpers.adapter_files import merged
 from tests.helpers.cli import Argument, ran, text_file
@@ -26,5 +27,5 @@ def test_logits(tmp_path: Path, more: tuple[Argument, ...]) -> None:
     found = library.PeftModel.from_pretrained(theirs(H), os.fspath(tmp_path / "theirs"))
     ids = tokens(40)
     expected, plain = their_logits(found, ids), our_logits(weights(H), ids)
-    ours = our_logits(merged(weights(H), [read_gguf_adapter(tmp_path / "run" / "adapter.gguf")]), ids)
+    ours = our_logits(merged(weights(H), [parse_adapter(open_gguf(tmp_path / "run" / "adapter.gguf"))]), ids)
     assert np.abs(ours - expected).max() < 1e-3 < 0.5 < np.abs(plain - expected).max()

@@ -23,6 +23,8 @@ WEAK_NAMES = frozenset(
     bent taken asked answered resolved fitted judged weighed filled settled shown beside apart aside elsewhere around
     ahead otherwise instead behind outs odds together alone""".split()  # noqa: SIM905
 )
+# names in docstrings that belong to other modules
+EXTERNAL_NAMES = frozenset("lora lora_scaled only_adapter peft logf gpt2 sum_sqr readme choices".split())  # noqa: SIM905
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -69,3 +71,37 @@ def test_a_problem_is_found(source: str) -> None:
 def test_plain_prose_passes() -> None:
     source = '"""Read files."""\ndef read(path):\n    """Return the bytes of a file."""'
     assert not list(find_problems(source))
+
+
+# ---- parameters that docstrings name ---------------------------------------
+
+
+def find_unknown_names(source: str) -> Iterator[str]:
+    """Yield identifiers in backticks in docstrings of functions that do not occur elsewhere in the module."""
+    tree = ast.parse(source)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    texts = [(node.name, ast.get_docstring(node, clean=False) or "") for node in functions]
+    rest = source
+    for _, text in texts:
+        rest = rest.replace(text, "") if text else rest
+    known = set(re.findall(r"\w+", rest))
+    for name, text in texts:
+        for word in re.findall(r"`([A-Za-z_]\w*)`", text):
+            if word not in known | EXTERNAL_NAMES:
+                yield f"{name}: the docstring names `{word}`, which does not occur in the module"
+
+
+def test_docstrings_name_what_exists() -> None:
+    problems = [
+        f"{path.relative_to(ROOT)}: {problem}"
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for problem in find_unknown_names(path.read_text())
+    ]
+    assert not problems, "\n".join(problems)
+
+
+def test_an_unknown_name_is_found() -> None:
+    source = 'def read(path):\n    """Return the bytes of a file.\n\n    `folder` is where it is.\n    """'
+    assert list(find_unknown_names(source))
+    assert not list(find_unknown_names(source.replace("`folder`", "`path`")))

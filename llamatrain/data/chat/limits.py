@@ -9,9 +9,8 @@ PROMPT = "prompt"  # the prompt for the next answer
 START_SECONDS = 1.0  # CPU seconds to compile a template and render a first small chat
 MIN_SECONDS = 0.5  # for any conversation
 BYTES_PER_SECOND = 20_000  # bytes of a request per further second
-SECONDS_PER_SQUARE = (
-    15e-6  # times the square of the message count: each answer renders all messages before it
-)
+# times the square of the message count: each answer renders all messages before it
+SECONDS_PER_SQUARE = 15e-6
 
 
 def time_limit(request: bytes, max_seconds: float) -> float:

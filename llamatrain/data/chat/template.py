@@ -370,7 +370,7 @@ class RendererProcess:
             return TemplateError(
                 f"the chat template refuses it: {answer['error']}", code="refused-by-template"
             )
-        return RecordTooLarge(answer["much"]) if "much" in answer else (answer, texts)
+        return RecordTooLarge(answer["much"], code="row-too-large") if "much" in answer else (answer, texts)
 
     def _read_answer(self, deadline: float) -> Answer:
         answer = dict[str, Any]()

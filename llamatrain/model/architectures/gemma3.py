@@ -1,8 +1,7 @@
 """Gemma 3 (Gemma Team 2025).
 
 Gemma 2 with normed heads instead of capped scores, and windows in five of six blocks, whose heads rotate with
-their
-own base.
+their own base.
 """
 
 from collections.abc import Sequence

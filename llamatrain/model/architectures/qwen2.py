@@ -1,6 +1,6 @@
-"""Qwen 2 and 2.5 (Yang et al.
+"""Qwen 2 and 2.5 (Yang et al. 2024): a llama with biases of queries, keys and values.
 
-2024): a llama with biases of queries, keys and values, whose heads rotate in halves.
+The heads rotate in halves.
 """
 
 from dataclasses import replace

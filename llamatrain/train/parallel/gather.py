@@ -25,7 +25,7 @@ class GatheredState:
 
         If iteration stops early, the rest is received and dropped, because the other ranks are sending it.
         """
-        self._comm.broadcast((self._kind, "", ""))
+        self._comm.broadcast((self._kind, "", None))
         buffer = np.empty(
             max(
                 (part.stop - part.start for part, rank in self._slices if rank != self._comm.rank), default=0

@@ -33,7 +33,7 @@ class TreeReduce:
     ) -> None:
         """Allocate the receive buffer.
 
-        `vectors` hold the sums as the last group leaves them; with `half` they are sent in bf16.
+        `vectors` hold the sums as the last group leaves them; with `bf16` they are sent in that type.
         """
         self.comm = comm
         self.partition = partition
