@@ -109,14 +109,12 @@ class Tensor:
     def __init__(
         self, spec: Spec, role: str, name: str = "", node: "Node | None" = None, index: int = 0
     ) -> None:
-        self.shape, self.dtype, self.role, self.name, self.node, self.index = (
-            spec.shape,
-            spec.dtype,
-            role,
-            name,
-            node,
-            index,
-        )
+        self.shape = spec.shape
+        self.dtype = spec.dtype
+        self.role = role
+        self.name = name
+        self.node = node
+        self.index = index
 
     @property
     def spec(self) -> Spec:

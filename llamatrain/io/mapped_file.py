@@ -66,12 +66,10 @@ class MappedFile(mmap.mmap):
         """Map an open file."""
         identity = FileIdentity.read(descriptor)
         file = super().__new__(cls, descriptor, identity.size, access=mmap.ACCESS_READ)
-        file.path, file.identity, file.has_lost_pages, file._descriptor = (
-            path,
-            identity,
-            False,
-            os.dup(descriptor),
-        )
+        file.path = path
+        file.identity = identity
+        file.has_lost_pages = False
+        file._descriptor = os.dup(descriptor)
         file.start = np.frombuffer(file, np.uint8).ctypes.data
         weakref.finalize(file, os.close, file._descriptor).atexit = False
         open_mappings[file.start] = file
