@@ -152,14 +152,14 @@ def format_table(tallies: list[Tally]) -> str:
         )
     ]
     rows.append(("---", "---", *["--:"] * 6, "---"))
-    for each in tallies:
-        counts = [f"{count:,}" for count in (each.trials, each.skipped, len(each.failed))]
-        most = f"{each.seconds / 60:.1f}", f"{each.longest:.1f} s", f"{each.highest / 1e6:.0f} MB"
-        ends = ", ".join(f"{count:,} {name}" for name, count in sorted(each.codes.items()))
-        rows.append((each.kind.name, each.kind.what, *counts, *most, ends))
+    for tally in tallies:
+        counts = [f"{count:,}" for count in (tally.trials, tally.skipped, len(tally.failed))]
+        most = f"{tally.seconds / 60:.1f}", f"{tally.longest:.1f} s", f"{tally.highest / 1e6:.0f} MB"
+        ends = ", ".join(f"{count:,} {name}" for name, count in sorted(tally.codes.items()))
+        rows.append((tally.kind.name, tally.kind.what, *counts, *most, ends))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
-    failed = [trial for each in tallies for trial in each.failed]
+    failed = [trial for tally in tallies for trial in tally.failed]
     lines += [
         f"failed: --seed {t.seed} --only {t.kind} --number {t.number}: {t.faults[0][:200]}" for t in failed
     ]
@@ -217,7 +217,7 @@ def main() -> None:
         print(format_table(tallies))
         sys.exit(130)
     print(format_table(tallies))
-    sys.exit(any(each.failed for each in tallies))
+    sys.exit(any(tally.failed for tally in tallies))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def damage_kernels(t: Trial, index: int) -> None:
     for attempt in ("first", "second"):
         result = t.start(*words, real=True, cache=cache_dir, seconds=300).wait()
         faults = find_faults(result, (0,), seconds=COMPILING, memory=1e9)
-        t.faults += [f"{attempt} start: {each}" for each in faults]
+        t.faults += [f"{attempt} start: {fault}" for fault in faults]
         t.expect(result.code or result.out == expected.out, f"{attempt} start: other results")
     again = "a folder" in manners or not (
         "compil" in result.err or "cache" in result.err
@@ -91,7 +91,7 @@ def damage_file(t: Trial, path: Path, files: list[Path]) -> str:
     elif manner == "swapped":
         raw = bytearray(
             t.random.choice(
-                [each for each in files if each.suffix == path.suffix and each.is_file()]
+                [other for other in files if other.suffix == path.suffix and other.is_file()]
             ).read_bytes()
         )
     elif manner in ("a folder", "a link to nowhere"):
@@ -118,7 +118,7 @@ def remove_linker(t: Trial, index: int) -> None:
     for attempt, more in (("first", {"PATH": "/nowhere"}), ("second", {}), ("third", {})):
         result = t.start(*words, real=True, cache=cache_dir, seconds=300, variables=more).wait()
         t.faults += [
-            f"{attempt} start: {each}" for each in find_faults(result, (0,), seconds=COMPILING, memory=1e9)
+            f"{attempt} start: {fault}" for fault in find_faults(result, (0,), seconds=COMPILING, memory=1e9)
         ]
         t.expect(result.out == expected.out, f"{attempt} start: other results")
         t.expect(attempt != "third" or "link" not in result.err, "kernels are linked at each start")
@@ -206,7 +206,7 @@ def make_special_file(path: Path, manner: str) -> None:
 def craft_entry(t: Trial, entry: Path) -> None:
     """Write invalid tokens or documents into an entry, with valid checksums."""
     path = entry / t.random.choice(["tokens", "tokens", "documents"])
-    if any(each.is_dir() for each in entry.iterdir()):  # damaged before
+    if any(path.is_dir() for path in entry.iterdir()):  # damaged before
         return
     tokens = np.fromfile(path, np.int32)
     for _ in range(t.random.choice([1, 3, len(tokens)])):
@@ -214,9 +214,9 @@ def craft_entry(t: Trial, entry: Path) -> None:
     tokens.tofile(path)
     t.log(f"{path.name} crafted")
     sums = {
-        each.name: [each.stat().st_size, zlib.crc32(each.read_bytes())]
-        for each in entry.iterdir()
-        if each.name != "sizes.json"
+        file.name: [file.stat().st_size, zlib.crc32(file.read_bytes())]
+        for file in entry.iterdir()
+        if file.name != "sizes.json"
     }
     (entry / "sizes.json").write_text(json.dumps(sums))
 
@@ -270,9 +270,9 @@ def kill_compilers(t: Trial, index: int) -> None:
     running.signal([9, 15, 2, 1][index % 4])
     result = running.wait()
     t.faults += [
-        each
-        for each in find_faults(result, (130, 143, 129, -1, -2, -9, -15, 0), check_errors=False, memory=2e9)
-        if "still runs" in each or "traceback" in each
+        fault
+        for fault in find_faults(result, (130, 143, 129, -1, -2, -9, -15, 0), check_errors=False, memory=2e9)
+        if "still runs" in fault or "traceback" in fault
     ]
 
 
@@ -288,8 +288,8 @@ def start_two_first_runs(t: Trial, index: int) -> None:
         running[0].signal(9)
     while running[0].poll() | running[1].poll():
         time.sleep(POLL)
-    for each in running:
-        result = each.wait()
+    for process in running:
+        result = process.wait()
         t.codes.append(result.code)
         t.faults += find_faults(result, (0, -9) if index % 2 else (0,), memory=2e9, seconds=600)
     result = t.run(*words, "--out", "c", real=True, cache=cache_dir, codes=(0,))

@@ -60,9 +60,9 @@ def move_run(t: Trial, index: int) -> None:
     expected = kills.undisturbed_run(t.fixtures, "from-scratch") / "here" / "out" / "model.gguf"
     if what == "delete" and not (out / "model.gguf").exists():  # deleted after the last save
         t.run("from-scratch", "--resume", "out", codes=(0,))
-    found = any(kills.same_tensors(each / "model.gguf", expected) for each in places)
-    t.expect(found, f"the last steps of the run are lost (exit code {result.code}): {last_line(result.err)}")
-    t.check_gguf(*[each for each in places if each.exists()])
+    saved = any(kills.same_tensors(place / "model.gguf", expected) for place in places)
+    t.expect(saved, f"the last steps of the run are lost (exit code {result.code}): {last_line(result.err)}")
+    t.check_gguf(*[place for place in places if place.exists()])
 
 
 def stop_clock(t: Trial, index: int) -> None:
@@ -280,7 +280,9 @@ def write_surrogates(t: Trial, index: int) -> None:
         if other != path:
             other.unlink()
     parts = gguf.parse(path.read_bytes())
-    texts = [each for each in parts.entries if each.key.startswith(b"training.") and each.raw[8:9] == b"{"]
+    texts = [
+        entry for entry in parts.entries if entry.key.startswith(b"training.") and entry.raw[8:9] == b"{"
+    ]
     entry = t.random.choice(texts)
     words = entry.raw[8:].decode()
     entry.raw = gguf.text(
@@ -371,17 +373,17 @@ def check_progress_lines(t: Trial, index: int) -> None:
         "out",
     )
     result = t.run(*words, plan={"clock": times}, codes=(0,), seconds=60, cache=t.root / "cache")
-    plan = [
-        int(each) for each in re.findall(r"^tokenizing .* of .*, after (\d+) s$", result.err, re.MULTILINE)
+    seconds = [
+        int(match) for match in re.findall(r"^tokenizing .* of .*, after (\d+) s$", result.err, re.MULTILINE)
     ]
-    begins = [0, *plan]
+    starts = [0, *seconds]
     t.expect(
-        len(plan) >= 2,
+        len(seconds) >= 2,
         f"no progress line in {result.wall:.1f} s, which the clock took for {result.wall * times:.0f}",
     )
-    t.expect(all(b - a >= 14 for a, b in pairwise(begins)), f"lines too close together, after {plan} s")
+    t.expect(all(b - a >= 14 for a, b in pairwise(starts)), f"lines too close together, after {seconds} s")
     t.expect(
-        all(b - a <= 15 + 2 * times for a, b in pairwise(begins)), f"lines too far apart, after {plan} s"
+        all(b - a <= 15 + 2 * times for a, b in pairwise(starts)), f"lines too far apart, after {seconds} s"
     )
 
 

@@ -70,9 +70,9 @@ class Fixtures:
         if ready.is_file() and ready.read_text() == key:
             self.load_kernels()
             return
-        for each in (self.files, self.cache, self.trials):
-            shutil.rmtree(each, ignore_errors=True)
-            each.mkdir(parents=True)
+        for folder in (self.files, self.cache, self.trials):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
         (self.folder / "output").mkdir(exist_ok=True)
         self.write_data()
         self.train_models()
@@ -115,11 +115,11 @@ class Fixtures:
             {"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": b}]}
             for a, b in pairwise(words)
         ]
-        (self.files / "chats.jsonl").write_text("".join(json.dumps(each) + "\n" for each in chats))
+        (self.files / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chats))
         pairs = [{"prompt": a, "completion": b} for a, b in pairwise(words)]
-        (self.files / "pairs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in pairs))
+        (self.files / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
         better = [{"prompt": a, "chosen": b, "rejected": b[::-1] + "x"} for a, b in pairwise(words)]
-        (self.files / "better.jsonl").write_text("".join(json.dumps(each) + "\n" for each in better))
+        (self.files / "better.jsonl").write_text("".join(json.dumps(row) + "\n" for row in better))
 
     def train_models(self) -> None:
         """Train and export the models, adapters and runs."""

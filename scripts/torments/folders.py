@@ -233,7 +233,7 @@ def change_options(path: Path, name: str, value: object) -> None:
     for entry in parts.entries:
         if entry.key == b"training.options":
             options = json.loads(entry.raw[8:])
-            part = next(each for each in options.values() if isinstance(each, dict) and name in each)
+            part = next(value for value in options.values() if isinstance(value, dict) and name in value)
             part[name] = value
             entry.raw = gguf.text(json.dumps(options))
     path.write_bytes(sign_checkpoint(parts.pack()))
@@ -247,8 +247,8 @@ def read_from_run_folder(t: Trial, index: int) -> None:
     if index % 4 == 3:
         inside = t.folder / "run" / "checkpoint-9.gguf" / name if option != "--config" else inside
         inside.parent.mkdir(exist_ok=True)
-    for each in {name, "text.txt"}:
-        shutil.copyfile(t.fixtures.files / each, inside if each == name else t.folder / each)
+    for file in {name, "text.txt"}:
+        shutil.copyfile(t.fixtures.files / file, inside if file == name else t.folder / file)
     if name == "recipe.toml" and index % 2:
         inside = inside.rename(t.folder / "run" / "config.toml")
     content = inside.read_bytes()

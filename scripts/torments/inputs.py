@@ -68,10 +68,10 @@ def trial(t: Trial) -> None:
     t.copy_files("base.gguf", "text.txt", "chats.jsonl", "adapter.gguf", "bigger.gguf", "plain.gguf")
     if "--resume" in words:
         t.copy_files(str(words[2]))
-    elsewhere = t.root / "others"
-    elsewhere.mkdir()
-    for each in ("bigger.gguf", "plain.gguf"):
-        (t.folder / each).rename(elsewhere / each)
+    others_dir = t.root / "others"
+    others_dir.mkdir()
+    for other in ("bigger.gguf", "plain.gguf"):
+        (t.folder / other).rename(others_dir / other)
     target = choose_target(t, words, name)
     bytes_before = {path.name: path.read_bytes() for path in t.folder.glob("*.gguf")}
     count = count_events(t, name, target)
@@ -83,10 +83,10 @@ def trial(t: Trial) -> None:
         "at": t.random.randint(1, count),
         "do": "change",
         "input": str(target),
-        **describe_change(target, manner, elsewhere),
+        **describe_change(target, manner, others_dir),
     }
     result = t.run(*words, plan=plan, codes=(0, 1, 2))
-    check_outputs(t, result, bytes_before, elsewhere, target)
+    check_outputs(t, result, bytes_before, others_dir, target)
     if manner == "edited" and target.name == "base.gguf":
         t.expect(
             "lower learning rate" not in result.err,
@@ -98,16 +98,16 @@ def choose_target(t: Trial, words: tuple[Argument, ...], name: str) -> Path:
     """Return the path of the input to change."""
     if name == "resume-run":
         return t.folder / "text.txt" if t.random.random() < 0.5 else t.folder / "run" / "checkpoint-4.gguf"
-    others = [each for each in ("text.txt", "chats.jsonl", "adapter.gguf") if each in words]
+    others = [file for file in ("text.txt", "chats.jsonl", "adapter.gguf") if file in words]
     return t.folder / (t.random.choice(others) if others and t.random.random() > LIKELY else "base.gguf")
 
 
-def describe_change(target: Path, manner: str, elsewhere: Path) -> dict[str, str]:
+def describe_change(target: Path, manner: str, others_dir: Path) -> dict[str, str]:
     """Return the part of the plan that says how the file changes."""
     kind, _, size = manner.partition(" ")
-    other = elsewhere / ("plain.gguf" if size == "smaller" else "bigger.gguf")
+    other = others_dir / ("plain.gguf" if size == "smaller" else "bigger.gguf")
     if target.suffix != ".gguf":
-        other = elsewhere / "other"
+        other = others_dir / "other"
         words = target.read_bytes()
         other.write_bytes(words[: len(words) // 3] if size == "smaller" else words * 3)
     return {"manner": kind, "other": str(other)}
@@ -137,7 +137,7 @@ def count_events(t: Trial, name: str, target: Path) -> int:
 
 
 def check_outputs(
-    t: Trial, result: ProcessResult, before: dict[str, bytes], elsewhere: Path, target: Path
+    t: Trial, result: ProcessResult, before: dict[str, bytes], others_dir: Path, target: Path
 ) -> None:
     """Check that outputs open and have the vocabulary of one of the two inputs."""
     outputs = [
@@ -154,7 +154,7 @@ def check_outputs(
     t.check_leftovers(t.folder)
     known = {
         read_vocabulary(raw)
-        for raw in (before["base.gguf"], *(path.read_bytes() for path in elsewhere.glob("*.gguf")))
+        for raw in (before["base.gguf"], *(path.read_bytes() for path in others_dir.glob("*.gguf")))
     }
     for path in files:
         if path.name in ("model.gguf", "merged.gguf"):

@@ -4,4 +4,4 @@ from torments import caches, disks, environment, folders, inputs, kills, large, 
 from torments.trial import Kind
 
 MODULES = (kills, disks, inputs, caches, folders, large, environment, mutants)
-KINDS: dict[str, Kind] = {each.KIND.name: each.KIND for each in MODULES}
+KINDS: dict[str, Kind] = {module.KIND.name: module.KIND for module in MODULES}

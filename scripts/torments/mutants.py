@@ -160,15 +160,17 @@ def sign_checkpoint(raw: bytes) -> bytes:
 def mutate_state(raw: bytes, t: Trial) -> bytes:
     """Mutate the values of a run in a checkpoint, or the JSON in them."""
     parts = gguf.parse(raw)
-    texts = [each for each in parts.entries if each.key.startswith(b"training.") and each.raw[8:9] == b"{"]
+    texts = [
+        entry for entry in parts.entries if entry.key.startswith(b"training.") and entry.raw[8:9] == b"{"
+    ]
     if texts and t.random.random() < 0.6:
         entry = t.random.choice(texts)
         entry.raw = gguf.text(json.dumps(change_json(json.loads(entry.raw[8:]), t.random)))
         return parts.pack()
     own = [
-        each
-        for each in parts.entries
-        if each.key.startswith((b"training.", b"optimizer.")) and each.key != CHECKSUM
+        entry
+        for entry in parts.entries
+        if entry.key.startswith((b"training.", b"optimizer.")) and entry.key != CHECKSUM
     ]
     t.random.choice(ENTRY)(t.random.choice(own), t.random)
     return parts.pack()
@@ -219,9 +221,9 @@ ATTEMPTS: list[tuple[Callable[[Trial], None], int]] = [
 
 def trial(t: Trial) -> None:
     """Run one of the functions at random."""
-    attempt_of = t.random.choices([each for each, _ in ATTEMPTS], [weight for _, weight in ATTEMPTS])[0]
-    t.log(f"{attempt_of.__name__}:")
-    attempt_of(t)
+    chosen = t.random.choices([function for function, _ in ATTEMPTS], [weight for _, weight in ATTEMPTS])[0]
+    t.log(f"{chosen.__name__}:")
+    chosen(t)
     shutil.rmtree(t.folder / "o", ignore_errors=True)
 
 

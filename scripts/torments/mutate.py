@@ -290,7 +290,7 @@ def list_paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if isinstance(value, list)
         else []
     )
-    return [path, *(each for key, item in inner for each in list_paths(item, (*path, key)))]
+    return [path, *(deeper for key, item in inner for deeper in list_paths(item, (*path, key)))]
 
 
 def change_json(value: Any, rng: Random) -> Any:

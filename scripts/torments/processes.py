@@ -48,7 +48,7 @@ class ProcessResult:
 
     @property
     def compiled(self) -> bool:
-        """Whether kernels were compiled, which happens once on a machine and may take long."""
+        """True if kernels were compiled, which happens once on a machine and may take long."""
         return any(line.startswith("compil") for line in self.err.splitlines())
 
 

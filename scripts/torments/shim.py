@@ -52,7 +52,7 @@ class Shim:
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
-        self.under = tuple(os.path.realpath(each) for each in plan.get("under", ()))
+        self.under = tuple(os.path.realpath(folder) for folder in plan.get("under", ()))
         self.count = self.written = 0
         self.done = self.busy = False
 
@@ -65,7 +65,7 @@ class Shim:
                 path = os.path.realpath(Path(os.fsdecode(target)).parent)
         except (OSError, TypeError, ValueError):
             return False
-        return any(path == each or path.startswith(each + os.sep) for each in self.under)
+        return any(path == folder or path.startswith(folder + os.sep) for folder in self.under)
 
     def count_operation(self, target: Any, size: int = 0) -> None:
         """Count an operation before it happens, and act if it is the one of the plan."""

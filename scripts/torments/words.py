@@ -67,10 +67,10 @@ def mutate_json_lines(t: Trial) -> None:
     name = t.random.choice(["chats.jsonl", "pairs.jsonl", "better.jsonl"])
     lines = [json.loads(line) for line in (t.fixtures.files / name).read_text().splitlines()][:8]
     changed = [
-        encode_json(change_json(each, t.random), t.random)
+        encode_json(change_json(line, t.random), t.random)
         if t.random.random() < 0.4
-        else json.dumps(each).encode()
-        for each in lines
+        else json.dumps(line).encode()
+        for line in lines
     ]
     (t.folder / "d.jsonl").write_bytes(t.random.choice([b"\n", b"\n", b"\r\n", b"\n\n", b""]).join(changed))
     base = t.fixtures.files / "base.gguf"
@@ -201,9 +201,9 @@ def mutate_options(t: Trial) -> None:
     more = ["--max-time", "1s"] if command in ("from-scratch", "finetune") else []  # many steps are valid
     for _ in range(t.random.choice([1, 1, 2])):
         name = t.random.choice(list_options(t, command))
-        numbers = [each for each in NUMBERS if name not in UNLIMITED or each not in ("4096", "65536")]
+        numbers = [number for number in NUMBERS if name not in UNLIMITED or number not in ("4096", "65536")]
         numbers = [
-            "7" if (name, each) == ("--batch", "65536") else each for each in numbers
+            "7" if (name, number) == ("--batch", "65536") else number for number in numbers
         ]  # large batches too
         values = [
             *numbers,
