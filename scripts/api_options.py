@@ -1,4 +1,4 @@
-"""Writes llamatrain/api_options.py: the options of the Python API with their types, as type checkers and editors read them.
+"""Writes llamatrain/api_options.py: the options of the Python API, for type checkers and editors.
 
 python scripts/api_options.py            write it
 python scripts/api_options.py --check    exit with 1 if it is out of date

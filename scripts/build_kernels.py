@@ -3,7 +3,8 @@
     python scripts/build_kernels.py                  every class, and this machine's own
     python scripts/build_kernels.py x86-64-v4 ...    these
 
-Libraries are checked by a hash of the sources: after an edit of a kernel they are not used any more. Needs a linker.
+Libraries are checked by a hash of the sources: after an edit of a kernel they are not used any more. Needs a
+linker.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def build_here() -> bytes:
 
 
 def build_class(name: str) -> None:
-    """Build a library in a new process, because the kernels read the processor class when they are imported."""
+    """Build a library in a new process, because kernels read the processor class at their import."""
     words = [sys.executable, __file__, "--here", name]
     environment = {**os.environ}
     if name in cpu.CLASSES:

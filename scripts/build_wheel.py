@@ -1,9 +1,9 @@
 """Builds a wheel with kernels for every class of processors, for all supported Pythons.
 
-    python scripts/build_wheel.py [FOLDER]           into this folder, by default dist; compiles missing kernels
+    python scripts/build_wheel.py [FOLDER]      into this folder, by default dist
 
-A wheel without libraries, as `pip install .` builds it, compiles kernels when they are first used. Needs a linker and
-pip.
+Missing kernels are compiled. A wheel without libraries, as `pip install .` builds it, compiles kernels when they are
+ first used. Needs a linker and pip.
 """
 
 import argparse

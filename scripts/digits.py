@@ -49,7 +49,7 @@ def draw_digits(count: int, random: np.random.Generator) -> tuple[np.ndarray, np
 
 
 class Classifier:
-    """A classifier with one program that trains and another one that computes scores, over the same weights."""
+    """A classifier: one program trains and another one computes scores, over the same weights."""
 
     def __init__(self, seed: int = 0) -> None:
         sizes = {"in": (HIDDEN, SIDE**2), "out": (10, HIDDEN)}

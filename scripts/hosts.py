@@ -1,8 +1,9 @@
-"""Creates several hosts on one machine: network namespaces on a bridge, with a stand-in for ssh that mpiexec uses.
+"""Creates several hosts on one machine: network namespaces on a bridge, with a stand-in for ssh.
 
     python scripts/hosts.py 2 --rate 1gbit -- mpiexec {} -n 2 python -m llamatrain ...
 
-runs a command, with the options for mpiexec in place of {}, and removes the hosts. Needs Linux, root and iproute2.
+runs a command, with the options for mpiexec in place of {}, and removes the hosts. Needs Linux, root and
+iproute2.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     python scripts/pictures.py               all of them, in two or three minutes
     python scripts/pictures.py demo          demo.svg: a terminal during scripts/demo, in tmux
     python scripts/pictures.py memory        memory.svg: the memory map of a step, by `plan --svg`
-    python scripts/pictures.py report        report.png: the page of a run on the package's sources, in chromium
+    python scripts/pictures.py report        report.png: the page of a run, in chromium
 
 The demo runs in the environment of this script.
 """

@@ -1,10 +1,11 @@
 """Compares the memory that `plan` expects of runs with what they take, each in its own process.
 
-    python scripts/plan_cases.py [--limit] [WORD ...]        cases whose names contain a word; all without words
+    python scripts/plan_cases.py [--limit] [WORD ...]    cases whose names contain a word; or all
 
-A case is bad if the peak of the run's process is above the plan, or more than 5 % below it; with `--limit` also if a run is
-refused that may take exactly the planned memory. Peaks are VmHWM; the peak of all processes together is the largest sum of
-resident memory, sampled every few milliseconds. Cases share compiled kernels, but not the token cache.
+A case is bad if the peak of the run's process is above the plan, or more than 5 % below it; with `--limit`
+also if a run is refused that may take exactly the planned memory. Peaks are VmHWM; the peak of all processes
+together is the largest sum of resident memory, sampled every few milliseconds. Cases share compiled kernels,
+but not the token cache.
 """
 
 import argparse

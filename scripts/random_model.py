@@ -4,9 +4,9 @@
     python scripts/random_model.py OUT.gguf --shape 7b --type q4_k
     python scripts/random_model.py OUT.gguf --embd 256 --layer 4 --head 8 --ff 768 --vocab-from MODEL.gguf
 
-A piece of a tensor is made, encoded and written before the next, so that the largest model takes some megabytes of
-memory. Matrices have the type, norms are F32 ones. The vocabulary is that of another file, or bytes, with unused tokens
-up to the size.
+A piece of a tensor is made, encoded and written before the next, so that the largest model takes some
+megabytes of memory. Matrices have the type, norms are F32 ones. The vocabulary is that of another file, or
+bytes, with unused tokens up to the size.
 """
 
 import argparse
@@ -130,7 +130,8 @@ def make_model(args: argparse.Namespace) -> None:
     kind = type_by_name(args.type.upper())
     if embd % kind.block_size or ff % kind.block_size:
         raise UsageError(
-            f"--embd and --ff must be multiples of {kind.block_size}, the block size of {kind.name} (got {embd} and {ff})",
+            f"--embd and --ff must be multiples of {kind.block_size}, the block size of {kind.name} "
+            f"(got {embd} and {ff})",
             code="invalid-size",
         )
     head_size = embd // heads

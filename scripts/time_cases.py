@@ -1,10 +1,11 @@
-"""Compares the step time that `plan` predicts with what steps take, on shapes that its calibration does not use.
+"""Compares the step time that `plan` predicts with real steps, on shapes that calibration does not use.
 
-    python scripts/time_cases.py [--threads N] [--rounds N] [--cpu] [WORD ...]      cases whose names contain a word
-    python scripts/time_cases.py --search [...]      the memory plan found for a limit, and the usual ones that fit
+    python scripts/time_cases.py [--threads N] [--rounds N] [--cpu] [WORD ...]   cases that contain a word
+    python scripts/time_cases.py --search [...]     the plan found for a limit, and the usual ones that fit
 
-Each round calibrates again and runs each case, one after the other; the medians of both are compared. A case is bad if it is
-more than 25 % off. With `--cpu` the CPU time of one thread counts, for a machine that is in use.
+Each round calibrates again and runs each case, one after the other; the medians of both are compared. A case
+is bad if it is more than 25 % off. With `--cpu` the CPU time of one thread counts, for a machine that is in
+use.
 """
 
 import argparse
@@ -160,7 +161,8 @@ def compare(bench: Bench, chosen: list[Case], rounds: int) -> int:
             predictions[case.name].append(bench.plan(case)["seconds_of_step"])
             times[case.name] += bench.time_steps(case)
     print(
-        f"{'':36} {'predicted':>10} {'measured':>10} {'off':>8}  ms a step, {bench.threads} threads, {rounds} rounds"
+        f"{'':36} {'predicted':>10} {'measured':>10} {'off':>8}  "
+        f"ms a step, {bench.threads} threads, {rounds} rounds"
     )
     bad = 0
     for case in chosen:
@@ -169,7 +171,8 @@ def compare(bench: Bench, chosen: list[Case], rounds: int) -> int:
         off = predicted / measured - 1
         bad += abs(off) > SHARE
         print(
-            f"{case.name:36} {1e3 * predicted:10.2f} {1e3 * measured:10.2f} {off:8.1%}{'  BAD' if abs(off) > SHARE else ''}"
+            f"{case.name:36} {1e3 * predicted:10.2f} {1e3 * measured:10.2f} {off:8.1%}"
+            f"{'  BAD' if abs(off) > SHARE else ''}"
         )
     print(f"{bad} bad")
     return bad

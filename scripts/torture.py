@@ -6,8 +6,9 @@
     python scripts/torture.py --only kills --number 17     one trial again
     python scripts/torture.py --keep FOLDER                work in this folder and keep it
 
-Kinds: kills, disks, inputs, caches, folders, mutants, large, live. Linux only. The table goes to standard output, failures
-to standard error; the exit code is 1 if a trial failed. What a trial does follows from seed, kind and number.
+Kinds: kills, disks, inputs, caches, folders, mutants, large, live. Linux only. The table goes to standard
+output, failures to standard error; the exit code is 1 if a trial failed. What a trial does follows from seed,
+kind and number.
 """
 
 import argparse

@@ -32,7 +32,8 @@ def main() -> None:
     unicode = import_module("unicodedata2" if find_spec("unicodedata2") else "unicodedata")
     if unicode.unidata_version != VERSION:
         sys.exit(
-            f"error: Unicode {VERSION} is needed (got {unicode.unidata_version}); pip install unicodedata2=={VERSION}"
+            f"error: Unicode {VERSION} is needed (got {unicode.unidata_version}); "
+            f"pip install unicodedata2=={VERSION}"
         )
     runs = groupby(classify(unicode, code) for code in range(CODE_POINTS))
     text = "".join(f"{letter}{len(list(run)):x}" for letter, run in runs)

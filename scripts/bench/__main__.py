@@ -12,8 +12,8 @@
     python scripts/bench.py useful                   an epoch over chats, packed and not, in turns with PEFT
     python scripts/bench.py readme                   the table of README: new models and adapters
 
-Times are medians with quartiles. Where torch is installed, both are timed in turns in one run. A ratio above 1 is in
-llamatrain's favor. `copy` is the share of the bandwidth of copying 256 MB with as many threads.
+Times are medians with quartiles. Where torch is installed, both are timed in turns in one run. A ratio above
+1 is in llamatrain's favor. `copy` is the share of the bandwidth of copying 256 MB with as many threads.
 """
 
 import argparse

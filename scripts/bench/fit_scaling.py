@@ -30,8 +30,8 @@ def predict_seconds(timed: TimedStep, link: LinkModel) -> float:
 def fit_link_model(cases: Sequence[TimedStep], rounds: int = 20) -> LinkModel:
     """Fit the model with the least relative errors.
 
-    A step's seconds are linear in each unknown until computing no longer hides communication. The fit is therefore
-    repeated from where it ended, from several first guesses.
+    A step's seconds are linear in each unknown until computing no longer hides communication. The fit is
+    therefore repeated from where it ended, from several first guesses.
     """
     seconds = [case.seconds for case in cases]
     micro = min(case.seconds / case.step.max_micro / case.crowding for case in cases)

@@ -14,8 +14,8 @@ CLIP = 1.0
 class LlamaStep:
     """A training step with AdamW over random weights and one batch of random tokens.
 
-    It is one program that streams its gradients, or with `two_programs` one that leaves the gradients in the arena and
-    one that clips and applies them.
+    It is one program that streams its gradients, or with `two_programs` one that leaves the gradients in the
+    arena and one that clips and applies them.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Compares AdamW and Muon, each at the best of three learning rates, on a synthetic or given text: `bench.py quality`."""
+"""Compares AdamW and Muon, each at the best of three learning rates: `bench.py quality`."""
 
 import argparse
 import json
@@ -83,7 +83,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def bench_optimizers(args: argparse.Namespace) -> int:
-    """Print the loss by tokens and time; return 1 if Muon needs a larger share of AdamW's tokens than allowed."""
+    """Print the loss by tokens and time; return 1 if Muon needs too many of AdamW's tokens."""
     print_header(args, None)
     with tempfile.TemporaryDirectory() as folder:
         text = args.text or Path(folder) / "text.txt"

@@ -2,7 +2,8 @@
 
     python -m bench.peak_memory ours|eager|compiled SIZE f32|bf16 REMAT THREADS      (in the folder scripts)
 
-Prints one JSON object with bytes: the peak, and what was resident after imports, after building, and at the end.
+Prints one JSON object with bytes: the peak, and what was resident after imports, after building, and at the
+end.
 """
 
 import json

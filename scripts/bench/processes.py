@@ -18,7 +18,7 @@ try:
 finally:
     print("VmHWM", re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1], file=sys.stderr)
 """
-# torch allocates anew in each step; without these settings, the time of the system's page allocation is measured
+# torch allocates in each step; without these settings, the system's page allocation would be timed
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(256 << 20)}
 
 

@@ -1,8 +1,8 @@
 """Times whole runs on several ranks of this machine, or on hosts with limited links: `bench.py scale`.
 
-The same step runs on 1, 2, 3 and 4 ranks of one thread each; on two ranks and on one rank with two threads, in turns;
-and on hosts that have a rank each. Then the model of a step's seconds is fitted to all numbers of ranks but one, and
-predicts that one.
+The same step runs on 1, 2, 3 and 4 ranks of one thread each; on two ranks and on one rank with two threads,
+in turns; and on hosts that have a rank each. Then the model of a step's seconds is fitted to all numbers of
+ranks but one, and predicts that one.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Synthetic chats from a seed: prompts and answers as long as gsm8k's, of words that can be learned.
 
-A letter is a token, as in the vocabulary of random models. Imports only the standard library, because the Python of a
-peer has nothing else for sure.
+A letter is a token, as in the vocabulary of random models. Imports only the standard library, because the
+Python of a peer has nothing else for sure.
 """
 
 import random

@@ -185,7 +185,10 @@ def starve_memory(t: Trial, index: int) -> None:
 
 
 def run_two_at_once(t: Trial, index: int) -> None:
-    """Start two runs in one folder with an empty token cache; one is refused, or both end with the same bits."""
+    """Start two runs in one folder with an empty token cache.
+
+    One is refused, or both end with the same bits.
+    """
     name = list(kills.COMMANDS)[index % len(kills.COMMANDS)]
     command = kills.COMMANDS[name]
     t.copy_files(*command.inputs)
@@ -333,7 +336,8 @@ def mix_sources(t: Trial, index: int) -> None:
     shutil.copytree(ROOT / "llamatrain", other / "llamatrain", ignore=shutil.ignore_patterns("__pycache__"))
     changed = t.random.choice(sorted((other / "llamatrain").rglob("*.py")))
     changed.write_text(changed.read_text() + "# changed\n")
-    ranks = f"import os, sys; sys.path.insert(0, {str(other)!r} if os.environ.get('PMI_RANK') == '1' else {str(ROOT)!r}); "
+    root = f"{str(other)!r} if os.environ.get('PMI_RANK') == '1' else {str(ROOT)!r}"
+    ranks = f"import os, sys; sys.path.insert(0, {root}); "
     words = [
         str(mpiexec),
         "-n",

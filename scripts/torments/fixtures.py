@@ -180,7 +180,9 @@ class Fixtures:
         )
 
     def load_kernels(self) -> None:
-        """Load the kernels into this process, for its forks; it must keep one thread, or it could not fork."""
+        """Load the kernels into this process, for its forks.
+
+        It must keep one thread, or it could not fork."""
         scratch = self.folder / "warm"
         shutil.rmtree(scratch, ignore_errors=True)
         files = self.files

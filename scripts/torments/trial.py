@@ -194,7 +194,7 @@ Attempts = Sequence[
 
 
 def build_kind(name: str, what: str, attempts: Attempts) -> Kind:
-    """Build a kind that runs several functions, one after the other; in short the first few trials of each."""
+    """Build a kind that runs several functions in order, with --short only the first trials of each."""
 
     def trial(t: Trial) -> None:
         """Run the function that this trial's number belongs to."""

@@ -2,9 +2,10 @@
 
     python scripts/bench/peers/peft_chats.py BASE.gguf COUNT RATE CTX BATCH THREADS padding|packing
 
-`bench.py useful` starts it. With `padding` each batch is as long as its longest chat, as the usual collator does it; with
-`packing` chats share rows of CTX tokens, best fit over all, and see only themselves. Prints one JSON object: the seconds
-of the epoch without its first step, the chats in that time, the loss afterwards, and the peak resident memory in bytes.
+`bench.py useful` starts it. With `padding` each batch is as long as its longest chat, as the usual collator
+does it; with `packing` chats share rows of CTX tokens, best fit over all, and see only themselves. Prints one
+JSON object: the seconds of the epoch without its first step, the chats in that time, the loss afterwards, and
+the peak resident memory in bytes.
 """
 
 import json

@@ -2,8 +2,8 @@
 
     python scripts/bench/peers/peft_step.py SHAPE CTX BATCH THREADS eager|compiled [STEPS]
 
-`bench.py finetune` starts it. A step is forward, backward and AdamW. Prints one JSON object: the seconds of each step,
-and the peak resident memory in bytes.
+`bench.py finetune` starts it. A step is forward, backward and AdamW. Prints one JSON object: the seconds of
+each step, and the peak resident memory in bytes.
 """
 
 import json
