@@ -22,7 +22,7 @@ from llamatrain.platform import terminal
 from llamatrain.platform.escape import make_printable
 from llamatrain.sample.options import SamplingOptions
 
-MAX_PROMPT, NEEDED = 1 << 24, "a prompt"  # bytes: sixteen for each token of the largest context
+MAX_PROMPT, NEEDED = 1 << 24, "a prompt"  # most bytes of a prompt: 16 for each token of the largest context
 KEPT_CHARS = "\n\t\u200c\u200d"  # on a terminal; the last two join signs to others
 
 
@@ -97,7 +97,7 @@ def run_chat(conversation: Conversation, first: str) -> None:
             if not is_interactive:
                 raise
         finally:
-            answer.close()  # what was said so far is part of the talk
+            answer.close()  # the answer so far is part of the chat
         print_text("\n")
         print_notes(conversation.notes)
 

@@ -13,7 +13,7 @@ MAX_WIDTH = 110
 NARROW = 80  # columns: below, names have lines of their own
 COLUMN = 30  # the most that names take of a line
 NO_BREAK = "\N{NO-BREAK SPACE}"
-OPTIONS = "Options"  # of no purpose of their own
+OPTIONS = "Options"  # the panel of options without a purpose
 
 Row = tuple[str, str, str]  # a name, what it takes, a sentence
 
@@ -74,7 +74,7 @@ def command_row(name: str, group: Any, context: Any) -> Row:
 
 def option_row(option: Any) -> Row:
     """Return the row of an option."""
-    # the other form of what is off does nothing but overrule a file
+    # the negation of an option that is off by default only overrides a file
     shows_negation = option.is_flag and option.show_default
     names = ", ".join([*option.opts, *(option.secondary_opts if shows_negation else ())])
     remarks = [f"[default:{NO_BREAK}{option.show_default}]"] if isinstance(option.show_default, str) else []

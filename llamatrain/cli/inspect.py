@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llamatrain.gguf.reader import Gguf
 
 Rows = list[tuple[str, str]]
-WIDTH = 100  # where the output is no terminal
+WIDTH = 100  # if the output is not a terminal
 MAX_TEXT = 40  # characters of a text shown
 MAX_NAMES = 8  # names that are shown of those that are not used
 RUN_PREFIXES = ("training.", "optimizer.")

@@ -93,7 +93,7 @@ def main() -> None:
                 compiled.code_cache.report()  # how long it took, if this was a first run
             together.wait_for_all()
     except (typer.Abort, KeyboardInterrupt):
-        code = report_failure(ExitStatus("", 130))  # as shells have it: 128 and the signal's number
+        code = report_failure(ExitStatus("", 130))  # as in shells: 128 + the signal's number
     except BrokenPipeError:
         drop_stdout()
         code = report_failure(ExitStatus("", 1))

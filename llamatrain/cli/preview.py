@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from llamatrain.data.tokenizer import Tokenizer
 
 MAX_SHOWN = 12  # token numbers of a row that are shown
-KEPT_CHARS = "\n\t"  # what a text keeps of its control characters
+KEPT_CHARS = "\n\t"  # control characters that are printed
 command = make_app()
 
 

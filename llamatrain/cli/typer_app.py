@@ -198,7 +198,7 @@ def check_values(context: Any, option: Any, values_list: Any) -> Any:
 
 def parse_path(text: str) -> Path:
     """Return a path; an empty text, as of a variable that is not set, is refused."""
-    if not text:  # as of a variable that is not set: it would be the current folder
+    if not text:  # such as an unset variable; it would mean the current folder
         raise typer.BadParameter("the path is empty")
     return Path(text)
 

@@ -225,7 +225,7 @@ def adapter_flags(options: AdapterOptions) -> dict[str, list[str]]:
     }
 
 
-SURROGATES = range(0xDC80, 0xDD00)  # what Python has in the place of bytes that are not UTF-8
+SURROGATES = range(0xDC80, 0xDD00)  # Python's characters for bytes that are not UTF-8
 
 
 def escape(text: str) -> str:

@@ -51,7 +51,7 @@ class Evaluation:
         None  # the part of the tokens that were held likeliest, or of the answers judged as they should be
     )
     accuracy_error: float | None = None
-    margin: float | None = None  # of answers that are compared
+    margin: float | None = None  # reward margin of compared answers
     reward_chosen: float | None = None
     reward_rejected: float | None = None
     answers: int | None = None  # or pairs

@@ -56,7 +56,7 @@ class TextModel:
         cost = Decoder.plan(self.h, self.ctx, self.threads, weights=self.weights)
         check_memory(self.gguf, cost.total, "a smaller --ctx")
         self.tokenizer = load_tokenizer(self.gguf, self.h)
-        # of texts that were begun before another had ended each has its own
+        # several, if a text begins before another has ended
         self._free_decoders: list[Decoder] = []
 
     def continue_text(self, prompt: bytes, sampling: SamplingOptions) -> "TextStream":

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llamatrain.model.lora import Weights
 
 MAX_TOKENS = 128  # tokens, at most, whose logits are compared
-# of the range of the logits: differences up to this come from float arithmetic and 16-bit types
+# shares of the range of the logits: differences up to this come from float arithmetic and 16-bit types
 SAME_SHARE = 2e-3
 CLOSE_NATS = 0.1  # nats: types of 4 bits and more usually stay below this mean divergence
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llamatrain.gguf.reader import Gguf
 
 DEFAULT_CTX = 512  # at most, where it is not given
-SMALL_DATA = 250_000  # bytes, whose tokens are made in a few seconds without compiled code
+SMALL_DATA = 250_000  # bytes that are tokenized in a few seconds without compiled code
 CHECKED_ANSWERS = 64  # answers that are looked at for an end token
 
 
@@ -62,8 +62,8 @@ class PreviewRow:
     weights: list[float]  # 0 where nothing is trained
     positions: list[int]
     starts: list[int]  # the first token that each may see
-    text: str  # of all its samples
-    trained: list[str]  # what is trained of that, run by run
+    text: str  # the text of all samples
+    trained: list[str]  # the trained parts of the text
 
 
 def preview_rows(

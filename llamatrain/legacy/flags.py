@@ -111,7 +111,7 @@ OFF_VALUES = {  # theirs were off below 0, too: what says so here
     "--epochs": [],
 }
 
-SCALED = re.compile(r"(.+):([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)")  # as llama.cpp has it today: FILE:SCALE
+SCALED = re.compile(r"(.+):([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)")  # llama.cpp's present form: FILE:SCALE
 
 
 @dataclass

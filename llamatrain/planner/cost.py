@@ -17,7 +17,7 @@ FLOP_SECONDS = 1.6e-11
 BYTE_SECONDS = 1e-10
 EXP_SECONDS = 3e-9
 DEQUANT_SECONDS = 3.8e-10
-BF16_FACTOR = 0.5  # of FLOP_SECONDS
+BF16_FACTOR = 0.5  # relative to FLOP_SECONDS
 SAMPLE_DEPTHS = 3, 4  # layers of the models from which the cost of a deeper one is extrapolated
 
 NodeCost = Callable[[Node], float]

@@ -7,7 +7,7 @@ from llamatrain.distributed.comm import get_comm
 from llamatrain.errors import MemoryPlanError
 from llamatrain.platform.memory import available_bytes, resident_bytes
 
-FREE_SHARE = 0.9  # of what is free, where no limit is given
+FREE_SHARE = 0.9  # share of the free memory that is the limit by default
 
 
 def memory_limit(option: int | None) -> int | None:

@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 from llamatrain.train.parallel.partition import BUCKET, cover_with_nodes, rank_range
 
-BACKWARD = 2 / 3  # of a micro-batch: the part in which gradients become final
+BACKWARD = 2 / 3  # the share of a micro-batch in which gradients become final
 GATHERS = 3  # small gathers in a step: sizes, losses, norms
 FLOAT = 4  # bytes
 
@@ -72,9 +72,9 @@ class LinkModel:
 
     micro: float  # a micro-batch
     update: float  # the optimizer's step over all that is trained
-    byte: float  # of the link, each way; ranks on one host share it
+    byte: float  # seconds per byte and direction of the link, which the ranks of a host share
     message: float
-    spread: float  # of a rank's seconds of a step about their mean, as a share of it
+    spread: float  # spread of step times between ranks, as a share of the mean
     adding: float = 0.0  # a micro-batch's gradients to those before it
 
 
@@ -84,7 +84,7 @@ class StepTimeBreakdown:
 
     computing: float
     straggling: float
-    exchanging: float  # that no computing hides
+    exchanging: float  # communication that is not hidden by computation
     updating: float
     gathering: float
     asking: float

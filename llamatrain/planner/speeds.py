@@ -35,14 +35,14 @@ from llamatrain.platform.cache_dir import default_cache_dir
 from llamatrain.platform.cpu import processor
 from llamatrain.train.graphs import StepGraph, StepGraphs, StepSpec
 
-LIFETIME = 86400.0  # seconds that a measurement serves
-BUSY_LIFETIME = 600.0  # seconds that one serves which other programs disturbed
-MIN_SECONDS = 0.12  # seconds that a model is trained again and again
-MAX_SECONDS = 1.0  # of a model: then what was timed will do
-# seconds of disturbed runs, of all models together: then the machine is taken as busy
+LIFETIME = 86400.0  # seconds that a measurement is valid
+BUSY_LIFETIME = 600.0  # the same if other programs disturbed it
+MIN_SECONDS = 0.12  # least seconds to train a model repeatedly
+MAX_SECONDS = 1.0  # most seconds for a model
+# most seconds of disturbed runs of all models; after that the machine counts as busy
 MAX_DISTURBED_SECONDS = 1.0
-MIN_RUNS = 3  # at least, that nothing disturbed
-QUIET_SHARE = 0.05  # of a run's time: waiting for a processor for longer than this disturbs it
+MIN_RUNS = 3  # least undisturbed runs
+QUIET_SHARE = 0.05  # a run is disturbed if threads wait for longer than this share of its time
 RANK = 8
 SIZES = (  # embd, heads, ff, vocab, row, rows
     (512, 8, 1536, 2048, 128, 1),
@@ -51,9 +51,9 @@ SIZES = (  # embd, heads, ff, vocab, row, rows
     (64, 4, 192, 1024, 128, 4),
     (32, 4, 96, 64, 32, 4),
 )
-# of a base whose rows are whole blocks
+# for a base with rows of whole blocks
 QUANTIZED_SIZES = (*SIZES[:3], (256, 16, 256, 512, 128, 4), (256, 4, 256, 64, 32, 2))
-OTHER_OPS = ""  # in the place of an op's name: one that moves memory
+OTHER_OPS = ""  # the name for all other ops, which move memory
 
 Cost = Sequence[float]  # seconds of a call, and of each thing that Work counts
 
@@ -81,7 +81,7 @@ class OpSpeeds:
     """The fitted costs of ops on this machine."""
 
     costs: Mapping[str, Cost]
-    measured_at: float  # they were measured: seconds since 1970
+    measured_at: float  # seconds since 1970
     # share of the time in which threads waited for a processor, where there were no quiet runs
     disturbed: float = 0.0
 

@@ -15,8 +15,8 @@ class TimeForecast:
     """The time of a run's steps, without validation, samples and saves."""
 
     step_seconds: float  # seconds
-    tokens: int  # of a step: with what rows are filled up with
-    steps: int | None  # that are to come, where that is known
+    tokens: int  # per step, with padding
+    steps: int | None  # remaining steps; None: unknown
     speeds: OpSpeeds
 
     @property

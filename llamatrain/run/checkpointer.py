@@ -91,7 +91,7 @@ class Checkpointer:
         try:
             path = self._write_checkpoint(state)
         except FileError as error:
-            if not self._folder_moved():  # else it was moved while this was written
+            if not self._folder_moved():  # otherwise the folder was moved during the save
                 raise self._save_elsewhere(state, error) if last else error from error
             path = self._write_checkpoint(state)
         try:

@@ -30,7 +30,7 @@ PARTS = {
     "preference": PreferenceOptions,
 }
 FINETUNE_PARTS = ("data", "train", "run", "tune", "preference", "lora", "outs")
-# by the command, those that it has
+# the option classes of each command
 COMMAND_PARTS = {"from-scratch": ("model", "data", "train", "run", "outs"), "finetune": FINETUNE_PARTS}
 
 

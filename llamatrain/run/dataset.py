@@ -51,7 +51,7 @@ class TrainingData:
     rows: CountedBatches
     validation: CountedBatches | None
     description: str
-    samples: int | None = None  # of an epoch; None: it is without end
+    samples: int | None = None  # per epoch; None: endless
     packed: bool = False
 
     def describe_packing(self, batch: int) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llamatrain.model.hyperparameters import Hyperparameters
 
 RANK, HIGHEST = 8, 1 << 16
-RANK_OF_NORMS = 1  # as much as a row can have
+RANK_OF_NORMS = 1  # the most that one row can have
 FACTORS = (1e-9, LARGEST)  # bounds of alpha and ratios, so that the scales of a written adapter can be read
 NOT_FULL = excluded_by("full")
 NEW_ADAPTER = excluded_by("lora_init")

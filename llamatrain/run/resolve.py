@@ -21,7 +21,7 @@ from llamatrain.train.config import LoopConfig
 from llamatrain.train.graphs import Gradients
 
 Precision = Literal["f32", "bf16"]
-GROUPS = 8  # of a step, for up to so many ranks
+GROUPS = 8  # default number of gradient groups, for up to as many ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class ResolvedConfig:
     optimizer: Optimizer
     gradients: Gradients
     ranks: int
-    forced_splits: int  # that a batch is run in for groups that nobody asked for
+    forced_splits: int  # micro-batches per batch that default gradient groups need
     lora_alpha: float | None  # of a new adapter
 
     @property
@@ -159,7 +159,7 @@ def default_decay_steps(kind: str, iters: int, warmup: int) -> int:
 def split_for_ranks(config: RunConfig, ranks: int, is_planned: bool = False) -> RunConfig:
     """Resolve --grad-groups, and split batches so that there is a micro-batch for each group."""
     train = config.train
-    can_split = not config.preference.needs_whole_batch  # which are compared within a batch
+    can_split = not config.preference.needs_whole_batch  # rows are compared within a batch
     rows = train.grad_acc * (train.batch if can_split else 1)
     groups = train.grad_groups or default_groups(rows, ranks, is_planned or get_launch_info() is not None)
     if groups > rows:

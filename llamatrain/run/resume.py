@@ -23,9 +23,9 @@ from llamatrain.run.in_memory_rows import find_moved
 from llamatrain.run.lora_options import NEW_ADAPTER, LoraOptions
 from llamatrain.run.options import AUTO, RunFolderOptions, TrainOptions
 
-COMMANDS = {"train_model": "from-scratch", "finetune_lora": "finetune"}  # where no options are kept
+COMMANDS = {"train_model": "from-scratch", "finetune_lora": "finetune"}  # for checkpoints without options
 LEGACY_ADAPTER = "this checkpoint of llama.cpp's finetune names neither model nor data; resume it with"
-MAX_COUNT = 1 << 62  # of steps, samples, tokens
+MAX_COUNT = 1 << 62  # most steps, samples or tokens
 MAX_LISTED, PATH = 4, 120  # files of a checkpoint from elsewhere in one message, and the characters of each
 
 
@@ -207,7 +207,7 @@ def check_files(stored: RunConfig, config: RunConfig) -> None:
             f"a --full run is resumed from its checkpoint (got the base {config.base}); leave the base out",
             code="fixed-option",
         )
-    named = {*(config.files), *config.data.val}  # by a person
+    named = {*(config.files), *config.data.val}  # paths as the user gave them
     check_saved_names([name for name in (*stored.files, *stored.data.val) if name not in named])
     if "-" in stored.files and sys.stdin.isatty():
         raise UsageError("the run's data came from standard input; pipe it in again", code="no-data")
@@ -255,7 +255,7 @@ def merge_changes(
     for part, options in config.parts.items():
         for name, spec in option_specs(type(options)).items():
             wanted, before = getattr(options, name), getattr(getattr(stored, part), name)
-            if name not in given or wanted in (before, AUTO):  # what was left open is resolved already
+            if name not in given or wanted in (before, AUTO):  # an automatic value is resolved already
                 continue
             if not (spec.resumable(stored.values) if callable(spec.resumable) else spec.resumable):
                 raise UsageError(

@@ -16,8 +16,8 @@ from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions
 from llamatrain.sample.text import stream_text
 
-SAMPLE_TOKENS = 64  # that a model writes
-PHASE = 1.0  # where the wave begins that it goes on with
+SAMPLE_TOKENS = 64  # tokens of a sample
+PHASE = 1.0  # phase of the sine wave in the prompt
 
 
 class Sampler(Protocol):

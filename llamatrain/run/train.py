@@ -93,8 +93,8 @@ def train_run(request: RunRequest, interrupts: Interrupts) -> RunResult:
 class RunFolderInfo:
     """Facts about the run's folder that rank 0 sends to the others."""
 
-    stored_peft: Path | None  # as PEFT's folder
-    peft: Path | None  # where that is one to be written
+    stored_peft: Path | None  # the folder for the PEFT adapter, as the checkpoint stores it
+    peft: Path | None  # the same folder, if it is to be written
     folder: Path
 
 

@@ -32,7 +32,7 @@ class TrainableWeights:
 
     weights: Weights
     trainable: Mapping[str, Tensor]  # in the order of the file
-    frozen: dict[str, np.ndarray] = field(default_factory=dict)  # by name
+    frozen: dict[str, np.ndarray] = field(default_factory=dict)  # arrays of frozen weights, by name
     drop_base: bool = False  # release pages of the base's file after each read
     reference: Weights | None = None  # the weights without the trained adapter
     # tensors that hold copies of the base's matrices; their arrays exist after load_copies

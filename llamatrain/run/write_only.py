@@ -55,7 +55,7 @@ def write_only(
         extra_options, _, notes = drop_unnamed(config.outs, request.given, folder.path, resume_point)
         extra_outputs = ExtraOutputs(extra_options)
         if is_temporary := bool(extra_outputs.newest and not (folder_options.out or folder_options.resume)):
-            folder.replace_run()  # it is for the time of writing
+            folder.replace_run()  # it exists only while the result is written
         interrupts.on_exit = folder.undo
         with interrupts:
             try:
@@ -73,7 +73,7 @@ def write_only(
             finally:
                 folder.undo()
     if is_temporary:
-        with suppress(OSError):  # there are others in it
+        with suppress(OSError):  # it has other entries
             folder.path.parent.rmdir()
     files = (
         extra_outputs.newest if is_temporary else [folder.path / trainable.result_name, *extra_outputs.newest]

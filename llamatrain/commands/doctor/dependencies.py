@@ -18,8 +18,8 @@ class Requirement(NamedTuple):
     """A dependency with the versions that are allowed."""
 
     name: str
-    bounds: str  # as in >=2.0,<3
-    extra: str  # it is installed with; empty: always
+    bounds: str  # such as >=2.0,<3
+    extra: str  # the extra that installs it; empty: always installed
 
     @property
     def version(self) -> str | None:

@@ -18,7 +18,7 @@ from llamatrain.commands.doctor.caches import clean_caches, describe_caches
 from llamatrain.commands.doctor.problems import Fact, Findings, Problem, bytes_fact, make_fact
 from llamatrain.errors import LlamatrainError, words_of
 
-OPTIONAL = "llvmlite", "pyarrow", "zstandard"  # that are used where they are there
+OPTIONAL = "llvmlite", "pyarrow", "zstandard"  # packages that are used if installed
 
 
 class SystemReport(NamedTuple):
@@ -38,7 +38,7 @@ def examine(clean: bool = False) -> SystemReport:
                     findings[item] = None
                 else:
                     sections.setdefault(name, []).append(item)
-        except LlamatrainError as error:  # it says what would do
+        except LlamatrainError as error:  # its message has a remedy
             findings[Problem(str(error), "")] = None
         except Exception as error:
             message = (words_of(error).splitlines() or [type(error).__name__])[0]
