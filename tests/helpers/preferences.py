@@ -113,9 +113,9 @@ def ours(case: str, folder: Path, *, batch: int = 4, **more: Any) -> tuple[Found
     )
     asked, sources, notes = start_request(request)
     prepared = prepare(asked, sources, None, notes, request.changed)
-    way, leaves = prepared.fitted.plan, prepared.fitted.weights
+    plan, leaves = prepared.fitted.plan, prepared.fitted.weights
     prepared.trainable.load_copies(leaves)
-    programs = TrainPrograms(way.graphs, way.arena, leaves.frozen)
+    programs = TrainPrograms(plan.graphs, plan.arena, leaves.frozen)
     prepared.trainable.init_weights(programs.weights.parts)
     laid = prepared.data.rows.batch(batch)
     loss = programs.compute_gradients(laid, sum_totals([MicrobatchInfo.from_batch(laid)]), 0)
