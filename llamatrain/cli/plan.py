@@ -229,14 +229,11 @@ def time_lines(time: "TimeForecast | str") -> Iterator[str]:
 
 def speed_lines(speeds: "OpSpeeds") -> Iterator[str]:
     """Yield the lines about the measurement that times are computed from."""
-    yield (
-        f"Computed from the speed of this machine, measured {format_age(speeds.measured_at)}; --measure "
-        "measures again."
-    )
+    yield f"Based on a speed test {format_age(speeds.measured_at)}; --measure repeats it."
     if speeds.disturbed:
         yield (
-            f"Other programs were running (threads waited {speeds.disturbed:.0%} of the time), so it is "
-            "used for ten minutes only."
+            f"Other programs ran (threads waited {speeds.disturbed:.0%} of the time), so it expires in ten "
+            "minutes."
         )
 
 
@@ -322,9 +319,7 @@ def scaling_lines(scaling: "ScalingForecast", network: Bandwidth) -> Iterator[st
         else "they cannot be divided further"
     )
     summary = (
-        f"Data parallelism is useful up to {scaling.useful_ranks:,} ranks"
-        if scaling.useful_ranks > 1
-        else "More ranks are not useful"
+        f"Up to {scaling.useful_ranks:,} ranks help" if scaling.useful_ranks > 1 else "More ranks do not help"
     )
     yield f"\n{summary} in steps of {rows:,} rows: {ends}."
     yield (
