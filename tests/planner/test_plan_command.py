@@ -170,17 +170,17 @@ def test_nothing_is_read_beyond_the_limit(
     vocabulary: str | int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the program holds before a run is planned counts, too."""
-    for part in ("model_for", "data_of", "fitted"):
+    for part in ("make_model", "load_data", "fit_memory"):
         monkeypatch.setattr(prepare, part, unused)
     arguments = ("from-scratch", text_file(tmp_path), *SHAPE, "--vocab-size", vocabulary, "--memory", "10MB")
     for done in (run("plan", *arguments), run(*arguments, "--out", tmp_path / "run")):
-        refused(done, 1, "the program itself holds", "10 ?MB")
+        refused(done, 1, "the program alone takes", "10 ?MB")
 
 
 def test_learning_ends_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = iter(["one", "two", "three"])
     monkeypatch.setattr(limits, "resident_bytes", lambda: 301 * 10**6)
-    with pytest.raises(MemoryPlanError, match="holds 301 MB by now, and --memory allows 300 MB"):
+    with pytest.raises(MemoryPlanError, match="takes 301 MB, but --memory is 300 MB"):
         list(limits.read_within(300 * 10**6, texts))
     assert list(limits.read_within(None, texts)) == ["two", "three"]
 

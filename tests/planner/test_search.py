@@ -23,7 +23,7 @@ KNOWN = dict[int, PlanCandidate]()
 
 def make_spec(base: DType | None, layers: int = 5, batch: int = 8, length: int = 64, **more: Any) -> StepSpec:
     start = StepSpec(
-        **dict.fromkeys(("h", "weights", "trainable", "batch", "positions")), precision="f32", threads=1
+        **dict.fromkeys(("h", "weights", "trainable", "batch", "rope_length")), precision="f32", threads=1
     )
     spec = speeds.small_spec(start, base, (64, 4, 192, 256, length, batch))
     h = replace(spec.h, layers=layers)
