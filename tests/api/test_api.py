@@ -134,7 +134,7 @@ def test_a_notebook(tmp_path: Path) -> None:
     assert model.generate("ab", temp=0) and len(model.notes) == 1
     assert model.notes[0].startswith("the context of 32 tokens is full; ")
     assert " ctx" in model.notes[0] and "ctx_shift" in model.notes[0] and "--" not in model.notes[0]
-    with pytest.raises(llamatrain.UsageError, match=r"^5 is no prompt: it takes a text, or bytes$"):
+    with pytest.raises(llamatrain.UsageError, match=r"must be a text or bytes \(got 5\)$"):
         model.generate(5)  # type: ignore[arg-type]
 
 

@@ -21,7 +21,7 @@ def test_each_file_has_an_entry() -> None:
     assert {module.name for module in iter_modules(objectives.__path__)} == {*OBJECTIVES}
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_options_set_the_fields(name: str) -> None:
     objective = get_objective(name)
     assert objective.option_names() == OPTIONS[name]

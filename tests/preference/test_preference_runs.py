@@ -284,7 +284,7 @@ REFUSED = {
     ): "--train-on has no effect with --objective dpo; leave it out [unused-option]",
     ("--beta", "0.2"): "--beta has no effect without --objective; leave it out [unused-option]",
     ("--objective", "dpo", "--beta", "0"): "[invalid-option]",
-    ("--objective", "ppo"): "orpo, dpo, simpo or kto",
+    ("--objective", "ppo"): "dpo, kto, orpo or simpo",
 }
 
 

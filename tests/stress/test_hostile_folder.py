@@ -384,7 +384,8 @@ def test_the_files_that_only_a_checkpoint_names_are_listed(place: Path) -> None:
     done = ran("from-scratch", "--resume", "moved", "--iters", 3)
     assert f"note: reading {place}/text.txt, which the checkpoint names" in done.err
     assert (
-        "which the checkpoint names" not in ran("from-scratch", "text.txt", "--resume", "moved", "--iters", 4).err
+        "which the checkpoint names"
+        not in ran("from-scratch", "text.txt", "--resume", "moved", "--iters", 4).err
     )
 
 
@@ -432,7 +433,8 @@ def test_a_checkpoint_of_another_user_is_told_by_the_key(
 def test_trust_means_nothing_to_a_new_run(place: Path) -> None:
     text_file(place)
     assert (
-        "--trust has no effect without --resume or --checkpoint-in" in told("from-scratch", "text.txt", "--trust").err
+        "--trust has no effect without --resume or --checkpoint-in"
+        in told("from-scratch", "text.txt", "--trust").err
     )
 
 
@@ -460,7 +462,10 @@ def test_a_folder_of_events_that_leads_elsewhere(place: Path, monkeypatch: pytes
     folder = with_options(begun(), run={"log": ["tensorboard"]})
     (folder / "tensorboard").symlink_to(outside.parent)
     with untouched(outside):
-        assert "tensorboard: this is a link" in ran("from-scratch", "--resume", folder, "--iters", 3, "--trust").err
+        assert (
+            "tensorboard: this is a link"
+            in ran("from-scratch", "--resume", folder, "--iters", 3, "--trust").err
+        )
 
 
 def test_links_in_a_folder_for_peft_are_replaced(place: Path) -> None:
@@ -480,8 +485,7 @@ def test_a_config_file_replaces_no_adapter(place: Path) -> None:
     again = ("finetune", "--config", "run/config.toml", "--out", "two", "--lr", 0.1)
     for more in ((), ("--overwrite",)):
         assert (
-            "theirs already holds an adapter" in told(*again, *more).err
-            and written(Path("theirs")) == before
+            "theirs already holds an adapter" in told(*again, *more).err and written(Path("theirs")) == before
         )
     ran(*again, "--overwrite", "--peft", "theirs")
     assert written(Path("theirs")) != before

@@ -178,7 +178,9 @@ def test_a_head_that_changes_while_it_is_read(
     path = tmp_path / "m.gguf"
     path.write_bytes(model.read_bytes())
     meanwhile(monkeypatch, "llamatrain.gguf.reader read_tensor_infos", 1, larger(path))
-    with pytest.raises(FileError, match=r"m\.gguf: was written to while it was being read; repeat the command"):
+    with pytest.raises(
+        FileError, match=r"m\.gguf: was written to while it was being read; repeat the command"
+    ):
         open_gguf(path)
 
 
@@ -193,9 +195,7 @@ def test_a_head_whose_end_is_cut_off(tmp_path: Path, model: Path, monkeypatch: p
 
 def test_a_head_is_bounded(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamatrain.gguf.parser.MAX_HEAD_BYTES", 1 << 10)
-    with pytest.raises(
-        FileError, match="the head is longer than 1024 bytes"
-    ):
+    with pytest.raises(FileError, match="the head is longer than 1024 bytes"):
         reader.open_gguf(model)
 
 
@@ -311,9 +311,7 @@ def test_a_base_that_was_touched(
     meanwhile(monkeypatch, STEP, 2, lambda: os.utime(copy))
     meanwhile(monkeypatch, STEP, 3, lambda: os.utime(copy, (1, 1)))
     done = ran("finetune", copy, text, "--out", tmp_path / "out", "--cache-base", "off", *ITERS, *EACH)
-    assert (
-        done.err.count("was written to, but its content looks the same: training continues") == 1
-    )
+    assert done.err.count("was written to, but its content looks the same: training continues") == 1
     same_adapter(tmp_path / "out" / "adapter.gguf", adapter)
 
 
@@ -332,9 +330,7 @@ def test_a_base_that_is_another_file(
     meanwhile(monkeypatch, STEP, 2, lambda: other.replace(copy) if how == "replaced" else copy.unlink())
     done = ran("finetune", copy, text, "--out", tmp_path / "out", "--cache-base", "off", *ITERS, *EACH)
     happened = "was replaced" if how == "replaced" else "was deleted"
-    line = (
-        f"warning: {copy} {happened}; training continues with its former content, which --resume will need"
-    )
+    line = f"warning: {copy} {happened}; training continues with its former content, which --resume will need"
     assert done.err.count(line) == 1, done.err
     sound(tmp_path / "out", "adapter.gguf")
     same_adapter(tmp_path / "out" / "adapter.gguf", adapter)
@@ -484,7 +480,9 @@ def test_a_checkpoint_cut_short_while_it_is_gone_on_with(tmp_path: Path, text: P
     ran("from-scratch", text, *TINY, "--iters", 2, "--ctx", 16, "--sample-every", 0, "--out", out)
     path = out / "checkpoint-2.gguf"
     deed = cut(path, path.stat().st_size // 2)
-    done = disturbed("llamatrain.run.build load_weights", 1, deed, "from-scratch", "--resume", path, "--iters", 4)
+    done = disturbed(
+        "llamatrain.run.build load_weights", 1, deed, "from-scratch", "--resume", path, "--iters", 4
+    )
     told(done, path, "was truncated")
     no_temporary(out)
 
