@@ -477,7 +477,7 @@ def test_bases_that_are_none(tmp_path: Path) -> None:
     written(tmp_path / "q.gguf", H, weights(H), more={"general.architecture": string("mamba")})
     failed(
         run("export-lora", tmp_path / "q.gguf", *arguments),
-        "the architecture 'mamba', a model that recurs, is not supported; ",
+        "the architecture 'mamba', a recurrent model, is not supported; ",
     )
     tied = small(tied=True)
     written(tmp_path / "t.gguf", tied, weights(tied))

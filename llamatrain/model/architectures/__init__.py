@@ -44,10 +44,10 @@ def describe_unknown(name: str) -> str:
     related = dict(related_names(names))
     nearest = related[name][0] if name in related else next(iter(get_close_matches(name, names, 1)), DEFAULT)
     description = related[name][1] if name in related else "a mixture of experts" if "moe" in name else ""
-    verb, clause = "is" if len(names) == 1 else "are", f", {description}," if description else ""
+    clause = f", {description}," if description else ""
     return (
-        f"the architecture {quote(name)}{clause} is not supported; {', '.join(names)} {verb}; nearest "
-        f"to it is {nearest}"
+        f"the architecture {quote(name)}{clause} is not supported; use a model of another one: "
+        f"{', '.join(names)} (the nearest is {nearest})"
     )
 
 

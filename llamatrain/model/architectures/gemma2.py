@@ -96,5 +96,5 @@ ARCHITECTURE = Architecture(
     attention_mask=attention_mask,
     logit_cap=logit_cap,
     supported_values=layers.SUPPORTED_VALUES,
-    unsupported_names={"gemma": "a model of one norm before each half"},
+    unsupported_names={"gemma": "a model with other norms"},
 )

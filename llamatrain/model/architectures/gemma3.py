@@ -57,8 +57,8 @@ ARCHITECTURE = Architecture(
     new_model_values={"window": 512},
     supported_values=layers.SUPPORTED_VALUES,
     unsupported_names={
-        "gemma3n": "a model of other blocks",
-        "gemma-embedding": "a model for embeddings",
-        "gemma4": "a model of other blocks",
+        "gemma3n": "a model with other layers",
+        "gemma-embedding": "an embedding model",
+        "gemma4": "a model with other layers",
     },
 )

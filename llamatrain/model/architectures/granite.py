@@ -59,9 +59,9 @@ ARCHITECTURE = Architecture(
     attention_mask=attention_mask,
     new_model_values={"embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 8.0},
     supported_values=layers.SUPPORTED_VALUES
-    | {"rope.scaling.finetuned": (True, "a model whose heads do not turn")},
+    | {"rope.scaling.finetuned": (True, "a model without rotary embeddings")},
     unsupported_names={
         "granitemoe": "a mixture of experts",
-        "granitehybrid": "a hybrid, of attention and of blocks that recur",
+        "granitehybrid": "a hybrid of attention and recurrent blocks",
     },
 )

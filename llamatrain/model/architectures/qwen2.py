@@ -26,5 +26,5 @@ ARCHITECTURE = Architecture(
     final_norm=layers.final_norm,
     heads_fill_width=True,
     supported_values=layers.SUPPORTED_VALUES,
-    unsupported_names={"qwen2moe": "a mixture of experts", "qwen2vl": "a model that sees"},
+    unsupported_names={"qwen2moe": "a mixture of experts", "qwen2vl": "a vision-language model"},
 )
