@@ -2,8 +2,8 @@
 
     python scripts/build_wheel.py [FOLDER]      into this folder, by default dist
 
-Missing kernels are compiled. A wheel without libraries, as `pip install .` builds it, compiles kernels when they are
- first used. Needs a linker and pip.
+Missing kernels are compiled. A wheel without libraries, as `pip install .` builds it, compiles kernels when
+they are first used. Needs a linker and pip.
 """
 
 import argparse
