@@ -418,7 +418,7 @@ def test_where_it_must_not_be_written(tmp_path: Path) -> None:
         2,
     )
     (tmp_path / "m.gguf").write_text("mine")
-    failed(run("export-lora", base, "--lora", lora, "--out", tmp_path / "m.gguf"), "--overwrite replaces it")
+    failed(run("export-lora", base, "--lora", lora, "--out", tmp_path / "m.gguf"), "[output-exists]")
     assert (tmp_path / "m.gguf").read_text() == "mine" and base.read_bytes() == before
     ran("export-lora", base, "--lora", lora, "--out", tmp_path / "m.gguf", "--overwrite")
     assert len(open_gguf(tmp_path / "m.gguf").tensors) == 21
