@@ -458,7 +458,7 @@ def test_a_folder_is_free_again_after_an_error(tmp_path: Path) -> None:
             llamatrain.from_scratch(out="mine")
     with pytest.raises(
         llamatrain.LlamatrainError,
-        match="checkpoint of from-scratch; .*llamatrain from-scratch --resume mine",
+        match=r"checkpoint of from-scratch; .*llamatrain from-scratch --resume mine",
     ):
         llamatrain.finetune(resume="mine")
     assert llamatrain.from_scratch(iters=2, out="mine", overwrite=True).steps == 2
@@ -478,7 +478,7 @@ def test_an_interrupt_saves_the_run(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt, match="the run is saved; .*resume='mine'"):
+    with pytest.raises(KeyboardInterrupt, match=r"the run is saved; .*resume='mine'"):
         llamatrain.from_scratch(iters=300, out="mine")
     thread.join()
     assert 0 < len(steps(Path("mine"))) < 300

@@ -40,7 +40,8 @@ import os
 from llamatrain.data.tokenizer import learn_process
 from llamatrain.distributed.comm import get_comm
 from llamatrain.distributed.once import run_on_rank_zero
-made = run_on_rank_zero(lambda: print("learns", get_comm().rank, flush=True) or learn_process.learn_merges(["so it goes, so it went " * 9], 280))
+texts = ["so it goes, so it went " * 9]
+made = run_on_rank_zero(lambda: print("learns", get_comm().rank, flush=True) or learn_process.learn_merges(texts, 280))
 print(made, flush=True)
 """
 

@@ -298,6 +298,7 @@ def test_ranks_without_work_and_data_that_only_one_can_read(material: Material, 
     )
     lone = command(2, "from-scratch", "-", *WORDS, "--out", tmp_path / "run")
     assert lone.code == 1 and lone.errors == [
-        "error: standard input can be read by only one process (got 2 processes); name a file that all of them can read [stream-in-parallel-run]"
+        "error: standard input can be read by only one process (got 2 processes); name a file that all of them can read "
+        "[stream-in-parallel-run]"
     ]
     assert not (tmp_path / "run").exists()

@@ -201,6 +201,9 @@ def test_a_run_writes_for_peft(arch: str, tmp_path: Path) -> None:
     held = library.PeftModel.from_pretrained(
         theirs.model(shape, weights(shape, last=1.0)), os.fspath(tmp_path / "p")
     )
-    expected, learned = theirs.logits(held, IDS), gguf.parse_adapter(open_gguf(tmp_path / "run" / "adapter.gguf"))
+    expected, learned = (
+        theirs.logits(held, IDS),
+        gguf.parse_adapter(open_gguf(tmp_path / "run" / "adapter.gguf")),
+    )
     assert learned.pairs.keys() == set(linear(shape))
     assert np.abs(whole(base, learned) - expected).max() < 1e-3 < 0.2 < np.abs(whole(base) - expected).max()

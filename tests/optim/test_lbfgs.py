@@ -352,7 +352,7 @@ def test_resume_gives_the_same_bits(kind: str, cut: int) -> None:
 
 def test_another_history_length_is_refused() -> None:
     state, _ = minimise(rosenbrock, np.array([-1.2, 1.0]), 3, history=4)
-    with pytest.raises(UsageError, match="a history of 4 moves .got 6"):
+    with pytest.raises(UsageError, match=r"a history of 4 moves .got 6"):
         LBFGS(history=6).create_minimizer(state.x).restore(state.state_values())
 
 
