@@ -96,9 +96,17 @@ def test_the_oldest_turns_go_where_the_talk_is_too_long(monkeypatch: pytest.Monk
     words = ("--temp", 0, "-n", 1, "--ctx", 64, "--system", "kind")
     done = piped(monkeypatch, "abcdefgh\n" * 12, *words, "--ctx-shift")
     assert done.code == 0 and len(done.out.splitlines()) == 12 and done.err.count("the oldest turns") == 1
-    assert "--ctx-shift lets the oldest turns go" in piped(monkeypatch, "abcdefgh\n" * 12, *words).err
+    assert (
+        "add --ctx-shift to drop the oldest turns [context-full]"
+        in piped(monkeypatch, "abcdefgh\n" * 12, *words).err
+    )
     alone = piped(monkeypatch, "abcdefgh" * 12 + "\n", *words, "--ctx-shift")
-    assert alone.code == 2 and "a larger --ctx takes it" in alone.err and "--ctx-shift" not in alone.err
+    assert (
+        alone.code == 2
+        and "raise --ctx" in alone.err
+        and "[context-full]" in alone.err
+        and "--ctx-shift" not in alone.err
+    )
 
 
 def test_a_prompt_is_the_first_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,10 +142,13 @@ def test_a_model_without_a_template_is_asked_in_chatml(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("m.gguf", "--system", "x"), "--system means nothing without --chat; leave it out"),
-        (("m.gguf", "--chat", "--prompt", "-"), "--chat reads standard input itself"),
-        (("numbers.gguf", "--chat"), "stand for no text: there is nothing to say to it"),
-        (("m.gguf", "--chat", "--prompt", "x" * 300), "a larger --ctx takes it, or begin anew"),
+        (("m.gguf", "--system", "x"), "--system has no effect without --chat; leave it out"),
+        (("m.gguf", "--chat", "--prompt", "-"), "--prompt - has no effect with --chat"),
+        (
+            ("numbers.gguf", "--chat"),
+            "numbers.gguf: the model has no text vocabulary, so it cannot chat [no-vocabulary]",
+        ),
+        (("m.gguf", "--chat", "--prompt", "x" * 300), "raise --ctx, or start a new chat [context-full]"),
     ],
 )
 def test_what_cannot_be(words: tuple[str, ...], told: str) -> None:
