@@ -1,4 +1,4 @@
-"""llamatrain trains llama models where the llama.cpp world keeps them: in GGUF files."""
+"""llamatrain trains and fine-tunes language models in GGUF files."""
 
 __version__ = "0.1.0"
 __all__ = [

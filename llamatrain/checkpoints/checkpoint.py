@@ -32,7 +32,7 @@ from llamatrain.gguf.values import Kind, Value, boolean, f32, number, numbers, s
 from llamatrain.gguf.writer import create_gguf, encode_head
 from llamatrain.io.madvise import release_pages
 from llamatrain.io.mapped_file import MappedFile, mapped_files
-from llamatrain.train.state import Best, RunState
+from llamatrain.train.state import BestValidation, RunState
 
 VERSION = 2  # training.file_version; 0 and 1 are llama.cpp's
 CHECKSUM = "training.checksum"
@@ -251,9 +251,9 @@ def _training(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
     )
 
 
-def _best_validation(best: Best) -> dict[str, Any]:
+def _best_validation(best: BestValidation) -> dict[str, Any]:
     """Return the best validation as JSON; nothing before the first validation."""
-    if best == Best():
+    if best == BestValidation():
         return {}
     values = {"loss": best.loss if best.step is not None else None, "step": best.step, "idle": best.stale}
     if best.scheduled_loss != best.loss:

@@ -31,7 +31,7 @@ from llamatrain.optim import registry
 from llamatrain.optim.early_stop import StopState
 from llamatrain.optim.optimizer import Optimizer
 from llamatrain.preference.batch import Rewards
-from llamatrain.train.state import Best, Counters, Partial, RunState
+from llamatrain.train.state import BestValidation, Counters, PartialStep, RunState
 
 KINDS_OF_RUNS = ("train_model", "finetune_lora")
 MAX_SECONDS = 1e12  # seconds, the longest run
@@ -170,19 +170,19 @@ def _state(gguf: Gguf, extra: dict[str, Any]) -> RunState:
     )
 
 
-def _best(gguf: Gguf, value: Any, steps: int) -> Best:
+def _best(gguf: Gguf, value: Any, steps: int) -> BestValidation:
     match value:
         case None:
-            return Best()
+            return BestValidation()
         case {"loss": None, "step": None, "idle": int(idle)} if 0 < idle <= steps + 1:
-            return Best(stale=idle)
+            return BestValidation(stale=idle)
         case {"loss": float() as loss, "step": int(step), "idle": int(idle), "due": float() | None as due}:
             due = math.inf if due is None else due
             if math.isfinite(loss) and loss < due and 0 <= step <= steps and 0 <= idle <= steps + 1:
-                return Best(loss=loss, step=step, scheduled_loss=due, stale=idle)
+                return BestValidation(loss=loss, step=step, scheduled_loss=due, stale=idle)
         case {"loss": float() as loss, "step": int(step), "idle": int(idle)}:
             if math.isfinite(loss) and 0 <= step <= steps and 0 <= idle <= steps - step:
-                return Best(loss=loss, step=step, scheduled_loss=loss, stale=idle)
+                return BestValidation(loss=loss, step=step, scheduled_loss=loss, stale=idle)
     raise FileError(f"{gguf.path}: training.extra has an invalid best validation", code="invalid-checkpoint")
 
 
@@ -233,7 +233,7 @@ def _rewards(gguf: Gguf, value: object) -> Rewards | None:
     raise FileError(f"{gguf.path}: training.partial has invalid rewards", code="invalid-checkpoint")
 
 
-def _partial(gguf: Gguf) -> Partial | None:
+def _partial(gguf: Gguf) -> PartialStep | None:
     if "training.partial" not in gguf.metadata:
         return None
     match _json(gguf, "training.partial"):
@@ -244,7 +244,7 @@ def _partial(gguf: Gguf) -> Partial | None:
         }:
             sound = all(isinstance(loss, float) and math.isfinite(loss) for loss in losses)
             if 0 < count == len(losses) and sound and 0 <= seconds < MAX_SECONDS:
-                return Partial(losses, float(seconds), _rewards(gguf, more.get("rewards")))
+                return PartialStep(losses, float(seconds), _rewards(gguf, more.get("rewards")))
     raise FileError(f"{gguf.path}: training.partial has invalid losses", code="invalid-checkpoint")
 
 

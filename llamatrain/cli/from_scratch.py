@@ -36,6 +36,6 @@ def run_request(request: "RunRequest") -> None:
     with quiet(request.folder_options.quiet):
         signal_number = train(request, CommandInterrupts()).stop.signal
         if request.folder_options.quiet and (compiled := sys.modules.get("llamatrain.compiler.cache")):
-            compiled.code_cache.report()  # to nobody, and not later
+            compiled.code_cache.report()  # while quiet, so that main() does not print it later
     if signal_number:
         raise typer.Exit(128 + signal_number)

@@ -76,7 +76,7 @@ def program(
         bool, typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Train llama models where the llama.cpp world keeps them: in GGUF files."""
+    """Train and fine-tune language models in GGUF files."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

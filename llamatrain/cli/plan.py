@@ -94,7 +94,7 @@ command = make_app(cls=CommandGroup, invoke_without_command=True)
 
 @command.callback()
 def plan(context: typer.Context) -> None:
-    """Show memory and time of a run, with the run's own options; nothing is read, written or trained."""
+    """Show the memory and time of a run without reading its data or starting it."""
     if context.invoked_subcommand is None:
         raise UsageError(
             "the command to plan is missing; use llamatrain plan from-scratch ... or llamatrain plan "

@@ -121,7 +121,7 @@ def sample_kinds(batch: "Batch", number: int) -> "Iterator[str]":
 
 
 def highlight_trained(
-    sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer", encoding: str, coloured: bool
+    sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer", encoding: str, is_colored: bool
 ) -> "Text":
     """Return the text of a sample with the trained parts highlighted."""
     from rich.text import Text
@@ -129,24 +129,24 @@ def highlight_trained(
     text = Text()
     for run, trained in split_runs(sample, tokenizer):
         words = make_printable(run, encoding, keep=KEPT_CHARS)
-        if coloured:
+        if is_colored:
             text.append(words, style="green" if trained else "dim")
         else:
             text.append(f"[[{words}]]" if trained else words)
     return text
 
 
-def print_summary(dataset: "Dataset", validation: "Dataset | None", filling: "PackingStats") -> None:
+def print_summary(dataset: "Dataset", validation: "Dataset | None", packing: "PackingStats") -> None:
     """Print counts of samples, tokens and skipped rows."""
     from llamatrain.data.dataset import format_places
 
     print(f"\n{len(dataset)} samples, {dataset.tokens} tokens", end="")
     print(f"; {len(validation)} samples for validation" if validation else "")
-    print(f"rows are {filling.used:.0%} full, {filling.trained:.0%} of their tokens are trained")
+    print(f"rows are {packing.used:.0%} full, {packing.trained:.0%} of their tokens are trained")
     counts = {
         "cut: longer than a row": dataset.truncated,
         "skipped: no token to train on in a row": dataset.skipped,
-        "skipped: more than one row may take of time or memory": dataset.too_large,
+        "skipped: took too much time or memory": dataset.too_large,
         "skipped: of no known form, or refused by the chat template": dataset.refused,
     }
     for reason, places in counts.items():

@@ -1,10 +1,9 @@
 """Declares options: once each, as a typed field of a dataclass, for every place that reads or shows it.
 
 A field reads `batch: Annotated[int, Option("Rows per batch.", least=1, unit="ROWS")] = 8` and is `--batch` on
-the
-command line; a name of one letter is `-n`. The same declaration serves config files, checkpoints, the Python
-API and
-the documentation. The type of the field says which values are accepted:
+the command line; a name of one letter is `-n`. The same declaration serves config files, checkpoints, the
+Python API and the documentation. The type of the field says which values are accepted:
+
     bool              --name; if the default is True or None, also --no-name
     Literal[...]      one of these words
     T | None          T, or not given

@@ -23,7 +23,7 @@ from llamatrain.platform.terminal import progress_bar
 
 if TYPE_CHECKING:
     from llamatrain.data.dataset import Dataset
-    from llamatrain.data.preference_records import Compare
+    from llamatrain.data.preference_records import PreferenceKind
 
 PACKING_WINDOW = 512  # samples packed together
 MEASURED_TOKENS = 1 << 20  # tokens measured to see how full rows are
@@ -99,7 +99,7 @@ class PackingStats(NamedTuple):
 
 
 def row_lengths(
-    ctx: int, options: DataOptions, full: bool, plain: bool, compare: "Compare | None" = None
+    ctx: int, options: DataOptions, full: bool, plain: bool, compare: "PreferenceKind | None" = None
 ) -> tuple[int, ...]:
     """Return the possible lengths of a batch: one compiled program each.
 

@@ -36,7 +36,12 @@ from llamatrain.data.find_files import describe_files
 from llamatrain.data.json_values import RecordTooLarge
 from llamatrain.data.options import DataOptions
 from llamatrain.data.parallel_map import encoding_bar, group_items, map_in_order
-from llamatrain.data.preference_records import Compare, PreferencePair, check_has_rows, parse_preference
+from llamatrain.data.preference_records import (
+    PreferenceKind,
+    PreferencePair,
+    check_has_rows,
+    parse_preference,
+)
 from llamatrain.data.readers.text import read_chunks, read_samples
 from llamatrain.data.records import (
     ChatRecord,
@@ -88,7 +93,7 @@ class Encoder:
     """Turns documents into tokens with one tokenizer and one set of options."""
 
     def __init__(
-        self, tokenizer: TokenizerLike, options: DataOptions, ctx: int, compare: Compare | None = None
+        self, tokenizer: TokenizerLike, options: DataOptions, ctx: int, compare: PreferenceKind | None = None
     ) -> None:
         self.tokenizer = tokenizer
         self.options = options

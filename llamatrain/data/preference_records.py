@@ -19,10 +19,10 @@ from llamatrain.data.records import ChatRecord, PromptRecord, parse_object, read
 from llamatrain.errors import DataError
 from llamatrain.gguf.parser import shorten
 
-Compare = Literal["pairs", "answers"]  # both of a pair, or each answer by itself
+PreferenceKind = Literal["pairs", "answers"]  # both of a pair, or each answer by itself
 PAIR = '{"prompt", "chosen", "rejected"}'
 LABELLED = '{"prompt", "completion", "label": true or false}'
-OBJECTIVES: dict[Compare, str] = {"pairs": "orpo, dpo or simpo", "answers": "kto"}
+OBJECTIVES: dict[PreferenceKind, str] = {"pairs": "orpo, dpo or simpo", "answers": "kto"}
 ROLE = "assistant"
 HINT = "remove the row"
 
@@ -45,7 +45,7 @@ class PreferencePair:
 
 
 def parse_preference(
-    line: bytes, location: str, compare: Compare, columns: Mapping[str, str] | None = None
+    line: bytes, location: str, compare: PreferenceKind, columns: Mapping[str, str] | None = None
 ) -> PreferencePair:
     """Parse a JSON line into a preference pair."""
     return read_preference(
@@ -53,7 +53,7 @@ def parse_preference(
     )
 
 
-def read_preference(row: dict[str, Any], location: str, compare: Compare) -> PreferencePair:
+def read_preference(row: dict[str, Any], location: str, compare: PreferenceKind) -> PreferencePair:
     """Read a row as a preference pair."""
     row = normalize_keys(row, location)
     if "chosen" in row and "rejected" in row:
@@ -142,7 +142,7 @@ def is_message(value: Any) -> bool:
     return isinstance(value, dict) and bool({"role", "from"} & value.keys())
 
 
-def check_has_rows(sources: Iterable[DataFile], compare: Compare) -> None:
+def check_has_rows(sources: Iterable[DataFile], compare: PreferenceKind) -> None:
     """Raise DataError for plain text, which has nothing to compare."""
     for source in sources:
         if source.kind != "lines":

@@ -1,7 +1,4 @@
-"""LoRA adapters (Hu et al.
-
-2021) as a function from weights to weights: y = W x + s · B (A x), with W frozen.
-"""
+"""LoRA adapters (Hu et al. 2021) as a function from weights to weights: y = W x + s · B (A x), with W frozen."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -26,7 +26,7 @@ class ShardedStep:
     micro: int  # micro-batches
     groups: int
     trained: int  # floats
-    grad_bytes: int = FLOAT  # bytes of a gradient on it
+    grad_bytes: int = FLOAT  # bytes of a gradient element on the network
 
     @property
     def rank_groups(self) -> list[range]:
@@ -82,12 +82,12 @@ class LinkModel:
 class StepTimeBreakdown:
     """The seconds of a step, by what they are spent on."""
 
-    computing: float
-    straggling: float
-    exchanging: float  # communication that is not hidden by computation
-    updating: float
-    gathering: float
-    asking: float
+    compute: float
+    imbalance: float
+    exchange: float  # communication that is not hidden by computation
+    update: float
+    weight_gather: float
+    small_gathers: float
 
     @property
     def total(self) -> float:
@@ -97,7 +97,7 @@ class StepTimeBreakdown:
     @property
     def exposed(self) -> float:
         """Seconds of communication that computing does not hide."""
-        return self.exchanging + self.gathering + self.asking
+        return self.exchange + self.weight_gather + self.small_gathers
 
 
 def step_seconds(step: ShardedStep, link: LinkModel, ranks_per_host: int = 1) -> StepTimeBreakdown:
@@ -105,16 +105,16 @@ def step_seconds(step: ShardedStep, link: LinkModel, ranks_per_host: int = 1) ->
     peers, barrier = step.ranks - 1, link.message * (step.ranks - 1).bit_length()
     bucket = step.sent_gradients / step.buckets * ranks_per_host * link.byte + peers * link.message + barrier
     hidden = BACKWARD * link.micro
-    computing = step.max_micro * link.micro + (step.max_micro - 1) * link.adding
+    compute = step.max_micro * link.micro + (step.max_micro - 1) * link.adding
     return StepTimeBreakdown(
-        computing=computing,
-        straggling=computing * link.spread * expected_slowest(step.ranks),
-        exchanging=bucket + max(0.0, (step.buckets - 1) * bucket - hidden),
-        updating=link.update / step.ranks,
-        gathering=step.sent_weights * ranks_per_host * link.byte
+        compute=compute,
+        imbalance=compute * link.spread * expected_slowest(step.ranks),
+        exchange=bucket + max(0.0, (step.buckets - 1) * bucket - hidden),
+        update=link.update / step.ranks,
+        weight_gather=step.sent_weights * ranks_per_host * link.byte
         + step.buckets * peers * link.message
         + barrier,
-        asking=GATHERS * barrier,
+        small_gathers=GATHERS * barrier,
     )
 
 

@@ -55,7 +55,7 @@ SIZES = (  # embd, heads, ff, vocab, row, rows
 QUANTIZED_SIZES = (*SIZES[:3], (256, 16, 256, 512, 128, 4), (256, 4, 256, 64, 32, 2))
 OTHER_OPS = ""  # the name for all other ops, which move memory
 
-Cost = Sequence[float]  # seconds of a call, and of each thing that Work counts
+Cost = Sequence[float]  # seconds per unit of each quantity in `cost_terms`
 
 
 class OpTiming(NamedTuple):
@@ -156,7 +156,7 @@ def frozen_type(spec: StepSpec) -> DType | None:
     for name, tensor in spec.weights.items():
         if name not in spec.trainable and len(tensor.shape) > 1:
             sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.size
-    return max(sizes, key=lambda size: sizes[size], default=None)
+    return max(sizes, key=lambda dtype: sizes[dtype], default=None)
 
 
 # ---- measuring -------------------------------------------------------------
@@ -191,7 +191,7 @@ def fit_costs(timings: Iterable[OpTiming]) -> dict[str, Cost]:
 def fit_cost(group: Sequence[OpTiming]) -> Cost:
     """Fit the cost of an op to its timings."""
     columns = list(zip(*(cost_terms(timing.cost) for timing in group), strict=True))
-    return [float(timing) for timing in least_squares(columns, [timing.seconds for timing in group])]
+    return [float(seconds) for seconds in least_squares(columns, [timing.seconds for timing in group])]
 
 
 def small_spec(spec: StepSpec, base: DType | None, size: Sequence[int]) -> StepSpec:

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from llamatrain.data.dataset import PLAIN_KIND, Dataset, DatasetKind, Sample, Shard
-from llamatrain.data.preference_records import Compare
+from llamatrain.data.preference_records import PreferenceKind
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class PreferenceDataset(Dataset):
         return part, int(np.searchsorted(part.ends, number, side="right"))
 
 
-KINDS: dict[Compare | None, DatasetKind] = {
+KINDS: dict[PreferenceKind | None, DatasetKind] = {
     None: PLAIN_KIND,
     "pairs": DatasetKind(PairShard, PreferenceDataset, "pairs"),
     "answers": DatasetKind(LabelledShard, PreferenceDataset, "answers"),

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from llamatrain.data.preference_records import Compare
+from llamatrain.data.preference_records import PreferenceKind
 from llamatrain.graph import ops as O
 from llamatrain.graph.ops import softplus
 from llamatrain.graph.tensor import Tensor
@@ -34,7 +34,7 @@ class Answers(NamedTuple):
 class Objective:
     """A preference objective. Its fields are set by the options of the same names."""
 
-    data: ClassVar[Compare] = "pairs"
+    data: ClassVar[PreferenceKind] = "pairs"
     default_beta: ClassVar[float] = 0.1
     uses_reference: ClassVar[bool] = False  # rewards are relative to the reference
     averages_tokens: ClassVar[bool] = False  # log-probabilities are means over tokens, not sums

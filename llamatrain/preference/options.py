@@ -7,7 +7,7 @@ from llamatrain.config.options import Condition, Option, OptionError, Options, n
 from llamatrain.preference.registry import OBJECTIVES, get_objective
 
 if TYPE_CHECKING:
-    from llamatrain.data.preference_records import Compare
+    from llamatrain.data.preference_records import PreferenceKind
     from llamatrain.preference.objective import Objective
 
     ObjectiveName = str
@@ -39,7 +39,7 @@ class PreferenceDataOptions(Options, panel="Preferences"):
     ] = None
 
     @property
-    def data_kind(self) -> "Compare | None":
+    def data_kind(self) -> "PreferenceKind | None":
         """The kind of data that the objective needs, or None without one."""
         return None if self.objective is None else get_objective(self.objective).data
 

@@ -73,7 +73,7 @@ class Report:
         self._printed, self._printed_at = -1, -math.inf  # so the first step is printed
         self.warnings: list[str] = []
         self._waves: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-        # whose font has no braille
+        # the font of the Linux console has no braille
         has_unicode = self.console.encoding.startswith("utf") and os.environ.get("TERM") != "linux"
         self._glyphs = terminal_plot.UNICODE if has_unicode else terminal_plot.ASCII
         self._display_lines = Display(self._progress, self._glyphs)
@@ -88,7 +88,7 @@ class Report:
                 redirect_stdout=False,  # standard output is for data
             )
 
-    # ---- what is said ------------------------------------------------------
+    # ---- messages ----------------------------------------------------------
 
     def print_header(self, facts: Sequence[tuple[str, str]], planned_bytes: int = 0) -> None:
         """Print names and values, and start the progress display, which shows the planned bytes."""

@@ -84,7 +84,7 @@ def build_loop(
         state=initial_state(prepared, programs, minimizer, loop_config, listener),
         signals=interrupts,
         input_guard=InputWatcher(
-            inputs=inputs.watched_files, warn=listener.warn, frozen=arrays, is_same=inputs.is_same_base
+            inputs=inputs.watched_files, warn=listener.warn, frozen=arrays, base_is_same=inputs.is_same_base
         ),
         minimizer=minimizer,
         epoch_samples=data.samples,

@@ -14,11 +14,11 @@ from llamatrain.errors import DataError, UsageError
 from llamatrain.run.model import RunModel
 from llamatrain.train.protocols import SkippableLoader
 
-CHECKED_ROWS = 4  # rows
+CHECKED_ROWS = 4  # rows of each file that are parsed before anything is compiled
 
 if TYPE_CHECKING:
     from llamatrain.data.dataset import Dataset
-    from llamatrain.data.preference_records import Compare
+    from llamatrain.data.preference_records import PreferenceKind
 
 
 class CountedBatches(SkippableLoader, Protocol):
@@ -63,7 +63,11 @@ class TrainingData:
 
 
 def load_data(
-    files: Sequence[str], model: RunModel, data: DataOptions, seed: int, compare: "Compare | None" = None
+    files: Sequence[str],
+    model: RunModel,
+    data: DataOptions,
+    seed: int,
+    compare: "PreferenceKind | None" = None,
 ) -> TrainingData:
     """Open, tokenize, count and split the data."""
     if not files:
@@ -115,7 +119,7 @@ def load_data(
     )
 
 
-def check_first_rows(files: Sequence[str], data: DataOptions, compare: "Compare | None") -> None:
+def check_first_rows(files: Sequence[str], data: DataOptions, compare: "PreferenceKind | None") -> None:
     """Parse the first rows of each file, so that errors show before anything is compiled."""
     from llamatrain.data.find_files import find_sources
     from llamatrain.data.json_values import RecordTooLarge

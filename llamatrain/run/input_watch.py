@@ -17,7 +17,7 @@ class WatchedFile:
     """An input file as it was when the run started."""
 
     identity: FileIdentity
-    needed: bool  # again, when the run goes on with --resume
+    needed_to_resume: bool
 
 
 def watch_files(paths: Iterable[tuple[Path, bool]]) -> dict[Path, WatchedFile]:
@@ -26,7 +26,7 @@ def watch_files(paths: Iterable[tuple[Path, bool]]) -> dict[Path, WatchedFile]:
     Missing files are reported by their readers.
     """
     return {
-        file: WatchedFile(identity=FileIdentity.read(file), needed=needed)
+        file: WatchedFile(identity=FileIdentity.read(file), needed_to_resume=needed)
         for path, needed in paths
         for file in existing_files(path)
     }
@@ -57,7 +57,7 @@ class InputWatcher:
     inputs: Mapping[Path, WatchedFile]
     warn: Callable[[str], None]
     frozen: Iterable[np.ndarray]  # arrays that the steps read
-    is_same: Callable[[], bool]  # whether the base is, though it was written to
+    base_is_same: Callable[[], bool]  # True if its content did not change, although its file was written to
     possible_cause: str = ""
     reported: set[Path] = field(default_factory=set)
 
@@ -70,7 +70,7 @@ class InputWatcher:
             now = file.current_identity
             if (change := file.describe_change()) is None:
                 continue
-            if file.has_lost_pages or now.size != file.identity.size or not self.is_same():
+            if file.has_lost_pages or now.size != file.identity.size or not self.base_is_same():
                 raise InputChanged(
                     f"{file.path} {change}; the run is saved, restore the file and continue with --resume"
                 )
@@ -89,7 +89,8 @@ class InputWatcher:
                 self.reported.add(path)
                 after = "training continues with its former content"
                 self.warn(
-                    f"{path} {change}; {after}" + (", which --resume will need" if watched.needed else "")
+                    f"{path} {change}; {after}"
+                    + (", which --resume will need" if watched.needed_to_resume else "")
                 )
 
 

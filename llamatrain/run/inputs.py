@@ -23,7 +23,8 @@ from llamatrain.run.config import RunConfig
 from llamatrain.run.input_watch import WatchedFile, watch_files
 from llamatrain.run.resume import ResumePoint
 
-TEACHER = "teacher"  # key of the teacher's fingerprint in a checkpoint
+MERGED_ADAPTERS = "mixed"  # the key of their fingerprints in a checkpoint
+TEACHER = "teacher"  # the key of its fingerprint in a checkpoint
 Factors = Mapping[str, tuple[np.ndarray, np.ndarray, float]]
 
 
@@ -174,7 +175,7 @@ def check_unchanged(inputs: RunInputs, resume_point: ResumePoint, config: RunCon
         raise FileError(
             f"{config.base}: this is not the base of the run in {resume_point.path}", code="changed-input"
         )
-    if inputs.adapter_fingerprints == (stored := extra.get("mixed")):
+    if inputs.adapter_fingerprints == (stored := extra.get(MERGED_ADAPTERS)):
         return
     prints = zip(inputs.merged_adapters, inputs.adapter_fingerprints, strict=True)
     unknown = [

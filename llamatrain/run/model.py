@@ -23,10 +23,10 @@ from llamatrain.run.config import RunConfig
 from llamatrain.run.inputs import RunInputs
 from llamatrain.run.lora_options import LoraOptions
 
-# keys that a new model file has not
+# prefixes of keys that are left out of a new model file
 FILE_KEYS = ("split.", "training.", "optimizer.", "general.quantization_version")
 NEW_MODEL = tuple(name for name, spec in option_specs(ModelOptions).items() if spec.option.new_model)
-FINETUNE_CTX = 512  # at most, where it is not given
+FINETUNE_CTX = 512  # the largest default of --ctx
 
 
 @dataclass(frozen=True, kw_only=True)

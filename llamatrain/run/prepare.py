@@ -104,7 +104,7 @@ def prepare(
     check_resident(config.train.memory)
     with phase("data"):
         data = load_data(config.files, model, config.data, config.train.seed, config.preference.data_kind)
-    if data.packed:  # whatever would be without a word another time
+    if data.packed:  # store the default that was chosen, so that a resumed run packs too
         config = replace(config, data=replace(config.data, pack=True))
     resolved = resolve(config, model.row_length, data.rows.count)
     data.rows.end = config.train.epochs or 0

@@ -17,7 +17,7 @@ from llamatrain.run.dataset import CountedBatches
 from llamatrain.run.resume import ResumePoint
 from llamatrain.train.config import LoopConfig
 from llamatrain.train.programs import TrainPrograms
-from llamatrain.train.state import Best, RunState
+from llamatrain.train.state import BestValidation, RunState
 
 if TYPE_CHECKING:
     from llamatrain.report.report import Report
@@ -67,7 +67,7 @@ def initial_state(
     if tuple(stored_option(resume_point, "data", "val") or ()) != prepared.config.data.val:
         if state.best.step is not None:
             report.warn("the validation data has changed: the best validation is determined anew")
-        state.best = Best()
+        state.best = BestValidation()
     return state
 
 

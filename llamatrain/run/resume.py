@@ -35,7 +35,8 @@ class ResumePoint:
 
     checkpoint: Checkpoint
     path: Path
-    # whether this user wrote it; no place that another's checkpoint names is read or written unasked
+    # True if this user wrote it. Files that someone else's checkpoint names are not read or written, unless
+    # the user asks for it.
     is_own: bool = True
     notes: tuple[str, ...] = ()
 

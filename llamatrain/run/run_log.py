@@ -28,7 +28,7 @@ def open_metrics(prepared: PreparedRun, folder: RunFolder) -> Metrics:
         )
 
         def warn(line: str) -> None:
-            metrics.warn(line)  # by whoever listens then
+            metrics.warn(line)  # looked up at each call, since the report replaces it later
 
         metrics.sink = Loggers(run.log, context, warn)
     return metrics

@@ -180,11 +180,11 @@ def forecast_ranks(
 ) -> Iterator[RankForecast]:
     """Yield forecasts for 1, 2, 4 and so on, and for the number of ranks that was asked for."""
 
-    def seconds(of: ShardedStep, rows: int) -> StepTimeBreakdown:
+    def seconds(shape: ShardedStep, rows: int) -> StepTimeBreakdown:
         """Return the time of a step with micro-batches of this many rows."""
-        effort = alone if of.ranks == 1 else sharded
-        own = {"micro": effort.micro_batch(rows), "adding": effort.adding, "update": effort.update}
-        return step_seconds(of, LinkModel(**own, byte=8 / bits, message=MESSAGE_SECONDS, spread=SPREAD))
+        times = alone if shape.ranks == 1 else sharded
+        costs = {"micro": times.micro_batch(rows), "adding": times.adding, "update": times.update}
+        return step_seconds(shape, LinkModel(**costs, byte=8 / bits, message=MESSAGE_SECONDS, spread=SPREAD))
 
     one = seconds(*step.strong_scaled(1)).total / step.rows
     for count in sorted({ranks, *(1 << power for power in range(MAX_RANKS.bit_length()))}):

@@ -134,7 +134,9 @@ def compare_ranks(prepared: PreparedRun) -> None:
         "checkpoint": read_stored_checksum(inputs.resume_point.path) if inputs.resume_point else None,
         "data": data.rows.state.fingerprint,
         "validation": data.validation.state.fingerprint if data.validation else None,
-        "way": {name: getattr(config.train, name) for name in ("batch", "grad_acc", "grad_groups", "remat")},
+        "batch plan": {
+            name: getattr(config.train, name) for name in ("batch", "grad_acc", "grad_groups", "remat")
+        },
     }
     get_comm().assert_equal_on_all(facts)
 

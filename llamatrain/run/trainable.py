@@ -20,7 +20,7 @@ from llamatrain.model.frozen_weights import add_frozen_adapters, copy_weights, l
 from llamatrain.model.hyperparameters import Hyperparameters, describe_unused, unused_tensors
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.model.transformer import trainable_weights
-from llamatrain.run.inputs import RunInputs
+from llamatrain.run.inputs import MERGED_ADAPTERS, RunInputs
 
 Arrays = Mapping[str, np.ndarray]
 Cache = Literal["auto", "bf16", "off"]
@@ -227,7 +227,7 @@ class LoraAdapter:
             "scales": dict(self.scales),
             "alpha": self.alpha,
             "base": self.sources.base_fingerprint,
-            "mixed": self.sources.adapter_fingerprints,
+            MERGED_ADAPTERS: self.sources.adapter_fingerprints,
         }
 
     def notes(self) -> Iterator[str]:

@@ -20,7 +20,7 @@ class Counters:
 
 
 @dataclass
-class Partial:
+class PartialStep:
     """A step that was interrupted.
 
     It holds the losses of the micro-batches whose gradients are accumulated, and their time.
@@ -32,7 +32,7 @@ class Partial:
 
 
 @dataclass
-class Best:
+class BestValidation:
     """The validation with the lowest loss so far.
 
     Patience counts only the scheduled validations. A run that stops by time or number of steps validates once
@@ -68,7 +68,7 @@ class RunState:
     counters: Counters = field(default_factory=Counters)
     data: CursorState | None = None  # before a step under way, after a completed one; None: at the start
     stop: StopState = field(default_factory=StopState)
-    best: Best = field(default_factory=Best)
-    partial: Partial | None = None
+    best: BestValidation = field(default_factory=BestValidation)
+    partial: PartialStep | None = None
     validation_due: bool = False  # the last step has not been validated yet
     stop_reason: str | None = None  # why a stop rule ended the run

@@ -18,7 +18,7 @@ from llamatrain.train.config import LoopConfig
 from llamatrain.train.parallel.step_sync import MicrobatchInfo, RankStep, merge_steps, sum_totals
 from llamatrain.train.programs import TrainPrograms
 from llamatrain.train.protocols import InputChanged, InputGuard, Signals, TrainingError, TrainingInterrupted
-from llamatrain.train.state import Partial, RunState
+from llamatrain.train.state import PartialStep, RunState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ class StepRunner:
                 state.partial = (
                     None
                     if sharded
-                    else Partial(losses, max(0.0, time.perf_counter() - start), self._rewards_sum)
+                    else PartialStep(losses, max(0.0, time.perf_counter() - start), self._rewards_sum)
                 )
                 raise TrainingInterrupted
             losses.append(

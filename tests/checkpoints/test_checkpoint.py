@@ -20,7 +20,7 @@ from llamatrain.gguf.values import Kind, Value, boolean, f32, number, numbers, s
 from llamatrain.optim.early_stop import StopState
 from llamatrain.optim.methods import lbfgs
 from llamatrain.optim.methods.lbfgs import LbfgsState
-from llamatrain.train.state import Best, Counters, Partial, RunState
+from llamatrain.train.state import BestValidation, Counters, PartialStep, RunState
 from tests.helpers.cli import TINY, ran, text_file
 from tests.helpers.tiny_checkpoint import forge, sign, tiny_checkpoint
 from tests.helpers.tiny_gguf import write_arrays
@@ -353,7 +353,7 @@ ARRAYS: list[tuple[str, Callable[[Checkpoint], object], str]] = [
         lambda c: c.vectors.update({GRADIENTS: np.ones(5, np.float32)}),
         "is missing; one needs the other",
     ),
-    ("adam", lambda c: setattr(c.state, "partial", Partial([0.5])), "is missing; one needs the other"),
+    ("adam", lambda c: setattr(c.state, "partial", PartialStep([0.5])), "is missing; one needs the other"),
     ("adam", lambda c: c.weights.update(extra=np.ones(3)), "tensor 'extra' must be F32 (got F64)"),
     ("lbfgs", cut("optimizer.lbfgs.memory_y"), "memory_y' must have the shape [3, 18624] (got [3, 18623])"),
     (
@@ -418,7 +418,7 @@ def test_nothing_of_a_checkpoint_is_forgotten_by_these_tests() -> None:
     checkpoint = tiny_checkpoint(partial=True)
     state = checkpoint.state
     assert state.partial and state.data and all(asdict(state.partial).values())
-    parts = ((state.counters, Counters()), (state.stop, StopState()), (state.best, Best()))
+    parts = ((state.counters, Counters()), (state.stop, StopState()), (state.best, BestValidation()))
     for told, fresh in ((state, RunState()), *parts):
         assert all(repr(a) != repr(b) for a, b in zip(vars(told).values(), vars(fresh).values(), strict=True))
     assert all(state.data._replace(taken=1)), "what follows from the others is not kept"

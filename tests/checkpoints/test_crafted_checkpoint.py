@@ -16,7 +16,7 @@ from llamatrain.checkpoints.checkpoint import GRADIENTS
 from llamatrain.checkpoints.read import read_checkpoint
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.values import Kind, Value, number, string
-from llamatrain.train.state import Partial
+from llamatrain.train.state import PartialStep
 from tests.helpers.cli import TINY, Done, ran, run, text_file
 from tests.helpers.lora_runs import base
 from tests.helpers.small_models import small
@@ -109,7 +109,7 @@ def halved(path: Path, target: Path) -> Path:
     assert found.state.data
     elements = sum(found.weights[name].size for name in found.order)
     found.vectors[GRADIENTS] = np.ones(elements, np.float32)
-    found.state.partial = Partial([0.5], 0.1)
+    found.state.partial = PartialStep([0.5], 0.1)
     found.options["train"]["iters"] = 4
     checkpoint.write_checkpoint(target, found)
     return target

@@ -15,7 +15,7 @@ from llamatrain.data import token_cache
 from llamatrain.data.batches import Batch, CursorState
 from llamatrain.data.dataset import open_dataset
 from llamatrain.data.options import DataOptions
-from llamatrain.data.preference_records import Compare
+from llamatrain.data.preference_records import PreferenceKind
 from llamatrain.data.shuffle import Order
 from llamatrain.data.sine import Sine
 from llamatrain.data.token_cache import DiskArray
@@ -54,7 +54,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     token_cache.cache_folder.cache_clear()
 
 
-def of_files(name: str, ctx: int = 24, compare: Compare | None = None, **options: Any) -> Opened:
+def of_files(name: str, ctx: int = 24, compare: PreferenceKind | None = None, **options: Any) -> Opened:
     said = DataOptions(**options)
     corpus = functools.cache(lambda: open_dataset([name], ByteTokenizer(), said, ctx, 0, KINDS[compare])[0])
     return lambda seed: batches_class(compare)(corpus(), said, seed, EOS, BOS)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from llamatrain.gguf.values import Value
 from llamatrain.gguf.writer import create_gguf
 from llamatrain.optim.early_stop import StopState
 from llamatrain.preference.batch import Rewards
-from llamatrain.train.state import Best, Counters, Partial, RunState
+from llamatrain.train.state import BestValidation, Counters, PartialStep, RunState
 from tests.helpers.tiny_gguf import llama_metadata, llama_tensors
 
 MEMORY = 3  # moves in the history of L-BFGS
@@ -61,9 +61,11 @@ def tiny_checkpoint(optimizer: str = "adam", step: int = 7, partial: bool = Fals
         state=RunState(
             counters=Counters(step, 8 * step, 999, 1, 0.1 + 0.2),
             data=CursorState(3, 1, 40, 2, "00ff", end=7),
-            best=Best(1 / 3, step - min(step, 2), min(step, 2), 2 / 3),
+            best=BestValidation(1 / 3, step - min(step, 2), min(step, 2), 2 / 3),
             stop=StopState(1.1, 1.3 / 3, 2, [0.1 * i for i in range(5)]),
-            partial=Partial([1 / 3, 2 / 7], 0.1 + 0.7, Rewards(0.1, -1 / 3, 3, 2, 4, 5)) if partial else None,
+            partial=PartialStep([1 / 3, 2 / 7], 0.1 + 0.7, Rewards(0.1, -1 / 3, 3, 2, 4, 5))
+            if partial
+            else None,
             validation_due=True,
             stop_reason="the loss rose",
         ),

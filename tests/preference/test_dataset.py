@@ -9,7 +9,7 @@ import pytest
 
 from llamatrain.data.dataset import open_dataset
 from llamatrain.data.options import DataOptions
-from llamatrain.data.preference_records import Compare, PreferencePair, parse_preference
+from llamatrain.data.preference_records import PreferenceKind, PreferencePair, parse_preference
 from llamatrain.data.records import ChatRecord, PromptRecord
 from llamatrain.errors import DataError
 from llamatrain.preference.batches import KtoBatches, PairBatches
@@ -27,7 +27,7 @@ HI, YES, NO = (
 BE = {"role": "system", "content": "be"}
 
 
-def judged(compare: Compare = "pairs", **row: Any) -> PreferencePair:
+def judged(compare: PreferenceKind = "pairs", **row: Any) -> PreferencePair:
     return parse_preference(json.dumps(row).encode(), "d.jsonl, line 3", compare)
 
 
@@ -108,7 +108,7 @@ def test_forms_of_other_trainers() -> None:
     )
 
 
-BAD: list[tuple[Compare, dict[str, Any], str]] = [
+BAD: list[tuple[PreferenceKind, dict[str, Any], str]] = [
     (
         "pairs",
         {"prompt": "a", "chosen": "b", "rejected": "b"},
@@ -174,7 +174,7 @@ BAD: list[tuple[Compare, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("compare", "row", "told"), BAD)
 def test_what_cannot_be_compared_is_told_by_its_place(
-    compare: Compare, row: dict[str, Any], told: str
+    compare: PreferenceKind, row: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(DataError) as info:
         judged(compare, **row)
@@ -189,7 +189,7 @@ def test_what_cannot_be_compared_is_told_by_its_place(
 
 
 def opened(
-    path: Path, compare: Compare, ctx: int = 96, pack: bool = False, **options: Any
+    path: Path, compare: PreferenceKind, ctx: int = 96, pack: bool = False, **options: Any
 ) -> PairBatches | KtoBatches:
     said = DataOptions(shuffle=False, pack=pack, **{"as_chat": False, **options})
     corpus, _ = open_dataset([str(path)], ByteTokenizer(chat_template=LLAMA3), said, ctx, 0, KINDS[compare])

@@ -14,7 +14,7 @@ from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.report.series import Losses
 from llamatrain.report.svg_plot import draw_svg
 from llamatrain.train.evaluate import LossMeter
-from llamatrain.train.state import Best
+from llamatrain.train.state import BestValidation
 from llamatrain.train.step import StepRunner
 from tests.helpers.cli import TINY, Argument, metrics, ran, run, same_bits, steps, text_file, timeless
 from tests.helpers.lora_runs import base
@@ -171,7 +171,7 @@ def test_without_validations_it_means_nothing(
 
 
 def test_what_is_no_number_is_no_better() -> None:
-    best = Best()
+    best = BestValidation()
     assert [
         best.observe(loss, step) for step, loss in enumerate([math.nan, 3.0, math.nan, 3.0, math.inf])
     ] == [
@@ -184,7 +184,7 @@ def test_what_is_no_number_is_no_better() -> None:
     assert (best.step, best.stale) == (1, 3)
     assert best.stop_reason(4) is None and best.stop_reason(0) is None
     assert best.stop_reason(3) == "no validation loss below 3 (step 1) in the last 3 validations"
-    assert "that is a number" in (Best(stale=2).stop_reason(2) or "")
+    assert "that is a number" in (BestValidation(stale=2).stop_reason(2) or "")
 
 
 # ---- out of time -----------------------------------------------------------
@@ -389,7 +389,7 @@ def test_of_other_validation_data_it_begins_anew(tuned: Callable[..., Any], tmp_
 def test_a_checkpoint_without_it_goes_on(tuned: Callable[..., Any], tmp_path: Path) -> None:
     """Those of before knew of no best: the next validation is."""
     assert tuned("run", "--iters", 4, "--eval-every", 0).code == 0
-    assert read_checkpoint(tmp_path / "run" / "checkpoint-4.gguf").state.best == Best()
+    assert read_checkpoint(tmp_path / "run" / "checkpoint-4.gguf").state.best == BestValidation()
     ran("finetune", "--resume", tmp_path / "run", "--iters", 6, "--eval-every", 2)
     assert read_checkpoint(tmp_path / "run" / "checkpoint-6.gguf").state.best.step == 6
 

@@ -50,7 +50,7 @@ PREFETCH_BYTES = 1 << 14  # bytes of requests sent at once; a pipe buffers them 
 PREFETCHED_BYTES = 1 << 20  # bytes of answers kept for later
 Answer = tuple[dict[str, Any], memoryview]
 ChatRequest = tuple[list[Message], list[Any] | None, str]  # a chat, its tools, and the render mode
-REQUEST_KEYS = ("messages", "tools", "want")  # keys of a ChatRequest
+REQUEST_KEYS = ("messages", "tools", "mode")  # keys of a ChatRequest
 
 
 class TemplateError(DataError):
@@ -299,7 +299,7 @@ class RendererProcess:
                     "template": source,
                     "values": {"documents": None, **values},
                     "ends": [*ends],
-                    "keeps": keep_reasoning,
+                    "keep_reasoning": keep_reasoning,
                     "day": day,
                     "new": new,
                 }
@@ -350,7 +350,7 @@ class RendererProcess:
         *first_ones, last = requests
         try:
             self._write(
-                "".join(f'{request[:-1]}, "waits": true}}\n' for request in first_ones).encode()
+                "".join(f'{request[:-1]}, "is_followed": true}}\n' for request in first_ones).encode()
                 + last.encode()
             )
             for _ in requests:
@@ -370,7 +370,11 @@ class RendererProcess:
             return TemplateError(
                 f"the chat template refuses it: {answer['error']}", code="refused-by-template"
             )
-        return RecordTooLarge(answer["much"], code="row-too-large") if "much" in answer else (answer, texts)
+        return (
+            RecordTooLarge(answer["too_large"], code="row-too-large")
+            if "too_large" in answer
+            else (answer, texts)
+        )
 
     def _read_answer(self, deadline: float) -> Answer:
         answer = dict[str, Any]()

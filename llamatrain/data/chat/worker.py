@@ -44,15 +44,15 @@ class Conversation:
     def __init__(self, template: JinjaTemplate, request: dict[str, Any], size: int) -> None:
         self.template = template
         self.tools = request.get("tools")
-        self.mode = request["want"]
+        self.mode = request["mode"]
         self.notes = set[str]()
         untrained = [message.pop("untrained", False) for message in request["messages"]]
         self.messages = self.adapt_messages(request["messages"])
-        spoken = zip(self.messages, untrained[-len(self.messages) :], strict=True)
+        flagged_messages = zip(self.messages, untrained[-len(self.messages) :], strict=True)
         turns = [
             number
-            for number, (message, not_it) in enumerate(spoken)
-            if message["role"] == "assistant" and not not_it
+            for number, (message, is_untrained) in enumerate(flagged_messages)
+            if message["role"] == "assistant" and not is_untrained
         ]
         turns = turns[-1:] if self.mode == LAST else turns
         self.per_answer = self.mode in (TURNS, LAST)
@@ -348,7 +348,7 @@ class RenderServer:
             if line != MORE:
                 self.chat = None
                 request = json.loads(line)
-                is_followed = "waits" in request
+                is_followed = "is_followed" in request
             del line  # it is as large as its renderings
             answer, texts = self.answer(request, size)
         except Exception as error:
@@ -365,7 +365,7 @@ class RenderServer:
         if request:
             if "template" in request:
                 limit_memory(self.memory)  # before compiling, which folds constants
-                settings = (request[key] for key in ("template", "values", "ends", "keeps", "day"))
+                settings = (request[key] for key in ("template", "values", "ends", "keep_reasoning", "day"))
                 template = JinjaTemplate(*settings)
                 if request["new"]:
                     self.try_small_chat(template)
@@ -397,7 +397,7 @@ class RenderServer:
         """Return the answer that reports an error of the template to the parent."""
         self.chat = None
         if isinstance(error, MemoryError | RenderTooLong):
-            return {"much": "too much memory" if isinstance(error, MemoryError) else "too much text"}
+            return {"too_large": "too much memory" if isinstance(error, MemoryError) else "too much text"}
         if isinstance(error, RecursionError):
             return {"error": "it nests too deeply"}
         return {"error": (" ".join(str(error).split()) or type(error).__name__)[:300]}

@@ -1,7 +1,4 @@
-"""KTO (Ethayarajh et al.
-
-2024): single answers, relative to how far the model moved for mismatched answers.
-"""
+"""KTO (Ethayarajh et al. 2024): single answers, relative to how far the model moved for mismatched answers."""
 
 from dataclasses import dataclass
 

@@ -18,9 +18,9 @@ class GroupStep:
 
     batches: int
     accumulates: bool  # adds to vector 0 instead of overwriting it
-    # to a vector, another one, which is not needed any more
+    # (target, source): the source is added to the target, and is free afterwards
     additions: list[tuple[int, int]] = field(default_factory=list)
-    move_to: int = 0  # vector 0 makes way to this one
+    move_to: int = 0  # vector 0 is copied here before the next group overwrites it; 0: it is not
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,8 @@ Segment = list[ParamSlice]
 class Partition:
     """Assigns slices of the flat gradient vector to buckets, segments and ranks.
 
-    `order` lists weights in the order in which their gradients become final. With `whole`, no weight is
-    split, as some optimizers require.
+    `order` lists weights in the order in which their gradients become final. With `whole_weights`, no
+    weight is split, as some optimizers require.
     """
 
     shapes: Mapping[str, tuple[int, ...]]

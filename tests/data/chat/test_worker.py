@@ -13,7 +13,7 @@ from llamatrain.data.chat.template import RendererProcess
 from tests.data.chat.test_encode import HOSTILE
 
 SLOW = "{% for i in range(1000) %}{% for j in range(3000) %}{% endfor %}{% endfor %}" + CHATML
-ASKED = {"messages": [{"role": "user", "content": "hi"}], "want": "whole"}
+ASKED = {"messages": [{"role": "user", "content": "hi"}], "mode": "whole"}
 REQUEST = json.dumps(ASKED).encode()
 
 
@@ -34,7 +34,7 @@ import sys
 from llamatrain.data.chat.template import RendererProcess
 child = RendererProcess(sys.argv[1], {})
 print(child.process.pid, flush=True)
-child.request({"messages": [{"role": "user", "content": "hang"}], "want": "whole"}, 60)
+child.request({"messages": [{"role": "user", "content": "hang"}], "mode": "whole"}, 60)
 """
 
 
