@@ -220,7 +220,7 @@ def test_escapes() -> None:
     ctx=st.integers(2, 9),
     share=st.floats(0.01, 0.6),
     seed=st.integers(0, 99),
-    bos_count=st.booleans(),
+    lead=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
 def test_a_split_shares_no_target(size: int, ctx: int, share: float, seed: int, lead: bool) -> None:

@@ -363,7 +363,7 @@ def test_evaluate_takes_what_judges(tmp_path: Path) -> None:
     assert json.loads(done.out) == json.loads(alone.out)
     assert "named test (1)" in done.err
     shown = ran("preview", folder, "--model", tmp_path / "run" / "model.gguf", "--ctx", 16)
-    assert "5 samples" in shown.out and "2 samples to validate with" in shown.out
+    assert "5 samples" in shown.out and "2 samples for validation" in shown.out
 
 
 def test_a_preview_shows_each_form(tmp_path: Path) -> None:
