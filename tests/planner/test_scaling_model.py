@@ -106,9 +106,7 @@ def test_more_of_anything_takes_longer() -> None:
             assert step_seconds(at, replace(tempo, **{name: 2 * getattr(tempo, name)})).total >= total, name
         assert step_seconds(replace(at, trained=2 * at.trained), tempo).total >= total
         assert step_seconds(replace(at, micro=2 * at.micro), tempo).total >= total
-        assert (
-            step_seconds(at, tempo).compute <= step_seconds(replace(at, ranks=ranks - 1), tempo).compute
-        )
+        assert step_seconds(at, tempo).compute <= step_seconds(replace(at, ranks=ranks - 1), tempo).compute
 
 
 # ---- from measurements ------------------------------------------------------
