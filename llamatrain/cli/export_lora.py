@@ -11,7 +11,7 @@ from llamatrain.cli.typer_app import Command, make_app, parse_path, with_options
 from llamatrain.commands.export import export
 from llamatrain.commands.merge import ExportOptions
 from llamatrain.config.options import build
-from llamatrain.platform.terminal import drop_stdout, wrap_line
+from llamatrain.platform.terminal import discard_output, wrap_line
 
 command = make_app()
 
@@ -42,4 +42,4 @@ def export_lora(
         try:
             print(text, flush=True)
         except BrokenPipeError:  # the file is there all the same
-            drop_stdout()
+            discard_output(sys.stdout)

@@ -15,7 +15,7 @@ from llamatrain.distributed import comm as together
 from llamatrain.distributed import stderr
 from llamatrain.distributed.comm import ExitStatus
 from llamatrain.errors import LlamatrainError, describe
-from llamatrain.platform.terminal import drop_stdout, show_log
+from llamatrain.platform.terminal import discard_output, flush_or_discard, show_log
 from llamatrain.report.devnull import open_null
 
 # Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when
@@ -95,7 +95,7 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         code = report_failure(ExitStatus("", 130))  # as in shells: 128 + the signal's number
     except BrokenPipeError:
-        drop_stdout()
+        discard_output(sys.stdout)
         code = report_failure(ExitStatus("", 1))
     except (LlamatrainError, typer.TyperException, OSError, MemoryError, ImportError) as error:
         code = report_failure(
@@ -106,6 +106,7 @@ def main() -> None:
             raise
         code = report_failure(together.exit_status_for(error))
     together.close(code or 0)
+    flush_or_discard(sys.stderr)
     sys.exit(code or 0)  # commands return nothing
 
 

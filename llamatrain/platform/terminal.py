@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any
+from typing import Any, TextIO
 
 from llamatrain.platform.escape import make_printable
 from llamatrain.platform.threads import start_thread
@@ -230,6 +230,14 @@ def restore_terminal() -> None:
         )
 
 
-def drop_stdout() -> None:
-    """Send standard output to nowhere, because its reader has gone."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def discard_output(stream: TextIO) -> None:
+    """Send a standard stream to the null device, because its reader has gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def flush_or_discard(stream: TextIO) -> None:
+    """Flush a standard stream, so that Python does not exit with code 120 if its reader has gone."""
+    try:
+        stream.flush()
+    except OSError:
+        discard_output(stream)

@@ -126,7 +126,8 @@ def test_text_behind_much_white_space_is_text() -> None:
 def left_after(lines: int, *words: Argument) -> int:
     """The exit code of a command whose reader leaves after so many lines of either stream."""
     out, err = subprocess.PIPE, subprocess.STDOUT
-    with subprocess.Popen([*PROGRAM, *map(str, words)], env=environment(), stdout=out, stderr=err) as process:
+    buffered = {name: value for name, value in environment().items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen([*PROGRAM, *map(str, words)], env=buffered, stdout=out, stderr=err) as process:
         assert process.stdout
         for _ in range(lines):
             process.stdout.readline()
