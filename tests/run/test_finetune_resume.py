@@ -317,7 +317,7 @@ def test_a_folder_for_peft_is_nobody_elses(place: Path) -> None:
         "choose another --peft",
     )
     Path("file").touch()
-    refused(run(*arguments("two", "mixed", 2), "--peft", "file/under"), 1, "file", "no folder")
+    refused(run(*arguments("two", "mixed", 2), "--peft", "file/under"), 1, "file/under", "write-failed")
     assert not Path("two").exists()
     ran("finetune", "--checkpoint-in", "run/checkpoint-2.gguf", "--iters", 3, "--out", "two")
     assert (place / "theirs" / peft.WEIGHTS).read_bytes() == before  # of the other run
