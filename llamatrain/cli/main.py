@@ -138,10 +138,11 @@ def format_error(error: Exception) -> str:
 
 
 def format_usage_error(error: typer.TyperException) -> str:
-    """Return typer's message about a command line as one sentence with a hint."""
-    hint, message = "", error.format_message()
+    """Return typer's message about a command line as one sentence with a hint and a code."""
+    hint, code, message = "", "invalid-option", error.format_message()
+    context = getattr(error, "ctx", None)
     if hasattr(error, "possibilities") and hasattr(error, "option_name"):  # there is no such option
-        name, context = error.option_name, getattr(error, "ctx", None)
+        name, code = error.option_name, "unknown-option"
         options = [
             option
             for param in (context.command.params if context else ())
@@ -149,8 +150,10 @@ def format_usage_error(error: typer.TyperException) -> str:
         ]
         message, hint = f"no such option {shorten(name)}", suggest_option(name) or suggest(name, options)
     elif message.startswith("Got unexpected extra"):
-        hint = EXTRA_ARGUMENT_HINTS.get(getattr(getattr(error, "ctx", None), "info_name", ""), "")
-    elif message.startswith("Missing option '--model'"):
-        hint = "; give the model whose tokens are shown: llamatrain preview DATA --model MODEL"
+        hint, code = EXTRA_ARGUMENT_HINTS.get(getattr(context, "info_name", ""), ""), "unexpected-argument"
+    elif message.startswith("Missing"):
+        code = "missing-option" if message.startswith("Missing option") else "missing-argument"
+        if "'--model'" in message:
+            hint = "; give the model whose tokens are shown: llamatrain preview DATA --model MODEL"
     message = " ".join(message.split()).removesuffix(".")
-    return message[:1].lower() + message[1:] + (hint or see_help(getattr(error, "ctx", None)))
+    return f"{message[:1].lower()}{message[1:]}{hint or see_help(context)} [{code}]"

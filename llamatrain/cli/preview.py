@@ -76,7 +76,7 @@ def print_json(rows: "Batches", options: PreviewOptions) -> None:
     for batch, number in first_rows(rows, options):
         names = ("tokens", "targets", "weights", "positions", "starts")
         row = {name: getattr(batch, name)[number].tolist() for name in names}
-        print(json.dumps(row | ({"chosen": is_chosen(batch, number).tolist()} if batch.compared else {})))
+        print(json.dumps(row | ({"chosen": is_chosen(batch, number).tolist()} if batch.answers else {})))
 
 
 def print_rows(rows: "Batches", options: PreviewOptions, tokenizer: "Tokenizer") -> None:
@@ -103,11 +103,11 @@ def print_rows(rows: "Batches", options: PreviewOptions, tokenizer: "Tokenizer")
 
 def is_chosen(batch: "Batch", number: int) -> "np.ndarray":
     """Return for each token of a row whether it belongs to a chosen answer."""
-    compared = batch.compared
-    assert compared
-    if len(compared.sides) == len(batch.tokens):
-        return compared.chosen[number] | bool(compared.sides[number] > 0)
-    return compared.chosen[number]
+    answers = batch.answers
+    assert answers
+    if len(answers.sides) == len(batch.tokens):
+        return answers.chosen[number] | bool(answers.sides[number] > 0)
+    return answers.chosen[number]
 
 
 def sample_kinds(batch: "Batch", number: int) -> "Iterator[str]":
@@ -116,8 +116,8 @@ def sample_kinds(batch: "Batch", number: int) -> "Iterator[str]":
 
     starts, trained = batch.starts[number], batch.weights[number] > 0
     for begin in np.unique(starts[trained]):
-        chosen = batch.compared and is_chosen(batch, number)[begin]
-        yield "" if batch.compared is None else "chosen" if chosen else "rejected"
+        chosen = batch.answers and is_chosen(batch, number)[begin]
+        yield "" if batch.answers is None else "chosen" if chosen else "rejected"
 
 
 def highlight_trained(

@@ -67,11 +67,11 @@ class PreviewRow:
 
 
 def preview_rows(
-    data: Sequence[str], options: PreviewOptions, data_options: DataOptions, compared: PreferenceDataOptions
+    data: Sequence[str], options: PreviewOptions, data_options: DataOptions, preference: PreferenceDataOptions
 ) -> list[PreviewRow]:
     """Return the first rows; no sample occurs twice."""
     with avoid_compiling(data, data_options):
-        opened = open_rows(data, options, data_options, compared)
+        opened = open_rows(data, options, data_options, preference)
         return [
             describe_row(batch, number, opened.tokenizer)
             for batch, number in first_rows(opened.rows, options, once=True)
@@ -113,7 +113,7 @@ def avoid_compiling(data: Sequence[str], options: DataOptions) -> Iterator[None]
 
 
 def open_rows(
-    data: Sequence[str], options: PreviewOptions, data_options: DataOptions, compared: PreferenceDataOptions
+    data: Sequence[str], options: PreviewOptions, data_options: DataOptions, preference: PreferenceDataOptions
 ) -> PreviewRows:
     """Tokenize the data as a run would."""
     from llamatrain.data.dataset import open_dataset
@@ -125,9 +125,9 @@ def open_rows(
     tokenizer = load_tokenizer(gguf)
     ctx = options.ctx or min(DEFAULT_CTX, read_context(gguf))
     dataset, validation = open_dataset(
-        data, tokenizer, data_options, ctx, options.seed, kind=KINDS[compared.data_kind]
+        data, tokenizer, data_options, ctx, options.seed, kind=KINDS[preference.data_kind]
     )
-    rows = batches_class(compared.data_kind)(
+    rows = batches_class(preference.data_kind)(
         dataset, data_options, options.seed, tokenizer.eos, tokenizer.bos
     )
     warning = (

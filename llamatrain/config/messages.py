@@ -22,7 +22,7 @@ def quote(value: Any, inside: int = 0) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, int):  # Python writes no number of thousands of digits
-        return str(value) if abs(value) < 10**LONGEST else "so large a number"
+        return str(value) if abs(value) < 10**LONGEST else f"a number of more than {LONGEST} digits"
     if isinstance(value, str):
         return repr(value[:LONGEST]) + ("..." if len(value) > LONGEST else "")
     text = str(value)

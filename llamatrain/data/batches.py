@@ -64,7 +64,7 @@ class Batch:
     starts: np.ndarray  # int32: the first token of the row that each token attends to
     size: int  # tokens without padding
     samples: int = 0
-    compared: "PreferenceBatch | None" = None
+    answers: "PreferenceBatch | None" = None
     empty: int = 0  # rows that are padding
 
 
@@ -89,6 +89,14 @@ class PreferenceBatch:
     def chosen_tokens(self) -> int:
         """The number of tokens in chosen answers and their prompts."""
         return int(np.count_nonzero(self.chosen))
+
+
+class StepTotals(NamedTuple):
+    """Sums over all micro-batches of a step; each batch contributes a share."""
+
+    weight: float = 1.0
+    answers: float = 1.0  # or pairs
+    chosen_tokens: float = 1.0  # tokens of chosen answers with their prompts
 
 
 class PackingStats(NamedTuple):

@@ -7,14 +7,6 @@ import numpy as np
 from llamatrain.data.batches import Batch
 
 
-class PreferenceTotals(NamedTuple):
-    """Sums over all micro-batches of a step; each batch contributes a share."""
-
-    weight: float = 1.0
-    answers: float = 1.0  # or pairs
-    chosen_tokens: float = 1.0  # tokens of chosen answers with their prompts
-
-
 class PreferenceMetrics(TypedDict):
     """The metrics of a step or a validation."""
 
@@ -41,8 +33,8 @@ class Rewards(NamedTuple):
 
         There is one per answer, or those of chosen answers are followed by those of rejected ones.
         """
-        assert batch.compared
-        sides, values = batch.compared.sides, rewards.astype(np.float64)
+        assert batch.answers
+        sides, values = batch.answers.sides, rewards.astype(np.float64)
         if len(values) == len(sides):
             chosen_values, rejected_values, correct = values[sides > 0], values[sides < 0], values * sides > 0
             return cls(

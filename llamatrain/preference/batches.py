@@ -54,7 +54,7 @@ class PairBatches(Batches):
                 pairs += rejected
         sides = np.zeros(half, np.float32)
         sides[:pairs] = 1
-        return replace(batch, compared=PreferenceBatch(sequences, chosen, sides), samples=pairs)
+        return replace(batch, answers=PreferenceBatch(sequences, chosen, sides), samples=pairs)
 
 
 class KtoBatches(Batches):
@@ -84,8 +84,8 @@ class KtoBatches(Batches):
         mismatched = list(self._mismatched_rows(rows))
         length = max(self.length_for(rows), self.length_for(mismatched))
         batch = self._with_labels(rows, length)
-        assert batch.compared
-        return replace(batch, compared=replace(batch.compared, others=self._with_labels(mismatched, length)))
+        assert batch.answers
+        return replace(batch, answers=replace(batch.answers, others=self._with_labels(mismatched, length)))
 
     def _with_labels(self, rows: list[Row], length: int) -> Batch:
         batch = self.to_arrays(rows, length)
@@ -95,7 +95,7 @@ class KtoBatches(Batches):
         return replace(
             batch,
             weights=np.abs(batch.weights),
-            compared=PreferenceBatch(sequences, chosen, sides.astype(np.float32)),
+            answers=PreferenceBatch(sequences, chosen, sides.astype(np.float32)),
         )
 
     def _mismatched_rows(self, rows: list[Row]) -> Iterator[Row]:

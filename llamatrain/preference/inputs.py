@@ -6,8 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from llamatrain.data.batches import Batch, PreferenceBatch
-from llamatrain.preference.batch import PreferenceTotals
+from llamatrain.data.batches import Batch, PreferenceBatch, StepTotals
 from llamatrain.preference.forward import MISMATCHED
 from llamatrain.preference.objective import Objective
 
@@ -17,7 +16,7 @@ class InputSource:
     """A batch, and what else the arrays of its inputs depend on."""
 
     batch: Batch
-    totals: PreferenceTotals
+    totals: StepTotals
     drops_untrained: bool  # only tokens with a loss are given to the output weight
     objective: Objective | None = None
     dropout_key: tuple[int, int] = (0, 0)
@@ -25,8 +24,8 @@ class InputSource:
     @property
     def answers(self) -> PreferenceBatch:
         """The answers that tokens belong to."""
-        assert self.batch.compared
-        return self.batch.compared
+        assert self.batch.answers
+        return self.batch.answers
 
     @cached_property
     def trained_chosen(self) -> np.ndarray:
@@ -36,8 +35,8 @@ class InputSource:
         return np.zeros(self.batch.weights.shape, bool)
 
     @cached_property
-    def positions(self) -> np.ndarray:
-        """The positions in the flattened batch of the tokens whose loss is computed."""
+    def scored_indices(self) -> np.ndarray:
+        """The indices in the flattened batch of the tokens whose loss is computed."""
         if not self.drops_untrained:
             return np.arange(self.batch.weights.size)
         return np.flatnonzero((self.batch.weights != 0) | self.trained_chosen)
@@ -56,12 +55,12 @@ class InputSource:
     @property
     def scored_tokens(self) -> int:
         """The number of tokens whose loss is computed, in the larger of both batches."""
-        others = self.batch.compared.others if self.batch.compared else None
-        return max(len(self.positions), len(self.mismatched.positions) if others else 0)
+        others = self.batch.answers.others if self.batch.answers else None
+        return max(len(self.scored_indices), len(self.mismatched.scored_indices) if others else 0)
 
     def take(self, array: np.ndarray) -> np.ndarray:
-        """Return a per-token array at the positions."""
-        return array.reshape(-1)[self.positions]
+        """Return a per-token array at the scored indices."""
+        return array.reshape(-1)[self.scored_indices]
 
 
 InputFunction = Callable[[InputSource], np.ndarray]

@@ -36,19 +36,19 @@ class BatchLoss(NamedTuple):
 def evaluate_batch(programs: EvalPrograms, batch: Batch) -> BatchLoss:
     """Run a batch through the evaluation program and return its losses."""
     (loss, correct), tokens = programs.eval_loss(batch), int(np.count_nonzero(batch.weights))
-    if batch.compared and (rewards := programs.rewards(batch)):
-        present = np.flatnonzero(batch.compared.sides)
+    if batch.answers and (rewards := programs.rewards(batch)):
+        present = np.flatnonzero(batch.answers.sides)
         parts, chosen_nll = [part[present] for part in programs.loss_parts()], None
         if len(parts) > 1:
-            counts = np.bincount(batch.compared.sequences[batch.compared.chosen], minlength=len(present))
+            counts = np.bincount(batch.answers.sequences[batch.answers.chosen], minlength=len(present))
             chosen_nll = (
                 programs.loss_terms()[1],
-                float(batch.compared.chosen_tokens),
+                float(batch.answers.chosen_tokens),
                 stack_units(parts[1], counts),
             )
         return BatchLoss(
             loss,
-            batch.compared.count,
+            batch.answers.count,
             tokens,
             None,
             stack_units(parts[0], np.ones(len(present))),

@@ -9,7 +9,7 @@ TOKEN_INPUTS: dict[str, InputFunction] = {
     "tokens": lambda source: source.batch.tokens,
     "positions": lambda source: source.batch.positions,
     "starts": lambda source: source.batch.starts,
-    "scored_indices": lambda source: source.positions,
+    "scored_indices": lambda source: source.scored_indices,
     "targets": lambda source: source.take(source.batch.targets),
 }
 MISMATCHED_INPUTS = (*TOKEN_INPUTS, "sequences", "shares")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llamatrain.data.batches import Batch
+from llamatrain.data.batches import Batch, StepTotals
 from llamatrain.engine.backend import Backend, Memory
 from llamatrain.engine.profiler import phase
 from llamatrain.engine.program import Program
@@ -20,7 +20,7 @@ from llamatrain.io.madvise import release_pages
 from llamatrain.model import transformer
 from llamatrain.model.limits import MANY_LAYERS
 from llamatrain.platform.terminal import log_if_slow
-from llamatrain.preference.batch import PreferenceTotals, Rewards
+from llamatrain.preference.batch import Rewards
 from llamatrain.preference.inputs import InputSource
 from llamatrain.train.graphs import StepGraph, StepGraphs
 from llamatrain.train.inputs import INPUTS, MASKS, STEP_INPUTS
@@ -66,7 +66,7 @@ class EvalPrograms:
     def eval_loss(self, batch: Batch) -> tuple[float, int | None]:
         """Return the loss of a batch, a sum over tokens, and the number of correct predictions if counted."""
         length = batch.tokens.shape[1]
-        bound = self.eval_program(length).feed(batch, PreferenceTotals())
+        bound = self.eval_program(length).feed(batch, StepTotals())
         loss, correct = self.run(bound), bound.graph.correct
         return loss, None if correct is None else int(bound.program.read(correct))
 
@@ -193,7 +193,7 @@ class TrainPrograms(EvalPrograms):
         return index == 0
 
     def compute_gradients(
-        self, batch: Batch, totals: PreferenceTotals, index: int, key: DropoutKey = (0, 0)
+        self, batch: Batch, totals: StepTotals, index: int, key: DropoutKey = (0, 0)
     ) -> float:
         """Return the batch's share of the step's loss, and store or add its gradients.
 
@@ -212,7 +212,7 @@ class TrainPrograms(EvalPrograms):
         return self.run(self._update_program(self._last_grad_program).set_schedule(step, rate))
 
     def streamed_step(
-        self, batch: Batch, totals: PreferenceTotals, step: int, rate: float, key: DropoutKey = (0, 0)
+        self, batch: Batch, totals: StepTotals, step: int, rate: float, key: DropoutKey = (0, 0)
     ) -> tuple[float, float]:
         """Run a whole step without memory for gradients; return loss and norm."""
         bound = self._streamed_program(batch.tokens.shape[1])
@@ -280,7 +280,7 @@ class BoundGraph:
         """The number of tokens per row."""
         return self.graph.inputs["tokens"].shape[1]
 
-    def feed(self, batch: Batch, totals: PreferenceTotals, key: DropoutKey = (0, 0)) -> "BoundGraph":
+    def feed(self, batch: Batch, totals: StepTotals, key: DropoutKey = (0, 0)) -> "BoundGraph":
         """Write the inputs for a batch."""
         source = InputSource(
             batch=batch,

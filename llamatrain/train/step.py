@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llamatrain.data.batches import Batch
+from llamatrain.data.batches import Batch, StepTotals
 from llamatrain.distributed.comm import Comm
 from llamatrain.optim.optimizer import MinimizerState
-from llamatrain.preference.batch import PreferenceTotals, Rewards
+from llamatrain.preference.batch import Rewards
 from llamatrain.train.config import LoopConfig
 from llamatrain.train.parallel.step_sync import MicrobatchInfo, RankStep, merge_steps, sum_totals
 from llamatrain.train.programs import TrainPrograms
@@ -100,7 +100,7 @@ class StepRunner:
         return self._rewards[0] if self._rewards else None
 
     def _gradient_step(
-        self, state: RunState, batches: list[Batch], totals: PreferenceTotals, rate: float, start: float
+        self, state: RunState, batches: list[Batch], totals: StepTotals, rate: float, start: float
     ) -> tuple[float, float]:
         """Run gradients and update; return the loss before the update and the gradients' norm."""
         partial, sharded = state.partial, self.programs.spec.groups > 1
@@ -153,9 +153,7 @@ class StepRunner:
         self._rewards = [merged.rewards] if merged.rewards else []
         return merged.losses
 
-    def _run_microbatch(
-        self, batch: Batch, totals: PreferenceTotals, index: int, key: tuple[int, int]
-    ) -> float:
+    def _run_microbatch(self, batch: Batch, totals: StepTotals, index: int, key: tuple[int, int]) -> float:
         loss = self.programs.compute_gradients(batch, totals, index, key)
         self._collect_rewards(batch)
         # a minimizer may try points without a finite loss
@@ -180,7 +178,7 @@ class StepRunner:
     # ---- L-BFGS --------------------------------------------------------
 
     def _minimizer_step(
-        self, state: RunState, minimizer: MinimizerState, batches: list[Batch], totals: PreferenceTotals
+        self, state: RunState, minimizer: MinimizerState, batches: list[Batch], totals: StepTotals
     ) -> StepResult:
         """Run one iteration of a minimizer on fixed rows; the result has loss and norm before it."""
         weights, sharded = self.programs.weights.vector, self.programs.spec.groups > 1

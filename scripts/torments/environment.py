@@ -16,7 +16,7 @@ from torments.fixtures import FIXED, SAVING, TINY
 from torments.mutants import sign_checkpoint
 from torments.proc import POLL
 from torments.processes import ROOT
-from torments.trial import INTERRUPTED, Argument, Trial, build_kind, find_faults, last_line
+from torments.trial import INTERRUPTED, SECONDS, Argument, Trial, build_kind, find_faults, last_line
 
 SCRATCH: tuple[Argument, ...] = ("from-scratch", "text.txt", *TINY, *SAVING)
 COMMANDS: tuple[tuple[Argument, ...], ...] = (
@@ -40,6 +40,7 @@ MODELS: tuple[tuple[Argument, ...], ...] = (
     ),
     ("--optimizer", "lbfgs", "--embd", 256, "--iters", 8),  # its history is full then
 )
+TRAINING_SECONDS = 4.0  # CPU seconds that a run trains until its signals
 GROWS = 8_000_000  # bytes that 19,000 more steps may take, for the page's curves
 ALLOWED = 10_000_000  # bytes by which a plan may exceed a small run
 CHAT = [{"role": "user", "content": "a" * 60}, {"role": "assistant", "content": "b" * 90}]
@@ -269,7 +270,8 @@ def signal_twice(t: Trial, index: int) -> None:
         -signal.SIGTERM,
         -signal.SIGHUP,
     )  # Python no longer handles signals at its end
-    t.faults += find_faults(result, (0, INTERRUPTED, 143, 129, *unhandled), check_errors=False)
+    codes = (0, INTERRUPTED, 143, 129, *unhandled)
+    t.faults += find_faults(result, codes, seconds=SECONDS + TRAINING_SECONDS, check_errors=False)
     t.check_gguf(t.folder / "out")
     t.check_leftovers(t.folder)
     shutil.rmtree(t.folder / "out", ignore_errors=True)

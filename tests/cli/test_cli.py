@@ -190,10 +190,16 @@ def test_shells_complete_it() -> None:
 # ---- words -----------------------------------------------------------------
 
 SLIPS: list[tuple[list[str], str]] = [
-    (["--verzion"], "no such option --verzion; did you mean --version?"),
-    (["finetune", "--batchs", "3"], "no such option --batchs; did you mean --batch?"),
-    (["finetune", "--quite-unknown"], "no such option --quite-unknown; see llamatrain finetune --help"),
-    (["plan", "finetune", "--lora-rr", "3"], "no such option --lora-rr; did you mean --lora-r?"),
+    (["--verzion"], "no such option --verzion; did you mean --version? [unknown-option]"),
+    (["finetune", "--batchs", "3"], "no such option --batchs; did you mean --batch? [unknown-option]"),
+    (
+        ["finetune", "--quite-unknown"],
+        "no such option --quite-unknown; see llamatrain finetune --help [unknown-option]",
+    ),
+    (
+        ["plan", "finetune", "--lora-rr", "3"],
+        "no such option --lora-rr; did you mean --lora-r? [unknown-option]",
+    ),
     (["generat"], "no such command 'generat'; did you mean generate? [unknown-command]"),
     (
         ["train-from-scrath"],
@@ -201,10 +207,10 @@ SLIPS: list[tuple[list[str], str]] = [
     ),
     (["plan", "finetun"], "no such command 'finetun'; did you mean finetune? [unknown-command]"),
     (["plan", "evaluate"], "no such command 'evaluate'; see llamatrain plan --help [unknown-command]"),
-    (["generate"], "missing argument 'MODEL'; see llamatrain generate --help"),
+    (["generate"], "missing argument 'MODEL'; see llamatrain generate --help [missing-argument]"),
     (
         ["generate", "m.gguf", "x"],
-        "got unexpected extra argument(s) (x); give the prompt with --prompt 'TEXT'",
+        "got unexpected extra argument(s) (x); give the prompt with --prompt 'TEXT' [unexpected-argument]",
     ),
     (
         ["export-lora", "m.gguf"],

@@ -38,7 +38,7 @@ HUGE = 10**5000
 WRONG: list[tuple[type[Options], dict[str, Any], str]] = [
     (TrainOptions, {"batch": 0}, "must be 1 to 65536 (got 0)"),
     (TrainOptions, {"batch": 1 << 31}, "must be 1 to 65536 (got 2147483648)"),
-    (TrainOptions, {"batch": HUGE}, "must be 1 to 65536 (got so large a number)"),
+    (TrainOptions, {"batch": HUGE}, "must be 1 to 65536 (got a number of more than 40 digits)"),
     (TrainOptions, {"batch": 1.0}, "must be a whole number (got 1)"),
     (TrainOptions, {"batch": True}, "must be a whole number (got True)"),
     (TrainOptions, {"batch": None}, "must be a whole number (got None)"),

@@ -91,9 +91,9 @@ def arrays(batch: Batch) -> list[Any]:
         batch.starts,
         np.int64([batch.size, batch.samples]),
     ]
-    if batch.compared:
-        told += [batch.compared.sequences, batch.compared.chosen, batch.compared.sides]
-    others = arrays(batch.compared.others) if batch.compared and batch.compared.others else []
+    if batch.answers:
+        told += [batch.answers.sequences, batch.answers.chosen, batch.answers.sides]
+    others = arrays(batch.answers.others) if batch.answers and batch.answers.others else []
     return [(each.dtype, each.shape, each.tobytes()) for each in told] + others
 
 

@@ -131,7 +131,7 @@ def ours(case: str, folder: Path, *, batch: int = 4, **more: Any) -> tuple[Found
 def pieces(laid: Laid) -> list[tuple[list[int], list[int], int]]:
     """Prompt, answer and number of each piece of a batch, by its own arrays."""
     made = []
-    assert laid.compared
+    assert laid.answers
     for row in range(len(laid.tokens)):
         for start in np.unique(laid.starts[row]):
             own = (laid.starts[row] == start) & (laid.weights[row] > 0)
@@ -142,7 +142,7 @@ def pieces(laid: Laid) -> list[tuple[list[int], list[int], int]]:
                     (
                         prompt,
                         laid.targets[row, first : last + 1].tolist(),
-                        int(laid.compared.sequences[row, first]),
+                        int(laid.answers.sequences[row, first]),
                     )
                 )
     return made
@@ -159,7 +159,5 @@ def pairs_of(laid: Laid) -> Batch:
 
 
 def answers_of(laid: Laid) -> Batch:
-    assert laid.compared
-    return [
-        (prompt, answer, bool(laid.compared.sides[number] > 0)) for prompt, answer, number in pieces(laid)
-    ]
+    assert laid.answers
+    return [(prompt, answer, bool(laid.answers.sides[number] > 0)) for prompt, answer, number in pieces(laid)]

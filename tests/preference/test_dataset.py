@@ -204,11 +204,11 @@ def test_pairs_lie_in_rows_whole_and_apart(pack: bool, tmp_path: Path) -> None:
     seen = []
     while len(seen) < 12:
         batch = found.batch(2)
-        assert batch.compared and batch.compared.count == np.count_nonzero(batch.compared.sides)
+        assert batch.answers and batch.answers.count == np.count_nonzero(batch.answers.sides)
         seen += pairs_of(batch)
         starts, positions = batch.starts, batch.positions
         assert np.array_equal(positions + starts, np.broadcast_to(np.arange(starts.shape[1]), starts.shape))
-        assert batch.compared.chosen_tokens > np.count_nonzero(batch.weights[batch.compared.chosen])
+        assert batch.answers.chosen_tokens > np.count_nonzero(batch.weights[batch.answers.chosen])
     decode = ByteTokenizer().decode
     texts = {tuple(decode(np.array(each, np.int32)).decode() for each in pair) for pair in seen[:12]}
     assert len(texts) == 12
@@ -231,8 +231,8 @@ def test_of_a_conversation_the_last_answer_is_compared(tmp_path: Path) -> None:
 def test_each_answer_meets_the_prompt_of_the_row_behind_it(tmp_path: Path) -> None:
     made = labelled(rows(4))
     batch = opened(lines(tmp_path / "d.jsonl", made), "answers").batch(4)
-    assert batch.compared and batch.compared.others and batch.compared.sides.tolist() == [1, -1, -1, 1]
-    others, text = batch.compared.others, ByteTokenizer().decode
+    assert batch.answers and batch.answers.others and batch.answers.sides.tolist() == [1, -1, -1, 1]
+    others, text = batch.answers.others, ByteTokenizer().decode
     for number in range(4):
         words = text(
             others.tokens[number][others.positions[number] == np.arange(others.tokens.shape[1])]
@@ -247,8 +247,8 @@ def test_each_answer_of_a_batch_is_met_once_whatever_its_prompt(tmp_path: Path) 
     """Of pairs both answers may be in a batch; TRL goes one row back, too."""
     made = rows(2)
     batch = opened(lines(tmp_path / "d.jsonl", made), "answers").batch(4)
-    assert batch.compared and batch.compared.others
-    others, text = batch.compared.others, ByteTokenizer().decode
+    assert batch.answers and batch.answers.others
+    others, text = batch.answers.others, ByteTokenizer().decode
     trained = [text(others.targets[number][others.weights[number] > 0]).decode() for number in range(4)]
     (first, second) = made
     wanted = (second["rejected"], first["chosen"], first["rejected"], second["chosen"])
@@ -289,7 +289,7 @@ def test_the_last_batch_of_a_validation_is_filled_up(tmp_path: Path) -> None:
     for compare, counts in (("pairs", [2, 1]), ("answers", [2, 2, 2])):
         found = opened(lines(tmp_path / "d.jsonl", rows(3)), compare)
         batches = list(found.one_epoch(2))
-        assert [batch.compared.count for batch in batches if batch.compared] == counts
+        assert [batch.answers.count for batch in batches if batch.answers] == counts
 
 
 def test_a_preview_shows_both(tmp_path: Path) -> None:

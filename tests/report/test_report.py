@@ -342,4 +342,4 @@ def test_a_step_that_is_not_printed_costs_little(tmp_path: Path) -> None:
             for line in lines[first : first + 1000]:
                 report.on_step(line)
             costs.append((time.process_time() - begun) / 1000)
-    assert min(costs) < 20e-6
+    assert min(costs) < 60e-6  # 15 alone, 30 beside other processes; a line on the screen takes 1,000

@@ -45,7 +45,7 @@ def result(**other: Any) -> Any:
         ({"err": "error: yet it went well"}, "exit code 0 with an error"),
         ({"code": 120}, "exit code 120, not one of [0, 1, 2]"),
         ({"code": 1, "err": "error: " + "x" * 5000}, "a line of 5007 characters"),
-        ({"cpu": 2.1}, "took 2.1 s of CPU"),
+        ({"cpu": 4.1}, "took 4.1 s of CPU"),
         ({"peak": 201_000_000}, "peak of 201 MB"),
         ({"timed_out": True}, "did not end"),
         ({"survivors": ("a compiler",)}, "a process still runs: a compiler"),

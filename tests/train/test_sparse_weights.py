@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from llamatrain.data.batches import Batch
+from llamatrain.data.batches import Batch, StepTotals
 from llamatrain.errors import GraphError
 from llamatrain.graph import ops as O
 from llamatrain.graph.dynamic_axis import node_sizes, resize_node, round_up
@@ -13,7 +13,6 @@ from llamatrain.model.distill import PREFIX, Teacher
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.optim.methods.adamw import AdamW
-from llamatrain.preference.batch import PreferenceTotals
 from llamatrain.train.graphs import StepGraphs, StepSpec
 from llamatrain.train.programs import TrainPrograms
 from tests.helpers.small_models import small, weights
@@ -81,7 +80,7 @@ def programs_of(h: Hyperparameters, names: list[str] | None, **more: object) -> 
 
 def gradients_of(made: TrainPrograms, batch: Batch) -> tuple[float, dict[str, np.ndarray]]:
     total = float(batch.weights.sum(dtype=np.float64))
-    loss = made.compute_gradients(batch, PreferenceTotals(total), 0)
+    loss = made.compute_gradients(batch, StepTotals(total), 0)
     assert made.grads
     return loss, {name: part.copy() for name, part in made.grads.parts.items()}
 
@@ -138,9 +137,9 @@ def test_batches_of_other_shares_follow_each_other_in_one_program() -> None:
 def test_a_batch_without_any_weight_has_no_loss() -> None:
     made = programs_of(small(tied=False), None, has_untrained_tokens=True)
     batch = batch_of(0.0)
-    made.compute_gradients(batch_of(0.9), PreferenceTotals(), 0)
+    made.compute_gradients(batch_of(0.9), StepTotals(), 0)
     assert (
-        made.compute_gradients(batch, PreferenceTotals(), 0) == 0
+        made.compute_gradients(batch, StepTotals(), 0) == 0
         and made.grads is not None
         and not made.grads.vector.any()
     )
@@ -172,7 +171,7 @@ def test_the_head_s_work_follows_the_count() -> None:
     """Counted in its products: a tenth of the tokens makes no more than two sixteenths of the work."""
     made = programs_of(small(tied=False), None, has_untrained_tokens=True)
     batch = batch_of(0.1)
-    made.compute_gradients(batch, PreferenceTotals(), 0)
+    made.compute_gradients(batch, StepTotals(), 0)
     program = made.get_program("first", LENGTH, lambda: made.graphs.grad_graph(LENGTH, True)).program
     heads = [
         stretch

@@ -8,12 +8,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from llamatrain.data.batches import Batch
+from llamatrain.data.batches import Batch, StepTotals
 from llamatrain.distributed.comm import Comm
 from llamatrain.engine.profiler import phase
 from llamatrain.graph.tensor import Tensor
 from llamatrain.io.madvise import release_pages
-from llamatrain.preference.batch import PreferenceTotals
 from llamatrain.train.graphs import StepGraph, StepGraphs
 from llamatrain.train.parallel.accumulate import GroupStep, plan_accumulation
 from llamatrain.train.parallel.gather import GatheredState
@@ -124,7 +123,7 @@ class ShardedPrograms(TrainPrograms):
             self._reduce.mark_final(bucket)
 
     def compute_gradients(
-        self, batch: Batch, totals: PreferenceTotals, index: int, key: DropoutKey = (0, 0)
+        self, batch: Batch, totals: StepTotals, index: int, key: DropoutKey = (0, 0)
     ) -> float:
         """Run a micro-batch; the last one of a step starts the reduction."""
         last = index == self.accumulation.count - 1

@@ -4,35 +4,34 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from llamatrain.data.batches import Batch
-from llamatrain.preference.batch import PreferenceTotals, Rewards
+from llamatrain.data.batches import Batch, StepTotals
+from llamatrain.preference.batch import Rewards
 
 
 class MicrobatchInfo(NamedTuple):
     """The weight and size of a micro-batch, as all ranks know them."""
 
-    totals: PreferenceTotals
+    totals: StepTotals
     tokens: int
     rows: int
 
     @classmethod
     def from_batch(cls, batch: Batch) -> "MicrobatchInfo":
         """Return the info of a batch."""
-        compared, weight = batch.compared, float(batch.weights.sum(dtype="float64"))
-        totals = PreferenceTotals(
-            weight, compared.count if compared else 0, compared.chosen_tokens if compared else 0
-        )
+        answers = batch.answers
+        weight = float(batch.weights.sum(dtype="float64"))
+        totals = StepTotals(weight, answers.count if answers else 0, answers.chosen_tokens if answers else 0)
         return cls(totals, batch.size, len(batch.tokens) - batch.empty)
 
 
-def sum_totals(microbatches: Iterable[MicrobatchInfo]) -> PreferenceTotals:
+def sum_totals(microbatches: Iterable[MicrobatchInfo]) -> StepTotals:
     """Sum the weights of all micro-batches of a step."""
     weight = answers = words = 0.0
     for microbatch in microbatches:
         weight += microbatch.totals.weight
         answers += microbatch.totals.answers
         words += microbatch.totals.chosen_tokens
-    return PreferenceTotals(weight, answers, words)
+    return StepTotals(weight, answers, words)
 
 
 @dataclass
