@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import os
 import signal
 import tempfile
@@ -27,3 +28,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("reference"):
                 item.add_marker(pytest.mark.skip(reason="torch is not installed"))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector from walking all modules and tests again and again, which took a tenth of the time."""
+    gc.collect()
+    gc.freeze()

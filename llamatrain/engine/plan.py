@@ -109,15 +109,35 @@ def plan(
     verify(laid_out.values())
     scratch = cache(partial(_max_scratch, scratch))
     directions = (True,) if order else (True, False)
-    candidates = (order_nodes(list(laid_out.values()), left_to_right, order) for left_to_right in directions)
-    best = min(
-        (_lay_out(nodes, laid_out, pins, scratch, naive, max_arena) for nodes in candidates),
-        key=lambda each: each.arena,
-    )
+    orders = [
+        _compute_lifetimes(
+            order_nodes(list(laid_out.values()), left_to_right, order),
+            laid_out.values(),
+            pins,
+            scratch,
+            naive,
+        )
+        for left_to_right in directions
+    ]
+    best = _lay_out_best(orders, lambda lives: _lay_out(lives, laid_out, pins, max_arena))
     best.base_bytes = resident(
         leaf.nbytes for leaf in best.leaves("state") if isinstance(leaf.dtype, QuantizedType)
     )
     return best
+
+
+def _lay_out_best(orders: Sequence["_Lifetimes"], lay_out: Callable[["_Lifetimes"], Plan]) -> Plan:
+    """Return the plan with the smallest arena, the first of equal ones.
+
+    No arena is smaller than the memory that is live at a time. An order is not laid out if this shows that
+    another one is at least as good.
+    """
+    least = [int(memory_profile(lives.blocks).max()) for lives in orders]
+    plans: dict[int, Plan] = {}
+    for number in sorted(range(len(orders)), key=least.__getitem__):
+        if not any((plan.arena, other) < (least[number], number) for other, plan in plans.items()):
+            plans[number] = lay_out(orders[number])
+    return min(plans.items(), key=lambda item: (item[1].arena, item[0]))[1]
 
 
 def _max_scratch(scratch: Scratch, node: Node) -> int:
@@ -127,8 +147,9 @@ def _max_scratch(scratch: Scratch, node: Node) -> int:
 
 @dataclass
 class _Lifetimes:
-    """The lifetimes of values, before they have offsets."""
+    """The lifetimes of values in an order of nodes, before they have offsets."""
 
+    nodes: Sequence[Node]
     last_reads: dict[Tensor, int]
     blocks: list[Allocation] = field(default_factory=list)
     # tensors that own memory in the arena
@@ -140,7 +161,7 @@ class _Lifetimes:
 def _compute_lifetimes(
     nodes: Sequence[Node], outputs: Iterable[Tensor], pinned: frozenset[Tensor], scratch: Scratch, naive: bool
 ) -> _Lifetimes:
-    lives = _Lifetimes(last_uses(nodes, outputs))
+    lives = _Lifetimes(nodes, last_uses(nodes, outputs))
     for position, node in enumerate(nodes):
         if node.op.layout:
             continue
@@ -166,21 +187,15 @@ def _compute_lifetimes(
 
 
 def _lay_out(
-    nodes: Sequence[Node],
-    outputs: dict[Tensor, Tensor],
-    pinned: frozenset[Tensor],
-    scratch: Scratch,
-    naive: bool,
-    max_arena: int,
+    lives: _Lifetimes, outputs: dict[Tensor, Tensor], pinned: frozenset[Tensor], max_arena: int
 ) -> Plan:
-    lives = _compute_lifetimes(nodes, outputs.values(), pinned, scratch, naive)
     _check_sizes(lives, max_arena)
     offsets, arenas = assign_offsets(lives.blocks, max_arena)
     offset_by_block = {id(block): offset for block, offset in zip(lives.blocks, offsets, strict=True)}
     unshared = sum(align(tensor.nbytes) for tensor in lives.allocations)
     result = Plan(
         outputs=outputs,
-        nodes=list(nodes),
+        nodes=list(lives.nodes),
         offsets={tensor: offset_by_block[id(block)] for tensor, block in lives.allocations.items()},
         scratch={node: (offset_by_block[id(block)], block.size) for node, block in lives.scratch.items()},
         arenas=arenas,

@@ -125,7 +125,8 @@ class PlanSearch:
         candidate, key = split.candidate, (split.candidate.cache, split.splits, policy)
         if key in self.trials:
             return self.trials[key]
-        gc.collect()  # graphs of earlier plans would add to peak memory
+        if self.trials:
+            gc.collect()  # graphs of earlier plans would add to peak memory
         with pause_gc():
             plan = self.planner(candidate.spec, policy, candidate.demand, split.splits)
             cost = split.cost(policy) if self.is_deep else step_cost(plan.graphs, split.length, split.batches)
