@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from llamatrain.platform.temp_files import delete_at_exit, remove_if_unlocked, remove_path
+from llamatrain.platform.temp_files import announce, delete_at_exit, remove_if_unlocked, remove_path
 
 MAX_STEM = 50  # the most characters of the target's name; a checksum replaces the rest
 
@@ -21,8 +21,9 @@ def create_partial(target: Path) -> tuple[Path, BinaryIO]:
     remove_partials(target)
     while True:
         path = target.with_name(f"{partial_prefix(target)}{os.urandom(4).hex()}.tmp")
-        file = path.open("xb")
+        announce(path)
         try:
+            file = path.open("xb")
             with suppress(FileNotFoundError):  # another process removed it before it was locked
                 if delete_at_exit(path).exists():
                     return path, file

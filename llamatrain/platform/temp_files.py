@@ -24,19 +24,26 @@ _paths_to_delete: dict[Path, tuple[int, int | None]] = {}
 
 def delete_at_exit(path: Path) -> Path:
     """Delete a path at exit, and lock it so that no other run takes it for a leftover."""
-    if path not in _paths_to_delete:  # a second lock would wait for the first
-        _paths_to_delete[path] = os.getpid(), _lock(path)
+    announce(path)
+    owner, lock = _paths_to_delete[path]
+    if lock is None:  # a second lock would wait for the first
+        _paths_to_delete[path] = owner, _lock(path)
     return path
+
+
+def announce(path: Path) -> None:
+    """Delete a path at exit that is about to be created, so that a signal at any moment leaves nothing."""
+    _paths_to_delete.setdefault(path, (os.getpid(), None))
 
 
 def remove_path(path: Path) -> None:
     """Remove a file or a folder with its contents, if it exists."""
-    _, lock = _paths_to_delete.pop(path, (0, None))
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)  # rmtree would open a pipe and block
         else:
             path.unlink()
+    _, lock = _paths_to_delete.pop(path, (0, None))
     if lock is not None:
         os.close(lock)
 

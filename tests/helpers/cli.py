@@ -79,13 +79,13 @@ def started(*arguments: Argument, **settings: Any) -> Iterator[subprocess.Popen[
             process.kill()
 
 
-def finished(process: subprocess.Popen[str], seconds: float = 60) -> Done:
+def finished(process: subprocess.Popen[str], seconds: float = 180) -> Done:
     out, err = process.communicate(timeout=seconds)
     return Done(process.returncode, out or "", err or "")
 
 
 def until(
-    condition: Callable[[], bool], process: subprocess.Popen[str] | None = None, seconds: float = 60
+    condition: Callable[[], bool], process: subprocess.Popen[str] | None = None, seconds: float = 180
 ) -> None:
     """Wait for something that a run does; not longer than the run lives."""
     end = time.monotonic() + seconds

@@ -8,7 +8,8 @@ import pytest
 
 from llamatrain.adapters import peft
 from llamatrain.io.atomic_write import AtomicFile
-from llamatrain.io.partial_files import partial_prefix
+from llamatrain.io.partial_files import create_partial, partial_prefix
+from llamatrain.platform.temp_files import remove_all
 from tests.commands.test_export_process import large
 from tests.helpers.cli import finished, ran, started, text_file, until
 from tests.helpers.lora_runs import base
@@ -36,6 +37,24 @@ def test_what_is_left_goes(name: str, tmp_path: Path) -> None:
     left = left_for(tmp_path / name)
     write(tmp_path / name)
     assert not left.exists() and [each.name for each in tmp_path.iterdir()] == [name]
+
+
+def test_a_signal_right_after_the_file_is_created_removes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = list[str]()
+    create = Path.open
+
+    def create_and_get_signal(path: Path, mode: str) -> object:
+        create(path, mode).close()
+        remove_all()  # what the handler of a signal does
+        left.extend(temporaries(tmp_path))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "open", create_and_get_signal)
+    with pytest.raises(KeyboardInterrupt):
+        create_partial(tmp_path / "m.gguf")
+    assert not left and not temporaries(tmp_path)
 
 
 def test_what_another_writes_stays(tmp_path: Path) -> None:
