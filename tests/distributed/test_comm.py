@@ -225,7 +225,7 @@ def test_only_the_first_prints() -> None:
     [
         (("--version",), 0, "llamatrain ", ""),
         (("evaluate", "--help"), 0, "Usage:", ""),
-        (("--nothing",), 2, "", "error: no such option --nothing; see llamatrain --help\n"),
+        (("--nothing",), 2, "", "error: no such option --nothing; see llamatrain --help [unknown-option]\n"),
         (("from-scratch", "--batch", 0), 2, "", "error: --batch must be 1 to 65536 (got 0)"),
         (
             ("evaluate", "/no/such.gguf", "/at/all"),

@@ -38,22 +38,23 @@ class CpuBackend(ReferenceBackend):
 
     def scratch(self, node: Node) -> int:
         """Return the bytes that the node's kernel needs."""
-        binding = _find_binding(node)
-        return binding.scratch(*_specs_of_node(node), node.attrs, self.threads) if binding else 0
+        found = _find_binding(node)
+        return found.scratch(self.threads) if found else 0
 
     def bind(
         self, node: Node, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray | Blocks], scratch: np.ndarray
     ) -> list[Any]:
         """Return the calls that compute a node."""
-        binding = _find_binding(node)
-        if not binding:
+        found = _find_binding(node)
+        if not found:
             return super().bind(node, outs, ins, scratch)
-        if scratch.size < (needed := self.scratch(node)):
+        if scratch.size < (needed := found.scratch(self.threads)):
             raise GraphError(
                 f"{node!r} needs {needed} bytes of scratch memory, but {scratch.size} are planned; plan with this backend's rule",
                 code="scratch-too-small",
             )
-        return [*binding.bind(outs, ins, node.attrs, scratch, self.threads), *self.release_calls(ins)]
+        calls = found.binding.bind(outs, ins, node.attrs, scratch, self.threads)
+        return [*calls, *self.release_calls(ins)]
 
     def batch(self, calls: Iterable[Any]) -> list[Callable[[], None]]:
         """Combine compiled calls into tables; others stay as they are."""
@@ -72,14 +73,28 @@ class CpuBackend(ReferenceBackend):
                 each.compile()
 
 
-def _find_binding(node: Node) -> Binding | None:
+@dataclass(frozen=True)
+class NodeBinding:
+    """A node's compiled kernel, and the specs of what it writes and reads."""
+
+    node: Node
+    binding: Binding
+    outs: list[Any]
+    ins: list[Any]
+
+    def scratch(self, threads: int) -> int:
+        """Return the bytes that the kernel needs besides its outputs."""
+        return self.binding.scratch(self.outs, self.ins, self.node.attrs, threads)
+
+
+def _find_binding(node: Node) -> NodeBinding | None:
     """Return the compiled kernel that takes a node, or None."""
     binding = BINDINGS.get(node.op.name)
-    return binding if binding and binding.takes(*_specs_of_node(node), node.attrs) else None
-
-
-def _specs_of_node(node: Node) -> tuple[list[Any], list[Any]]:
-    return [_array_spec(tensor) for tensor in node.outputs], [_array_spec(tensor) for tensor in node.sources]
+    if not binding:
+        return None
+    outs, ins = map(_array_spec, node.outputs), map(_array_spec, node.sources)
+    found = NodeBinding(node, binding, list(outs), list(ins))
+    return found if binding.takes(found.outs, found.ins, node.attrs) else None
 
 
 def _array_spec(tensor: Tensor) -> ArraySpec | Blocks:
