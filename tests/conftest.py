@@ -13,6 +13,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the processors: a second thread in each would mostly wait for the first.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from llamatrain.distributed import cores
+
+    cores.count_cpus = lambda: 1
+
 # The key that tells a user's own checkpoints; processes that tests start find the same.
 STATE = tempfile.TemporaryDirectory(prefix="llamatrain-state-")
 os.environ["XDG_STATE_HOME"] = STATE.name

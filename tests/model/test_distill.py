@@ -195,7 +195,17 @@ def test_some_steps_and_then_the_rest(way: str, teacher: Path, tmp_path: Path) -
 
 
 def test_its_memory_is_planned(teacher: Path, tmp_path: Path) -> None:
-    task = ("plan", "from-scratch", text_file(tmp_path), *SMALL, "--vocab-from", teacher, "--json")
+    task = (
+        "plan",
+        "from-scratch",
+        text_file(tmp_path),
+        *SMALL,
+        "--vocab-from",
+        teacher,
+        "--threads",
+        2,
+        "--json",
+    )
     alone, taught = (json.loads(ran(*task, *more).out) for more in ((), ("--teacher", teacher)))
     size = sum(4 * int(np.prod(tensor.shape)) for tensor in open_gguf(teacher).tensors.values())
     assert taught["packed_copies"] - alone["packed_copies"] == size
