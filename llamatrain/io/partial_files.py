@@ -11,7 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from llamatrain.platform.temp_files import announce, delete_at_exit, remove_if_unlocked, remove_path
+from llamatrain.platform.temp_files import (
+    delete_at_exit,
+    register_for_removal,
+    remove_if_unlocked,
+    remove_path,
+)
 
 MAX_STEM = 50  # the most characters of the target's name; a checksum replaces the rest
 
@@ -21,7 +26,7 @@ def create_partial(target: Path) -> tuple[Path, BinaryIO]:
     remove_partials(target)
     while True:
         path = target.with_name(f"{partial_prefix(target)}{os.urandom(4).hex()}.tmp")
-        announce(path)
+        register_for_removal(path)
         try:
             file = path.open("xb")
             with suppress(FileNotFoundError):  # another process removed it before it was locked

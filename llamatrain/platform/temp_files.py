@@ -24,15 +24,15 @@ _paths_to_delete: dict[Path, tuple[int, int | None]] = {}
 
 def delete_at_exit(path: Path) -> Path:
     """Delete a path at exit, and lock it so that no other run takes it for a leftover."""
-    announce(path)
+    register_for_removal(path)
     owner, lock = _paths_to_delete[path]
     if lock is None:  # a second lock would wait for the first
         _paths_to_delete[path] = owner, _lock(path)
     return path
 
 
-def announce(path: Path) -> None:
-    """Delete a path at exit that is about to be created, so that a signal at any moment leaves nothing."""
+def register_for_removal(path: Path) -> None:
+    """Delete a path at exit. Called before the path is created, so that a signal at any moment leaves nothing."""
     _paths_to_delete.setdefault(path, (os.getpid(), None))
 
 

@@ -12,10 +12,8 @@ from typing import Any
 from torments.processes import Job, ProcessResult, Running, fork_process, start_process
 
 MEASURE_SECONDS = 5.0  # that `plan` may take to measure the speed of the machine
-SECONDS, MEMORY = (
-    4.0,
-    200_000_000,
-)  # CPU time (2.2 s seen on a loaded machine) and peak memory of small commands
+SECONDS = 4.0  # CPU time of small commands; 2.2 s were seen on a loaded machine
+MEMORY = 200_000_000  # bytes, their peak
 LONGEST_LINE = 700  # characters of a line of error
 INTERRUPTED = 130
 Argument = str | int | float | Path

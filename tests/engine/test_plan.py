@@ -22,7 +22,7 @@ from llamatrain.engine.allocator import (
     place_in_order,
 )
 from llamatrain.engine.backend import create_backend
-from llamatrain.engine.plan import Plan, Scratch, plan
+from llamatrain.engine.plan import Plan, Scratch, _lay_out_best, _Lifetimes, plan
 from llamatrain.engine.program import Program
 from llamatrain.engine.schedule import find_layout, order_nodes
 from llamatrain.graph.ops import acc, add, matmul, set_rows, silu, sum_sqr, view
@@ -39,6 +39,37 @@ often = settings(deadline=None, max_examples=150, suppress_health_check=list(Hea
 
 def rounded(size: int) -> int:
     return math.ceil(size / 64) * 64
+
+
+# ---- the order of nodes ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("needs", "waste", "chosen", "laid_out"),
+    [
+        ((8, 4), 0, 1, [1]),  # the second is as good as it can be, and the first cannot be
+        ((4, 4), 0, 0, [0]),  # equal: the first
+        ((4, 8), 0, 0, [0]),
+        ((8, 4), 6, 0, [1, 0]),  # the second takes more than it needs
+        ((8, 4), 4, 0, [1, 0]),  # then both are equal
+        ((8, 4), 3, 1, [1]),
+    ],
+)
+def test_an_order_that_cannot_be_better_is_not_laid_out(
+    needs: tuple[int, int], waste: int, chosen: int, laid_out: list[int]
+) -> None:
+    """Sizes are in units of the alignment; only the second order wastes any."""
+    orders = [_Lifetimes([], {}, [Allocation(need * ALIGNMENT, 0, 0)]) for need in needs]
+    seen = list[int]()
+
+    def lay_out(lives: _Lifetimes) -> Plan:
+        number = next(index for index, order in enumerate(orders) if order is lives)
+        seen.append(number)
+        arena = (needs[number] + waste * number) * ALIGNMENT
+        return Plan({}, [], {}, {}, [arena], without_reuse=number, pinned=frozenset())
+
+    assert _lay_out_best(orders, lay_out).without_reuse == chosen
+    assert seen == laid_out
 
 
 # ---- lives -----------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Checkpoints as llama.cpp's old train-text-from-scratch and finetune wrote them, made of ours in their keys and their order."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -100,18 +100,80 @@ def parts(name: str, adapter: bool, way: str) -> list[tuple[str, str, bool]]:
 
 def as_theirs(path: Path, ours: Checkpoint, layers: int, way: str = "left", version: int = 1) -> Path:
     adapter = ours.kind == "finetune_lora"
-    pieces = {
-        name: ours.split_vector(name)
-        for name, vector in ours.vectors.items()
-        if vector.ndim == 1 and vector.size > 64
-    }
-    prefix, step, stop = f"optimizer.{ours.optimizer}.", ours.state.counters.step, ours.state.stop
+    prefix = f"optimizer.{ours.optimizer}."
 
     def flat(found: dict[str, np.ndarray]) -> np.ndarray:
         order = [part for name in met(way, layers) for part in parts(name, adapter, way)]
         return np.concatenate(
             [(found[mine].T if turned else found[mine]).ravel() for _, mine, turned in order]
         )
+
+    tensors = {}
+    for name in filed(layers):
+        for theirs, mine, turned in parts(name, adapter, "left"):
+            tensors[theirs] = ours.weights[mine].T if turned else ours.weights[mine]
+    values: dict[str, Value] = {
+        **dict(model_keys(ours)),
+        **(dict(ranks(tensors)) if adapter else {}),
+        **training_values(ours, version),
+    }
+    if ours.optimizer == "adam":
+        for name in ("first_moments", "second_moments"):
+            tensors[prefix + name] = flat(ours.split_vector(prefix + name))
+        values |= {f"{prefix}previous_loss": f32(ours.state.stop.previous_loss)}
+    else:
+        values |= lbfgs_values(ours, prefix)
+        tensors |= lbfgs_tensors(ours, prefix, flat)
+    values[f"{prefix}no_improvement_count"] = u32(0)
+    arrays = {name: as_ggml(array) for name, array in tensors.items()}
+    with create_gguf(
+        path, values, [TensorInfo(name, type_by_name("F32"), array.shape) for name, array in arrays.items()]
+    ) as out:
+        for name, array in arrays.items():
+            out.write(name, array)
+    return path
+
+
+def training_values(ours: Checkpoint, version: int) -> dict[str, Value]:
+    """Return the counters of a run and of its optimizer; before version 1 they have 32 bits."""
+    counters, count = ours.state.counters, u64 if version else u32
+    return {
+        "training.type": string(ours.kind),
+        "training.file_version": u32(version),
+        "training.iteration_count": count(counters.step),
+        "training.sample_count": count(counters.samples),
+        "training.token_count": count(counters.tokens),
+        "training.epoch_count": u64(counters.epoch),
+        "training.shuffle.samples_hash": u64(7),
+        "training.shuffle.rng_state": string("1 2 3"),
+        "training.shuffle.sample_count": u64(9),
+        "training.shuffle.next_sample": u64(3),
+        "optimizer.file_version": u32(0),
+        "optimizer.convergence_past_count": u32(0),
+        "optimizer.parameter_count": u64(sum(weight.size for weight in ours.weights.values())),
+        "optimizer.iteration_count": u32(counters.step),
+        "optimizer.just_initialized": boolean(False),
+        "optimizer.type": string(ours.optimizer),
+        f"optimizer.{ours.optimizer}.best_loss": f32(ours.state.stop.best_loss),
+    }
+
+
+def lbfgs_values(ours: Checkpoint, prefix: str) -> dict[str, Value]:
+    """Return the counters of L-BFGS's history and line search."""
+    kept = ours.optimizer_values
+    held, end = int(kept["approx_hessian_count"]), int(kept["line_search_end"])
+    numbers = {"j": end, "k": held + 1, "end": end}
+    return {
+        f"{prefix}approx_hessian_count": u32(len(kept["memory_ys"])),
+        f"{prefix}line_search_step": f32(1.0),
+        **{f"{prefix}line_search_{name}": number(Kind.INT32, value) for name, value in numbers.items()},
+    }
+
+
+def lbfgs_tensors(
+    ours: Checkpoint, prefix: str, flat: Callable[[dict[str, np.ndarray]], np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return L-BFGS's vectors and history, in the order of weights that `flat` has."""
 
     def rows(name: str) -> np.ndarray:
         made = []
@@ -121,68 +183,17 @@ def as_theirs(path: Path, ours: Checkpoint, layers: int, way: str = "left", vers
         del ours.vectors["row"]
         return np.array(made)
 
-    tensors = {}
-    for name in filed(layers):
-        for theirs, mine, turned in parts(name, adapter, "left"):
-            tensors[theirs] = ours.weights[mine].T if turned else ours.weights[mine]
-    for name in ("first_moments", "second_moments") if ours.optimizer == "adam" else ():
-        tensors[prefix + name] = flat(pieces[prefix + name])
-    values: dict[str, Value] = {
-        "training.type": string(ours.kind),
-        **dict(model_keys(ours)),
-        **(dict(ranks(tensors)) if adapter else {}),
-        "training.file_version": u32(version),
-        "training.iteration_count": u64(step) if version else u32(step),
-        "training.sample_count": u64(ours.state.counters.samples)
-        if version
-        else u32(ours.state.counters.samples),
-        "training.token_count": u64(ours.state.counters.tokens)
-        if version
-        else u32(ours.state.counters.tokens),
-        "training.epoch_count": u64(ours.state.counters.epoch),
-        "training.shuffle.samples_hash": u64(7),
-        "training.shuffle.rng_state": string("1 2 3"),
-        "training.shuffle.sample_count": u64(9),
-        "training.shuffle.next_sample": u64(3),
-        "optimizer.file_version": u32(0),
-        "optimizer.convergence_past_count": u32(0),
-        "optimizer.parameter_count": u64(sum(weight.size for weight in ours.weights.values())),
-        "optimizer.iteration_count": u32(step),
-        "optimizer.just_initialized": boolean(False),
-        "optimizer.type": string(ours.optimizer),
-        f"{prefix}best_loss": f32(stop.best_loss),
+    count = len(ours.optimizer_values["memory_ys"])
+    x = flat(ours.split_vector(prefix + "current_parameters"))
+    gradient = flat(ours.split_vector(prefix + "current_gradients"))
+    return {
+        **{f"{prefix}{name}_parameters": x for name in ("current", "previous")},
+        **{f"{prefix}{name}_gradients": gradient for name in ("current", "previous")},
+        f"{prefix}search_direction": -gradient,
+        f"{prefix}memory_alpha": np.zeros(count, np.float32),
+        f"{prefix}memory_ys": np.asarray(ours.optimizer_values["memory_ys"], np.float32),
+        **{f"{prefix}memory_{name}": rows(f"memory_{name}") for name in "sy"},
     }
-    if ours.optimizer == "adam":
-        values |= {f"{prefix}previous_loss": f32(stop.previous_loss)}
-    else:
-        kept = ours.optimizer_values
-        held, end = int(kept["approx_hessian_count"]), int(kept["line_search_end"])
-        values |= {
-            f"{prefix}approx_hessian_count": u32(len(kept["memory_ys"])),
-            f"{prefix}line_search_step": f32(1.0),
-        }
-        numbers = {"j": end, "k": held + 1, "end": end}
-        values |= {
-            f"{prefix}line_search_{name}": number(Kind.INT32, value) for name, value in numbers.items()
-        }
-        x = flat(ours.split_vector(prefix + "current_parameters"))
-        gradient = flat(ours.split_vector(prefix + "current_gradients"))
-        tensors |= {f"{prefix}{name}_parameters": x for name in ("current", "previous")}
-        tensors |= {f"{prefix}{name}_gradients": gradient for name in ("current", "previous")}
-        tensors |= {
-            f"{prefix}search_direction": -gradient,
-            f"{prefix}memory_alpha": np.zeros(len(kept["memory_ys"]), np.float32),
-        }
-        tensors[f"{prefix}memory_ys"] = np.asarray(kept["memory_ys"], np.float32)
-        tensors |= {f"{prefix}memory_{name}": rows(f"memory_{name}") for name in "sy"}
-    values[f"{prefix}no_improvement_count"] = u32(0)
-    arrays = {name: as_ggml(array) for name, array in tensors.items()}
-    with create_gguf(
-        path, values, [TensorInfo(name, type_by_name("F32"), array.shape) for name, array in arrays.items()]
-    ) as out:
-        for name, array in arrays.items():
-            out.write(name, array)
-    return path
 
 
 def as_ggml(array: np.ndarray) -> np.ndarray:

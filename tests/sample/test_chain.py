@@ -160,6 +160,6 @@ def test_options_that_cannot_be(name: str, value: float, flag: str) -> None:
 
 
 def test_options_at_their_bounds() -> None:
-    SamplingOptions(
-        n=10**400, temp=0, top_k=10**400, top_p=0, min_p=1, repeat_last_n=10**400, seed=(1 << 64) - 1
-    )
+    bounds = {"n": 10**400, "temp": 0, "top_k": 10**400, "top_p": 0, "min_p": 1, "seed": (1 << 64) - 1}
+    options = SamplingOptions(**bounds, repeat_last_n=10**400)
+    assert vars(options).items() >= bounds.items()
