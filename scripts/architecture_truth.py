@@ -1,5 +1,6 @@
-"""Writes tests/golden/architecture_truth.json: results of small models of each architecture by Hugging Face.
+"""Writes tests/golden/architectures: results of small models of each architecture by Hugging Face.
 
+`python scripts/architecture_truth.py qwen3 lfm2` writes the files of these two alone.
 Needs torch, transformers and peft. `tests/helpers/architecture_torch.py` defines the inputs and the results.
 """
 
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "tests" / "golden" / "architectures"
 sys.path.insert(0, str(ROOT))
 
 
@@ -21,26 +23,25 @@ def round_values(value: Any) -> Any:
     return [round_values(item) for item in value] if isinstance(value, list) else float(f"{value:.7g}")
 
 
-def main() -> None:
-    """Write the file."""
+def main(*names: str) -> None:
+    """Write the files of the named architectures, or of all."""
     from tests.helpers import architecture_runs, architecture_torch
-    from tests.helpers.architecture_models import CASES, shape_of
+    from tests.helpers.architecture_models import SHAPES, shape_of
 
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
         batch = architecture_runs.batch(
             Path(folder), architecture_runs.base(Path(folder), shape_of("llama", "a"))
         )
-    truth = {
-        f"{arch}-{name}": round_values(architecture_torch.told(shape_of(arch, name), batch))
-        for arch, name in CASES
-    }
-    lines = [f'"batch": {json.dumps(batch)}']
-    for case, result in truth.items():
-        parts = [f'  "{part}": {json.dumps(value)}' for part, value in result.items()]
-        lines.append(f'"{case}": {{\n' + ",\n".join(parts) + "\n}")
-    (ROOT / "tests" / "golden" / "architecture_truth.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    (FOLDER / "batch.json").write_text(json.dumps(batch) + "\n")
+    for arch in names or SHAPES:
+        cases = []
+        for name, shape in SHAPES[arch].items():
+            result = round_values(architecture_torch.told(shape, batch))
+            parts = [f'  "{part}": {json.dumps(value)}' for part, value in result.items()]
+            cases.append(f'"{name}": {{\n' + ",\n".join(parts) + "\n}")
+        (FOLDER / f"{arch}.json").write_text("{\n" + ",\n".join(cases) + "\n}\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -10,7 +10,8 @@ import numpy as np
 from llamatrain.adapters import gguf
 from llamatrain.adapters.adapter import Adapter, LoraPair
 from llamatrain.model.architectures import find_architecture
-from tests.helpers.architecture_models import Arrays, Shape, linear, rows, weights, written
+from tests.helpers.architecture_family import Shape
+from tests.helpers.architecture_models import Arrays, linear, rows, weights, written
 from tests.helpers.cli import Argument, losses, ran, tensors, text
 from tests.helpers.cli import rows as shown
 from tests.helpers.lora_runs import pairs as pairs_of

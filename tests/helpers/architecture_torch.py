@@ -6,26 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers.architecture_models import CONTROL, ONE_LESS, PAIRS, Arrays, Shape, prompt, rows, weights
+from tests.helpers.architecture_family import CONTROL, Shape
+from tests.helpers.architecture_models import Arrays, prompt, rows, weights
 from tests.helpers.architecture_runs import ALPHA, RANK, RATE, STEPS, Pairs, corner, factors, halves, seen
-
-CLASSES = {
-    "llama": ("LlamaConfig", "LlamaForCausalLM"),
-    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
-    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
-    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
-    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
-    "phi3": ("Phi3Config", "Phi3ForCausalLM"),
-    "granite": ("GraniteConfig", "GraniteForCausalLM"),
-    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
-    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM"),
-}
+from tests.helpers.architectures import FAMILIES
 
 
 def model(shape: Shape, arrays: Arrays) -> Any:
     """In float32, with plain attention."""
     torch, library = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    config, kind = (getattr(library, name) for name in CLASSES[shape.arch])
+    family = FAMILIES[shape.arch]
+    config, kind = getattr(library, family.config), getattr(library, family.model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = kind(config(**settings(shape), attn_implementation="eager")).float().eval()
@@ -56,31 +47,12 @@ def settings(shape: Shape) -> dict[str, Any]:
         "bos_token_id": 1,
         "eos_token_id": CONTROL - 1,
     }
-    if shape.arch in ("gemma2", "gemma3"):
-        found |= {"sliding_window": shape.window, "query_pre_attn_scalar": shape.head_size}
-    if shape.arch == "gemma2":
-        found |= {"attn_logit_softcapping": shape.score_cap, "final_logit_softcapping": shape.logit_cap}
-    if shape.arch == "gemma3":
-        whole, local = ({"rope_type": "default", "rope_theta": base} for base in (shape.base, 10000.0))
-        found["rope_parameters"] = {"full_attention": whole, "sliding_attention": local}
-    if shape.arch == "phi3":
-        found |= {"original_max_position_embeddings": shape.original_ctx, "sliding_window": None}
-        found["rope_parameters"]["partial_rotary_factor"] = (
-            shape.turned or shape.head_size
-        ) / shape.head_size
-        if shape.long:
-            factors = {"long_factor": list(shape.long), "short_factor": list(shape.short)}
-            found["rope_parameters"] |= {"rope_type": "longrope", **factors}
-            found["rope_parameters"]["original_max_position_embeddings"] = shape.original_ctx
-    if shape.arch == "granite":
-        found |= {"embedding_multiplier": shape.embedding_scale, "residual_multiplier": shape.residual_scale}
-        found |= {"attention_multiplier": shape.score_scale, "logits_scaling": shape.logit_scale}
-    return found
+    return found | FAMILIES[shape.arch].settings(shape)
 
 
 def heads_of(shape: Shape, name: str) -> int:
     """How many heads' rows are in another order there than here."""
-    if shape.arch not in PAIRS:
+    if not FAMILIES[shape.arch].pairs:
         return 0
     return {"attn_q": shape.heads, "attn_k": shape.kv_heads}.get(name.split(".")[-2], 0)
 
@@ -90,15 +62,17 @@ def order(size: int) -> np.ndarray:
     return np.arange(size).reshape(2, -1).T.ravel()
 
 
+def has_less_one(shape: Shape, name: str, array: np.ndarray) -> bool:
+    """Return True if the weight is a norm that Hugging Face keeps less 1."""
+    return FAMILIES[shape.arch].norms_less_one and array.ndim == 1 and "norm" in name
+
+
 def to_theirs(shape: Shape, name: str, array: np.ndarray) -> np.ndarray:
+    array = FAMILIES[shape.arch].to_theirs(shape, name, array)
     if heads := heads_of(shape, name):
         whole = array.reshape(heads, -1, *array.shape[1:])
         array = whole[:, np.argsort(order(whole.shape[1]))].reshape(array.shape)
-    return (
-        np.ascontiguousarray(array - np.float32(1))
-        if shape.arch in ONE_LESS and array.ndim == 1
-        else array.copy()
-    )
+    return np.ascontiguousarray(array - np.float32(1)) if has_less_one(shape, name, array) else array.copy()
 
 
 def change_to_ours(shape: Shape, name: str, array: np.ndarray) -> np.ndarray:
@@ -106,12 +80,7 @@ def change_to_ours(shape: Shape, name: str, array: np.ndarray) -> np.ndarray:
     if heads := heads_of(shape, name):
         whole = array.reshape(heads, -1, *array.shape[1:])
         array = whole[:, order(whole.shape[1])].reshape(array.shape)
-    return array
-
-
-def to_ours(shape: Shape, name: str, array: np.ndarray) -> np.ndarray:
-    array = change_to_ours(shape, name, array)
-    return array + np.float32(1) if shape.arch in ONE_LESS and array.ndim == 1 else array
+    return FAMILIES[shape.arch].gradient_to_ours(shape, name, array)
 
 
 def logits(made: Any, ids: list[int]) -> np.ndarray:

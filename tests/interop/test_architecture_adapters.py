@@ -15,19 +15,9 @@ from llamatrain.sample.decoder import Decoder
 from tests.helpers import architecture_runs as runs
 from tests.helpers import architecture_torch as theirs
 from tests.helpers.adapter_files import merged
-from tests.helpers.architecture_models import (
-    CTX,
-    EMBEDDINGS,
-    OUTPUT,
-    SHAPES,
-    Shape,
-    linear,
-    prompt,
-    shape_of,
-    weights,
-    wide,
-    written,
-)
+from tests.helpers.architecture_family import CTX, EMBEDDINGS, OUTPUT, Shape
+from tests.helpers.architecture_models import SHAPES, linear, prompt, shape_of, weights, wide, written
+from tests.helpers.architectures import FAMILIES
 from tests.helpers.cli import ran
 from tests.helpers.llama_cpp import served
 from tests.helpers.small_models import Arrays, loaded
@@ -71,7 +61,11 @@ def test_beside_a_base(arch: str, tmp_path: Path) -> None:
     base, path = bases(wide(arch), tmp_path)
     h, _ = loaded(open_gguf(base))
     mine = [read_adapter(path, h)]
-    for kind, limit in (("f32", 5e-3 if arch.startswith("gemma") else 1e-4), ("q8_0", 0.05), ("q4_k", 0.2)):
+    for kind, limit in (
+        ("f32", 5e-3 if FAMILIES[arch].half_float_gelu else 1e-4),
+        ("q8_0", 0.05),
+        ("q4_k", 0.2),
+    ):
         model = base
         if kind != "f32":
             model = tmp_path / f"{kind}.gguf"

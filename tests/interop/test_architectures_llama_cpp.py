@@ -12,19 +12,17 @@ from llamatrain.kernels.reference import gates
 from llamatrain.model.architectures import smollm3
 from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions
+from tests.helpers.architecture_family import CONTROL, CTX, VOCABULARY
 from tests.helpers.architecture_models import (
     CASES,
-    CONTROL,
-    CTX,
-    ONE_LESS,
     SHAPES,
-    VOCABULARY,
     keys,
     prompt,
     shape_of,
     weights,
     written,
 )
+from tests.helpers.architectures import FAMILIES
 from tests.helpers.llama_cpp import Served, served
 from tests.helpers.small_models import loaded
 
@@ -85,7 +83,7 @@ def test_logits_and_greedy_text(
     assert likeliest(found) == follow and found.std() > 0.5
     made = list(Generation(Decoder(h, arrays, ctx=CTX), ids, SamplingOptions(n=MORE, temp=0)))
     assert whatever and made[: len(whatever)] == whatever
-    if arch not in ONE_LESS:
+    if not FAMILIES[arch].half_float_gelu:
         assert np.abs(found - expected).max() <= 1e-4
         return
     # llama.cpp looks up gelu in a table of half floats, which alone is off by more than is asked; with such a table so are we.
@@ -107,7 +105,7 @@ def in_half_floats(gelu: Any) -> Any:
 
 
 @pytest.mark.llama_cpp
-@pytest.mark.parametrize("arch", [arch for arch in SHAPES if arch != "smollm3"])
+@pytest.mark.parametrize("arch", [arch for arch, family in FAMILIES.items() if family.shifts_context])
 def test_text_goes_on_behind_the_context_in_the_same_way(arch: str, tmp_path: Path) -> None:
     """Each block's keys turn back by its own rotation.
 
@@ -125,7 +123,7 @@ def test_text_goes_on_behind_the_context_in_the_same_way(arch: str, tmp_path: Pa
             assert decoder.shift_context(5)
         found.append(decoder.feed([token]).copy())
     off = np.abs(log_softmax(np.array(found)) - expected).max(1)
-    assert off.max() <= (2e-2 if arch in ONE_LESS else 1e-4), off
+    assert off.max() <= (2e-2 if FAMILIES[arch].half_float_gelu else 1e-4), off
 
 
 @pytest.mark.parametrize(

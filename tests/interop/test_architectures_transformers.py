@@ -9,7 +9,7 @@ import pytest
 from tests.helpers import architecture_runs as runs
 from tests.helpers import architecture_torch as theirs
 from tests.helpers.architecture_models import CASES, SHAPES, shape_of, weights
-from tests.model.test_architecture_truth import TRUTH, agrees
+from tests.model.test_architecture_truth import BATCH, TRUTH, agrees
 
 pytestmark = [pytest.mark.reference, pytest.mark.filterwarnings("ignore")]
 
@@ -28,7 +28,7 @@ def one_thread() -> Any:
 
 @pytest.mark.parametrize(("arch", "name"), CASES)
 def test_as_they_say(arch: str, name: str) -> None:
-    told, truth = theirs.told(shape_of(arch, name), TRUTH["batch"]), TRUTH[f"{arch}-{name}"]
+    told, truth = theirs.told(shape_of(arch, name), BATCH), TRUTH[f"{arch}-{name}"]
     for part in ("logits", "losses", "lora_losses"):
         assert told[part] == pytest.approx(truth[part], abs=2e-5), part
     for part in ("gradients", "lora_gradients"):
@@ -42,7 +42,7 @@ def apart(found: np.ndarray, expected: np.ndarray) -> float:
 @pytest.mark.parametrize("arch", SHAPES)
 def test_each_gradient(arch: str, tmp_path: Path) -> None:
     shape, pairs = shape_of(arch, "a"), runs.factors(shape_of(arch, "a"))
-    batch, calm = TRUTH["batch"], weights(shape_of(arch, "a"), last=1.0)
+    batch, calm = BATCH, weights(shape_of(arch, "a"), last=1.0)
     found = runs.full_gradients(tmp_path, shape)
     for name, expected in theirs.gradients(theirs.model(shape, calm), shape, batch).items():
         assert apart(found[name], expected) <= 1e-4, name

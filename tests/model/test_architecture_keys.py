@@ -9,7 +9,9 @@ import pytest
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.sample.decoder import Decoder
-from tests.helpers.architecture_models import CTX, Arrays, keys, prompt, shape_of, weights, written
+from tests.helpers.architecture_family import CTX
+from tests.helpers.architecture_models import Arrays, keys, prompt, shape_of, weights, written
+from tests.helpers.architectures import FAMILIES
 from tests.helpers.llama_cpp import served
 from tests.helpers.small_models import loaded
 from tests.interop.test_architectures_llama_cpp import letters, likeliest, said
@@ -69,7 +71,7 @@ def alike(path: Path, limit: float) -> None:
 
 
 def near(arch: str) -> float:
-    return 5e-3 if arch.startswith("gemma") else 1e-4
+    return 5e-3 if FAMILIES[arch].half_float_gelu else 1e-4
 
 
 @pytest.mark.llama_cpp

@@ -10,7 +10,9 @@ import pytest
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.sample.decoder import Decoder
 from tests.helpers import architecture_runs as runs
-from tests.helpers.architecture_models import SHAPES, Shape, keys, linear, prompt, rows, shape_of
+from tests.helpers.architecture_family import Shape
+from tests.helpers.architecture_models import SHAPES, keys, linear, prompt, rows, shape_of
+from tests.helpers.architectures import FAMILIES
 from tests.helpers.cli import Argument, losses, ran, same_bits, text, text_file, timeless
 from tests.helpers.cli import rows as shown
 from tests.helpers.llama_cpp import served
@@ -22,7 +24,7 @@ IDS = prompt()
 
 def near(arch: str) -> float:
     """llama.cpp's gelu is a table of half floats."""
-    return 5e-3 if arch.startswith("gemma") else 2e-3
+    return 5e-3 if FAMILIES[arch].half_float_gelu else 2e-3
 
 
 def opens(model: Path, arch: str) -> None:

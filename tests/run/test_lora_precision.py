@@ -20,7 +20,8 @@ from llamatrain.graph.tensor import F64, parameter
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.model.transformer import build_training, rope_state, trainable_weights
 from tests.helpers import architecture_runs as runs
-from tests.helpers.architecture_models import Shape, weights, wide, written
+from tests.helpers.architecture_family import Shape
+from tests.helpers.architecture_models import weights, wide, written
 from tests.helpers.cli import losses, ran
 from tests.helpers.cli import rows as shown
 from tests.helpers.lora_runs import pairs

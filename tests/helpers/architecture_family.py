@@ -1,0 +1,180 @@
+"""What tests know of an architecture, by public facts alone: shapes, weights under both names, metadata.
+
+Each architecture has a module in `architectures/` that defines `FAMILY`, with three shapes: grouped heads and heads of their
+own, tied and not, rows longer than windows and than the context before long factors, and every multiplier, cap and base unlike
+its default.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+CTX = 64
+WORDS = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+VOCABULARY = len(WORDS)
+CONTROL = 3  # tokens that are not bytes, before those that are
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The sizes of a small model. Families with other sizes derive from it."""
+
+    arch: str
+    embd: int = 48
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    head_size: int = 12
+    ff: int = 56
+    tied: bool = False
+    eps: float = 1e-5
+    base: float = 10000.0
+    turned: int = 0  # elements of a head that are rotated; 0: all
+    window: int = 0
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    score_scale: float = 0.0  # 0: one over the root of the size of a head
+    original_ctx: int = CTX
+    long: tuple[float, ...] = ()
+    short: tuple[float, ...] = ()
+    ctx: int = CTX
+    vocab: int = field(default=VOCABULARY)
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_size
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_size
+
+    @property
+    def qkv(self) -> int:
+        return self.width + 2 * self.kv_width
+
+    @property
+    def ff2(self) -> int:
+        return 2 * self.ff
+
+    @property
+    def length(self) -> float:
+        """The factor of rotated vectors with long factors (Ding et al. 2024)."""
+        scale = self.ctx / self.original_ctx
+        return math.sqrt(1 + math.log(scale) / math.log(self.original_ctx)) if scale > 1 else 1.0
+
+
+# ---- weights: GGUF's name, Hugging Face's, and the axes as attributes of a shape ----
+
+Row = tuple[str, str, str]
+Convert = Callable[[Shape, str, np.ndarray], np.ndarray]  # the shape, GGUF's name, and the array
+EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
+ENDS = [
+    (EMBEDDINGS, "model.embed_tokens.weight", "vocab embd"),
+    ("output_norm.weight", "model.norm.weight", "embd"),
+    (OUTPUT, "lm_head.weight", "vocab embd"),
+]
+ATTENTION = [
+    ("attn_q.weight", "self_attn.q_proj.weight", "width embd"),
+    ("attn_k.weight", "self_attn.k_proj.weight", "kv_width embd"),
+    ("attn_v.weight", "self_attn.v_proj.weight", "kv_width embd"),
+    ("attn_output.weight", "self_attn.o_proj.weight", "embd width"),
+]
+FORWARD = [
+    ("ffn_gate.weight", "mlp.gate_proj.weight", "ff embd"),
+    ("ffn_up.weight", "mlp.up_proj.weight", "ff embd"),
+    ("ffn_down.weight", "mlp.down_proj.weight", "embd ff"),
+]
+BEFORE = [
+    ("attn_norm.weight", "input_layernorm.weight", "embd"),
+    ("ffn_norm.weight", "post_attention_layernorm.weight", "embd"),
+]
+BEHIND = [
+    ("post_attention_norm.weight", "post_attention_layernorm.weight", "embd"),
+    ("post_ffw_norm.weight", "post_feedforward_layernorm.weight", "embd"),
+]
+AROUND = [
+    ("attn_norm.weight", "input_layernorm.weight", "embd"),
+    ("ffn_norm.weight", "pre_feedforward_layernorm.weight", "embd"),
+    *BEHIND,
+]
+BIASES = [(f"attn_{x}.bias", f"self_attn.{x}_proj.bias", "width" if x == "q" else "kv_width") for x in "qkv"]
+HEAD_NORMS = [(f"attn_{x}_norm.weight", f"self_attn.{x}_norm.weight", "head_size") for x in "qk"]
+
+Numbers = dict[str, int | float]
+
+
+def nothing(shape: Shape) -> dict[str, Any]:
+    """Return no keys or settings beside the common ones."""
+    return {}
+
+
+def unchanged(shape: Shape, name: str, array: np.ndarray) -> np.ndarray:
+    """Return a weight that is the same in Hugging Face's model."""
+    return array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """An architecture in files and in Hugging Face's library."""
+
+    block: (
+        Sequence[Row] | Callable[[Shape, int], Sequence[Row]]
+    )  # the weights of a block; a function if blocks differ
+    shapes: Mapping[str, Shape]
+    config: str  # Hugging Face's classes
+    model: str
+    ends: Sequence[Row] = tuple(ENDS)  # embeddings first; the output weight is left out if it is tied
+    pairs: bool = (
+        False  # heads rotate in pairs, so that rows of q and k are in another order than Hugging Face's
+    )
+    norms_less_one: bool = False  # Hugging Face keeps norms less 1
+    half_float_gelu: bool = False  # llama.cpp looks up its activation in a table of half floats
+    keys: Callable[[Any], Numbers] = nothing  # metadata that replaces or joins the common keys
+    dropped_keys: Callable[[Any], set[str]] = lambda shape: (
+        set()
+    )  # common keys that the converter does not write
+    settings: Callable[[Any], dict[str, Any]] = nothing  # the same of the configuration
+    to_theirs: Convert = unchanged  # beside the order of rows and norms less 1
+    gradient_to_ours: Convert = (
+        unchanged  # the gradient with respect to GGUF's weight, by that of Hugging Face's
+    )
+    shifts_context: bool = True  # llama.cpp shifts a full context as we do
+    initial: Callable[[Any, str, tuple[int, ...], np.random.Generator], np.ndarray | None] = (
+        lambda shape, name, axes, random: None
+    )  # the value of a weight that is unlike others
+
+    def block_rows(self, shape: Shape, layer: int) -> Sequence[Row]:
+        """Return the rows of one block."""
+        return self.block(shape, layer) if callable(self.block) else self.block
+
+
+# ---- sizes that many families use ----------------------------------------------
+
+GROUPED: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_size": 12, "embd": 48}
+# heads wider together than the model
+OWN: dict[str, Any] = {"heads": 4, "kv_heads": 1, "head_size": 10, "embd": 36, "ff": 64}
+SINGLE: dict[str, Any] = {"heads": 3, "kv_heads": 3, "head_size": 6, "embd": 18, "ff": 40, "layers": 3}
+BROAD: dict[str, Any] = {"heads": 2, "kv_heads": 1, "head_size": 80, "embd": 96, "ff": 100}
+
+
+def three(
+    arch: str, first: dict[str, Any], second: dict[str, Any], third: dict[str, Any], kind: type[Shape] = Shape
+) -> dict[str, Shape]:
+    """Return the three shapes of a family."""
+    return {name: kind(arch=arch, **each) for name, each in zip("abc", (first, second, third), strict=True)}
+
+
+def key_and_value_length(shape: Shape) -> Numbers:
+    """Return the keys of the size of heads."""
+    return {"attention.key_length": shape.head_size, "attention.value_length": shape.head_size}
+
+
+def rotary_keys(shape: Shape) -> Numbers:
+    """Return the keys that converters write for llamas."""
+    return {"vocab_size": shape.vocab, "rope.dimension_count": shape.turned or shape.head_size}

@@ -1,0 +1,11 @@
+"""The families that tests know, a module for each."""
+
+import pkgutil
+from importlib import import_module
+
+from tests.helpers.architecture_family import Family
+
+FAMILIES: dict[str, Family] = {
+    module.name.replace("_", "-"): import_module(f"{__name__}.{module.name}").FAMILY
+    for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name)
+}
