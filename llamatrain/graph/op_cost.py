@@ -74,7 +74,28 @@ def attention_flops(node: Node) -> int:
     return 2 * (5 if first else 2) * size * batch * heads * seen
 
 
+def delta_rule_flops(node: Node) -> int:
+    """Return the operations of the gated delta rule in chunks: half of each square of scores is used."""
+    back = node.op.name.endswith("_back")
+    q, _, v = node.sources[back : back + 3]
+    (batch, length, heads, width), size, chunk = v.shape, q.shape[3], node.attrs["chunk"]
+    scores = chunk * (4 * size + 2 * width)
+    work = scores + 6 * size * width
+    if back:
+        work += chunk * (8 * size + 6 * width) + 14 * size * width
+    return batch * length * heads * work
+
+
+def delta_step_flops(node: Node) -> int:
+    """Return the operations of the gated delta rule, token by token: three products with the state."""
+    state, tokens = node.sources[0], node.sources[1].shape[1]
+    return 6 * state.size * tokens
+
+
 FLOPS: dict[str, Callable[[Node], int]] = {
+    "gated_delta_rule": delta_rule_flops,
+    "gated_delta_rule_back": delta_rule_flops,
+    "gated_delta_step": delta_step_flops,
     "matmul": matmul_flops,
     "matmul_nn": matmul_flops,
     "out_prod": lambda node: matmul_flops(node, -2),

@@ -130,6 +130,15 @@ JUDGING = {  # no gradient goes through them, and they are part of none
         c.x(2, 3, fixed=True), c.x(4, 3, fixed=True), c.ids([3, 0]), c.x(2, fixed=True)
     )[0],
     "detached": lambda c: O.detached(c.x(2, 3, fixed=True)),
+    "causal_conv_step": lambda c: O.causal_conv_step(
+        c.x(2, 3, fixed=True), c.x(4, 3, fixed=True), c.x(3, 3, fixed=True)
+    )[1],
+    "gated_delta_step": lambda c: O.gated_delta_step(
+        c.x(1, 2, 2, 3, fixed=True),
+        *(c.x(1, 4, 1, 2, fixed=True) for _ in range(2)),
+        c.x(1, 4, 2, 3, fixed=True),
+        *(c.x(1, 4, 2, fixed=True) for _ in range(2)),
+    )[1],
 }
 
 

@@ -89,6 +89,18 @@ for name in ("neg", "abs", "sgn", "step", "relu", "sigmoid", "gelu", "silu", "so
         lambda c, f=f: f(c.turned(3, 1, 5)),
         lambda c, f=f: f(c.sliced(2, 1, 4)),
     )
+case(
+    "glu",
+    lambda c: ops.glu(c.x(2, 3), c.x(2, 3)),
+    lambda c: ops.glu(c.turned(3, 1, 5), c.sliced(3, 1, 5)),
+    lambda c: ops.glu(c.x(4), c.x(4)),
+)
+case(
+    "glu_back",
+    lambda c: together(ops.glu_back(c.x(2, 3), c.x(2, 3), c.x(2, 3))),
+    lambda c: together(ops.glu_back(c.turned(3, 1, 5), c.sliced(3, 1, 5), c.x(3, 1, 5))),
+    lambda c: ops.glu_back(c.x(4), c.x(4), c.x(4))[0],
+)
 for name in ("gelu_back", "silu_back", "soft_max_back", "softcap_back"):
     f = partial(ops.softcap_back, cap=1.5) if name == "softcap_back" else getattr(ops, name)
     case(
@@ -410,4 +422,53 @@ case(
     lambda c: ops.log_odds(ops.neg(c.x(2, 3, positive=True))),
     lambda c: ops.log_odds(ops.scale(c.turned(3, 1, 2, positive=True), by=-0.2)),
     lambda c: ops.log_odds(ops.scale(c.sliced(4, positive=True), by=-9.0)),
+)
+
+
+def sample_starts(c: Case, batch: int, length: int, *cuts: int) -> Tensor:
+    """Return the first token of each token's sample; samples begin at 0 and at the cuts."""
+    starts = np.zeros((batch, length), np.int32)
+    for cut in cuts:
+        starts[-1, cut:] = cut  # the last row only
+    return c.ids(starts)
+
+
+case(
+    "causal_conv",
+    lambda c: ops.causal_conv(c.x(2, 5, 3), c.x(3, 4), sample_starts(c, 2, 5)),
+    lambda c: ops.causal_conv(c.turned(2, 6, 2), c.x(2, 3), sample_starts(c, 2, 6, 2, 5)),
+    lambda c: ops.causal_conv(c.x(1, 2, 1), c.x(1, 5), sample_starts(c, 1, 2, 1)),
+    lambda c: ops.causal_conv(c.sliced(1, 3, 2), c.x(2, 1), sample_starts(c, 1, 3)),
+)
+case(
+    "causal_conv_back",
+    lambda c: ops.causal_conv_back(c.x(2, 5, 3), c.x(3, 4), sample_starts(c, 2, 5)),
+    lambda c: ops.causal_conv_back(c.turned(2, 6, 2), c.x(2, 3), sample_starts(c, 2, 6, 2, 5)),
+    lambda c: ops.causal_conv_back(c.x(1, 2, 1), c.x(1, 5), sample_starts(c, 1, 2)),
+)
+case(
+    "causal_conv_weight_back",
+    lambda c: ops.causal_conv_weight_back(c.x(2, 5, 3), c.x(2, 5, 3), sample_starts(c, 2, 5), taps=4),
+    lambda c: ops.causal_conv_weight_back(
+        c.x(2, 6, 2), c.turned(2, 6, 2), sample_starts(c, 2, 6, 2, 5), taps=3
+    ),
+    lambda c: ops.causal_conv_weight_back(c.x(1, 2, 1), c.x(1, 2, 1), sample_starts(c, 1, 2), taps=5),
+)
+
+
+def delta_rule(
+    c: Case, batch: int, length: int, key_heads: int, heads: int, size: int, width: int, *cuts: int
+) -> Tensor:
+    q, k = (ops.scale(c.x(batch, length, key_heads, size), by=0.5) for _ in range(2))
+    v, g = c.x(batch, length, heads, width), ops.scale(c.x(batch, length, heads, positive=True), by=-0.4)
+    beta = ops.sigmoid(c.x(batch, length, heads))
+    return ops.gated_delta_rule(q, k, v, g, beta, sample_starts(c, batch, length, *cuts), chunk=16)[0]
+
+
+case(
+    "gated_delta_rule",
+    lambda c: delta_rule(c, 2, 5, 2, 2, 3, 4),
+    lambda c: delta_rule(c, 1, 19, 1, 2, 2, 3),  # more than one chunk; a key head for two value heads
+    lambda c: delta_rule(c, 2, 7, 2, 4, 2, 1, 3, 4),  # three samples in a row
+    lambda c: delta_rule(c, 1, 1, 1, 1, 1, 1),
 )

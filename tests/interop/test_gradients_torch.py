@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,43 @@ def swiglu_halves(x):
     return functional.silu(gate) * up
 
 
+def causal_conv(x, w, starts):
+    """Return the convolution of each sample of a row, by torch's own."""
+    taps, rows = w.shape[1], []
+    for row, first in zip(x, starts, strict=True):
+        cuts = [*sorted(set(first.tolist())), len(row)]
+        parts = [row[a:b].mT[None] for a, b in pairwise(cuts)]
+        rows.append(
+            torch.cat(
+                [
+                    functional.conv1d(part, w[:, None], padding=taps - 1, groups=len(w))[
+                        0, :, : part.shape[2]
+                    ]
+                    for part in parts
+                ],
+                -1,
+            ).mT
+        )
+    return torch.stack(rows)
+
+
+def delta_rule(q, k, v, g, beta, starts, chunk):
+    """Return the outputs of the rule as a sum over all pairs of tokens, and the states before chunks."""
+    (batch, length, heads, _), rows = v.shape, []
+    q, k = (x.repeat(1, 1, heads // x.shape[2], 1).transpose(1, 2) for x in (q, k))
+    v, beta, total = v.transpose(1, 2), beta.mT[..., None], g.mT.cumsum(-1)
+    places = torch.arange(length)
+    seen = (places <= places[:, None]) & (places >= starts[..., None])  # (batch, query, key)
+    decay = torch.where(seen[:, None], total[..., None] - total[..., None, :], -torch.inf).exp()
+    system = torch.eye(length) + (beta * (k @ k.mT) * decay).tril(-1)
+    change = torch.linalg.solve_triangular(system, beta * v, upper=False, unitriangular=True)
+    out = ((q @ k.mT) * decay @ change).transpose(1, 2)
+    for t in range(0, length, chunk):  # what the state would say to each unit vector
+        known = decay[:, :, t - 1, :t, None] if t else torch.zeros(batch, heads, 0, 1)
+        rows.append((known * k[:, :, :t]).mT @ change[:, :, :t])
+    return out, torch.stack(rows, 1)
+
+
 TORCH: dict[str, Callable[..., Any]] = {
     "add": torch.add,
     "sub": torch.sub,
@@ -180,6 +218,16 @@ TORCH: dict[str, Callable[..., Any]] = {
     "silu": functional.silu,
     "silu_back": back(functional.silu),
     "dropout": dropped,
+    "glu": lambda gate, up: torch.sigmoid(gate) * up,
+    "glu_back": back(lambda gate, up: torch.sigmoid(gate) * up, one=False),
+    "causal_conv": causal_conv,
+    "causal_conv_back": lambda dy, w, starts: back(causal_conv, one=False)(
+        dy, torch.zeros_like(dy).requires_grad_(), w, starts=starts
+    )[0],
+    "causal_conv_weight_back": lambda dy, x, starts, taps: back(causal_conv, one=False)(
+        dy, x, torch.zeros(x.shape[-1], taps).requires_grad_(), starts=starts
+    )[1],
+    "gated_delta_rule": delta_rule,
     "swiglu": lambda gate, up: functional.silu(gate) * up,
     "swiglu_back": back(lambda gate, up: functional.silu(gate) * up, one=False),
     "geglu": lambda gate, up: gelu(gate) * up,

@@ -1,4 +1,4 @@
-"""Gates: swiglu(gate, up) = silu(gate) · up, geglu(gate, up) = gelu(gate) · up.
+"""Gates: glu(gate, up) = sigmoid(gate) · up, swiglu with silu in place of the sigmoid, geglu with gelu.
 
 silu(x) = x · sigmoid(x) alone is for graphs that users build themselves.
 """
@@ -71,6 +71,37 @@ def _gate_back_gradients(
     to_dy = add(back(mul(a, up), gate), mul(b, by(gate)))
     to_gate = add(mul(mul(mul(a, dy), up), bent), back(mul(b, dy), gate))
     return to_dy, to_gate, back(mul(a, dy), gate)
+
+
+@op(in_place=((0, 0), (0, 1)), is_cheap=True)
+def glu(gate: Spec, up: Spec) -> Spec:
+    """Return sigmoid(gate) · up."""
+    require(gate.shape == up.shape, "needs two sources of one shape")
+    return Spec(gate.shape, floats(gate, up))
+
+
+@gradient(glu)
+def _(node: Node, dy: Tensor):
+    return glu_back(dy, *node.sources)
+
+
+@op(in_place=((0, 1), (1, 2), (0, 0), (1, 0)))
+def glu_back(dy: Spec, gate: Spec, up: Spec) -> tuple[Spec, Spec]:
+    """Return the gradients of gate and up."""
+    require(dy.shape == gate.shape == up.shape, "needs three sources of one shape")
+    found = Spec(gate.shape, floats(dy, gate, up))
+    return found, found
+
+
+@gradient(glu_back)
+def _(node: Node, dgate: Tensor | None, dup: Tensor | None):
+    dy, gate, up = node.sources
+    a, b = gradient_or_zeros(dgate, gate), gradient_or_zeros(dup, up)
+    s = sigmoid(gate)
+    slope = sigmoid_slope(s)
+    to_dy = add(mul(mul(a, up), slope), mul(b, s))
+    bent = mul(slope, add_number(scale(s, by=-2.0), 1.0))
+    return to_dy, add(mul(mul(mul(a, dy), up), bent), mul(mul(b, dy), slope)), mul(mul(a, dy), slope)
 
 
 @op(in_place=((0, 0), (0, 1)), rounded_sources=(0, 1), rounds_outputs=True, is_cheap=True)

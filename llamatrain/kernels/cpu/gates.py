@@ -1,4 +1,4 @@
-"""Gates: silu(x) = x sigmoid(x), swiglu(gate, up) = silu(gate) up, geglu(gate, up) = gelu(gate) up, and gradients.
+"""Gates: silu(x) = x sigmoid(x), glu(gate, up) = sigmoid(gate) up, swiglu with silu, geglu with gelu, and gradients.
 
 gelu(x) = x sigmoid(v(x)) with v(x) = A x + B x³; for silu, v(x) = x.
 
@@ -47,6 +47,22 @@ def silu_back_flat(lo, hi, thread, dy: F32, x: F32, dx: F32, stream, half):
     for i in range(lo, hi, LANES):
         v = load_until(x, i, hi)
         store_until(dx, i, hi, load_until(dy, i, hi) * gate_slope(SILU, v, gate_share(SILU, v)), stream)
+
+
+@KernelEntry
+def glu_flat(lo, hi, thread, gate: F32, up: F32, y: F32, stream, half):
+    """Compute glu of elements lo to hi."""
+    for i in range(lo, hi, LANES):
+        store_until(y, i, hi, gate_share(SILU, load_until(gate, i, hi)) * load_until(up, i, hi), stream)
+
+
+@KernelEntry
+def glu_back_flat(lo, hi, thread, dy: F32, gate: F32, up: F32, dgate: F32, dup: F32, stream, half):
+    """Compute the gradients of glu for elements lo to hi."""
+    for i in range(lo, hi, LANES):
+        d, u, s = load_until(dy, i, hi), load_until(up, i, hi), gate_share(SILU, load_until(gate, i, hi))
+        store_until(dgate, i, hi, d * u * s * (ONE - s), stream)
+        store_until(dup, i, hi, d * s, stream)
 
 
 @inline
@@ -112,6 +128,8 @@ def geglu_back_flat(lo, hi, thread, dy, gate, up, dgate, dup, stream, half):
 ENTRIES = {
     "silu": silu_flat,
     "silu_back": silu_back_flat,
+    "glu": glu_flat,
+    "glu_back": glu_back_flat,
     "swiglu": swiglu_flat,
     "swiglu_back": swiglu_back_flat,
     "geglu": geglu_flat,

@@ -35,6 +35,19 @@ def in_float32(gate):
 
 
 @kernel
+def glu(gate, up):
+    """Return sigmoid(gate) · up."""
+    return sigmoid(gate) * up
+
+
+@kernel
+def glu_back(dy, gate, up):
+    """Return the gradients of gate and up."""
+    s = sigmoid(gate)
+    return dy * up * s * (1 - s), dy * s
+
+
+@kernel
 @in_float32
 def swiglu(gate, up):
     """Return silu(gate) · up."""
