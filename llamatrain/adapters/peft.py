@@ -39,7 +39,6 @@ from llamatrain.gguf.parser import quote
 from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.io.mapped_file import MappedFile, map_file, mapped_files, verify_unchanged
 from llamatrain.io.partial_files import remove_partials
-from llamatrain.model.architecture import WeightKind
 from llamatrain.model.hyperparameters import Hyperparameters
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
@@ -133,10 +132,11 @@ def convert_halves(
     source: Path, module: str, halves: dict[Half, np.ndarray], h: Hyperparameters
 ) -> dict[Half, np.ndarray]:
     """Return a pair's factors in GGUF's layout."""
-    converted, kind = dict(halves), h.weight_kind(weight_name(source, module, h))
+    converted, name = dict(halves), weight_name(source, module, h)
+    kind = h.weight_kind(name)
     if kind.has_transposed_lora and "a" in converted:
         converted["a"] = np.ascontiguousarray(converted["a"].T)
-    if (count := permuted_heads(kind, h)) and "b" in converted:
+    if (count := permuted_heads(name, h)) and "b" in converted:
         if len(converted["b"]) % (2 * count):
             raise FileError(
                 f"{source}: the {len(converted['b'])} rows of {quote(module)} cannot be divided "
@@ -147,9 +147,10 @@ def convert_halves(
     return converted
 
 
-def permuted_heads(kind: WeightKind[Hyperparameters], h: Hyperparameters) -> int | None:
-    """Return the number of heads whose rows Hugging Face orders otherwise, or None."""
-    return kind.rotary_heads(h) if kind.rotary_heads and h.architecture.rotation == "pairs" else None
+def permuted_heads(name: str, h: Hyperparameters) -> int | None:
+    """Return the number of a weight's heads whose rows Hugging Face orders otherwise, or None."""
+    count = h.weight_kind(name).rotary_heads
+    return count(h.for_weight(name)) if count and h.architecture.rotation == "pairs" else None
 
 
 def interleave_rows(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -313,7 +314,7 @@ def named_factors(
     """Yield the factors in PEFT's layout, by PEFT's names."""
     for name, pair in adapter.pairs.items():
         a, b, kind = pair.a, fold_scale(alpha, pair), h.weight_kind(name)
-        if count := permuted_heads(kind, h):
+        if count := permuted_heads(name, h):
             b = split_rows(b, count)
         suffixes = (
             (".lora_embedding_A", ".lora_embedding_B")
@@ -378,7 +379,8 @@ def target_modules(adapter: Adapter, folder: Path, h: Hyperparameters) -> list[s
     """Return kinds of modules if an adapter has them in each layer, else each module by name."""
     modules = {name: module_name(folder, name, h) for name in adapter.pairs}
     kinds = Counter(module.rpartition(".")[2] for module in modules.values())
-    inner = {
-        module.rpartition(".")[2] for name, module in modules.items() if h.weight_kind(name).role == "matrix"
-    }
-    return sorted(kinds) if all(kinds[kind] == h.layers for kind in inner) else list(modules.values())
+    in_model = Counter(
+        kind.module.rpartition(".")[2] for _, kind in h.weight_kinds() if kind.role == "matrix"
+    )
+    has_all = all(kinds[kind] == count for kind, count in in_model.items() if kind in kinds)
+    return sorted(kinds) if has_all else list(modules.values())

@@ -15,6 +15,7 @@ import numpy as np
 
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import Gguf
+from llamatrain.gguf.values import Kind
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.rope import Rope
 
@@ -32,11 +33,13 @@ class WeightKind(Generic[H]):
     """A weight that a model has once, or once in each block."""
 
     role: Role
-    shape: Callable[[H], Shape]  # (out, in) for a matrix
+    shape: Callable[[H], Shape]  # (out, in) for a matrix, by the sizes of its block
     module: str  # the name of its module in Hugging Face's models
     rotary_heads: Callable[[H], int] | None = None  # of q and k: the number of heads in its rows
     residual: bool = False  # its product is added to the residual stream
     optional: bool = False  # only some models have it
+    optional_by_block: bool = False  # if optional: some blocks of a file may have it, and others not
+    present: Callable[[H, int], bool] | None = None  # if not all blocks have it: True if a block does
 
     @property
     def adaptable(self) -> bool:
@@ -59,19 +62,39 @@ class Key:
         None  # a function of the values of the keys before it
     )
     min_value: float = 0  # for hyperparameters that few architectures have
+    by_block: bool = False  # a file may have an array with a number for each block
 
     @property
     def max_value(self) -> float:
         """The largest number that a file can hold."""
         return float(np.finfo(np.float32).max) if self.kind is float else np.iinfo(np.uint32).max
 
+    @property
+    def array_kind(self) -> Kind:
+        """The type of the numbers in an array."""
+        return {int: Kind.INT32, float: Kind.FLOAT32, bool: Kind.BOOL}[self.kind]
+
     def default_value(self, known: Mapping[str, Any]) -> Any:
         """Return the value for a missing key, by the values of the keys before it."""
         return known.get(self.field, self.default(known) if callable(self.default) else self.default)
 
     def read(self, gguf: Gguf, key: str, known: Mapping[str, Any]) -> Any:
-        """Read the value of a key, or its default."""
+        """Read the value of a key, or its default; a tuple if the file has a number for each block."""
+        found = gguf.metadata.get(key) if self.by_block else None
+        if isinstance(found, list | np.ndarray):
+            return self._check_array(gguf, key, found, known["layers"])
         return gguf.get_value(key, self.kind, self.default_value(known))
+
+    def _check_array(self, gguf: Gguf, key: str, found: Any, layers: int) -> tuple[Any, ...]:
+        kinds = {int: "iu", float: "f", bool: "biu"}[self.kind]
+        if isinstance(found, np.ndarray) and found.dtype.kind in kinds and len(found) == layers:
+            values = tuple(self.kind(value) for value in found)
+            if all(self.min_value <= value <= self.max_value for value in values):
+                return values
+        raise FileError(
+            f"{gguf.path}: {key} must have a number in range for each of {layers} blocks; the file is damaged",
+            code="invalid-hyperparameter",
+        )
 
 
 @dataclass(frozen=True)
@@ -137,6 +160,8 @@ class Architecture(Generic[H, F]):
     # the rotation of a block; None: no rotation
     rope_index: Callable[[H, int], int | None] = lambda h, layer: 0
     attention_mask: Callable[[H, int], AttentionMask] = full_attention
+    # hyperparameters that are others in a block, besides those for which files have arrays
+    block_values: Callable[[H, int], Mapping[str, Any]] = lambda h, layer: {}
     logit_cap: Callable[[H], float] = lambda h: 0.0  # the soft cap of logits; 0: none
     # values for new models that differ from those of missing keys
     new_model_values: Mapping[str, float] = field(default_factory=dict)
@@ -146,21 +171,29 @@ class Architecture(Generic[H, F]):
     unsupported_names: Mapping[str, str] = field(default_factory=dict)
 
     def weight_kinds(
-        self, layers: int, tied: bool, optional: Collection[str] = ()
+        self,
+        layers: int,
+        tied: bool,
+        optional: Collection[str] = (),
+        is_present: Callable[[WeightKind[H], int], bool] = lambda kind, layer: True,
     ) -> Iterator[tuple[str, WeightKind[H]]]:
-        """Yield the weights of a model in file order; optional ones only if their pattern is in `optional`."""
-        present = {
-            pattern: kind
-            for pattern, kind in self.weights.items()
-            if not (tied and kind.role == "output") and (not kind.optional or pattern in optional)
+        """Yield the weights of a model in file order.
+
+        Optional ones are yielded if `optional` has their pattern or their name, and those that not all blocks
+        have if `is_present` is true for the block.
+        """
+        kinds = {
+            pattern: kind for pattern, kind in self.weights.items() if not (tied and kind.role == "output")
         }
-        for numbered, patterns in groupby(present, lambda pattern: "{}" in pattern):
+        for numbered, patterns in groupby(kinds, lambda pattern: "{}" in pattern):
             group = [*patterns]
-            yield from (
-                (each.format(layer), present[each])
-                for layer in range(layers if numbered else 1)
-                for each in group
-            )
+            for layer in range(layers if numbered else 1):
+                for pattern in group:
+                    kind, name = kinds[pattern], pattern.format(layer)
+                    if kind.optional and pattern not in optional and name not in optional:
+                        continue
+                    if is_present(kind, layer):
+                        yield name, kind
 
     def weight_kind(self, name: str) -> WeightKind[H] | None:
         """Return the kind of a weight by its name, or None."""

@@ -47,7 +47,7 @@ class ForwardPass:
 
     def split_heads(self, x: Tensor, count: int) -> Tensor:
         """Reshape rows to (batch, length, heads, size)."""
-        return O.reshape(x, shape=(*self.tokens.shape, count, self.h.head_size))
+        return O.reshape(x, shape=(*self.tokens.shape, count, x.shape[-1] // count))
 
     def apply_rope(self, layer: int, x: Tensor) -> Tensor:
         """Rotate heads of queries or keys by their positions."""
@@ -56,9 +56,7 @@ class ForwardPass:
 
     def attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the attention output, with a row for each token that is needed further."""
-        attended = O.reshape(
-            self.attend(layer, q, k, v), shape=(self.tokens.size, self.h.heads * self.h.head_size)
-        )
+        attended = O.reshape(self.attend(layer, q, k, v), shape=(self.tokens.size, q.shape[2] * q.shape[3]))
         return self.keep_scored_rows(layer, attended)
 
     def keep_scored_rows(self, layer: int, x: Tensor) -> Tensor:
@@ -69,11 +67,24 @@ class ForwardPass:
 
 def rope_table_for(h: Hyperparameters, table: Tensor, layer: int) -> Tensor | None:
     """Return the part of the table of all rotations that a block uses, or None if it rotates nothing."""
-    index, count = h.architecture.rope_index(h, layer), len(h.ropes)
-    if index is None or count == 1:
+    index = h.architecture.rope_index(h, layer)
+    if index is None or len(h.ropes) == 1:
         return None if index is None else table
-    rows, *rest = table.shape
-    return O.view(
-        table,
-        slices=((rows // count * index, rows // count * (index + 1), 1), *((0, each, 1) for each in rest)),
-    )
+    positions = table_positions(h, table)
+    counts = [positions * each for each in rows_per_position(h)]  # rows of each rotation
+    first, (_, *rest) = sum(counts[:index]), table.shape
+    part = O.view(table, slices=((first, first + counts[index], 1), *((0, each, 1) for each in rest)))
+    pairs = h.ropes[index].size // 2
+    if pairs == h.table_pairs:
+        return part
+    return O.reshape(part, shape=(positions, 2, pairs) if h.rotates_halves else (positions, pairs, 2))
+
+
+def rows_per_position(h: Hyperparameters) -> list[int]:
+    """Return how many rows of the table of all rotations a position has, for each rotation."""
+    return [each.size // 2 // h.table_pairs for each in h.ropes]
+
+
+def table_positions(h: Hyperparameters, table: Tensor) -> int:
+    """Return the number of positions in the table of all rotations."""
+    return table.shape[0] // sum(rows_per_position(h))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ from llamatrain.gguf.constants import LlamaFileType
 from llamatrain.gguf.parser import quote
 from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.values import Value, f32, string, u32
+from llamatrain.gguf.values import numbers as numbers_of
 from llamatrain.model import rope
 from llamatrain.model.architecture import Architecture, AttentionMask, Shape, WeightKind, split_block_number
 from llamatrain.model.architectures import find_architecture
@@ -47,6 +48,8 @@ class Hyperparameters:
     optional_weights: frozenset[str] = field(default=frozenset(), repr=False)
     # hyperparameters that few architectures have
     extra: Mapping[str, float] = field(default_factory=dict, repr=False, hash=False)
+    # numbers that differ between blocks, one for each; of `heads`, `kv_heads` and `ff`, the field has the largest
+    by_block: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, repr=False, hash=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rms_eps", to_float32(self.rms_eps))
@@ -93,17 +96,44 @@ class Hyperparameters:
     @property
     def shapes(self) -> dict[str, Shape]:
         """The shape of each weight by its GGUF name, in file order; matrices are (out, in)."""
-        return {name: kind.shape(self) for name, kind in self.weight_kinds()}
+        return {name: kind.shape(self.for_weight(name)) for name, kind in self.weight_kinds()}
 
     def weight_kinds(self) -> Iterator[tuple[str, WeightKind["Hyperparameters"]]]:
         """Yield the weights by name, in file order."""
-        return self.architecture.weight_kinds(self.layers, self.tied, self.optional_weights)
+
+        def is_present(kind: WeightKind["Hyperparameters"], layer: int) -> bool:
+            return kind.present is None or kind.present(self, layer)
+
+        return self.architecture.weight_kinds(self.layers, self.tied, self.optional_weights, is_present)
 
     def weight_kind(self, name: str) -> WeightKind["Hyperparameters"]:
         """Return the kind of one of the model's weights."""
         found = self.architecture.weight_kind(name)
         assert found, name
         return found
+
+    # ---- blocks that differ in size ----------------------------------------
+
+    def for_block(self, layer: int) -> "Hyperparameters":
+        """Return the hyperparameters with the sizes of one block."""
+        return self._blocks[layer] if layer < len(self._blocks) else self
+
+    def for_weight(self, name: str) -> "Hyperparameters":
+        """Return the hyperparameters with the sizes of the block that a weight belongs to."""
+        number = split_block_number(name)[1] if self._blocks else None
+        return self if number is None else self.for_block(int(number))
+
+    @cached_property
+    def _blocks(self) -> "tuple[Hyperparameters, ...]":
+        """The hyperparameters of each block; none if all blocks have the same sizes."""
+        changes = [self._block_values(layer) for layer in range(self.layers)]
+        return tuple(replace(self, by_block={}, **each) for each in changes) if any(changes) else ()
+
+    def _block_values(self, layer: int) -> dict[str, Any]:
+        """Return the fields that differ in a block; 0 as a number of a block means that it needs none."""
+        values = {name: values[layer] for name, values in self.by_block.items() if name in COMMON_FIELDS}
+        own = {name: value for name, value in values.items() if value and value != getattr(self, name)}
+        return own | dict(self.architecture.block_values(self, layer))
 
     @property
     def output_weight(self) -> str:
@@ -135,34 +165,48 @@ class Hyperparameters:
         return self.architecture.ropes(self)
 
     def rope_table(self, positions: int) -> np.ndarray:
-        """Return the tables of all rotations, one behind the other, for rows of up to `positions` tokens."""
+        """Return the tables of all rotations, one behind the other, for rows of up to `positions` tokens.
+
+        A wider rotation has several rows for each position (see `table_pairs`).
+        """
         return self._join_tables([each.table(positions) for each in self.ropes])
 
     def rope_shift(self, distance: int, positions: int) -> np.ndarray:
         """Return, for each rotation, the cosines and sines of moving a vector by `distance` positions."""
         return self._join_tables([each.shift(distance, positions) for each in self.ropes])
 
+    @property
+    def table_pairs(self) -> int:
+        """The pairs in a row of the table of all rotations: a number that divides those of each rotation."""
+        return math.gcd(*(each.size // 2 for each in self.ropes))
+
     def _join_tables(self, tables: Sequence[np.ndarray]) -> np.ndarray:
         """Concatenate tables in the layout that the op `rope` expects."""
-        joined = np.concatenate(tables)
-        return np.ascontiguousarray(joined.swapaxes(1, 2)) if self.rotates_halves else joined
+        if self.rotates_halves:
+            tables = [np.ascontiguousarray(table.swapaxes(1, 2)) for table in tables]
+        axes = (-1, 2, self.table_pairs) if self.rotates_halves else (-1, self.table_pairs, 2)
+        return np.concatenate([table.reshape(axes) for table in tables])
 
     def describe(self) -> str:
         """Return the architecture and the sizes in one line."""
         heads = f"{self.heads} heads" + (f" ({self.kv_heads} kv)" if self.kv_heads != self.heads else "")
         tied = ", tied embeddings" if self.tied else ""
-        sizes = f"{self.layers} layers, {self.embd} wide, {heads}, ff {self.ff}, vocabulary {self.vocab}"
+        least = min(self.by_block.get("ff", (self.ff,)))
+        ff = f"{self.ff}" if least == self.ff else f"{least} to {self.ff}"
+        sizes = f"{self.layers} layers, {self.embd} wide, {heads}, ff {ff}, vocabulary {self.vocab}"
         return f"{self.architecture.name}, {sizes}{tied}"
 
     def metadata(self, name: str) -> dict[str, Value]:
         """Return the metadata of a model file, without the tokenizer's."""
         kinds = {int: u32, float: f32}
-        numbers = {**vars(self), **self.extra}
+        numbers = {**vars(self), **self.extra, **self.by_block}
         values = {
             key: (key_spec, numbers[key_spec.field]) for key, key_spec in self.architecture.keys.items()
         }
         keys = {
-            key: kinds[key_spec.kind](value)
+            key: numbers_of(key_spec.array_kind, value)
+            if isinstance(value, tuple)
+            else kinds[key_spec.kind](value)
             for key, (key_spec, value) in values.items()
             if value or key_spec.default != 0
         }
@@ -216,6 +260,7 @@ def read_hyperparameters(gguf: Gguf) -> Hyperparameters:
         raise FileError(f"{gguf.path}: a checkpoint of an adapter, not a model; {hint}", code="not-a-model")
     try:
         h = _read_unchecked(gguf, architecture)
+        h.for_block(0)  # check the sizes of each block
     except BadHyperparameter as error:
         raise FileError(
             f"{gguf.path}: {error.describe(_describe_source(architecture, error.field))}", code=error.code
@@ -230,8 +275,12 @@ def _read_unchecked(gguf: Gguf, architecture: Architecture[Hyperparameters, Any]
     if embedding is None or len(embedding.shape) != 2:
         raise FileError(f"{gguf.path}: the matrix {embeddings} is missing", code="missing-tensor")
     known: dict[str, Any] = {"vocab": embedding.shape[0]}
+    by_block: dict[str, tuple[Any, ...]] = {}
     for key, each in architecture.keys.items():
         value = each.read(gguf, f"{name}.{key}", known)
+        if isinstance(value, tuple):
+            by_block[each.field] = value
+            value = max(value)
         if each.field not in COMMON_FIELDS and not each.min_value <= value <= each.max_value:
             raise FileError(
                 f"{gguf.path}: {name}.{key} must be {each.min_value:g} to {each.max_value:g} (got {value})",
@@ -247,17 +296,52 @@ def _read_unchecked(gguf: Gguf, architecture: Architecture[Hyperparameters, Any]
     for key, (supported, what) in architecture.supported_values.items():
         if gguf.get_value(f"{name}.{key}", type(supported), supported) != supported:
             raise FileError(f"{gguf.path}: {name}.{key}: {what} is not supported", code="unsupported-model")
-    patterns = {split_block_number(each)[0] for each in gguf.tensors}
+    check_window_rope(gguf, architecture, known["head_size"])
     return Hyperparameters(
         architecture=architecture,
         rope=Rope.read(gguf, name, known["head_size"], known["ctx"]),
         tied=OUTPUT not in gguf.tensors if architecture.tied is None else architecture.tied,
-        optional_weights=frozenset(
-            each for each, kind in architecture.weights.items() if kind.optional and each in patterns
-        ),
-        extra={field: value for field, value in known.items() if field not in COMMON_FIELDS},
+        optional_weights=find_optional(gguf, architecture, known["layers"]),
+        extra={
+            field: value
+            for field, value in known.items()
+            if field not in COMMON_FIELDS and field not in by_block
+        },
+        by_block={
+            field: values
+            for field, values in by_block.items()
+            if len({*values}) > 1 or field not in COMMON_FIELDS
+        },
         **{field: value for field, value in known.items() if field in COMMON_FIELDS},
     )
+
+
+def find_optional(
+    gguf: Gguf, architecture: Architecture[Hyperparameters, Any], layers: int
+) -> frozenset[str]:
+    """Return the optional weights in a file: the pattern if all blocks have one, else the names."""
+    names: dict[str, list[str]] = {}
+    for name in gguf.tensors:
+        names.setdefault(split_block_number(name)[0], []).append(name)
+    found: set[str] = set()
+    for pattern, kind in architecture.weights.items():
+        if kind.optional and pattern in names:
+            differs = kind.optional_by_block and len(names[pattern]) != layers
+            found |= {*names[pattern]} if differs else {pattern}
+    return frozenset(found)
+
+
+def check_window_rope(gguf: Gguf, architecture: Architecture[Hyperparameters, Any], head_size: int) -> None:
+    """Raise FileError if blocks with windows rotate another number of elements than the architecture knows."""
+    name, key = architecture.name, rope.WINDOW_ROPE_SIZE
+    if key in architecture.keys:
+        return
+    size = gguf.get_value(f"{name}.{rope.KEYS['size']}", int, head_size)
+    if (window_size := gguf.get_value(f"{name}.{key}", int, size)) != size:
+        raise FileError(
+            f"{gguf.path}: {name}.{key} must be {size}, like other heads (got {window_size})",
+            code="unsupported-model",
+        )
 
 
 def _describe_source(architecture: Architecture[Hyperparameters, Any], field: str) -> str:

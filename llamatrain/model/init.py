@@ -22,7 +22,9 @@ from llamatrain.model.hyperparameters import Hyperparameters
 def standard_deviation(h: Hyperparameters, name: str) -> float:
     """Return the standard deviation of a weight's initial values."""
     kind = h.weight_kind(name)
-    return (1.0 / math.sqrt(2 * h.layers) if kind.residual else 1.0) / math.sqrt(kind.shape(h)[-1])
+    return (1.0 / math.sqrt(2 * h.layers) if kind.residual else 1.0) / math.sqrt(
+        kind.shape(h.for_weight(name))[-1]
+    )
 
 
 def init_weights(h: Hyperparameters, seed: int, weights: dict[str, np.ndarray]) -> None:

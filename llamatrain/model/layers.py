@@ -19,9 +19,9 @@ KEYS = {
     "context_length": Key("ctx", int, 2048),
     "embedding_length": Key("embd"),
     "block_count": Key("layers"),
-    "feed_forward_length": Key("ff"),
-    "attention.head_count": Key("heads"),
-    "attention.head_count_kv": Key("kv_heads", int, lambda known: known["heads"]),
+    "feed_forward_length": Key("ff", by_block=True),
+    "attention.head_count": Key("heads", by_block=True),
+    "attention.head_count_kv": Key("kv_heads", int, lambda known: known["heads"], by_block=True),
     "attention.key_length": Key("head_size", int, lambda known: known["embd"] // max(1, known["heads"])),
     "attention.value_length": Key("head_size"),
     "attention.layer_norm_rms_epsilon": Key("rms_eps", float, 1e-5),
@@ -119,7 +119,7 @@ def attention(model: ForwardPass, layer: int, y: Tensor, norm_heads: bool = Fals
 
     With `norm_heads`, each head of queries and keys is normed first.
     """
-    h, prefix = model.h, f"blk.{layer}"
+    h, prefix = model.h.for_block(layer), f"blk.{layer}"
 
     def project_and_rotate(name: str, count: int) -> Tensor:
         heads = model.split_heads(model.linear(y, f"{prefix}.{name}"), count)

@@ -15,7 +15,7 @@ TARGET = re.compile(rf"(?:{BLOCKS}\.)?(?P<name>[a-z_]+)(?:\.weight)?")
 
 def block_matrices(h: Hyperparameters) -> list[str]:
     """Return the matrices of all blocks, in file order."""
-    return [name for name, kind in h.weight_kinds() if kind.role == "matrix"]
+    return [name for name, kind in h.weight_kinds() if kind.role == "matrix" and name.startswith("blk.")]
 
 
 def norm_weights(h: Hyperparameters) -> set[str]:
@@ -70,12 +70,14 @@ def match_target(target: str, h: Hyperparameters) -> set[str]:
             "leave it out",
             code="tied-target",
         )
-    weights = [name for name, each in h.weight_kinds() if each is kind]
-    if match["first"] is None:
-        return set(weights)
-    if "{}" not in patterns[match["name"]]:
+    found = {name for name, each in h.weight_kinds() if each is kind}
+    if match["first"] is not None:
+        pattern = patterns[match["name"]]
+        named = {pattern.format(layer) for layer in block_range(match, target, h)}
+        found = found & named if "{}" in pattern else set()
+    if not found:
         raise UsageError(f"{shorten(target)}: the model has no such weight", code="unknown-target")
-    return {weights[layer] for layer in block_range(match, target, h)}
+    return found
 
 
 def block_range(match: re.Match[str], target: str, h: Hyperparameters) -> range:

@@ -164,12 +164,6 @@ class Rope:
         }
         scaled = kind == "yarn" or "long" in factors or "short" in factors
         size = gguf.get_value(f"{architecture}.{KEYS['size']}", int, head_size)
-        if (window_size := gguf.get_value(f"{architecture}.{WINDOW_ROPE_SIZE}", int, size)) != size:
-            raise FileError(
-                f"{gguf.path}: {architecture}.{WINDOW_ROPE_SIZE} must be {size}, like other heads (got "
-                f"{window_size})",
-                code="unsupported-model",
-            )
         return cls(
             size,
             base=number(KEYS["base"], 10000.0),

@@ -24,7 +24,7 @@ from llamatrain.graph.ops import (
 from llamatrain.graph.tensor import F32, I32, DType, DynamicDim, Shape, Tensor, parameter, placeholder, state
 from llamatrain.model.architecture import AttentionMask
 from llamatrain.model.distill import Teacher, distillation_loss
-from llamatrain.model.forward import ForwardPass, rope_table_for
+from llamatrain.model.forward import ForwardPass, rope_table_for, rows_per_position, table_positions
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 
@@ -111,7 +111,7 @@ def build_training(
     loss, evaluation = cross_entropy(h, weights, scored, fused=flash)
     if teacher is None:
         return TrainingGraph(inputs, table, block_inputs, loss, {}, evaluation)
-    teacher_rope, teacher_table = teacher.rope_table(table.shape[0] // len(h.ropes))
+    teacher_rope, teacher_table = teacher.rope_table(table_positions(h, table))
     teacher_logits = compute_logits(
         teacher.h, forward(teacher.h, teacher.weights, inputs, teacher_rope)[0], teacher.weights
     )
@@ -177,7 +177,7 @@ def forward(
         )[0]
 
     def attend_plain(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return plain_attention(h, h.attention_mask(layer), q, k, v, inputs["mask"])
+        return plain_attention(h.attention_mask(layer), q, k, v, inputs["mask"])
 
     forward_pass = ForwardPass(
         h=h,
@@ -191,20 +191,20 @@ def forward(
     return last_hidden(forward_pass)
 
 
-def plain_attention(
-    h: Hyperparameters, attention_mask: AttentionMask, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
-) -> Tensor:
+def plain_attention(attention_mask: AttentionMask, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Compute attention as product, softmax and product.
 
     `mask` (batch, length, length) is added to the scores.
     """
-    batch, length, group = q.shape[0], q.shape[1], h.heads // h.kv_heads
+    batch, length, heads, size = q.shape
+    kv_heads = k.shape[2]
 
-    def by_head(x: Tensor, heads: tuple[int, int]) -> Tensor:
-        return O.reshape(O.cont(O.permute(x, axes=(0, 2, 1, 3))), shape=(batch, *heads, length, h.head_size))
+    def by_head(x: Tensor, group: int) -> Tensor:
+        shape = (batch, kv_heads, group, length, size)
+        return O.reshape(O.cont(O.permute(x, axes=(0, 2, 1, 3))), shape=shape)
 
-    q = by_head(q, (h.kv_heads, group))
-    k, v = (by_head(each, (h.kv_heads, 1)) for each in (k, v))
+    q = by_head(q, heads // kv_heads)
+    k, v = by_head(k, 1), by_head(v, 1)
     scores = O.scale(O.matmul(q, k), by=attention_mask.scale)  # (batch, kv_heads, group, length, length)
     scores = softcap(scores, cap=attention_mask.cap) if attention_mask.cap else scores
     scores = O.add(scores, O.reshape(mask, shape=(batch, 1, 1, length, length)))
@@ -213,7 +213,7 @@ def plain_attention(
         if attention_mask.window
         else scores
     )
-    attended = O.reshape(O.matmul_nn(soft_max(scores), v), shape=(batch, h.heads, length, h.head_size))
+    attended = O.reshape(O.matmul_nn(soft_max(scores), v), shape=(batch, heads, length, size))
     return O.cont(O.permute(attended, axes=(0, 2, 1, 3)))
 
 
@@ -287,7 +287,7 @@ def build_decoding(
             O.reshape(positions, shape=(count,)),
             into=True,
         )
-        return O.reshape(rows, shape=(1, cache.shape[0], h.kv_heads, h.head_size))
+        return O.reshape(rows, shape=(1, cache.shape[0], *x.shape[2:]))
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = update_cache(caches[2 * layer], k), update_cache(caches[2 * layer + 1], v)
@@ -311,16 +311,17 @@ class CacheShift:
 
 def shift_cache(h: Hyperparameters, caches: list[Tensor], first: int, last: int, end: int) -> CacheShift:
     """Build the graph that removes the rows `first` to `last` of `end` rows."""
-    count, width = end - last, h.kv_width
+    count = end - last
     positions = placeholder("places", (1, count), I32)
     shift_rotation = placeholder("turn", rope_table_shape(h, 1), caches[0].dtype)
 
-    def move_rows(cache: Tensor, rotation: Tensor | None) -> Tensor:
+    def move_rows(cache: Tensor, heads: int, rotation: Tensor | None) -> Tensor:
+        width = cache.shape[1]
         rows = O.cont(O.view(cache, slices=((last, end, 1), (0, width, 1))))
         if rotation:
-            heads = O.reshape(rows, shape=(1, count, h.kv_heads, h.head_size))
+            by_head = O.reshape(rows, shape=(1, count, heads, width // heads))
             rows = O.reshape(
-                O.rope_back(heads, positions, rotation, halves=h.rotates_halves), shape=(count, width)
+                O.rope_back(by_head, positions, rotation, halves=h.rotates_halves), shape=(count, width)
             )
         return O.set(cache, rows, slices=((first, first + count, 1), (0, width, 1)), into=True)
 
@@ -328,14 +329,17 @@ def shift_cache(h: Hyperparameters, caches: list[Tensor], first: int, last: int,
     return CacheShift(
         positions,
         shift_rotation,
-        [move_rows(cache, None if number % 2 else keys[number // 2]) for number, cache in enumerate(caches)],
+        [
+            move_rows(cache, h.for_block(number // 2).kv_heads, None if number % 2 else keys[number // 2])
+            for number, cache in enumerate(caches)
+        ],
     )
 
 
 def make_caches(h: Hyperparameters, ctx: int, dtype: DType = F32) -> list[Tensor]:
     """Return the states for keys and values of `ctx` positions, two for each layer."""
     return [
-        state(f"cache.{layer}.{kind}", (ctx, h.kv_width), dtype)
+        state(f"cache.{layer}.{kind}", (ctx, h.for_block(layer).kv_width), dtype)
         for layer in range(h.layers)
         for kind in ("k", "v")
     ]
@@ -348,5 +352,5 @@ def rope_state(h: Hyperparameters, positions: int, dtype: DType = F32) -> Tensor
 
 def rope_table_shape(h: Hyperparameters, positions: int) -> Shape:
     """Return the shape of the table of all rotations."""
-    pairs, rows = h.rope.size // 2, len(h.ropes) * positions
+    pairs, rows = h.table_pairs, sum(rows_per_position(h)) * positions
     return (rows, 2, pairs) if h.rotates_halves else (rows, pairs, 2)

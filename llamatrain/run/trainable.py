@@ -249,7 +249,7 @@ def adapted(
     trained: dict[str, Tensor] = {}
     deltas = {}
     for number, (name, rank) in enumerate(ranks.items()):
-        *rows, into = h.weight_kind(name).shape(h)
+        *rows, into = h.weight_kind(name).shape(h.for_weight(name))
         out, turned = rows[0] if rows else 1, h.weight_kind(name).has_transposed_lora
         a = parameter(f"{name}.lora_a", (out, rank) if turned else (rank, into))
         b = parameter(f"{name}.lora_b", (into if turned else out, rank))

@@ -289,7 +289,7 @@ def theirs(h: Hyperparameters) -> Any:
         state[f"model.layers.{i}.post_attention_layernorm.weight"] = f"blk.{i}.ffn_norm.weight"
     arrays = weights(h)
     for theirs_name, name in state.items():
-        heads = peft.permuted_heads(h.weight_kind(name), h)
+        heads = peft.permuted_heads(name, h)
         state[theirs_name] = torch.from_numpy(peft.split_rows(arrays[name], heads) if heads else arrays[name])
     model.load_state_dict(state)
     return model

@@ -75,7 +75,14 @@ BROKEN: list[tuple[dict[str, Value], str]] = [
     ({L + "block_count": u32(0)}, r"llama.block_count must be .*\(got 0\)"),
     ({L + "block_count": f32(2)}, "llama.block_count must be of type int .got FLOAT32"),
     ({L + "attention.head_count": u32(0)}, "llama.attention.head_count must be 1 to"),
-    ({L + "attention.head_count": numbers(Kind.INT32, [4, 4])}, "head_count must be of type int .got ARRAY"),
+    (
+        {L + "attention.head_count": numbers(Kind.INT32, [4])},
+        "llama.attention.head_count must have a number in range for each of 2 blocks",
+    ),
+    (
+        {L + "attention.key_length": numbers(Kind.INT32, [16, 16])},
+        "key_length must be of type int .got ARRAY",
+    ),
     (
         {L + "attention.head_count_kv": u32(3)},
         "llama.attention.head_count_kv must divide the 4 heads .got 3",

@@ -27,7 +27,7 @@ LAST_NORM = {"blk.{}.post_ffw_norm.weight": layers.block_norm("post_feedforward_
 
 def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
     """Return the output of a block that norms the output of each half."""
-    h, prefix = model.h, f"blk.{layer}"
+    h, prefix = model.h.for_block(layer), f"blk.{layer}"
 
     def project_and_rotate(name: str, count: int) -> Tensor:
         rows = model.norm(model.linear(x, f"{prefix}.{name}"), f"{prefix}.{name}_norm")

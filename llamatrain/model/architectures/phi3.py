@@ -24,7 +24,7 @@ FEED_FORWARD = {
 
 def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
     """Return the output of a block with joined projections."""
-    h, prefix = model.h, f"blk.{layer}"
+    h, prefix = model.h.for_block(layer), f"blk.{layer}"
     qkv = model.linear(model.norm(x, f"{prefix}.attn_norm"), f"{prefix}.attn_qkv")
     parts = split_columns(qkv, sizes=(h.width, h.kv_width, h.kv_width))
     q, k, v = (
