@@ -67,6 +67,7 @@ MISFITS = {
     "diag": lambda: O.diag(x(2, 2), name="here"),
     "diag_mask_inf": lambda: O.diag_mask_inf(x(2), name="here"),
     "rms_norm": lambda: O.rms_norm(x(2, 3), x(2), eps=1e-5, name="here"),
+    "layer_norm": lambda: O.layer_norm(x(2, 3), x(3), x(2), eps=1e-5, name="here"),
     "swiglu": lambda: O.swiglu(x(2), x(1), name="here"),
     "rope": lambda: O.rope(x(1, 2, 3, 4), x(1, 2), x(9, 2, 2), name="here"),
     "soft_max": lambda: O.soft_max(x(), name="here"),

@@ -81,8 +81,28 @@ case(
     lambda c: ops.add1(c.turned(4, 2), c.x(1, 1)),
     lambda c: ops.add1(c.x(1), c.x(1)),
 )
-for name in ("neg", "abs", "sgn", "step", "relu", "sigmoid", "gelu", "silu", "softplus", "softcap"):
-    f = partial(ops.softcap, cap=1.5) if name == "softcap" else getattr(ops, name)
+XIELU = {"positive": 0.8, "negative": 1.3, "beta": 0.5, "eps": -0.01}
+SET: dict[str, dict[str, float]] = {  # the numbers that some have
+    "softcap": {"cap": 1.5},
+    "softcap_back": {"cap": 1.5},
+    "xielu": XIELU,
+    "xielu_back": XIELU,
+}
+for name in (
+    "neg",
+    "abs",
+    "sgn",
+    "step",
+    "relu",
+    "relu_sqr",
+    "sigmoid",
+    "gelu",
+    "silu",
+    "softplus",
+    "softcap",
+    "xielu",
+):
+    f = partial(getattr(ops, name), **SET.get(name, {}))
     case(
         name,
         lambda c, f=f: f(c.x(2, 3)),
@@ -101,8 +121,8 @@ case(
     lambda c: together(ops.glu_back(c.turned(3, 1, 5), c.sliced(3, 1, 5), c.x(3, 1, 5))),
     lambda c: ops.glu_back(c.x(4), c.x(4), c.x(4))[0],
 )
-for name in ("gelu_back", "silu_back", "soft_max_back", "softcap_back"):
-    f = partial(ops.softcap_back, cap=1.5) if name == "softcap_back" else getattr(ops, name)
+for name in ("gelu_back", "relu_sqr_back", "silu_back", "soft_max_back", "softcap_back", "xielu_back"):
+    f = partial(getattr(ops, name), **SET.get(name, {}))
     case(
         name,
         lambda c, f=f: f(c.x(2, 3), c.x(2, 3)),
@@ -247,6 +267,20 @@ case(
     lambda c: ops.rms_norm(c.x(3, 4), c.x(4), eps=1e-5),
     lambda c: ops.rms_norm(c.turned(2, 3, 5), c.x(5), eps=1e-2),
     lambda c: ops.rms_norm(c.sliced(2, 1), c.sliced(1), eps=1e-1),
+)
+case(
+    "layer_norm",
+    lambda c: ops.layer_norm(c.x(3, 4), c.x(4), eps=1e-5),
+    lambda c: ops.layer_norm(c.x(3, 4), c.x(4), c.x(4), eps=1e-5),
+    lambda c: ops.layer_norm(c.turned(2, 3, 5), c.x(5), c.sliced(5), eps=1e-2),
+    lambda c: ops.layer_norm(c.sliced(2, 1), c.sliced(1), eps=1e-1),
+)
+case(
+    "layer_norm_back",
+    lambda c: together(ops.layer_norm_back(c.x(3, 4), c.x(3, 4), c.x(4), eps=1e-5)),
+    lambda c: together(ops.layer_norm_back(c.turned(2, 3, 5), c.sliced(2, 3, 5), c.x(5), eps=1e-2)),
+    lambda c: ops.layer_norm_back(c.x(2, 6), c.x(2, 6), c.x(6), eps=1e-1)[0],
+    lambda c: ops.layer_norm_back(c.x(2, 6), c.x(2, 6), c.x(6), eps=1e-1)[1],
 )
 case(
     "norm",

@@ -122,6 +122,15 @@ def gelu(x):
     return functional.gelu(x, approximate="tanh")
 
 
+def relu_sqr(x):
+    return functional.relu(x).square()
+
+
+def xielu(x, positive, negative, beta, eps):
+    below = torch.expm1(torch.clamp(x, max=eps)) - x
+    return torch.where(x > 0, positive * x * x, negative * below) + beta * x
+
+
 def swiglu_halves(x):
     gate, up = x.chunk(2, dim=-1)
     return functional.silu(gate) * up
@@ -174,6 +183,10 @@ TORCH: dict[str, Callable[..., Any]] = {
     "sgn": torch.sign,
     "step": lambda x: (x.sign() + 1) / 2,
     "relu": torch.relu,
+    "relu_sqr": relu_sqr,
+    "relu_sqr_back": back(relu_sqr),
+    "xielu": xielu,
+    "xielu_back": back(xielu),
     "sigmoid": torch.sigmoid,
     "gelu": gelu,
     "gelu_back": back(gelu),
@@ -213,6 +226,8 @@ TORCH: dict[str, Callable[..., Any]] = {
     "diag_mask_zero": lambda x, past=0: masked(x, past, 0.0),
     "rms_norm": lambda x, w, eps: functional.rms_norm(x, w.shape, w, eps),
     "rms_norm_back": back(lambda x, w, eps: functional.rms_norm(x, w.shape, w, eps), one=False),
+    "layer_norm": lambda x, w, *bias, eps: functional.layer_norm(x, w.shape, w, *bias, eps=eps),
+    "layer_norm_back": back(lambda x, w, eps: functional.layer_norm(x, w.shape, w, eps=eps), one=False),
     "norm": layer_norm,
     "norm_back": back(layer_norm),
     "silu": functional.silu,

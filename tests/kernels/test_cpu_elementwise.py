@@ -116,6 +116,53 @@ def test_rms_norm_and_its_gradients(shape):
         close(dw, (dy64 * n).reshape(-1, shape[-1]).sum(0), 1e-5)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_layer_norm_and_its_gradients(shape):
+    """Also of rows that lie far from 0."""
+    x, dy, w, bias, eps = 5 + normal(*shape), normal(*shape), normal(shape[-1]), normal(shape[-1]), 1e-5
+    x64, dy64, w64, bias64 = wide(x, dy, w, bias)
+    middle = x64 - x64.mean(-1, keepdims=True)
+    r = 1 / np.sqrt((middle**2).mean(-1, keepdims=True) + eps)
+    for over in ({}, {0: 0}):
+        close(run("layer_norm", [shape], [x, w], over, eps=eps)[0], middle * r * w64, 1e-5)
+        close(run("layer_norm", [shape], [x, w, bias], over, eps=eps)[0], middle * r * w64 + bias64, 1e-5)
+    n = middle * r
+    dn = dy64 * w64
+    dn = dn - dn.mean(-1, keepdims=True) - n * (dn * n).mean(-1, keepdims=True)
+    for over in ({}, {0: 0}, {0: 1}):
+        dx, dw = run("layer_norm_back", [shape, w.shape], [dy, x, w], over, eps=eps)
+        close(dx, r * dn, 1e-5 if shape[-1] > 1 else 1e-3)
+        close(dw, (dy64 * n).reshape(-1, shape[-1]).sum(0), 1e-5)
+
+
+# ---- activations ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_activations(shape):
+    x, dy = 3 * normal(*shape), normal(*shape)
+    x[..., 0], how = 0, {"positive": 0.8, "negative": 1.3, "beta": 0.5, "eps": -1e-6}
+    x64, dy64 = wide(x, dy)
+    above = np.maximum(x64, 0)
+    close(run("relu_sqr", [shape], [x], {0: 0})[0], above**2)
+    below = 1.3 * (np.expm1(np.minimum(x64, -1e-6)) - x64)
+    close(run("xielu", [shape], [x], {0: 0}, **how)[0], np.where(x64 > 0, 0.8 * x64**2, below) + 0.5 * x64)
+    slope = np.where(x64 > 0, 1.6 * x64, 1.3 * (np.where(x64 < -1e-6, np.exp(x64), 0) - 1)) + 0.5
+    for over in ({}, {0: 0}, {0: 1}):
+        close(run("relu_sqr_back", [shape], [dy, x], over)[0], 2 * dy64 * above)
+        close(run("xielu_back", [shape], [dy, x], over, **how)[0], dy64 * slope)
+
+
+def test_xielu_far_from_zero():
+    x = np.array([-1e-30, -1e-7, -3e-6, -30.0, -1e4, 1e-30, 1e-3, 100.0, np.nan], np.float32)
+    how = {"positive": 0.8, "negative": 1.3, "beta": 0.5, "eps": -1e-6}
+    found, (x64,) = run("xielu", [x.shape], [x], **how)[0], wide(x)
+    below = 1.3 * (np.expm1(np.minimum(x64, -1e-6)) - x64)
+    np.testing.assert_allclose(
+        found, np.where(x64 > 0, 0.8 * x64**2, below) + 0.5 * x64, rtol=1e-6, atol=1e-12
+    )
+
+
 # ---- gates ------------------------------------------------------------------
 
 
@@ -141,6 +188,8 @@ def test_gelus_gate(shape):
     v, inner = np.sqrt(2 / np.pi) * (g + 0.044715 * g**3), np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * g**2)
     part = (1 + np.tanh(v)) / 2
     slope = part + g * inner / (2 * np.cosh(v) ** 2)
+    close(run("gelu", [shape], [gate], {0: 0})[0], g * part)
+    close(run("gelu_back", [shape], [dy, gate], {0: 1})[0], d * slope)
     close(run("geglu", [shape], [gate, up], {0: 1})[0], g * part * u)
     for over in ({}, {0: 1, 1: 2}, {0: 0}, {1: 0}):
         dgate, dup = run("geglu_back", [shape, shape], [dy, gate, up], over)

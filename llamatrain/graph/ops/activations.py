@@ -1,6 +1,7 @@
 """Elementwise functions between products; most are for graphs that users build themselves."""
 
 import math
+from typing import Any
 
 from llamatrain.graph.ops.arithmetic import add, mul, scale, sqr
 from llamatrain.graph.ops.movement import fill
@@ -32,6 +33,30 @@ def relu(x: Spec) -> Spec:
 @gradient(relu)
 def _(node: Node, dy: Tensor):
     return (mul(dy, step(node.sources[0])),)
+
+
+@op(in_place=((0, 0),), is_cheap=True)
+def relu_sqr(x: Spec) -> Spec:
+    """Return max(x, 0)²."""
+    return Spec(x.shape, floats(x))
+
+
+@gradient(relu_sqr)
+def _(node: Node, dy: Tensor):
+    return (relu_sqr_back(dy, node.sources[0]),)
+
+
+@op(in_place=((0, 0), (0, 1)))
+def relu_sqr_back(dy: Spec, x: Spec) -> Spec:
+    """Return dy times 2 max(x, 0)."""
+    require(dy.shape == x.shape, "needs dy like x")
+    return Spec(x.shape, floats(dy, x))
+
+
+@gradient(relu_sqr_back)
+def _(node: Node, d: Tensor):
+    dy, x = node.sources
+    return relu_sqr_back(d, x), scale(mul(mul(d, dy), step(x)), by=2.0)
 
 
 @op(in_place=((0, 0),))
@@ -75,6 +100,38 @@ def gelu_second_derivative(x: Tensor) -> Tensor:
     s = sigmoid(mul(x, add_number(scale(sqr(x), by=B), A)))
     bent = add(scale(x, by=6 * B), mul(add_number(scale(s, by=-2.0), 1.0), sqr(inner)))
     return mul(sigmoid_slope(s), add(scale(inner, by=2.0), mul(x, bent)))
+
+
+@op(in_place=((0, 0),), is_cheap=True)
+def xielu(x: Spec, *, positive: float, negative: float, beta: float, eps: float) -> Spec:
+    """Return positive x² + beta x above 0, and negative (exp(min(x, eps)) - 1 - x) + beta x elsewhere."""
+    return Spec(x.shape, floats(x))
+
+
+@gradient(xielu)
+def _(node: Node, dy: Tensor):
+    return (xielu_back(dy, node.sources[0], **node.attrs),)
+
+
+@op(in_place=((0, 0), (0, 1)))
+def xielu_back(dy: Spec, x: Spec, *, positive: float, negative: float, beta: float, eps: float) -> Spec:
+    """Return dy times the derivative of xielu at x."""
+    require(dy.shape == x.shape, "needs dy like x")
+    return Spec(x.shape, floats(dy, x))
+
+
+@gradient(xielu_back)
+def _(node: Node, d: Tensor):
+    dy, x = node.sources
+    return xielu_back(d, x, **node.attrs), mul(mul(d, dy), xielu_second_derivative(x, **node.attrs))
+
+
+def xielu_second_derivative(x: Tensor, **how: Any) -> Tensor:
+    """Return 2 positive above 0. Elsewhere it is the derivative, less its limit far below 0."""
+    slope = xielu_back(fill(shape=x.shape, value=1.0, dtype=x.dtype), x, **how)
+    above = step(x)
+    below = mul(add_number(scale(above, by=-1.0), 1.0), add_number(slope, how["negative"] - how["beta"]))
+    return add(scale(above, by=2 * how["positive"]), below)
 
 
 @op(in_place=((0, 0),))

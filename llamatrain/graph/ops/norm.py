@@ -1,8 +1,10 @@
 """Norms over the last axis.
 
-rms_norm(x, w) = x / rms(x) · w with rms(x) = sqrt(mean(x²) + eps). norm(x) = (x - mean(x)) / rms(x -
-mean(x)), which no llama uses, is for graphs that users build themselves.
+rms_norm(x, w) = x / rms(x) · w with rms(x) = sqrt(mean(x²) + eps). layer_norm(x, w, bias) = norm(x) · w + bias
+with norm(x) = (x - mean(x)) / rms(x - mean(x)). norm alone is for graphs that users build themselves.
 """
+
+from collections.abc import Callable
 
 from llamatrain.graph.ops.activations import add_number
 from llamatrain.graph.ops.arithmetic import add, mul, scale, sqr, sub
@@ -38,18 +40,49 @@ def rms_norm_back(dy: Spec, x: Spec, w: Spec, *, eps: float) -> tuple[Spec, Spec
 
 @gradient(rms_norm_back)
 def _(node: Node, dx: Tensor | None, dw: Tensor | None):
-    """`through` is the gradient of a normed, unweighted x, which is its own transpose."""
-    (dy, x, w), eps = node.sources, node.attrs["eps"]
-    a, b = gradient_or_zeros(dx, x), gradient_or_zeros(dw, w)
+    (_dy, x, w), eps = node.sources, node.attrs["eps"]
     ones = fill(shape=w.shape, value=1.0, dtype=w.dtype)
-    normal, size = rms_norm(x, ones, eps=eps), rms(x, eps)
+    return weighted_gradients(
+        node,
+        (dx, dw),
+        rms_norm(x, ones, eps=eps),
+        rms(x, eps),
+        lambda d: rms_norm_back(d, x, ones, eps=eps)[0],
+    )
 
-    def through(d: Tensor) -> Tensor:
-        return rms_norm_back(d, x, ones, eps=eps)[0]
 
-    to_normal = add(normal_gradient(a, mul(dy, w), normal, size), mul(dy, b))
-    to_x = add(through(to_normal), size_gradient(a, node.outputs[0], normal, size))
-    return add(mul(through(a), w), mul(normal, b)), to_x, sum_to(mul(through(a), dy), w.shape)
+@op(in_place=((0, 0),), is_cheap=True)
+def layer_norm(x: Spec, w: Spec, bias: Spec | None = None, *, eps: float) -> Spec:
+    """Return norm(x) · w, plus the bias in each row."""
+    require(len(w.shape) == 1 and x.shape[-1:] == w.shape, "needs one weight for each element of a row")
+    require(bias is None or bias == w, "needs a bias like the weight")
+    return Spec(x.shape, floats(x, w))
+
+
+@gradient(layer_norm)
+def _(node: Node, dy: Tensor):
+    x, w, *bias = node.sources
+    dx, dw = layer_norm_back(dy, x, w, eps=node.attrs["eps"])
+    return dx, dw, *(sum_to(dy, each.shape) for each in bias)
+
+
+@op(in_place=((0, 0), (0, 1)))
+def layer_norm_back(dy: Spec, x: Spec, w: Spec, *, eps: float) -> tuple[Spec, Spec]:
+    """Return the gradients of x and w."""
+    dx, dw = rms_norm_back.infer_specs(dy, x, w, eps=eps)
+    return dx, dw
+
+
+@gradient(layer_norm_back)
+def _(node: Node, dx: Tensor | None, dw: Tensor | None):
+    (_dy, x, _w), eps = node.sources, node.attrs["eps"]
+    return weighted_gradients(
+        node,
+        (dx, dw),
+        norm(x, eps=eps),
+        rms(sub(x, mean_rows(x)), eps),
+        lambda d: norm_back(d, x, eps=eps),
+    )
 
 
 @op(in_place=((0, 0),), is_cheap=True)
@@ -81,6 +114,24 @@ def _(node: Node, d: Tensor):
 
 
 # ---- the gradient of a norm's gradient: dx = (u - normal · mean(u normal)) / size, less what is constant --------------
+
+
+def weighted_gradients(
+    node: Node,
+    outer: tuple[Tensor | None, Tensor | None],
+    normal: Tensor,
+    size: Tensor,
+    through: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of dy, x and w, given those of dx and dw.
+
+    `through` is the gradient of a normed, unweighted x, which is its own transpose.
+    """
+    dy, x, w = node.sources
+    a, b = gradient_or_zeros(outer[0], x), gradient_or_zeros(outer[1], w)
+    to_normal = add(normal_gradient(a, mul(dy, w), normal, size), mul(dy, b))
+    to_x = add(through(to_normal), size_gradient(a, node.outputs[0], normal, size))
+    return add(mul(through(a), w), mul(normal, b)), to_x, sum_to(mul(through(a), dy), w.shape)
 
 
 def mean_rows(x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Gates: silu(x) = x sigmoid(x), glu(gate, up) = sigmoid(gate) up, swiglu with silu, geglu with gelu, and gradients.
+"""Gates: silu and gelu alone, glu(gate, up) = sigmoid(gate) up, swiglu with silu, geglu with gelu, and gradients.
 
-gelu(x) = x sigmoid(v(x)) with v(x) = A x + B x³; for silu, v(x) = x.
+gelu(x) = x sigmoid(v(x)) with v(x) = A x + B x³; silu(x) = x sigmoid(x).
 
 If gate and up are bfloat16, so is what products read: swiglu's result, dgate and dup. dy is always float32.
 """
@@ -33,20 +33,44 @@ def gate_slope(kind, x, s):
     return s * (ONE + bent * (ONE - s))
 
 
+@inline
+def activate(kind, x, y, lo, hi, stream):
+    """Compute silu or gelu of elements lo to hi."""
+    for i in range(lo, hi, LANES):
+        v = load_until(x, i, hi)
+        store_until(y, i, hi, v * gate_share(kind, v), stream)
+
+
+@inline
+def activation_gradient(kind, dy, x, dx, lo, hi, stream):
+    """Compute the gradient of silu or gelu for elements lo to hi."""
+    for i in range(lo, hi, LANES):
+        v = load_until(x, i, hi)
+        store_until(dx, i, hi, load_until(dy, i, hi) * gate_slope(kind, v, gate_share(kind, v)), stream)
+
+
 @KernelEntry
 def silu_flat(lo, hi, thread, x: F32, y: F32, stream, half):
     """Compute silu of elements lo to hi."""
-    for i in range(lo, hi, LANES):
-        v = load_until(x, i, hi)
-        store_until(y, i, hi, v * gate_share(SILU, v), stream)
+    activate(SILU, x, y, lo, hi, stream)
 
 
 @KernelEntry
 def silu_back_flat(lo, hi, thread, dy: F32, x: F32, dx: F32, stream, half):
     """Compute the gradient of silu for elements lo to hi."""
-    for i in range(lo, hi, LANES):
-        v = load_until(x, i, hi)
-        store_until(dx, i, hi, load_until(dy, i, hi) * gate_slope(SILU, v, gate_share(SILU, v)), stream)
+    activation_gradient(SILU, dy, x, dx, lo, hi, stream)
+
+
+@KernelEntry
+def gelu_flat(lo, hi, thread, x: F32, y: F32, stream, half):
+    """Compute gelu of elements lo to hi."""
+    activate(GELU, x, y, lo, hi, stream)
+
+
+@KernelEntry
+def gelu_back_flat(lo, hi, thread, dy: F32, x: F32, dx: F32, stream, half):
+    """Compute the gradient of gelu for elements lo to hi."""
+    activation_gradient(GELU, dy, x, dx, lo, hi, stream)
 
 
 @KernelEntry
@@ -130,6 +154,8 @@ ENTRIES = {
     "silu_back": silu_back_flat,
     "glu": glu_flat,
     "glu_back": glu_back_flat,
+    "gelu": gelu_flat,
+    "gelu_back": gelu_back_flat,
     "swiglu": swiglu_flat,
     "swiglu_back": swiglu_back_flat,
     "geglu": geglu_flat,
@@ -149,7 +175,7 @@ def _takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
 
 for _name, _entry in ENTRIES.items():
 
-    @kernel(_name, takes=all_float32 if _name.startswith("silu") else _takes)
+    @kernel(_name, takes=all_float32 if _name.startswith(("silu", "gelu")) else _takes)
     def flat(outs, ins, attrs, scratch, threads, entry=_entry):
         """Return the call of a gate or its gradient."""
         stream, half = all(should_stream(out.reshape(-1), *ins) for out in outs), outs[0].dtype == np.uint16

@@ -19,6 +19,18 @@ def relu(x):
 
 
 @kernel
+def relu_sqr(x):
+    """Return max(x, 0)²."""
+    return np.square(np.maximum(x, 0))
+
+
+@kernel
+def relu_sqr_back(dy, x):
+    """Return dy times 2 max(x, 0)."""
+    return 2 * dy * np.maximum(x, 0)
+
+
+@kernel
 def sigmoid(x):
     """Return 1 / (1 + exp(-x))."""
     return 1 / (1 + np.exp(-x))
@@ -40,6 +52,22 @@ def gelu_back(dy, x):
     """Return dy times the derivative of gelu at x."""
     s = gelu_gate(x)
     return dy * s * (1 + x * (1 - s) * (x.dtype.type(A) + x.dtype.type(3 * B) * x * x))
+
+
+@kernel
+def xielu(x, *, positive, negative, beta, eps):
+    """Return positive x² + beta x above 0, and negative (exp(min(x, eps)) - 1 - x) + beta x elsewhere."""
+    positive, negative, beta, eps = map(x.dtype.type, (positive, negative, beta, eps))
+    bent = np.where(x > 0, positive * x * x, negative * (np.expm1(np.minimum(x, eps)) - x))
+    return bent + beta * x
+
+
+@kernel
+def xielu_back(dy, x, *, positive, negative, beta, eps):
+    """Return dy times the derivative of xielu at x."""
+    positive, negative, beta, eps = map(x.dtype.type, (positive, negative, beta, eps))
+    power = np.where(x < eps, np.exp(np.minimum(x, 0)), 0)
+    return dy * (np.where(x > 0, 2 * positive * x, negative * (power - 1)) + beta)
 
 
 def apply_cap(x, cap):

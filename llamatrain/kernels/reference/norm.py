@@ -26,6 +26,19 @@ def rms_norm_back(dy, x, w, *, eps):
 
 
 @kernel
+def layer_norm(x, w, bias=0, *, eps):
+    """Return norm(x) · w, plus the bias in each row."""
+    return norm(x, eps=eps) * w + bias
+
+
+@kernel
+def layer_norm_back(dy, x, w, *, eps):
+    """Return the gradients of x and w."""
+    normal = norm(x, eps=eps)
+    return norm_back(dy * w, x, eps=eps), np.sum((dy * normal).reshape(-1, x.shape[-1]), axis=0)
+
+
+@kernel
 def norm(x, *, eps):
     """Return the normed x, with mean 0 and deviation 1."""
     middle = x - np.mean(x, axis=-1, keepdims=True)
