@@ -6,7 +6,7 @@ bounded, whatever the size of the model.
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,10 +72,15 @@ class Rounding:
         return math.sqrt(self.error / self.change) if self.change else 0.0
 
 
-def plan_merge(base: Gguf, adapters: Sequence[Adapter], kind: GgmlType | None = None) -> list[MergedTensor]:
+def plan_merge(
+    base: Gguf,
+    adapters: Sequence[Adapter],
+    kind: GgmlType | None = None,
+    unchanged: Collection[str] = (),
+) -> list[MergedTensor]:
     """Return the tensors of the new file in the base's order; an adapter with scale 0 changes nothing.
 
-    With a type, matrices whose rows are whole blocks get it; all else keeps its own.
+    With a type, matrices whose rows are whole blocks get it, except `unchanged` ones; all else keeps its own.
     """
     tensors = []
     for name, tensor in base.tensors.items():
@@ -84,7 +89,10 @@ def plan_merge(base: Gguf, adapters: Sequence[Adapter], kind: GgmlType | None = 
         )
         new_type = (
             kind
-            if kind and len(tensor.shape) == 2 and tensor.shape[1] % kind.block_size == 0
+            if kind
+            and name not in unchanged
+            and len(tensor.shape) == 2
+            and tensor.shape[1] % kind.block_size == 0
             else tensor.type
         )
         tensors.append(MergedTensor(tensor, new_type, used_adapters))

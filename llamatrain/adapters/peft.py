@@ -144,7 +144,22 @@ def convert_halves(
                 code="invalid-factor",
             )
         converted["b"] = interleave_rows(converted["b"], count)
+    if kind.row_order and "b" in converted:
+        converted["b"] = reorder(source, module, converted["b"], kind.row_order(h), axis=0)
+    if kind.column_order and "a" in converted:
+        converted["a"] = reorder(source, module, converted["a"], kind.column_order(h), axis=1)
     return converted
+
+
+def reorder(source: Path, module: str, factor: np.ndarray, order: np.ndarray, axis: int) -> np.ndarray:
+    """Return a factor with its rows or columns in another order."""
+    if factor.shape[axis] != len(order):
+        raise FileError(
+            f"{source}: the factors of {quote(module)} must have {len(order)} {('rows', 'columns')[axis]} (got "
+            f"{factor.shape[axis]})",
+            code="invalid-factor",
+        )
+    return np.ascontiguousarray(factor.take(order, axis))
 
 
 def permuted_heads(name: str, h: Hyperparameters) -> int | None:
@@ -316,6 +331,10 @@ def named_factors(
         a, b, kind = pair.a, fold_scale(alpha, pair), h.weight_kind(name)
         if count := permuted_heads(name, h):
             b = split_rows(b, count)
+        if kind.row_order:
+            b = b[np.argsort(kind.row_order(h))]
+        if kind.column_order:
+            a = a[:, np.argsort(kind.column_order(h))]
         suffixes = (
             (".lora_embedding_A", ".lora_embedding_B")
             if kind.has_transposed_lora

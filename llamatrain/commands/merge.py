@@ -146,7 +146,9 @@ def plan_export(base: Path, out: Path, options: ExportOptions, lora: AdapterOpti
     gguf, h, adapters = open_base(base, lora)
     check_output(options, [base, *(path for path, _ in lora.scaled)])
     target_type = None if options.type == "keep" else type_by_name(options.type.upper())
-    tensors = merge.plan_merge(gguf, adapters, target_type)
+    # llama.cpp reads the taps of convolutions in float32 alone
+    taps = {name for name, kind in h.weight_kinds() if kind.role == "taps"}
+    tensors = merge.plan_merge(gguf, adapters, target_type, taps)
     check_disk_space(out, total_bytes(tensors))
     return MergePlan(
         gguf=gguf,
@@ -228,7 +230,10 @@ def note_unchanged(plan: MergePlan) -> None:
     others = [
         tensor.base
         for tensor in plan.tensors
-        if target_type and tensor.type is not target_type and len(tensor.base.shape) == 2
+        if target_type
+        and tensor.type is not target_type
+        and len(tensor.base.shape) == 2
+        and tensor.base.shape[1] % target_type.block_size
     ]
     if others and target_type:
         more = f" and {len(others) - 1} more keep their" if len(others) > 1 else " keeps its"

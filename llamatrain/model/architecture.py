@@ -15,14 +15,14 @@ import numpy as np
 
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import Gguf
-from llamatrain.gguf.values import Kind
+from llamatrain.gguf.values import Kind, Value
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.rope import Rope
 
 H = TypeVar("H")
 F = TypeVar("F")
 Shape = tuple[int, ...]
-Role = Literal["embedding", "output", "matrix", "norm", "bias"]
+Role = Literal["embedding", "output", "matrix", "norm", "bias", "taps"]  # taps: of a convolution
 Rotation = Literal["pairs", "halves"]  # element 2i of a head rotates with 2i + 1, or i with i + size/2
 SupportedValue = tuple[int | float | bool, str]
 BLOCK_NUMBER = re.compile(r"(?<=\.)(?:0|[1-9][0-9]{0,5})(?=\.)")
@@ -40,6 +40,11 @@ class WeightKind(Generic[H]):
     optional: bool = False  # only some models have it
     optional_by_block: bool = False  # if optional: some blocks of a file may have it, and others not
     present: Callable[[H, int], bool] | None = None  # if not all blocks have it: True if a block does
+    # for each row, or column, its place in Hugging Face's weight, if that has another order
+    row_order: Callable[[H], np.ndarray] | None = None
+    column_order: Callable[[H], np.ndarray] | None = None
+    trained_as_log: bool = False  # all training of the weight w changes log(-w), so that w stays below 0
+    initial: Callable[[np.random.Generator, Shape], np.ndarray] | None = None  # values in a new model
 
     @property
     def adaptable(self) -> bool:
@@ -77,6 +82,10 @@ class Key:
     def default_value(self, known: Mapping[str, Any]) -> Any:
         """Return the value for a missing key, by the values of the keys before it."""
         return known.get(self.field, self.default(known) if callable(self.default) else self.default)
+
+    def stored_value(self, values: Mapping[str, Any]) -> Any:
+        """Return the value that a file has, by all hyperparameters."""
+        return values[self.field]
 
     def read(self, gguf: Gguf, key: str, known: Mapping[str, Any]) -> Any:
         """Read the value of a key, or its default; a tuple if the file has a number for each block."""
@@ -163,6 +172,13 @@ class Architecture(Generic[H, F]):
     # hyperparameters that are others in a block, besides those for which files have arrays
     block_values: Callable[[H, int], Mapping[str, Any]] = lambda h, layer: {}
     logit_cap: Callable[[H], float] = lambda h: 0.0  # the soft cap of logits; 0: none
+    # the shapes of the state that a block keeps while decoding; none: it has keys and values
+    states: Callable[[H, int], Mapping[str, Shape]] = lambda h, layer: {}
+    shifts_context: bool = True  # a full context can be shifted while decoding
+    check: Callable[[H], None] = lambda h: None  # raises BadHyperparameter if numbers do not fit together
+    more_metadata: Callable[[H], Mapping[str, Value]] = lambda h: {}  # other keys of new models
+    # True if the tensors of a block are not used, but belong to the file
+    is_kept: Callable[[H, int], bool] = lambda h, layer: False
     # values for new models that differ from those of missing keys
     new_model_values: Mapping[str, float] = field(default_factory=dict)
     # by key: the supported value, and what other values mean

@@ -29,7 +29,7 @@ class Teacher:
     def leaf(self, name: str, prefix: str = PREFIX) -> Tensor:
         """Return the graph leaf of a weight."""
         shape = self.h.shapes[name]
-        return state(f"{prefix}{name}", shape, BF16 if self.half and len(shape) > 1 else F32)
+        return state(f"{prefix}{name}", shape, BF16 if self.half and self.h.is_matrix(name) else F32)
 
     @property
     def weights(self) -> Weights:

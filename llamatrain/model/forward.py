@@ -17,8 +17,18 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Recurrence:
+    """How blocks without attention see what precedes a token: in the row, or in a state while decoding."""
+
+    # layer, x (batch, length, channels), taps -> like x
+    convolve: Callable[[int, Tensor, Tensor], Tensor]
+    # layer, q, k, v (batch, length, heads, size), decay, beta (batch, length, heads) -> like v
+    delta_rule: Callable[[int, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ForwardPass:
-    """One forward pass. Training and decoding differ only in `attend`."""
+    """One forward pass. Training and decoding differ only in `attend` and `recurrence`."""
 
     h: Hyperparameters
     weights: Weights
@@ -26,6 +36,7 @@ class ForwardPass:
     positions: Tensor  # like tokens
     table: Tensor  # the table of all rotations
     attend: Attend
+    recurrence: Recurrence
     scored_tokens: Tensor | None = None  # the indices of tokens whose logits are needed; None: all
 
     def embedding(self, name: str) -> Tensor:

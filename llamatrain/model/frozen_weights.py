@@ -33,7 +33,9 @@ def load_frozen(
     arrays: Arrays = {}
     for name, shape in h.shapes.items():
         tensor = gguf.tensors[name]
-        if len(shape) == 1:  # copied: a short read of a mapped file may map two megabytes around it
+        if not h.weight_kind(
+            name
+        ).adaptable:  # copied: a short read of a mapped file may map two megabytes around it
             tensors[name] = state(name, shape, F32)
             arrays[name] = np.array(load.decode_tensor(gguf, tensor, threads))
             release_pages(tensor.raw)
@@ -74,7 +76,7 @@ def copy_as_bf16(raw: np.ndarray, kind: GgmlType, shape: tuple[int, ...], thread
 
 def bf16_copy_bytes(h: Hyperparameters) -> int:
     """Return the bytes of all matrices in bf16."""
-    return sum(2 * int(np.prod(shape)) for shape in h.shapes.values() if len(shape) > 1)
+    return sum(2 * int(np.prod(shape)) for name, shape in h.shapes.items() if h.is_matrix(name))
 
 
 def add_frozen_adapters(

@@ -82,6 +82,7 @@ class Hyperparameters:
             )
         if not 0 < self.rms_eps < 1:
             raise BadHyperparameter("rms_eps", f"{self.rms_eps:g}", "must be between 0 and 1, such as 1e-5")
+        self.architecture.check(self)
 
     @property
     def width(self) -> int:
@@ -111,6 +112,10 @@ class Hyperparameters:
         found = self.architecture.weight_kind(name)
         assert found, name
         return found
+
+    def is_matrix(self, name: str) -> bool:
+        """Return True if a weight is a factor of products or a table of embeddings."""
+        return self.weight_kind(name).adaptable
 
     # ---- blocks that differ in size ----------------------------------------
 
@@ -148,6 +153,11 @@ class Hyperparameters:
     def attention_mask(self, layer: int) -> AttentionMask:
         """Return what the queries of a block see."""
         return self.architecture.attention_mask(self, layer)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """True if a block has a state instead of keys and values."""
+        return any(self.architecture.states(self, layer) for layer in range(self.layers))
 
     @property
     def logit_cap(self) -> float:
@@ -201,7 +211,8 @@ class Hyperparameters:
         kinds = {int: u32, float: f32}
         numbers = {**vars(self), **self.extra, **self.by_block}
         values = {
-            key: (key_spec, numbers[key_spec.field]) for key, key_spec in self.architecture.keys.items()
+            key: (key_spec, key_spec.stored_value(numbers))
+            for key, key_spec in self.architecture.keys.items()
         }
         keys = {
             key: numbers_of(key_spec.array_kind, value)
@@ -210,7 +221,11 @@ class Hyperparameters:
             for key, (key_spec, value) in values.items()
             if value or key_spec.default != 0
         }
-        keys |= {"vocab_size": u32(self.vocab), **self.rope.metadata()}
+        keys |= {
+            "vocab_size": u32(self.vocab),
+            **self.rope.metadata(),
+            **self.architecture.more_metadata(self),
+        }
         architecture = self.architecture.name
         general = {
             "architecture": string(architecture),
@@ -366,7 +381,7 @@ def check_tensors(gguf: Gguf, h: Hyperparameters) -> None:
                 code="wrong-tensor-shape",
             )
     for name in unused_tensors(gguf, h):
-        if is_model_tensor(name):
+        if is_model_tensor(name) and not is_kept(name, h):
             raise FileError(
                 f"{gguf.path}: {quote(name)} is not a weight of a {h.architecture.name}",
                 code="unknown-tensor",
@@ -377,7 +392,7 @@ def unused_tensors(gguf: Gguf, h: Hyperparameters) -> list[str]:
     """Return the names of tensors that the model does not use."""
     known = {*h.shapes, *rope.TENSORS.values()}
     if gguf.kind == "checkpoint":
-        known |= {f"{name}.lora_{half}" for name in h.shapes for half in "ab"}
+        known |= {f"{name}.{part}" for name in h.shapes for part in ("lora_a", "lora_b", "log")}
     return [
         name
         for name in gguf.tensors
@@ -385,10 +400,21 @@ def unused_tensors(gguf: Gguf, h: Hyperparameters) -> list[str]:
     ]
 
 
+def kept_tensors(gguf: Gguf, h: Hyperparameters) -> list[str]:
+    """Return the names of tensors that are not used, but belong to the model's file."""
+    return [name for name in unused_tensors(gguf, h) if is_kept(name, h)]
+
+
 def describe_unused(names: Sequence[str], consequence: str) -> str:
     """Return a warning about tensors that the model does not use."""
     first = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     return f"{first}: no part of the model as it is known here; {consequence}"
+
+
+def is_kept(name: str, h: Hyperparameters) -> bool:
+    """Return True if a tensor is not used, but belongs to the file."""
+    number = split_block_number(name)[1]
+    return number is not None and h.architecture.is_kept(h, int(number))
 
 
 def is_model_tensor(name: str) -> bool:
@@ -405,6 +431,7 @@ def unused_keys(gguf: Gguf, h: Hyperparameters) -> list[str]:
         *architecture.keys,
         *architecture.supported_values,
         *rope.KEYS.values(),
+        *architecture.more_metadata(h),
         "vocab_size",
         "rope.scale_linear",
     }

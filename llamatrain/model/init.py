@@ -30,9 +30,13 @@ def standard_deviation(h: Hyperparameters, name: str) -> float:
 def init_weights(h: Hyperparameters, seed: int, weights: dict[str, np.ndarray]) -> None:
     """Fill the arrays with the initial values."""
     for name, array in weights.items():
-        if h.weight_kind(name).role in ("norm", "bias"):
-            array[...] = h.weight_kind(name).role == "norm"
-            continue
+        kind = h.weight_kind(name)
         generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        if kind.initial:
+            array[...] = kind.initial(generator, array.shape)
+            continue
+        if kind.role in ("norm", "bias"):
+            array[...] = kind.role == "norm"
+            continue
         generator.standard_normal(array.shape, np.float32, out=array)
         array *= np.float32(standard_deviation(h, name))

@@ -4,6 +4,7 @@ Weights that only some architectures have are in their own files. Weights here h
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from llamatrain.graph import ops as O
 from llamatrain.graph.ops import swiglu
@@ -36,7 +37,7 @@ SUPPORTED_VALUES: dict[str, SupportedValue] = {
 
 
 def block_matrix(
-    out: Size, into: Size, module: str, rotated: Size | None = None, residual: bool = False
+    out: Size, into: Size, module: str, rotated: Size | None = None, residual: bool = False, **facts: Any
 ) -> Weight:
     """Return a matrix of a block."""
     return WeightKind(
@@ -45,13 +46,18 @@ def block_matrix(
         module=f"model.layers.{{}}.{module}",
         rotary_heads=rotated,
         residual=residual,
+        **facts,
     )
 
 
-def block_vector(role: Role, size: Size, module: str, optional: bool = False) -> Weight:
+def block_vector(role: Role, size: Size, module: str, optional: bool = False, **facts: Any) -> Weight:
     """Return a norm or bias of a block."""
     return WeightKind(
-        role=role, shape=lambda h: (size(h),), module=f"model.layers.{{}}.{module}", optional=optional
+        role=role,
+        shape=lambda h: (size(h),),
+        module=f"model.layers.{{}}.{module}",
+        optional=optional,
+        **facts,
     )
 
 

@@ -12,10 +12,15 @@ import numpy as np
 
 from llamatrain.graph import ops as O
 from llamatrain.graph.ops import (
+    CHUNK,
+    causal_conv,
+    causal_conv_step,
     cross_entropy_judged,
     cross_entropy_loss,
     diag_mask_inf,
     flash_attn,
+    gated_delta_rule,
+    gated_delta_step,
     linear_cross_entropy,
     linear_cross_entropy_judged,
     soft_max,
@@ -24,7 +29,13 @@ from llamatrain.graph.ops import (
 from llamatrain.graph.tensor import F32, I32, DType, DynamicDim, Shape, Tensor, parameter, placeholder, state
 from llamatrain.model.architecture import AttentionMask
 from llamatrain.model.distill import Teacher, distillation_loss
-from llamatrain.model.forward import ForwardPass, rope_table_for, rows_per_position, table_positions
+from llamatrain.model.forward import (
+    ForwardPass,
+    Recurrence,
+    rope_table_for,
+    rows_per_position,
+    table_positions,
+)
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 
@@ -99,6 +110,8 @@ def build_training(
     # these losses need all rows
     all_rows = squared or not flash or (teacher is not None and teacher.h.vocab > h.vocab)
     inputs = make_inputs(batch, length, table.dtype, flash, drop_untrained and not all_rows)
+    if h.is_recurrent or (teacher is not None and teacher.h.is_recurrent):
+        inputs.setdefault("starts", placeholder("starts", (batch, length), I32))
     weights = weights.for_rows(length, inputs.get("scored_indices"))
     x, block_inputs = forward(h, weights, inputs, table)
     scored = OutputTargets(x, inputs["targets"], inputs["weights"])
@@ -185,10 +198,25 @@ def forward(
         tokens=inputs["tokens"],
         positions=inputs["positions"],
         table=table,
-        attend=attend_flash if "starts" in inputs else attend_plain,
+        attend=attend_plain if "mask" in inputs else attend_flash,
+        recurrence=recurrence_of_rows(inputs.get("starts")),
         scored_tokens=inputs.get("scored_indices"),
     )
     return last_hidden(forward_pass)
+
+
+def recurrence_of_rows(starts: Tensor | None) -> Recurrence:
+    """Return the recurrence of whole rows; `starts` has the first token of each token's sample."""
+
+    def convolve(layer: int, x: Tensor, taps: Tensor) -> Tensor:
+        assert starts
+        return causal_conv(x, taps, starts, name=f"blk.{layer}.conv")
+
+    def delta_rule(layer: int, *sources: Tensor) -> Tensor:
+        assert starts
+        return gated_delta_rule(*sources, starts, chunk=CHUNK, name=f"blk.{layer}.delta")[0]
+
+    return Recurrence(convolve=convolve, delta_rule=delta_rule)
 
 
 def plain_attention(attention_mask: AttentionMask, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -268,7 +296,7 @@ class DecodingGraph:
     starts: Tensor  # (1, count): zeros
     token_index: Tensor  # (1,): the index of the token whose logits are computed
     logits: Tensor  # (1, vocabulary)
-    caches: list[Tensor]  # (positions, kv_heads · size), keys and values of each layer
+    caches: list[Tensor]  # keys and values of each layer (positions, kv_heads · size), or its state
 
 
 def build_decoding(
@@ -280,6 +308,8 @@ def build_decoding(
     )
     token_index = placeholder("place", (1,), I32)
 
+    memory = {cache.name: cache for cache in caches}
+
     def update_cache(cache: Tensor, x: Tensor) -> Tensor:
         rows = O.set_rows(
             cache,
@@ -290,11 +320,28 @@ def build_decoding(
         return O.reshape(rows, shape=(1, cache.shape[0], *x.shape[2:]))
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = update_cache(caches[2 * layer], k), update_cache(caches[2 * layer + 1], v)
+        keys, values = (update_cache(memory[f"cache.{layer}.{kind}"], x) for kind, x in (("k", k), ("v", v)))
         return flash_attn(q, keys, values, starts, positions, **vars(h.attention_mask(layer)))[0]
 
+    def convolve(layer: int, x: Tensor, taps: Tensor) -> Tensor:
+        rows = O.reshape(x, shape=(count, x.shape[2]))
+        return O.reshape(
+            causal_conv_step(memory[f"state.{layer}.conv"], rows, taps, into=True)[1], shape=x.shape
+        )
+
+    def delta_rule(layer: int, *sources: Tensor) -> Tensor:
+        return gated_delta_step(memory[f"state.{layer}.rule"], *sources, into=True)[1]
+
     x, _ = last_hidden(
-        ForwardPass(h=h, weights=weights, tokens=tokens, positions=positions, table=table, attend=attend)
+        ForwardPass(
+            h=h,
+            weights=weights,
+            tokens=tokens,
+            positions=positions,
+            table=table,
+            attend=attend,
+            recurrence=Recurrence(convolve=convolve, delta_rule=delta_rule),
+        )
     )
     logits = compute_logits(h, O.get_rows(x, token_index), weights)
     return DecodingGraph(tokens, positions, starts, token_index, logits, caches)
@@ -337,12 +384,15 @@ def shift_cache(h: Hyperparameters, caches: list[Tensor], first: int, last: int,
 
 
 def make_caches(h: Hyperparameters, ctx: int, dtype: DType = F32) -> list[Tensor]:
-    """Return the states for keys and values of `ctx` positions, two for each layer."""
-    return [
-        state(f"cache.{layer}.{kind}", (ctx, h.for_block(layer).kv_width), dtype)
-        for layer in range(h.layers)
-        for kind in ("k", "v")
-    ]
+    """Return the memory of each layer: keys and values of `ctx` positions, or its state."""
+    caches = []
+    for layer in range(h.layers):
+        if shapes := h.architecture.states(h, layer):
+            caches += [state(f"state.{layer}.{name}", shape, dtype) for name, shape in shapes.items()]
+        else:
+            width = h.for_block(layer).kv_width
+            caches += [state(f"cache.{layer}.{kind}", (ctx, width), dtype) for kind in ("k", "v")]
+    return caches
 
 
 def rope_state(h: Hyperparameters, positions: int, dtype: DType = F32) -> Tensor:

@@ -232,8 +232,8 @@ def adapter_weights(h: Hyperparameters, base: DType) -> Weights:
     """Return frozen weights with adapters."""
     tensors, deltas = {}, {}
     for name, shape in h.shapes.items():
-        tensors[name] = state(name, shape, base if len(shape) > 1 else F32)
-        if len(shape) > 1 and name.startswith("blk."):
+        tensors[name] = state(name, shape, base if h.is_matrix(name) else F32)
+        if h.is_matrix(name) and name.startswith("blk."):
             a = parameter(f"{name}.lora_a", (RANK, shape[1]))
             b = parameter(f"{name}.lora_b", (shape[0], RANK))
             deltas[name] = [Delta(a, b, 1.0)]

@@ -5,11 +5,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from llamatrain.adapters import peft as peft_files
 from llamatrain.adapters.options import LARGEST
 from llamatrain.distributed.cores import count_cores
 from llamatrain.errors import FileError
-from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.gguf.reader import Gguf
+from llamatrain.model.hyperparameters import Hyperparameters, kept_tensors
+from llamatrain.model.load import decode_tensor
 from llamatrain.run.config import RunConfig
 from llamatrain.run.inputs import RunInputs
 from llamatrain.run.lora_options import FACTORS, LoraOptions, adapter_ranks
@@ -27,7 +31,7 @@ def choose_trainable(config: RunConfig, model: RunModel, inputs: RunInputs, peft
         return model_class(
             h=model.h,
             metadata=model.metadata,
-            untrained=model.extra_tensors,
+            untrained=model.extra_tensors | read_kept(inputs.base, model.h, threads),
             seed=config.train.seed,
             threads=threads,
             base=None if inputs.resume_point else inputs.base,
@@ -50,6 +54,12 @@ def choose_trainable(config: RunConfig, model: RunModel, inputs: RunInputs, peft
         number_type=config.tune.adapter_type,
         peft=peft,
     )
+
+
+def read_kept(base: Gguf | None, h: Hyperparameters, threads: int) -> dict[str, np.ndarray]:
+    """Read the tensors of a base that are not used, but belong to its file."""
+    names = kept_tensors(base, h) if base else []
+    return {name: decode_tensor(base, base.tensors[name], threads) for name in names} if base else {}
 
 
 Numbers = tuple[dict[str, int], dict[str, float], float]

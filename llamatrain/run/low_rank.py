@@ -5,7 +5,7 @@ factors.
 """
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +14,7 @@ from llamatrain.graph import ops as O
 from llamatrain.graph.tensor import Tensor, parameter
 from llamatrain.model import init
 from llamatrain.model.hyperparameters import Hyperparameters
-from llamatrain.model.lora import Weights
-from llamatrain.run.trainable import Arrays, Cache, FullModel, TrainableWeights
+from llamatrain.run.trainable import Arrays, FullModel
 
 
 def low_rank_weights(h: Hyperparameters) -> list[str]:
@@ -32,18 +31,18 @@ class LowRankModel(FullModel):
 
     rank: int
 
-    def make_weights(self, cache: Cache) -> TrainableWeights:
-        """Return the graph's weights; low-rank ones are products of two parameters."""
-        trained, weights = dict[str, Tensor](), dict[str, Tensor]()
-        for name, shape in self.h.shapes.items():
-            if name not in low_rank_weights(self.h):
-                trained[name] = weights[name] = parameter(name, shape)
-                continue
-            b = parameter(f"{name}.lora_b", (shape[0], self.rank))
-            a = parameter(f"{name}.lora_a", (self.rank, shape[1]))
-            trained |= {a.name: a, b.name: b}
-            weights[name] = O.matmul_nn(b, a, name=name)
-        return TrainableWeights(weights=Weights(weights), trainable=trained)
+    def make_weight(self, name: str, shape: tuple[int, ...]) -> tuple[Sequence[Tensor], Tensor]:
+        """Return what is trained of a weight, and the weight in the graph; low-rank ones are products."""
+        if name not in low_rank_weights(self.h):
+            return super().make_weight(name, shape)
+        a = parameter(f"{name}.lora_a", (self.rank, shape[1]))
+        b = parameter(f"{name}.lora_b", (shape[0], self.rank))
+        return [a, b], O.matmul_nn(b, a, name=name)
+
+    def weight_value(self, name: str, parts: Arrays) -> np.ndarray:
+        """Return the value of a weight by what is trained of it."""
+        low = f"{name}.lora_a" in parts
+        return parts[f"{name}.lora_b"] @ parts[f"{name}.lora_a"] if low else super().weight_value(name, parts)
 
     def init_weights(self, parts: Arrays) -> None:
         """Initialize both factors randomly.
@@ -51,30 +50,14 @@ class LowRankModel(FullModel):
         Their products have the variance of a new model's matrices.
         """
         low = low_rank_weights(self.h)
-        init.init_weights(
-            self.h, self.seed, {name: part for name, part in parts.items() if name in self.h.shapes}
-        )
+        factors = {f"{name}.lora_{half}" for name in low for half in "ab"}
+        super().init_weights({name: part for name, part in parts.items() if name not in factors})
         for name in low:
             size = (init.standard_deviation(self.h, name) ** 2 / self.rank) ** 0.25
             for factor in (f"{name}.lora_a", f"{name}.lora_b"):
                 generator = np.random.default_rng([self.seed, zlib.crc32(factor.encode())])
                 generator.standard_normal(parts[factor].shape, np.float32, out=parts[factor])
                 parts[factor] *= np.float32(size)
-
-    def full_weights(self, parts: Arrays) -> dict[str, np.ndarray]:
-        """Return all weights of the model, with the factors multiplied."""
-        return {
-            name: parts[name] if name in parts else parts[f"{name}.lora_b"] @ parts[f"{name}.lora_a"]
-            for name in self.h.shapes
-        } | dict(self.untrained)
-
-    def checkpoint_tensors(self, parts: Arrays) -> dict[str, np.ndarray]:
-        """Return the full weights and the factors."""
-        return {**self.full_weights(parts), **parts}
-
-    def result_tensors(self, parts: Arrays) -> dict[str, np.ndarray]:
-        """Return the weights of the result file."""
-        return self.full_weights(parts)
 
     def notes(self) -> Iterator[str]:
         """Yield a note about the low-rank matrices."""

@@ -12,16 +12,18 @@ from llamatrain.adapters import gguf as adapter_files
 from llamatrain.adapters import peft
 from llamatrain.adapters.adapter import Adapter, LoraPair, select_norms
 from llamatrain.checkpoints.checkpoint import write_model
+from llamatrain.errors import FileError
 from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.values import Value
+from llamatrain.graph import ops as O
 from llamatrain.graph.tensor import Tensor, parameter
 from llamatrain.model import init, load
 from llamatrain.model.frozen_weights import add_frozen_adapters, copy_weights, load_frozen
 from llamatrain.model.hyperparameters import Hyperparameters, describe_unused, unused_tensors
 from llamatrain.model.lora import Delta, Weights
-from llamatrain.model.transformer import trainable_weights
 from llamatrain.run.inputs import MERGED_ADAPTERS, RunInputs
 
+LOG = ".log"  # ends the name of a weight that is trained as its logarithm
 Arrays = Mapping[str, np.ndarray]
 Cache = Literal["auto", "bf16", "off"]
 
@@ -99,26 +101,54 @@ class FullModel:
 
     def make_weights(self, cache: Cache) -> TrainableWeights:
         """Return the model's weights, all of them trained."""
-        weights = trainable_weights(self.h)
-        return TrainableWeights(weights=weights, trainable=weights.tensors)
+        trained, weights = dict[str, Tensor](), dict[str, Tensor]()
+        for name, shape in self.h.shapes.items():
+            parts, weights[name] = self.make_weight(name, shape)
+            trained |= {part.name: part for part in parts}
+        return TrainableWeights(weights=Weights(weights), trainable=trained)
+
+    def make_weight(self, name: str, shape: tuple[int, ...]) -> tuple[Sequence[Tensor], Tensor]:
+        """Return what is trained of a weight, and the weight in the graph."""
+        if self.h.weight_kind(name).trained_as_log:
+            log = parameter(f"{name}{LOG}", shape)
+            return [log], O.neg(O.exp(log), name=name)
+        weight = parameter(name, shape)
+        return [weight], weight
+
+    def weight_value(self, name: str, parts: Arrays) -> np.ndarray:
+        """Return the value of a weight by what is trained of it."""
+        return parts[name] if name in parts else -np.exp(parts[f"{name}{LOG}"])
 
     def load_copies(self, leaves: TrainableWeights) -> None:
         """Do nothing: there is no frozen base."""
 
     def init_weights(self, parts: Arrays) -> None:
         """Load the weights of the base, or random ones."""
+        whole = {name.removesuffix(LOG): array for name, array in parts.items()}
         if self.base:
-            load.load_weights(self.base, parts, self.threads)
+            load.load_weights(self.base, whole, self.threads)
         else:
-            init.init_weights(self.h, self.seed, dict(parts))
+            init.init_weights(self.h, self.seed, whole)
+        for name in parts:
+            if name.endswith(LOG):
+                self.take_log(name.removesuffix(LOG), parts[name])
+
+    def take_log(self, name: str, array: np.ndarray) -> None:
+        """Replace a weight that is below 0 by its logarithm without the sign."""
+        if self.base and not np.all(array < 0):
+            raise FileError(
+                f"{self.base.path}: {name} must be below 0 (got {array.max():g}); the file is damaged",
+                code="damaged-model",
+            )
+        np.log(-array, out=array)
 
     def checkpoint_tensors(self, parts: Arrays) -> dict[str, np.ndarray]:
-        """Return the weights, and the base's tensors that are not trained."""
-        return self.result_tensors(parts)
+        """Return the tensors of the model's file, and what is trained."""
+        return {**self.result_tensors(parts), **parts}
 
     def result_tensors(self, parts: Arrays) -> dict[str, np.ndarray]:
         """Return the tensors of the model's file."""
-        return {**parts, **self.untrained}
+        return {name: self.weight_value(name, parts) for name in self.h.shapes} | dict(self.untrained)
 
     def write_result(self, path: Path, parts: Arrays) -> None:
         """Write the model."""
@@ -133,7 +163,8 @@ class FullModel:
 
     def notes(self) -> Iterator[str]:
         """Yield notes about the base's tensors that the result lacks."""
-        if self.base and (names := unused_tensors(self.base, self.h)):
+        unused = unused_tensors(self.base, self.h) if self.base else []
+        if names := [name for name in unused if name not in self.untrained]:
             yield describe_unused(names, f"left out of {self.result_name}")
 
 

@@ -2,7 +2,7 @@
 
 The weights are used in place, in a mapped file or in the memory of a training run. There is a program for
 each of a few chunk sizes; a smaller chunk is padded with its last token, which then writes its row of the
-cache several times.
+cache several times. A model whose blocks have a state gets whole chunks only, because each token changes it.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from llamatrain.engine.backend import Backend, Memory, create_backend
 from llamatrain.engine.plan import Plan, plan
 from llamatrain.engine.program import Program
 from llamatrain.errors import LlamatrainError, UsageError
-from llamatrain.graph.tensor import Tensor, collect_leaves
+from llamatrain.graph.tensor import Tensor, collect_leaves, dense
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 from llamatrain.model.transformer import (
@@ -98,8 +98,12 @@ class Decoder:
             self._program(self._graphs.chunk_size(number))
 
     def reset(self) -> None:
-        """Start a new text; the cache is ignored."""
+        """Start a new text; the cache is ignored, and states are cleared."""
         self._cached.clear()
+        for cache in self._graphs.caches:
+            if cache.name.startswith("state."):
+                view = self._backend.view(self._memory[cache], cache, 0, dense(cache.shape))
+                self._backend.write(view, 0)
 
     def rewind(self, tokens: Sequence[int]) -> int:
         """Keep the part of the cache that is a prefix of `tokens`, and return its length.
@@ -107,7 +111,12 @@ class Decoder:
         The last token must be fed in any case.
         """
         same = (cached == token for cached, token in zip(self._cached, tokens[:-1], strict=False))
-        del self._cached[sum(takewhile(bool, same)) :]
+        kept = sum(takewhile(bool, same))
+        if self.h.is_recurrent and kept < self.position:  # a state cannot go back
+            kept = 0
+        if kept == 0:
+            self.reset()
+        del self._cached[kept:]
         return self.position
 
     @property
@@ -143,6 +152,12 @@ class Decoder:
 
         Return False if nothing can be dropped.
         """
+        if not self.h.architecture.shifts_context:
+            raise LlamatrainError(
+                f"the context of {self.ctx} tokens is full, and a {self.h.architecture.name} cannot drop its "
+                "older half, because its state depends on all tokens; choose a larger context",
+                code="context-full",
+            )
         dropped = (self.position - keep) // 2
         if dropped < 1:
             return False
@@ -204,6 +219,8 @@ class DecodingGraphs:
 
     def chunk_size(self, count: int) -> int:
         """Return the chunk size to use for `count` tokens."""
+        if self.h.is_recurrent:  # no padding
+            return max(chunk for chunk in self.chunks if chunk <= count)
         return next((chunk for chunk in self.chunks if chunk >= count), self.chunks[-1])
 
     def graph_and_plan(self, size: int) -> tuple[DecodingGraph, Plan]:

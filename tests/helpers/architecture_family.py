@@ -144,7 +144,10 @@ class Family:
     gradient_to_ours: Convert = (
         unchanged  # the gradient with respect to GGUF's weight, by that of Hugging Face's
     )
-    shifts_context: bool = True  # llama.cpp shifts a full context as we do
+    # changes Hugging Face's library where it has a constant instead of a number of the model
+    adjust: Callable[[Any], None] = lambda shape: None
+    # the order of the inputs of a weight in Hugging Face's model, if that is another
+    input_order: Callable[[Any, str], np.ndarray | None] = lambda shape, name: None
     initial: Callable[[Any, str, tuple[int, ...], np.random.Generator], np.ndarray | None] = (
         lambda shape, name, axes, random: None
     )  # the value of a weight that is unlike others

@@ -43,8 +43,12 @@ def rows(shape: Shape) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def linear(shape: Shape) -> list[str]:
-    """The matrices of all blocks."""
-    return [name for name, (_, axes) in rows(shape).items() if len(axes) == 2 and name.startswith("blk.")]
+    """Return the matrices of all blocks; the taps of convolutions are none."""
+    return [
+        name
+        for name, (_, axes) in rows(shape).items()
+        if len(axes) == 2 and name.startswith("blk.") and "conv" not in name
+    ]
 
 
 def weights(shape: Shape, seed: int = 1, last: float = 2.5) -> Arrays:

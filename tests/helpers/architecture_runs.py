@@ -33,7 +33,7 @@ SGD = (
     "--precision",
     "f32",
 )
-HUGE = 1000.0  # the rate of a step that is looked at, not gone on from
+HUGE = 100.0  # the rate of a step that is looked at, not gone on from
 Pairs = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
@@ -95,6 +95,10 @@ def full_gradients(folder: Path, shape: Shape, *more: Argument) -> Arrays:
 def changes(model: Path, stepped: Path, shape: Shape) -> Arrays:
     """The gradients that one such step had."""
     before, after = tensors(model), tensors(stepped)
+    for name in rows(shape):
+        kind = find_architecture(shape.arch).weight_kind(name)
+        if kind and kind.trained_as_log:
+            before[name], after[name] = np.log(-before[name]), np.log(-after[name])
     return {name: (before[name] - after[name]) / np.float32(HUGE) for name in rows(shape)}
 
 

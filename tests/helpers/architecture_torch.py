@@ -16,6 +16,7 @@ def model(shape: Shape, arrays: Arrays) -> Any:
     """In float32, with plain attention."""
     torch, library = pytest.importorskip("torch"), pytest.importorskip("transformers")
     family = FAMILIES[shape.arch]
+    family.adjust(shape)
     config, kind = getattr(library, family.config), getattr(library, family.model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -64,7 +65,8 @@ def order(size: int) -> np.ndarray:
 
 def has_less_one(shape: Shape, name: str, array: np.ndarray) -> bool:
     """Return True if the weight is a norm that Hugging Face keeps less 1."""
-    return FAMILIES[shape.arch].norms_less_one and array.ndim == 1 and "norm" in name
+    family = FAMILIES[shape.arch]
+    return family.norms_less_one and array.ndim == 1 and "norm" in name and "ssm_" not in name
 
 
 def to_theirs(shape: Shape, name: str, array: np.ndarray) -> np.ndarray:
@@ -123,7 +125,7 @@ def with_adapter(made: Any, shape: Shape, pairs: Pairs) -> Any:
     named = dict(held.named_parameters())
     for name, pair in pairs.items():
         for half, array in zip("AB", pair, strict=True):
-            theirs = array if half == "A" else to_theirs(shape, name, array)
+            theirs = factor_to_theirs(shape, name, half, array)
             named[factor(shape, name, half)].data = torch.from_numpy(theirs.copy())
     trained = {name for name, each in named.items() if each.requires_grad}
     assert trained == {factor(shape, name, half) for name in pairs for half in "AB"}
@@ -138,7 +140,23 @@ def lora_gradients(held: Any, shape: Shape, batch: list[dict[str, list[float]]],
     loss(held, batch).backward()
     named = dict(held.named_parameters())
     found = {name: [named[factor(shape, name, half)].grad.numpy() for half in "AB"] for name in pairs}
-    return {name: (a, change_to_ours(shape, name, b)) for name, (a, b) in found.items()}
+    return {name: factor_gradients(shape, name, a, b) for name, (a, b) in found.items()}
+
+
+def factor_to_theirs(shape: Shape, name: str, half: str, array: np.ndarray) -> np.ndarray:
+    """Return a factor of an adapter as PEFT has it: A has the columns of the weight, B its rows."""
+    order = FAMILIES[shape.arch].input_order(shape, name)
+    if half == "A":
+        return array if order is None else array[:, order]
+    return array if order is not None else to_theirs(shape, name, array)
+
+
+def factor_gradients(shape: Shape, name: str, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the gradients of both factors as ours are."""
+    order = FAMILIES[shape.arch].input_order(shape, name)
+    if order is None:
+        return a, change_to_ours(shape, name, b)
+    return a[:, np.argsort(order)], b
 
 
 def losses(made: Any, batch: list[dict[str, list[float]]], steps: int, rate: float) -> list[float]:

@@ -96,6 +96,7 @@ for name in (
     "relu",
     "relu_sqr",
     "sigmoid",
+    "exp",
     "gelu",
     "silu",
     "softplus",

@@ -188,6 +188,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "xielu": xielu,
     "xielu_back": back(xielu),
     "sigmoid": torch.sigmoid,
+    "exp": torch.exp,
     "gelu": gelu,
     "gelu_back": back(gelu),
     "softcap": capped,

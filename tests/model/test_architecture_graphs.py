@@ -30,6 +30,13 @@ OWN = {  # numbers that only some have, such that all of them matter
     "residual_scale": 0.5,
     "attention_scale": 0.4,
     "logit_scale": 1.7,
+    "extra_blocks": 0,
+    "attention_period": 2,
+    "taps": 3,
+    "key_size": 4,
+    "key_heads": 2,
+    "value_heads": 4,
+    "value_width": 24,
 }
 
 

@@ -70,6 +70,17 @@ def _(node: Node, dy: Tensor):
     return (mul(dy, sigmoid_slope(node.outputs[0])),)
 
 
+@op(in_place=((0, 0),))
+def exp(x: Spec) -> Spec:
+    """Return e to the power of x."""
+    return Spec(x.shape, floats(x))
+
+
+@gradient(exp)
+def _(node: Node, dy: Tensor):
+    return (mul(dy, node.outputs[0]),)
+
+
 @op(in_place=((0, 0),), is_cheap=True)
 def gelu(x: Spec) -> Spec:
     """Return x · sigmoid(A x + B x³)."""

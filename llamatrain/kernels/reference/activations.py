@@ -42,6 +42,12 @@ def gelu_gate(x):
 
 
 @kernel
+def exp(x):
+    """Return e to the power of x."""
+    return np.exp(x)
+
+
+@kernel
 def gelu(x):
     """Return x · sigmoid(A x + B x³)."""
     return x * gelu_gate(x)

@@ -24,5 +24,4 @@ FAMILY = Family(
     model="SmolLM3ForCausalLM",
     pairs=True,
     keys=rotary_keys,
-    shifts_context=False,
 )

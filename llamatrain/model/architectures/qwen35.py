@@ -1,0 +1,320 @@
+"""Qwen 3.5 and 3.6 (Qwen Team 2026): three of four blocks have a gated delta net instead of attention.
+
+Yang et al., Gated Delta Networks (2024). Attention blocks have normed heads, of which a part rotates, and a
+gate for their output. Files of models with vision have the same text part. Blocks that predict several tokens
+lie behind the others; they are kept as they are, and not trained.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from llamatrain.errors import FileError
+from llamatrain.gguf.reader import Gguf
+from llamatrain.gguf.values import Kind, Value, numbers
+from llamatrain.graph import ops as O
+from llamatrain.graph.ops import glu, rms_norm, sigmoid, silu, softplus, split_columns, swiglu
+from llamatrain.graph.tensor import Tensor
+from llamatrain.model import layers
+from llamatrain.model.architecture import Architecture, Key, Shape, WeightKind
+from llamatrain.model.forward import ForwardPass
+from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.limits import BadHyperparameter
+
+EXTRA_BLOCKS = "nextn_predict_layers"
+
+
+@dataclass(frozen=True)
+class BlockCount(Key):
+    """The number of blocks without those that predict several tokens, which a file counts, too."""
+
+    def read(self, gguf: Gguf, key: str, known: Mapping[str, Any]) -> Any:
+        """Read the number of blocks."""
+        extra = gguf.get_value(f"{key.partition('.')[0]}.{EXTRA_BLOCKS}", int, 0)
+        count = super().read(gguf, key, known)
+        if not 0 <= extra < count:
+            raise FileError(
+                f"{gguf.path}: {EXTRA_BLOCKS} must be less than the {count} blocks (got {extra})",
+                code="invalid-hyperparameter",
+            )
+        return count - extra
+
+    def stored_value(self, values: Mapping[str, Any]) -> Any:
+        """Return the number that a file has."""
+        return values["layers"] + values["extra_blocks"]
+
+
+KEYS = {
+    "block_count": BlockCount("layers"),
+    EXTRA_BLOCKS: Key("extra_blocks", int, 0),
+    "full_attention_interval": Key("attention_period", int, 4, min_value=1),
+    "ssm.conv_kernel": Key("taps", int, 4, min_value=2),
+    "ssm.state_size": Key("key_size", int, 128, min_value=1),
+    "ssm.group_count": Key("key_heads", int, 16, min_value=1),
+    "ssm.time_step_rank": Key("value_heads", int, 16, min_value=1),
+    "ssm.inner_size": Key("value_width", int, 2048, min_value=1),
+}
+
+
+def attends(h: Hyperparameters, layer: int) -> bool:
+    """Return True if a block has attention."""
+    return layer % h.extra["attention_period"] == h.extra["attention_period"] - 1
+
+
+def is_recurrent(h: Hyperparameters, layer: int) -> bool:
+    """Return True if a block has a gated delta net."""
+    return not attends(h, layer)
+
+
+def number(name: str) -> layers.Size:
+    """Return a function of the hyperparameters that gives one of them."""
+    return lambda h: int(h.extra[name])
+
+
+def key_width(h: Hyperparameters) -> int:
+    """Return the width of all keys of the delta net."""
+    return int(h.extra["key_heads"] * h.extra["key_size"])
+
+
+def channels(h: Hyperparameters) -> int:
+    """Return the number of convolved channels: queries, keys and values."""
+    return 2 * key_width(h) + int(h.extra["value_width"])
+
+
+def value_size(h: Hyperparameters) -> int:
+    """Return the size of a value."""
+    return int(h.extra["value_width"] // h.extra["value_heads"])
+
+
+# ---- weights ----------------------------------------------------------------
+
+
+def tiled_heads(h: Hyperparameters, size: int) -> np.ndarray:
+    """Return, for each row of values in a file, its place in Hugging Face's order.
+
+    There the value heads of one key head are neighbors; in files they are as far apart as there are key heads.
+    """
+    key_heads, heads = int(h.extra["key_heads"]), int(h.extra["value_heads"])
+    order = np.arange(heads).reshape(key_heads, -1).T.ravel()
+    return (order[:, None] * size + np.arange(size)).ravel()
+
+
+def mixed_order(h: Hyperparameters) -> np.ndarray:
+    """Return the order of the rows of queries, keys and values."""
+    first = 2 * key_width(h)
+    return np.concatenate([np.arange(first), first + tiled_heads(h, value_size(h))])
+
+
+def value_order(h: Hyperparameters) -> np.ndarray:
+    """Return the order of values."""
+    return tiled_heads(h, value_size(h))
+
+
+def head_order(h: Hyperparameters) -> np.ndarray:
+    """Return the order of numbers of value heads."""
+    return tiled_heads(h, 1)
+
+
+def initial_decay(generator: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Return initial factors of the decay, as those of Mamba 2 (Dao and Gu 2024): -1 to -16."""
+    return -generator.uniform(1, 16, shape)
+
+
+def initial_step(generator: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Return initial biases such that softplus gives steps from 0.001 to 0.1, evenly in their logarithm."""
+    steps = np.exp(generator.uniform(np.log(0.001), np.log(0.1), shape))
+    return np.log(np.expm1(steps))
+
+
+def recurrent_matrix(out: layers.Size, into: layers.Size, module: str, **facts: Any) -> layers.Weight:
+    """Return a matrix of a gated delta net."""
+    return WeightKind(
+        role="matrix",
+        shape=lambda h: (out(h), into(h)),
+        module=f"model.layers.{{}}.linear_attn.{module}",
+        present=is_recurrent,
+        **facts,
+    )
+
+
+def recurrent_vector(role: Any, size: layers.Size, module: str, **facts: Any) -> layers.Weight:
+    """Return a norm or other vector of a gated delta net."""
+    return WeightKind(
+        role=role,
+        shape=lambda h: (size(h),),
+        module=f"model.layers.{{}}.linear_attn.{module}",
+        present=is_recurrent,
+        **facts,
+    )
+
+
+def width(h: Hyperparameters) -> int:
+    """Return the width of the model."""
+    return h.embd
+
+
+DELTA_NET: dict[str, layers.Weight] = {
+    "blk.{}.attn_qkv.weight": recurrent_matrix(channels, width, "in_proj_qkv", row_order=mixed_order),
+    "blk.{}.attn_gate.weight": recurrent_matrix(
+        number("value_width"), width, "in_proj_z", row_order=value_order
+    ),
+    "blk.{}.ssm_alpha.weight": recurrent_matrix(
+        number("value_heads"), width, "in_proj_a", row_order=head_order
+    ),
+    "blk.{}.ssm_beta.weight": recurrent_matrix(
+        number("value_heads"), width, "in_proj_b", row_order=head_order
+    ),
+    "blk.{}.ssm_conv1d.weight": WeightKind(
+        role="taps",
+        shape=lambda h: (channels(h), int(h.extra["taps"])),
+        module="model.layers.{}.linear_attn.conv1d",
+        present=is_recurrent,
+    ),
+    "blk.{}.ssm_dt.bias": recurrent_vector("bias", number("value_heads"), "dt_bias", initial=initial_step),
+    "blk.{}.ssm_a": recurrent_vector(
+        "bias", number("value_heads"), "A_log", initial=initial_decay, trained_as_log=True
+    ),
+    "blk.{}.ssm_norm.weight": recurrent_vector("norm", value_size, "norm"),
+    "blk.{}.ssm_out.weight": recurrent_matrix(
+        width, number("value_width"), "out_proj", column_order=value_order, residual=True
+    ),
+}
+ATTENTION: dict[str, layers.Weight] = {
+    "blk.{}.attn_q.weight": layers.block_matrix(
+        lambda h: 2 * h.width, lambda h: h.embd, "self_attn.q_proj", present=attends
+    ),
+    "blk.{}.attn_k.weight": layers.block_matrix(
+        lambda h: h.kv_width, lambda h: h.embd, "self_attn.k_proj", present=attends
+    ),
+    "blk.{}.attn_v.weight": layers.block_matrix(
+        lambda h: h.kv_width, lambda h: h.embd, "self_attn.v_proj", present=attends
+    ),
+    "blk.{}.attn_output.weight": layers.block_matrix(
+        lambda h: h.embd, lambda h: h.width, "self_attn.o_proj", residual=True, present=attends
+    ),
+    "blk.{}.attn_q_norm.weight": layers.block_vector(
+        "norm", lambda h: h.head_size, "self_attn.q_norm", present=attends
+    ),
+    "blk.{}.attn_k_norm.weight": layers.block_vector(
+        "norm", lambda h: h.head_size, "self_attn.k_norm", present=attends
+    ),
+}
+BEFORE_FEED_FORWARD = {"blk.{}.post_attention_norm.weight": layers.block_norm("post_attention_layernorm")}
+
+
+# ---- blocks -----------------------------------------------------------------
+
+
+def attention(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
+    """Return the gated attention of a block: each head of queries has a gate beside it."""
+    h, prefix = model.h, f"blk.{layer}"
+    tokens = model.tokens.size
+    both = O.reshape(model.linear(y, f"{prefix}.attn_q"), shape=(tokens * h.heads, 2 * h.head_size))
+    q, gate = split_columns(both, sizes=(h.head_size, h.head_size))
+    q = model.norm(model.split_heads(O.reshape(q, shape=(tokens, h.width)), h.heads), f"{prefix}.attn_q_norm")
+    k = model.split_heads(model.linear(y, f"{prefix}.attn_k"), h.kv_heads)
+    k = model.norm(k, f"{prefix}.attn_k_norm")
+    v = model.split_heads(model.linear(y, f"{prefix}.attn_v"), h.kv_heads)
+    attended = model.attention(layer, model.apply_rope(layer, q), model.apply_rope(layer, k), v)
+    gate = model.keep_scored_rows(layer, O.reshape(gate, shape=(tokens, h.width)))
+    return model.linear(glu(gate, attended), f"{prefix}.attn_output")
+
+
+def unit_length(model: ForwardPass, x: Tensor, factor: float = 1.0) -> Tensor:
+    """Scale each vector to unit length times a factor; like llama.cpp, with the epsilon of the norms."""
+    size = x.shape[-1]
+    weight = O.fill(shape=(size,), value=factor / sqrt(size), dtype=x.dtype)
+    return rms_norm(x, weight, eps=model.h.rms_eps / size)
+
+
+def delta_net(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
+    """Return the output of a gated delta net."""
+    h, prefix, grid = model.h, f"blk.{layer}", model.tokens.shape
+    key_heads, heads, size = (int(h.extra[name]) for name in ("key_heads", "value_heads", "key_size"))
+    mixed = O.reshape(model.linear(y, f"{prefix}.attn_qkv"), shape=(*grid, channels(h)))
+    mixed = silu(model.recurrence.convolve(layer, mixed, model.weights[f"{prefix}.ssm_conv1d.weight"]))
+    widths = key_width(h), key_width(h), int(h.extra["value_width"])
+    q, k, v = split_columns(O.reshape(mixed, shape=(model.tokens.size, channels(h))), sizes=widths)
+    q, k = (O.reshape(each, shape=(*grid, key_heads, size)) for each in (q, k))
+    steps = softplus(O.add(model.linear(y, f"{prefix}.ssm_alpha"), model.weights[f"{prefix}.ssm_dt.bias"]))
+    decay = O.mul(steps, model.weights[f"{prefix}.ssm_a"])
+    beta = sigmoid(model.linear(y, f"{prefix}.ssm_beta"))
+    told = model.recurrence.delta_rule(
+        layer,
+        unit_length(model, q, size**-0.5),
+        unit_length(model, k),
+        O.reshape(v, shape=(*grid, heads, value_size(h))),
+        O.reshape(decay, shape=(*grid, heads)),
+        O.reshape(beta, shape=(*grid, heads)),
+    )
+    told = O.reshape(model.norm(told, f"{prefix}.ssm_norm"), shape=(model.tokens.size, widths[2]))
+    gate = model.linear(y, f"{prefix}.attn_gate")
+    gated = model.keep_scored_rows(layer, swiglu(gate, told))
+    return model.linear(gated, f"{prefix}.ssm_out")
+
+
+def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
+    """Return the output of a block: attention or a gated delta net, and a feed-forward part."""
+    prefix = f"blk.{layer}"
+    mix = attention if attends(model.h, layer) else delta_net
+    output = mix(model, layer, model.norm(x, f"{prefix}.attn_norm"))
+    x = O.add(model.keep_scored_rows(layer, x), output)
+    return O.add(x, layers.feed_forward(model, layer, model.norm(x, f"{prefix}.post_attention_norm")))
+
+
+def states(h: Hyperparameters, layer: int) -> dict[str, Shape]:
+    """Return the state that a block keeps while decoding: the last inputs of the convolution, and the matrices."""
+    if attends(h, layer):
+        return {}
+    heads, size = int(h.extra["value_heads"]), int(h.extra["key_size"])
+    return {"conv": (int(h.extra["taps"]) - 1, channels(h)), "rule": (1, heads, size, value_size(h))}
+
+
+def check(h: Hyperparameters) -> None:
+    """Raise BadHyperparameter if the sizes of the delta net do not fit together."""
+    key_heads, heads, all_values = (
+        int(h.extra[name]) for name in ("key_heads", "value_heads", "value_width")
+    )
+    if heads % key_heads:
+        raise BadHyperparameter("key_heads", f"{key_heads}", f"must divide the {heads} value heads")
+    if all_values % heads:
+        raise BadHyperparameter(
+            "value_width", f"{all_values}", f"must be a multiple of the {heads} value heads"
+        )
+
+
+def more_metadata(h: Hyperparameters) -> dict[str, Value]:
+    """Return the sections of the rotation, which belong to images; llama.cpp needs them."""
+    third = h.rope.size // 2 // 3
+    return {"rope.dimension_sections": numbers(Kind.INT32, [h.rope.size // 2 - 2 * third, third, third, 0])}
+
+
+ARCHITECTURE = Architecture(
+    name="qwen35",
+    keys=layers.KEYS | KEYS,
+    weights=layers.EMBEDDINGS
+    | layers.BEFORE_ATTENTION
+    | ATTENTION
+    | DELTA_NET
+    | BEFORE_FEED_FORWARD
+    | layers.FEED_FORWARD
+    | layers.FINAL,
+    rotation="halves",
+    embed=layers.embed,
+    block=block,
+    final_norm=layers.final_norm,
+    partial_rotary=True,
+    states=states,
+    check=check,
+    more_metadata=more_metadata,
+    is_kept=lambda h, layer: layer >= h.layers,
+    shifts_context=False,
+    supported_values=layers.SUPPORTED_VALUES,
+    unsupported_names={
+        "qwen35moe": "a hybrid mixture of experts with recurrent blocks",
+        "qwen3next": "a hybrid mixture of experts with recurrent blocks",
+    },
+)
