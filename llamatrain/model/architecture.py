@@ -169,6 +169,8 @@ class Architecture(Generic[H, F]):
     # the rotation of a block; None: no rotation
     rope_index: Callable[[H, int], int | None] = lambda h, layer: 0
     attention_mask: Callable[[H, int], AttentionMask] = full_attention
+    # the block whose keys and values a block reads: itself, or an earlier one
+    kv_block: Callable[[H, int], int] = lambda h, layer: layer
     # hyperparameters that are others in a block, besides those for which files have arrays
     block_values: Callable[[H, int], Mapping[str, Any]] = lambda h, layer: {}
     logit_cap: Callable[[H], float] = lambda h: 0.0  # the soft cap of logits; 0: none

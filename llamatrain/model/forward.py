@@ -4,7 +4,7 @@ Activations are matrices with a row for each token; heads are (batch, length, he
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llamatrain.graph import ops as O
 from llamatrain.graph.ops import rms_norm, rope
@@ -38,6 +38,7 @@ class ForwardPass:
     attend: Attend
     recurrence: Recurrence
     scored_tokens: Tensor | None = None  # the indices of tokens whose logits are needed; None: all
+    keys_and_values: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of earlier blocks
 
     def embedding(self, name: str) -> Tensor:
         """Return the embeddings of the tokens, with those of adapters."""
@@ -65,8 +66,15 @@ class ForwardPass:
         table = rope_table_for(self.h, self.table, layer)
         return x if table is None else rope(x, self.positions, table, halves=self.h.rotates_halves)
 
-    def attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the attention output, with a row for each token that is needed further."""
+    def attention(self, layer: int, q: Tensor, k: Tensor | None = None, v: Tensor | None = None) -> Tensor:
+        """Return the attention output, with a row for each token that is needed further.
+
+        Without keys and values, those of an earlier block are read (`Architecture.kv_block`).
+        """
+        if k is None or v is None:
+            k, v = self.keys_and_values[self.h.kv_block(layer)]
+        else:
+            self.keys_and_values[layer] = k, v
         attended = O.reshape(self.attend(layer, q, k, v), shape=(self.tokens.size, q.shape[2] * q.shape[3]))
         return self.keep_scored_rows(layer, attended)
 

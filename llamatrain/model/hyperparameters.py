@@ -154,6 +154,15 @@ class Hyperparameters:
         """Return what the queries of a block see."""
         return self.architecture.attention_mask(self, layer)
 
+    def kv_block(self, layer: int) -> int:
+        """Return the block whose keys and values a block reads: itself, or an earlier one."""
+        return self.architecture.kv_block(self, layer)
+
+    @cached_property
+    def kv_blocks(self) -> tuple[int, ...]:
+        """The blocks that have keys and values of their own."""
+        return tuple(layer for layer in range(self.layers) if self.kv_block(layer) == layer)
+
     @property
     def is_recurrent(self) -> bool:
         """True if a block has a state instead of keys and values."""

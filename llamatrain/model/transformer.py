@@ -296,7 +296,7 @@ class DecodingGraph:
     starts: Tensor  # (1, count): zeros
     token_index: Tensor  # (1,): the index of the token whose logits are computed
     logits: Tensor  # (1, vocabulary)
-    caches: list[Tensor]  # keys and values of each layer (positions, kv_heads · size), or its state
+    caches: list[Tensor]  # keys and values of each block that has its own, or its state
 
 
 def build_decoding(
@@ -307,7 +307,7 @@ def build_decoding(
         placeholder(name, (1, count), I32) for name in ("tokens", "positions", "starts")
     )
     token_index = placeholder("place", (1,), I32)
-
+    updated: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values by block
     memory = {cache.name: cache for cache in caches}
 
     def update_cache(cache: Tensor, x: Tensor) -> Tensor:
@@ -320,7 +320,12 @@ def build_decoding(
         return O.reshape(rows, shape=(1, cache.shape[0], *x.shape[2:]))
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = (update_cache(memory[f"cache.{layer}.{kind}"], x) for kind, x in (("k", k), ("v", v)))
+        if f"cache.{layer}.k" in memory:
+            updated[layer] = (
+                update_cache(memory[f"cache.{layer}.k"], k),
+                update_cache(memory[f"cache.{layer}.v"], v),
+            )
+        keys, values = updated[h.kv_block(layer)]
         return flash_attn(q, keys, values, starts, positions, **vars(h.attention_mask(layer)))[0]
 
     def convolve(layer: int, x: Tensor, taps: Tensor) -> Tensor:
@@ -372,24 +377,21 @@ def shift_cache(h: Hyperparameters, caches: list[Tensor], first: int, last: int,
             )
         return O.set(cache, rows, slices=((first, first + count, 1), (0, width, 1)), into=True)
 
-    keys = [rope_table_for(h, shift_rotation, layer) for layer in range(h.layers)]
-    return CacheShift(
-        positions,
-        shift_rotation,
-        [
-            move_rows(cache, h.for_block(number // 2).kv_heads, None if number % 2 else keys[number // 2])
-            for number, cache in enumerate(caches)
-        ],
-    )
+    shifted: list[Tensor] = []
+    for place, layer in enumerate(h.kv_blocks):
+        heads, rotation = h.for_block(layer).kv_heads, rope_table_for(h, shift_rotation, layer)
+        keys, values = caches[2 * place : 2 * place + 2]
+        shifted += [move_rows(keys, heads, rotation), move_rows(values, heads, None)]
+    return CacheShift(positions, shift_rotation, shifted)
 
 
 def make_caches(h: Hyperparameters, ctx: int, dtype: DType = F32) -> list[Tensor]:
-    """Return the memory of each layer: keys and values of `ctx` positions, or its state."""
+    """Return the memory of each block: its state, or keys and values of `ctx` positions if it has its own."""
     caches = []
     for layer in range(h.layers):
         if shapes := h.architecture.states(h, layer):
             caches += [state(f"state.{layer}.{name}", shape, dtype) for name, shape in shapes.items()]
-        else:
+        elif layer in h.kv_blocks:
             width = h.for_block(layer).kv_width
             caches += [state(f"cache.{layer}.{kind}", (ctx, width), dtype) for kind in ("k", "v")]
     return caches

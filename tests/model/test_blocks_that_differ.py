@@ -12,6 +12,10 @@ from llamatrain.adapters import peft
 from llamatrain.adapters.read import read_adapter
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.values import Kind, Value, numbers, strings
+from llamatrain.graph import ops as O
+from llamatrain.graph.tensor import Tensor
+from llamatrain.model import layers
+from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters, find_optional, read_hyperparameters
 from llamatrain.model.lora_targets import block_matrices, match_target
 from llamatrain.model.rope import Rope
@@ -51,6 +55,35 @@ MODELS = {
     ),
     "weights": small(architecture=replace(LLAMA, weights=BIASED)),
 }
+NO_OWN_KEYS = 2  # the blocks from this one on read the keys and values of an earlier one
+
+
+def sharing_block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
+    """Return the output of a block that may read another block's keys and values."""
+    prefix = f"blk.{layer}"
+    if layer < NO_OWN_KEYS:
+        return layers.block(model, layer, x)
+    q = model.split_heads(model.linear(model.norm(x, f"{prefix}.attn_norm"), f"{prefix}.attn_q"), 4)
+    attended = model.attention(layer, model.apply_rope(layer, q))
+    x = O.add(model.keep_scored_rows(layer, x), model.linear(attended, f"{prefix}.attn_output"))
+    return O.add(x, layers.feed_forward(model, layer, model.norm(x, f"{prefix}.ffn_norm")))
+
+
+OWN_KEYS = {
+    name: replace(kind, present=lambda h, layer: layer < NO_OWN_KEYS)
+    if name in ("blk.{}.attn_k.weight", "blk.{}.attn_v.weight")
+    else kind
+    for name, kind in LLAMA.weights.items()
+}
+MODELS["shared keys and values"] = small(
+    layers=4,
+    architecture=replace(
+        LLAMA,
+        weights=OWN_KEYS,
+        block=sharing_block,
+        kv_block=lambda h, layer: layer if layer < NO_OWN_KEYS else layer % 2,
+    ),
+)
 DIFFERENT = MODELS["numbers of heads and widths"]
 
 
@@ -82,7 +115,7 @@ def test_decoding_and_a_shifted_context(name: str) -> None:
     for token in ids:
         last = parts.feed([token])
     np.testing.assert_allclose(last, whole, rtol=0, atol=1e-4)
-    for layer in range(h.layers):
+    for layer in h.kv_blocks:
         one = replace(h.for_block(layer), layers=1, architecture=LLAMA, by_block={})
         alone = {key: array for key, array in arrays.items() if not key.startswith("blk.")}
         alone |= {
