@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from llamatrain.graph import ops as O
-from llamatrain.graph.ops import rms_norm, rope
+from llamatrain.graph.ops import layer_norm, rms_norm, rope
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
@@ -56,6 +56,11 @@ class ForwardPass:
     def norm(self, x: Tensor, name: str) -> Tensor:
         """Return the RMS norm of x with a weight."""
         return rms_norm(x, self.weights.norm_weight(f"{name}.weight"), eps=self.h.rms_eps, name=name)
+
+    def layer_norm(self, x: Tensor, name: str) -> Tensor:
+        """Return the layer norm of x with a weight, and with a bias if there is one."""
+        w, bias = self.weights.norm_weight(f"{name}.weight"), self.weights.get(f"{name}.bias")
+        return layer_norm(x, w, *(() if bias is None else (bias,)), eps=self.h.rms_eps, name=name)
 
     def split_heads(self, x: Tensor, count: int) -> Tensor:
         """Reshape rows to (batch, length, heads, size)."""

@@ -161,7 +161,11 @@ class Hyperparameters:
     @cached_property
     def kv_blocks(self) -> tuple[int, ...]:
         """The blocks that have keys and values of their own."""
-        return tuple(layer for layer in range(self.layers) if self.kv_block(layer) == layer)
+        return tuple(
+            layer
+            for layer in range(self.layers)
+            if self.kv_block(layer) == layer and not self.architecture.states(self, layer)
+        )
 
     @property
     def is_recurrent(self) -> bool:

@@ -3,11 +3,12 @@
 Weights that only some architectures have are in their own files. Weights here have their GGUF names.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from llamatrain.graph import ops as O
-from llamatrain.graph.ops import swiglu
+from llamatrain.graph.ops import relu_sqr, swiglu
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.architecture import Key, Role, SupportedValue, WeightKind
 from llamatrain.model.forward import ForwardPass
@@ -15,6 +16,8 @@ from llamatrain.model.hyperparameters import Hyperparameters
 
 Weight = WeightKind[Hyperparameters]
 Size = Callable[[Hyperparameters], int]
+Norm = Callable[[ForwardPass, Tensor, str], Tensor]  # of rows, with the weight of a name
+FeedForward = Callable[[ForwardPass, int, Tensor], Tensor]  # of a block's number and normed rows
 
 KEYS = {
     "context_length": Key("ctx", int, 2048),
@@ -26,6 +29,9 @@ KEYS = {
     "attention.key_length": Key("head_size", int, lambda known: known["embd"] // max(1, known["heads"])),
     "attention.value_length": Key("head_size"),
     "attention.layer_norm_rms_epsilon": Key("rms_eps", float, 1e-5),
+}
+LAYER_NORM_KEYS = {key: each for key, each in KEYS.items() if each.field != "rms_eps"} | {
+    "attention.layer_norm_epsilon": Key("rms_eps", float, 1e-5)
 }
 SUPPORTED_VALUES: dict[str, SupportedValue] = {
     "expert_count": (0, "a mixture of experts"),
@@ -66,6 +72,21 @@ def block_norm(module: str) -> Weight:
     return block_vector("norm", lambda h: h.embd, module)
 
 
+def norm_bias(module: str) -> Weight:
+    """Return the bias of a layer norm."""
+    return block_vector("bias", lambda h: h.embd, module)
+
+
+def rename_modules(weights: dict[str, Weight], modules: Mapping[str, str]) -> dict[str, Weight]:
+    """Return weights of blocks with other module names, by short names such as ffn_up."""
+    return {
+        name: replace(kind, module=f"model.layers.{{}}.{modules[short]}")
+        if (short := name.split(".")[2]) in modules
+        else kind
+        for name, kind in weights.items()
+    }
+
+
 EMBEDDINGS: dict[str, Weight] = {
     "token_embd.weight": WeightKind(
         role="embedding", shape=lambda h: (h.vocab, h.embd), module="model.embed_tokens"
@@ -103,6 +124,8 @@ FEED_FORWARD = {
     "blk.{}.ffn_up.weight": block_matrix(lambda h: h.ff, lambda h: h.embd, "mlp.up_proj"),
     "blk.{}.ffn_down.weight": block_matrix(lambda h: h.embd, lambda h: h.ff, "mlp.down_proj", residual=True),
 }
+UNGATED = {name: FEED_FORWARD[name] for name in ("blk.{}.ffn_up.weight", "blk.{}.ffn_down.weight")}
+UNGATED_BIASES = {name: MORE_BIASES[name] for name in ("blk.{}.ffn_up.bias", "blk.{}.ffn_down.bias")}
 FINAL: dict[str, Weight] = {
     "output_norm.weight": WeightKind(role="norm", shape=lambda h: (h.embd,), module="model.norm"),
     "output.weight": WeightKind(role="output", shape=lambda h: (h.vocab, h.embd), module="lm_head"),
@@ -125,15 +148,26 @@ def attention(model: ForwardPass, layer: int, y: Tensor, norm_heads: bool = Fals
 
     With `norm_heads`, each head of queries and keys is normed first.
     """
+
+    def rotate(heads: Tensor, name: str) -> Tensor:
+        return model.apply_rope(layer, model.norm(heads, f"blk.{layer}.{name}_norm") if norm_heads else heads)
+
+    return attend(model, layer, y, rotate)
+
+
+def attend(model: ForwardPass, layer: int, y: Tensor, rotate: Callable[[Tensor, str], Tensor]) -> Tensor:
+    """Return the attention of queries, keys and values projected from y.
+
+    `rotate` takes the heads of attn_q or attn_k, and this name.
+    """
     h, prefix = model.h.for_block(layer), f"blk.{layer}"
 
-    def project_and_rotate(name: str, count: int) -> Tensor:
-        heads = model.split_heads(model.linear(y, f"{prefix}.{name}"), count)
-        return model.apply_rope(layer, model.norm(heads, f"{prefix}.{name}_norm") if norm_heads else heads)
+    def project(name: str, count: int) -> Tensor:
+        return model.split_heads(model.linear(y, f"{prefix}.{name}"), count)
 
-    q, k = project_and_rotate("attn_q", h.heads), project_and_rotate("attn_k", h.kv_heads)
-    v = model.split_heads(model.linear(y, f"{prefix}.attn_v"), h.kv_heads)
-    return model.linear(model.attention(layer, q, k, v), f"{prefix}.attn_output")
+    q, k = rotate(project("attn_q", h.heads), "attn_q"), rotate(project("attn_k", h.kv_heads), "attn_k")
+    attended = model.attention(layer, q, k, project("attn_v", h.kv_heads))
+    return model.linear(attended, f"{prefix}.attn_output")
 
 
 def feed_forward(
@@ -146,14 +180,30 @@ def feed_forward(
     )
 
 
-def block(model: ForwardPass, layer: int, x: Tensor, norm_heads: bool = False) -> Tensor:
+def ungated(
+    model: ForwardPass, layer: int, y: Tensor, activation: Callable[[Tensor], Tensor] = relu_sqr
+) -> Tensor:
+    """Return down(activation(up(y)))."""
+    return model.linear(activation(model.linear(y, f"blk.{layer}.ffn_up")), f"blk.{layer}.ffn_down")
+
+
+def block(
+    model: ForwardPass,
+    layer: int,
+    x: Tensor,
+    norm_heads: bool = False,
+    *,
+    norm: Norm = ForwardPass.norm,
+    ffn_norm: str = "ffn_norm",
+    transform: FeedForward = feed_forward,
+) -> Tensor:
     """Return the output of a pre-norm block: attention and feed-forward, each added to its input."""
     prefix = f"blk.{layer}"
-    output = attention(model, layer, model.norm(x, f"{prefix}.attn_norm"), norm_heads)
+    output = attention(model, layer, norm(model, x, f"{prefix}.attn_norm"), norm_heads)
     x = O.add(model.keep_scored_rows(layer, x), output)
-    return O.add(x, feed_forward(model, layer, model.norm(x, f"{prefix}.ffn_norm")))
+    return O.add(x, transform(model, layer, norm(model, x, f"{prefix}.{ffn_norm}")))
 
 
-def final_norm(model: ForwardPass, x: Tensor) -> Tensor:
+def final_norm(model: ForwardPass, x: Tensor, norm: Norm = ForwardPass.norm) -> Tensor:
     """Return the norm before the output weight."""
-    return model.norm(x, "output_norm")
+    return norm(model, x, "output_norm")

@@ -90,6 +90,7 @@ FORWARD = [
     ("ffn_up.weight", "mlp.up_proj.weight", "ff embd"),
     ("ffn_down.weight", "mlp.down_proj.weight", "embd ff"),
 ]
+UNGATED = FORWARD[1:]
 BEFORE = [
     ("attn_norm.weight", "input_layernorm.weight", "embd"),
     ("ffn_norm.weight", "post_attention_layernorm.weight", "embd"),
@@ -148,9 +149,16 @@ class Family:
     adjust: Callable[[Any], None] = lambda shape: None
     # the order of the inputs of a weight in Hugging Face's model, if that is another
     input_order: Callable[[Any, str], np.ndarray | None] = lambda shape, name: None
+    shifts_context: bool = True  # llama.cpp shifts a full context as we do
+    exact_shift: bool = True  # rotated keys turn back as if they had been computed at another position
     initial: Callable[[Any, str, tuple[int, ...], np.random.Generator], np.ndarray | None] = (
         lambda shape, name, axes, random: None
     )  # the value of a weight that is unlike others
+
+    @property
+    def arch(self) -> str:
+        """The architecture's name."""
+        return next(iter(self.shapes.values())).arch
 
     def block_rows(self, shape: Shape, layer: int) -> Sequence[Row]:
         """Return the rows of one block."""

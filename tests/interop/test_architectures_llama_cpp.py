@@ -9,13 +9,12 @@ import pytest
 
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.kernels.reference import gates
-from llamatrain.model.architectures import find_architecture, smollm3
+from llamatrain.model.architectures import smollm3
 from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions
 from tests.helpers.architecture_family import CONTROL, CTX, VOCABULARY
 from tests.helpers.architecture_models import (
     CASES,
-    SHAPES,
     keys,
     prompt,
     shape_of,
@@ -30,7 +29,6 @@ LETTERS = range(
     CONTROL + 0x21, CONTROL + 0x7F
 )  # of others a server tells no probabilities: they end a text, or a part
 MORE = 16
-SHIFTING = [name for name in SHAPES if find_architecture(name).shifts_context]
 
 
 def letters(server: Served, ids: list[int], count: int = MORE, **more: Any) -> tuple[list[int], np.ndarray]:
@@ -106,7 +104,7 @@ def in_half_floats(gelu: Any) -> Any:
 
 
 @pytest.mark.llama_cpp
-@pytest.mark.parametrize("arch", [arch for arch in SHIFTING if arch != "smollm3"])
+@pytest.mark.parametrize("arch", [arch for arch, family in FAMILIES.items() if family.shifts_context])
 def test_text_goes_on_behind_the_context_in_the_same_way(arch: str, tmp_path: Path) -> None:
     """Each block's keys turn back by its own rotation.
 
@@ -128,7 +126,12 @@ def test_text_goes_on_behind_the_context_in_the_same_way(arch: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("arch", "still"), [*((arch, False) for arch in SHIFTING), ("smollm3", True), ("gemma3", True)]
+    ("arch", "still"),
+    [
+        *((arch, False) for arch, family in FAMILIES.items() if family.exact_shift),
+        ("smollm3", True),
+        ("gemma3", True),
+    ],
 )
 def test_what_is_left_is_as_if_it_had_always_stood_there(
     arch: str, still: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

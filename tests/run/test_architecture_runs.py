@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from llamatrain.gguf.reader import open_gguf
+from llamatrain.model.architectures import find_architecture
 from llamatrain.sample.decoder import Decoder
 from tests.helpers import architecture_runs as runs
 from tests.helpers.architecture_family import Shape
@@ -62,7 +63,7 @@ def test_full_training_opens_in_llama_cpp(arch: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("arch", SHAPES)
 def test_from_scratch_opens_in_llama_cpp(arch: str, tmp_path: Path) -> None:
     sizes = ("--vocab-size", "bytes", "--embd", 48, "--head", 4, "--head-kv", 2, "--layer", 4, "--ff", 64)
-    own = () if arch in ("qwen2", "olmo2", "phi3") else ("--head-size", 16)
+    own = () if find_architecture(arch).heads_fill_width else ("--head-size", 16)
     given = ("--ctx", 48, "--batch", 2, "--lr", 3e-3, "--iters", 30, "--seed", 3, "--precision", "f32")
     data, out = text_file(tmp_path), tmp_path / "run"
     ran("from-scratch", data, "--arch", arch, *sizes, *own, *given, "--out", out)

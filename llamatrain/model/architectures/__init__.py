@@ -1,11 +1,13 @@
-"""The architectures, a module for each, named like general.architecture in files.
+"""The architectures, a module for each, named like general.architecture in files, with _ for -.
 
 Adding a module is enough.
 """
 
 import pkgutil
+import re
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.abc import InspectLoader
 from typing import TYPE_CHECKING, Any
 
 from llamatrain.errors import UsageError
@@ -14,11 +16,25 @@ if TYPE_CHECKING:
     from llamatrain.model.architecture import Architecture
 
 DEFAULT = "llama"  # for new models, and for adapters that do not name one
+DECLARATION = re.compile(r'^    name="([^"]+)"', re.MULTILINE)
 
 
 def supported_names() -> list[str]:
     """Return the names of supported architectures."""
-    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
+    return sorted(declared_name(module) for module in pkgutil.iter_modules(__path__))
+
+
+def declared_name(module: pkgutil.ModuleInfo) -> str:
+    """Return the name that a module declares. An underscore may stand for itself or for a dash: the source tells.
+
+    Importing all modules would take long.
+    """
+    if "_" not in module.name:
+        return module.name
+    spec = module.module_finder.find_spec(module.name, None)
+    source = spec.loader.get_source(module.name) if spec and isinstance(spec.loader, InspectLoader) else None
+    declaration = DECLARATION.search(source or "")
+    return declaration[1] if declaration else load_architecture(module.name).name
 
 
 def find_architecture(name: str) -> "Architecture[Any, Any]":
@@ -46,8 +62,8 @@ def describe_unknown(name: str) -> str:
     description = related[name][1] if name in related else "a mixture of experts" if "moe" in name else ""
     clause = f", {description}," if description else ""
     return (
-        f"the architecture {quote(name)}{clause} is not supported; use a model of another one: "
-        f"{', '.join(names)} (the nearest is {nearest})"
+        f"the architecture {quote(name)}{clause} is not supported; use a model of another one, such as "
+        f"{nearest}, which is the nearest"
     )
 
 

@@ -96,5 +96,4 @@ ARCHITECTURE = Architecture(
     attention_mask=attention_mask,
     logit_cap=logit_cap,
     supported_values=layers.SUPPORTED_VALUES,
-    unsupported_names={"gemma": "a model with other norms"},
 )

@@ -6,6 +6,9 @@ from importlib import import_module
 from tests.helpers.architecture_family import Family
 
 FAMILIES: dict[str, Family] = {
-    module.name.replace("_", "-"): import_module(f"{__name__}.{module.name}").FAMILY
-    for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name)
+    family.arch: family
+    for family in (
+        import_module(f"{__name__}.{module.name}").FAMILY
+        for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name)
+    )
 }

@@ -24,4 +24,5 @@ FAMILY = Family(
     model="SmolLM3ForCausalLM",
     pairs=True,
     keys=rotary_keys,
+    shifts_context=False,
 )
