@@ -5,6 +5,7 @@ tests/golden/family_truth.json has llama.cpp's tokens; `python -m tests.helpers.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +20,7 @@ from llamatrain.gguf.constants import TokenType
 from llamatrain.gguf.values import Kind, Value, boolean, numbers, string, strings, u32
 from tests.helpers.mixed_text import Mixer
 
+TEXT = (string("gemma4"), string("sarvam-moe"))
 TRUTH = Path(__file__).parents[1] / "golden" / "family_truth.json"
 SIZE = 12_000  # characters of the text that is kept, which are made anew
 SNIPPET = '''
@@ -71,6 +73,7 @@ class Family:
     bos: str = ""
     name: str = "model"
     first: bool = False  # whether special tokens come before the others
+    text: bool = False  # whether the pieces are text, which merges join
 
     def vocabulary(self) -> dict[str, Value]:
         controls, shown = self.control.split(), list(self.shown)
@@ -80,10 +83,11 @@ class Family:
             tokens, kinds = [*controls, *shown, *tokens], [*special, *kinds]
         else:
             tokens, kinds = [*tokens, *controls, *shown], [*kinds, *special]
+        merges = text_merges() if self.text else learned()
         model = {
-            "model": string("gpt2"),
+            "model": string("gemma4" if self.pre == "gemma4" else "gpt2"),
             "pre": string(self.pre),
-            "merges": strings(map(" ".join, learned())),
+            "merges": strings(map(" ".join, merges)),
         }
         if not self.pre:
             scores = [-float(i) if kind == TokenType.NORMAL else 0.0 for i, kind in enumerate(kinds)]
@@ -101,6 +105,14 @@ class Family:
         }
 
     def pieces(self) -> tuple[list[str], list[int]]:
+        """Return the other tokens and their kinds."""
+        if self.text:
+            words = ["".join(merge) for merge in text_merges()]
+            known = {*self.control.split(), *self.shown}
+            words = [word for word in [*words, "\n", *sorted({*"".join(words)})] if word not in known]
+            tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+            words = list(dict.fromkeys(words))
+            return [*tokens, *words], [TokenType.BYTE] * 256 + [TokenType.NORMAL] * len(words)
         if self.pre:
             tokens = list(dict.fromkeys([*ALPHABET, *map("".join, learned())]))
             return tokens, [TokenType.NORMAL] * len(tokens)
@@ -115,6 +127,18 @@ class Family:
 @cache
 def learned() -> list[tuple[str, str]]:
     return new_vocab.learn_merges([SNIPPET, Fixed(3).text(30_000)], 1200)
+
+
+def text_merges() -> list[tuple[str, str]]:
+    """Return the learned merges of whole characters, of runs of spaces, and of newlines, which are used if no token equals a run."""
+    merges = [*learned(), ("Ġ", "Ġ"), ("ĠĠ", "ĠĠ"), ("Ċ", "Ċ"), ("ĊĊ", "Ċ"), ("Ċ", "Ġ")]
+    made = list[tuple[str, str]]()
+    for merge in merges:
+        parts = [(token_bytes(part) or b"").decode("utf-8", "replace") for part in merge]
+        if not {*"\ufffd\0"} & {*"".join(parts)}:
+            left, right = (part.replace(" ", "▁") for part in parts)
+            made.append((left, right))
+    return list(dict.fromkeys(made))
 
 
 def scored() -> Iterator[str]:
@@ -145,6 +169,16 @@ FAMILIES = {
         "<bos>",
         first=True,
     ),
+    "gemma 4": Family(
+        "gemma4",
+        f"<pad> <eos> <bos> <unk> <mask> [multimodal] {UNUSED} <|turn> <turn|> <|tool_response>",
+        ["<|tool_call>", "<tool_call|>", "<|channel>", "<channel|>", *RUNS[:5], *HTML],
+        "<eos>",
+        "<bos>",
+        first=True,
+        text=True,
+    ),
+    "sarvam": Family("sarvam-moe", "<pad> <eos> <bos> <unk>", RUNS[40:60], "<eos>", "<bos>", text=True),
     "phi 3": Family(
         "",
         "<|endoftext|> <|assistant|> <|placeholder1|> <|system|> <|end|> <|user|>",
@@ -176,6 +210,27 @@ FAMILIES = {
     ),
     "smollm 3": Family("smaug-bpe", f"<|begin_of_text|> <|end_of_text|> {IM}", TOOLS.split(), "<|im_end|>"),
     "mistral": Family("tekken", f"<unk> <s> </s> {INST}", eos="</s>", bos="<s>", first=True),
+    "lfm 2": Family(
+        "lfm2", f"<|pad|> <|startoftext|> <|endoftext|> {IM}", TOOLS.split(), "<|im_end|>", "<|startoftext|>"
+    ),
+    "glm 4": Family(
+        "glm4", "<|endoftext|> [MASK] [gMASK] <sop> <eop> <|user|> <|observation|>", eos="<|user|>"
+    ),
+    "exaone 4": Family("exaone4", "[BOS] [PAD] [|endofturn|] [|user|] <thought>", eos="[|endofturn|]"),
+    "hunyuan": Family("hunyuan-dense", "<｜hy_begin▁of▁sentence｜> <｜hy_place▁holder▁no▁2｜> <｜hy_User｜>"),
+    "seed oss": Family("seed-coder", "<seed:bos> <seed:eos> <seed:think> </seed:think>", eos="<seed:eos>"),
+    "stablelm 2": Family("stablelm2", f"<|endoftext|> {FIM} <fim_pad> <gh_stars> {IM}"),
+    "starcoder 2": Family("starcoder", f"<|endoftext|> {STARCODER}"),
+    "command r": Family(
+        "command-r", "<BOS_TOKEN> <PAD> <|END_OF_TURN_TOKEN|> <|USER_TOKEN|>", bos="<BOS_TOKEN>"
+    ),
+    "tiny aya": Family(
+        "tiny_aya", "<BOS_TOKEN> <PAD> <|END_OF_TURN_TOKEN|> <|USER_TOKEN|>", bos="<BOS_TOKEN>"
+    ),
+    "falcon h1": Family("falcon-h1", f"<|end_of_text|> <|endoftext|> <|prefix|> <|suffix|> <|middle|> {IM}"),
+    "minicpm 5": Family("minicpm5", f"<s> </s> {IM}", TOOLS.split(), "<|im_end|>", "<s>"),
+    "internlm 2": Family("", f"[UNUSED_TOKEN_1] {IM} <|plugin|>", TOOLS.split(), "<|im_end|>", "<s>"),
+    "ernie 4.5": Family("", "<|begin_of_sentence|> <|end_of_sentence|> <mask:0>", RUNS[:9], bos="<s>"),
     "llama 3": Family(
         "llama-bpe", f"{BEGIN} <|end_of_text|> <|eot_id|> <|eom_id|>", eos="<|eot_id|>", bos=BEGIN
     ),
@@ -199,7 +254,13 @@ def specials(vocabulary: dict[str, Value]) -> list[str]:
 def text_for(vocabulary: dict[str, Value]) -> bytes:
     """What is made anew, half of it broken."""
     mixer = Fixed(11, specials(vocabulary))
-    return mixer.text(SIZE).encode() + mixer.broken(SIZE)
+    text = mixer.text(SIZE).encode() + mixer.broken(SIZE)
+    return text if vocabulary.get("tokenizer.ggml.pre") not in TEXT else without_long_spaces(text)
+
+
+def without_long_spaces(raw: bytes) -> bytes:
+    """Remove spaces of several bytes, at which llama.cpp stops if spaces are written as ▁."""
+    return re.sub(b"\xc0\xa0|\xe0\x80\xa0|\xf0\x80\x80\xa0", b"", raw)
 
 
 def digest(tokens: Sequence[int]) -> str:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from llamatrain.data.tokenizer import load, new_vocab
-from llamatrain.data.tokenizer.pretokenizers import _KNOWN
+from llamatrain.data.tokenizer.pretokenizers import _KNOWN, PRE_TOKENIZERS
 from llamatrain.gguf.reader import Metadata, open_gguf
 from llamatrain.gguf.values import Kind, Value, numbers, string, strings
 from tests.data.tokenizer.test_tokenizer import VOCABULARIES
+from tests.helpers import model_vocabularies
 from tests.helpers.llama_cpp import model_with
 from tests.helpers.llama_cpp_vocabulary import Opened
 from tests.helpers.mixed_text import CODE, Mixer
@@ -45,14 +46,35 @@ def test_a_million_characters(name: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def new() -> dict[str, Value]:
-    return new_vocab.learn_vocabulary([CODE, Mixer(3).text(20_000)], 1000)
+    return new_vocab.learn_vocabulary([CODE, Mixer(3).text(20_000), numerals()], 1300)
+
+
+def numerals() -> str:
+    """Text from which tokens of one to three digits are learned, so that tokens show how digits are grouped."""
+    return " ".join(f"{number} {number * 7 % 100} {number % 10}" for number in range(0, 1000, 7)) * 5
 
 
 @pytest.mark.parametrize("names", _KNOWN)
 def test_each_pre_tokenizer(names: str, new: dict[str, Value], tmp_path: Path) -> None:
-    vocabulary = {**new, "tokenizer.ggml.pre": string(names.split()[0])}
+    text = model_vocabularies.FAMILIES["gemma 4"].vocabulary()
+    for size, name in zip([50_000] + [4000] * len(names), names.split(), strict=False):
+        base = text if PRE_TOKENIZERS[name].characters else new
+        vocabulary = {**base, "tokenizer.ggml.model": string("gpt2"), "tokenizer.ggml.pre": string(name)}
+        with Opened(model_with(vocabulary, tmp_path / "model.gguf")) as witness:
+            compare(witness, vocabulary, size, 2)
+
+
+@pytest.mark.parametrize("share", [1, 2])
+def test_text_whose_characters_have_no_tokens(share: int, tmp_path: Path) -> None:
+    """Nor have some of their bytes: they are left out."""
+    vocabulary = model_vocabularies.FAMILIES["gemma 4"].vocabulary()
+    metadata = Metadata(vocabulary)
+    keep = [i for i, kind in enumerate(metadata["tokenizer.ggml.token_type"]) if kind != 6 or i % 2 >= share]
+    vocabulary["tokenizer.ggml.tokens"] = strings([metadata["tokenizer.ggml.tokens"][i] for i in keep])
+    kinds = [int(metadata["tokenizer.ggml.token_type"][i]) for i in keep]
+    vocabulary["tokenizer.ggml.token_type"] = numbers(Kind.INT32, kinds)
     with Opened(model_with(vocabulary, tmp_path / "model.gguf")) as witness:
-        compare(witness, vocabulary, 50_000, 2)
+        compare(witness, vocabulary, 50_000, 5)
 
 
 @pytest.mark.parametrize("made", ["learned", "bytes"])

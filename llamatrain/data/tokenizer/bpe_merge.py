@@ -75,6 +75,7 @@ def build_table(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.nd
 
 # ---- merging ---------------------------------------------------------------------
 
+NEWLINE = 0x0A
 NEVER = np.int64(0x7FFFFFFF)  # the rank of symbols that are adjacent in a token but do not merge
 SCANNED = 40  # longest row that is scanned; for longer ones a tree is faster
 FAN = 64
@@ -312,13 +313,25 @@ def _character(text, at):
 
 
 @Function
-def merge_text(text: U8s, characters: Characters, known: Symbols, row: MergeBuffer, tokens: I32s) -> Int:
-    """Tokenize a whole text by score; return the number of tokens. A byte without a token gives -1 - byte.
+def merge_text(
+    text: U8s, characters: Characters, known: Symbols, lines: I64s, row: MergeBuffer, tokens: I32s
+) -> Int:
+    """Tokenize a whole text by characters; return the number of tokens. A byte without a token is negative.
 
-    A row ends where two characters are never adjacent in any token, because nothing merges across.
+    A row ends where two characters are never adjacent in any token, because nothing merges across. `lines`
+    has the token of each number of newlines, or -1; a run of newlines that has one is not merged.
     """
-    out = at = count = np.int64(0)
+    out = at = count = run_end = np.int64(0)
     while at < len(text):
+        if len(lines) and text[at] == NEWLINE and at >= run_end:
+            while run_end <= at or (run_end < len(text) and text[run_end] == NEWLINE):
+                run_end = max(run_end, at) + 1
+            if run_end - at < len(lines) and lines[run_end - at] >= 0:
+                out = _emit(row, count, known, tokens, out)
+                tokens[out] = lines[run_end - at]
+                out += 1
+                count, at = np.int64(0), run_end
+                continue
         key, size = _character(text, at)
         place = slot(characters.keys, key)
         symbol = characters.symbols[place] if characters.keys[place] != FREE else np.int64(-1)

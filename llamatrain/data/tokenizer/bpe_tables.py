@@ -6,7 +6,7 @@ follow: bytes, characters, or parts that a merge names.
 
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, islice, pairwise
 
 import numpy as np
@@ -73,14 +73,10 @@ def byte_symbols(vocabulary: Vocabulary) -> Symbols:
     lefts = array("q")
     rights = array("q")
     results = array("q")
-    for merge in vocabulary.merges:
-        at = merge.find(" ", 1)  # a leading space belongs to the left part; without a space it is no merge
-        if at > 0:
-            left = merge[:at]
-            right = merge[at + 1 :]
-            lefts.append(symbol(left))
-            rights.append(symbol(right))
-            results.append(symbol(left + right))
+    for left, right in read_merges(vocabulary):
+        lefts.append(symbol(left))
+        rights.append(symbol(right))
+        results.append(symbol(left + right))
     keys, values = pack_pairs(lefts, rights, np.arange(len(results)), results)
     others = list(index)[len(vocabulary.tokens) :]
     return Symbols(
@@ -91,11 +87,62 @@ def byte_symbols(vocabulary: Vocabulary) -> Symbols:
     )
 
 
+def read_merges(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
+    """Yield the parts that each merge joins."""
+    for merge in vocabulary.merges:
+        at = merge.find(" ", 1)  # a leading space belongs to the left part; without a space it is no merge
+        if at > 0:
+            yield merge[:at], merge[at + 1 :]
+
+
 def spell_in_bytes(text: str, vocabulary: Vocabulary) -> list[int]:
     """Return the tokens of the single bytes of a text."""
     raw = in_bytes(text)
     singles = (bytes([byte]).decode("utf-8", "surrogateescape") for byte in raw)
     return [vocabulary.index[single] for single in singles if single in vocabulary.index]
+
+
+# ---- by characters and merges ------------------------------------------------
+
+
+def character_symbols(vocabulary: Vocabulary) -> tuple[tuple[np.ndarray, np.ndarray], Symbols]:
+    """Build the table of characters and the pairs of a vocabulary of text, in the order of its merges.
+
+    Characters that are adjacent where a merge joins two texts are pairs of the rank NEVER. Lines are merged
+    separately, so newlines are never joined with other characters.
+    """
+    index = dict(vocabulary.index)
+
+    def symbol(text: str) -> int:
+        return index.setdefault(text, len(index))
+
+    pairs = [each for each in read_merges(vocabulary) if "\n" not in "".join(each) or is_lines("".join(each))]
+    lefts = [symbol(left) for left, _ in pairs]
+    rights = [symbol(right) for _, right in pairs]
+    results = [symbol(left + right) for left, right in pairs]
+    neighbours = {(symbol(left[-1]), symbol(right[0])) for left, right in pairs if right}
+    neighbours.add((symbol("\n"), symbol("\n")))
+    ranks = np.append(np.arange(len(pairs)), np.full(len(neighbours), LARGEST_RANK))
+    lefts += [left for left, _ in neighbours]
+    rights += [right for _, right in neighbours]
+    keys, values = pack_pairs(lefts, rights, ranks, results + [0] * len(neighbours))
+    bytes_ = [vocabulary.index.get(f"<0x{byte:02X}>", -1) for byte in range(256)]
+    spelled = (
+        [bytes_[byte] for byte in in_bytes(text)] for text in islice(index, len(vocabulary.tokens), None)
+    )
+    spellings = pack_spellings(len(vocabulary.tokens), spelled)
+    return build_character_table(index), Symbols(np.array(bytes_, np.int64), keys, values, *spellings)
+
+
+def is_lines(text: str) -> bool:
+    """Return True if a text consists of newlines only."""
+    return text == "\n" * len(text)
+
+
+def line_tokens(vocabulary: Vocabulary) -> np.ndarray:
+    """Return the token of each number of newlines, up to the most that have one; -1 if they have none."""
+    most = max((len(text) for text in vocabulary.tokens if is_lines(text)), default=0)
+    return np.array([-1, *(vocabulary.index.get("\n" * size, -1) for size in range(1, most + 1))], np.int64)
 
 
 # ---- by score --------------------------------------------------------------

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llamatrain.compiler.declare import BoundArrays, Function, I32s, I64Rows, I64s, Int, U8s, U32s, inline
-from llamatrain.data.tokenizer.regex import UNLIMITED, Expression
+from llamatrain.data.tokenizer.regex import GROUPS, UNLIMITED, Expression
 
 ITEMS, ALTERNATIVES = 16, 64  # more than any expression has
 # Columns of `tried`: an item's run, its current end, and the range where it is known to fail.
@@ -14,7 +14,7 @@ REPLACEMENT = np.int64(0xFFFD)  # replaces bytes that are not UTF-8, as in llama
 
 
 class Splitter(NamedTuple):
-    """An expression: the classes that each code point belongs to, and its program."""
+    """An expression, or digit groups: the classes that each code point belongs to, and a program."""
 
     table: U32s
     program: I64s
@@ -178,23 +178,58 @@ def _first_match(marks, at, end, program, tried, dead):
     return np.int64(-1), met
 
 
+@inline
+def _split_groups(marks, program, pieces, words):
+    """Split pieces into groups of digits and the text between them; return the same as `split`."""
+    count, at, settled = np.int64(0), np.int64(0), np.int64(0)
+    last = pieces[-1]
+    first_open = last
+    for end in pieces:
+        begin = at
+        while at < end:
+            run = at
+            while at < end and marks[at]:
+                at += 1
+            if at == run:
+                at += 1
+                continue
+            if at == last:
+                first_open = run
+            short = (at - run) % 3
+            for group in range(run + short, at + program[1], 3):
+                if group > begin and (group > run or not program[1]):
+                    words[count] = begin = np.int64(group)
+                    count += 1
+            if at < last:
+                settled = begin
+        if end > begin:
+            words[count] = end
+            count += 1
+    return count, settled, first_open
+
+
 @Function
 def split(
     codes: I32s, cut: Splitter, pieces: I64s, words: I64s, marks: U32s, trial: RegexState
-) -> tuple[Int, Int]:
+) -> tuple[Int, Int, Int]:
     """Split pieces, given by their ends, into the matches of an expression and the text between them.
 
-    Return the number of words, and the number of code points whose split more text could not change.
+    Return the number of words, the end of the last match that more text could not change, and the offset of
+    the first attempt that met the end of the text.
     """
     last = pieces[-1]
     for i in range(last):
         marks[i] = cut.table[codes[i]]
+    if cut.program[0] == GROUPS:
+        return _split_groups(marks, cut.program, pieces, words)
     count, at, settled, open_end = np.int64(0), np.int64(0), np.int64(0), False
+    first_open = last
     for end in pieces:
         begin = at
         while at < end:
             to, met = _first_match(marks, at, end, cut.program, trial.tried, trial.dead)
-            open_end |= met and end == last
+            if met and end == last and not open_end:
+                open_end, first_open = True, at
             if to < 0:
                 at += 1
                 continue
@@ -209,4 +244,4 @@ def split(
         if at > begin:
             words[count] = at
             count += 1
-    return count, settled
+    return count, settled, first_open

@@ -7,7 +7,7 @@ expressions are llama.cpp's, without groups.
 from dataclasses import dataclass
 from functools import cache
 
-from llamatrain.data.tokenizer.regex import Expression, compile_pattern
+from llamatrain.data.tokenizer.regex import DigitGroups, Expression, compile_pattern
 from llamatrain.errors import FileError
 from llamatrain.gguf.parser import quote
 
@@ -47,15 +47,47 @@ HAN_KANA = "[一-龥぀-ゟ゠-ヿ]+"
 DEEPSEEK3 = (r"\p{N}{1,3}", HAN_KANA, rf"{PRINTED}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{LINES}")
 SPARK = (r"\p{N}{1,3}", HAN_KANA, rf"{PRINTED}| ?[\p{{P}}\p{{S}}]+|[\r\n]|{SPACES}", r"\p{N}")
 DIGIT = (r"\p{N}", GPT2)
+MARKED = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
+MARKED_WORDS = "|".join(MARKED + end for end in (*ANY_CASE.split("|"), ""))
+AFTER_GROUPS = DigitGroups(r"\p{N}", after=True)
+TINY_AYA = rf"{MARKED_WORDS}|\p{{N}}{{1,3}}|{PATHS}"
+YOUTU = (
+    "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + HAN_KANA,
+    rf"{MARKED_WORDS}|\p{{N}}|{PATHS}",
+)
+ASIAN = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff"
+    "\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
+IDEOGRAPHS = "㐀-䶿一-鿿\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ebef\U0002f800-\U0002fa1f"
+KIMI_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}--{IDEOGRAPHS}]+"
+KIMI = (
+    f"[{IDEOGRAPHS}]+|"
+    + "|".join(KIMI_WORD + end for end in (*ANY_CASE.split("|"), ""))
+    + rf"|\p{{N}}{{1,3}}|{SIGNS}|{LINES}"
+)
+JOINERS = "\u200c\u200d"
+K2 = rf"{ANY_CASE}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}{JOINERS}]+|\p{{N}}{{1,3}}|{SIGNS}|{LINES}"
+CHAMELEON = (
+    "<sentinel:[0-9]+>",
+    "IMGIMG[A-I]{1,4}Z",
+    r"[\t\n]|    |  ",
+    r"\p{N}",
+    r"[\p{P}!-/:-@\[-`{-~]",
+    GPT2,
+)
 
 
 @dataclass(frozen=True)
 class PreTokenizer:
     """The expressions that split text, and other facts that llama.cpp derives from the name."""
 
-    patterns: tuple[str, ...]
+    patterns: tuple[str | DigitGroups, ...]
     whole_words: bool = False  # a word that equals a token is not merged
     add_bos: bool = False
+    always_bos: bool = False  # even if the file says otherwise
+    characters: bool = False  # tokens are text, in which SPACE replaces spaces; only lines are words
+    whole_lines: bool = False  # newlines that equal a token are not merged
 
     def expressions(self) -> tuple[Expression, ...]:
         """Compile the expressions."""
@@ -92,6 +124,15 @@ _KNOWN = {
     "spark2_5": PreTokenizer(SPARK),
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
     "poro-chat bloom gpt3-finnish": PreTokenizer((r" ?[^(\s|.,!?…。，、।۔،)]+",)),
+    "gemma4": PreTokenizer((), characters=True, whole_lines=True, always_bos=True),
+    "sarvam-moe": PreTokenizer((), characters=True),
+    "tiny_aya cohere2moe": PreTokenizer((AFTER_GROUPS, TINY_AYA)),
+    "superbpe": PreTokenizer((r"\p{N}+", DigitGroups("[0-9]", after=False))),
+    "afmoe": PreTokenizer((AFTER_GROUPS, ASIAN, DEEPSEEK3[-1])),
+    "youtu": PreTokenizer(YOUTU, True),
+    "kimi-k2": PreTokenizer((KIMI,)),
+    "k2-horizon": PreTokenizer((K2,)),
+    "chameleon": PreTokenizer(CHAMELEON, add_bos=True),
     "viking": PreTokenizer((r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}")),
 }
 PRE_TOKENIZERS = {name: pre for names, pre in _KNOWN.items() for name in names.split()}

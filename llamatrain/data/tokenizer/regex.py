@@ -149,8 +149,28 @@ class Expression:
     marks: np.ndarray
 
 
-def compile_pattern(pattern: str) -> Expression:
+@dataclass(frozen=True)
+class DigitGroups:
+    """Cuts runs of digits into groups of three, counted from the end; the first group may be shorter."""
+
+    digits: str  # a class of characters
+    after: bool  # cut after each group, or else before each group of three
+
+
+GROUPS = -1  # begins the program of digit groups
+
+
+def compile_groups(groups: DigitGroups) -> Expression:
+    """Compile digit groups: marks tell what a digit is, and the program where to cut."""
+    marks = np.zeros(CODE_POINTS, np.uint32)
+    PatternParser(groups.digits).parse_class().mark(marks, 0)
+    return Expression(np.array([GROUPS, groups.after], np.int64), marks)
+
+
+def compile_pattern(pattern: str | DigitGroups) -> Expression:
     """Compile an expression."""
+    if isinstance(pattern, DigitGroups):
+        return compile_groups(pattern)
     alternatives = PatternParser(pattern).parse_alternatives()
     bits: dict[Class, int] = {}
     program: list[int] = []

@@ -90,8 +90,8 @@ class Tokenizer:
 
         Yield, in order, the number of bytes and their tokens, which are those of the whole text. It is cut
         where that makes no difference: in `gpt2` vocabularies at the end of a word that more text cannot
-        change; in `llama` vocabularies between two characters that are never adjacent in any token; in both,
-        so far from the end that no special token can cross the cut. Text without such a place is held until
+        change; in others between two characters that are never adjacent in any token; in all, so far from
+        the end that no special token can cross the cut. Text without such a place is held until
         one comes, or until MAX_HELD_BYTES: then it is cut anyway, with a note.
         """
         from concurrent.futures import Future, ThreadPoolExecutor
@@ -201,7 +201,7 @@ class Tokenizer:
         if kind in (TokenType.UNUSED, UNDEFINED, TokenType.BYTE):
             return b""
         if kind == TokenType.NORMAL:
-            if self.vocabulary.model == "llama":
+            if self.vocabulary.escapes_spaces:
                 token = token.replace(SPACE, " ")
             elif (raw := token_bytes(token)) is not None:
                 return raw

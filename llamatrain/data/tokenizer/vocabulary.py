@@ -107,14 +107,13 @@ def find_end_tokens(
 # ---- the vocabulary of a file ----------------------------------------------------
 
 KEY = "tokenizer.ggml."
-MODELS = ("llama", "gpt2")
+MODELS = ("llama", "gpt2", "gemma4")
 WITHOUT_TEXT = ("none", "no_vocab")
 UNSUPPORTED_MODELS = {
     "bert": "WordPiece, as BERT has it",
     "t5": "a unigram model, as T5 has it",
     "rwkv": "the longest match first, as RWKV has it",
     "plamo2": "a table of suffixes, as PLaMo 2 has it",
-    "gemma4": "merges of letters, as Gemma 4 has them",
     "hybriddna": "words beside groups of bases, as models of DNA have them",
     "whitespace": "whole words between white space",
 }
@@ -150,20 +149,27 @@ class Vocabulary:
     chat_template: str | None
     tool_template: str | None
 
+    @property
+    def escapes_spaces(self) -> bool:
+        """True if SPACE replaces spaces in the tokens."""
+        return self.model == "llama" or self.pre_tokenizer.characters
+
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     """Read the vocabulary from metadata; raise FileError if it is invalid."""
     model = _model(metadata)
     tokens, index = _tokens(metadata)
     spm = model == "llama"
-    pre = _value(metadata, "pre", str, "") or "default"
+    pre = "gemma4" if model == "gemma4" else _value(metadata, "pre", str, "") or "default"
     cutting = PreTokenizer(()) if spm else find_pre_tokenizer(pre)
     defaults = {"bos": 1, "eos": 2} if spm else {"bos": None if pre in WITHOUT_BOS else 11, "eos": 11}
+    defaults = {} if model == "gemma4" else defaults
     special = {name: _id(metadata, name, len(tokens), defaults.get(name)) for name in ID_KEYS}
     added = {
         name: _value(metadata, f"add_{name}_token", bool, name == "bos" and (spm or cutting.add_bos))
         for name in ("bos", "eos")
     }
+    added["bos"] |= cutting.always_bos
     for name, wanted in added.items():
         if wanted and special[name] is None:
             raise FileError(
@@ -214,8 +220,8 @@ def _model(metadata: Mapping[str, Any]) -> str:
             f"supported are {', '.join(MODELS)}, and {WITHOUT_TEXT[0]}",
             code="unsupported-vocabulary",
         )
-    if model == "gpt2" and f"{KEY}merges" not in metadata:
-        raise FileError(f"{KEY}merges is missing; a gpt2 vocabulary needs it", code="bad-vocabulary")
+    if model != "llama" and f"{KEY}merges" not in metadata:
+        raise FileError(f"{KEY}merges is missing; a {model} vocabulary needs it", code="bad-vocabulary")
     return model
 
 

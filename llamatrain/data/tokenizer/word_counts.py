@@ -138,7 +138,7 @@ class WordCounter:
         word_ends = np.empty(len(codes), np.int64)
         marks = np.empty(len(codes), np.uint32)
         pieces = np.array([len(codes)], np.int64)
-        number, settled = split(codes, self.cut, pieces, word_ends, marks, RegexState.allocate())
+        number, settled, _ = split(codes, self.cut, pieces, word_ends, marks, RegexState.allocate())
         used = len(codes) if last or not settled else settled
         word_ends = word_ends[:number][word_ends[:number] <= used]
         to_byte_offsets(raw, word_ends)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from llamatrain.data.tokenizer import StreamDecoder, Tokenizer, load, new_vocab, to_bytes, tokenizer
 from llamatrain.data.tokenizer.pretokenizers import _KNOWN, PRE_TOKENIZERS
-from llamatrain.data.tokenizer.regex import compile_pattern
+from llamatrain.data.tokenizer.regex import DigitGroups, compile_pattern
 from llamatrain.data.tokenizer.unicode_classes import KINDS, kinds
 from llamatrain.errors import DataError, UsageError
 from llamatrain.gguf.reader import Metadata, open_gguf
@@ -177,7 +177,10 @@ def small() -> Tokenizer:
     return load(scored())
 
 
-@pytest.mark.parametrize("names", _KNOWN)
+BYTE_LEVEL = [names for names in _KNOWN if not PRE_TOKENIZERS[names.split()[0]].characters]
+
+
+@pytest.mark.parametrize("names", BYTE_LEVEL)
 def test_each_pre_tokenizer_loses_nothing(names: str) -> None:
     text = Mixer(5).text(20_000)
     encoder = learned(names.split()[0])
@@ -203,15 +206,30 @@ def test_expressions(pattern: str, text: str, words: list[str]) -> None:
     assert [text[a:b] for a, b in pairwise([0, *words_of(pattern, text)])] == words
 
 
+@pytest.mark.parametrize(
+    ("after", "text", "words"),
+    [
+        (True, "a1234567b123", ["a1", "234", "567", "b123"]),
+        (True, " 12,٣٤٥٦", [" 12", ",٣", "٤٥٦"]),
+        (True, "none", ["none"]),
+        (False, "a1234567b123", ["a1", "234", "567b", "123"]),
+        (False, "12 123", ["12 ", "123"]),
+    ],
+)
+def test_groups_of_digits(after: bool, text: str, words: list[str]) -> None:
+    ends = words_of(DigitGroups(r"\p{N}", after), text)
+    assert [text[a:b] for a, b in pairwise([0, *ends])] == words
+
+
 compiled = cache(compile_pattern)
 
 
-def words_of(pattern: str, text: str) -> list[int]:
+def words_of(pattern: str | DigitGroups, text: str) -> list[int]:
     from llamatrain.data.tokenizer.pretokenize import RegexState, Splitter, split
 
     made, codes = compiled(pattern), np.array(list(map(ord, text)), np.int32)
     ends, marks = np.empty(len(text), np.int64), np.empty(len(text), np.uint32)
-    count, _ = split(
+    count, _, _ = split(
         codes, Splitter.bind(made), np.array([len(text)], np.int64), ends, marks, RegexState.allocate()
     )
     return ends[:count].tolist()
@@ -281,7 +299,7 @@ def test_much_text_is_encoded_in_little_memory() -> None:
     assert most < 12e6
 
 
-@pytest.mark.parametrize("names", ["small", *_KNOWN])
+@pytest.mark.parametrize("names", ["small", *BYTE_LEVEL])
 @pytest.mark.parametrize("special", [False, True])
 def test_a_text_in_chunks_is_as_if_whole(names: str, special: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = small() if names == "small" else learned(names.split()[0])
@@ -294,6 +312,16 @@ def test_a_text_in_chunks_is_as_if_whole(names: str, special: bool, monkeypatch:
         assert np.array_equal(np.concatenate([tokens for _, tokens in pieces]), whole)
         assert len(pieces) > len(raw) / block / 20  # it is cut, indeed
         assert np.array_equal(encoder.encode(raw, special=special), whole)
+
+
+@pytest.mark.parametrize("name", ["smollm", "hunyuan-dense", "minicpm5", "tiny_aya", "afmoe", "chameleon"])
+def test_text_without_numbers_is_cut(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first expression of these splits at numbers."""
+    monkeypatch.setattr(tokenizer, "BLOCK_BYTES", 64)
+    encoder, raw = learned(name), b"some words, (and) more of them:  as in\ta book\n\n" * 100
+    pieces = list(encoder.encode_large(chunks(raw, 50)))
+    assert np.array_equal(np.concatenate([tokens for _, tokens in pieces]), encoder.encode(raw))
+    assert len(pieces) > 25
 
 
 @pytest.mark.parametrize("lead", [b"\xc3", b"\xef", b"\xf0", b"\xef\xbf", b"\xf0\x9f\x98"])

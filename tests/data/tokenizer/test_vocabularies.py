@@ -29,12 +29,13 @@ def gpt2(**changes: object) -> Plain:
     [
         ({}, "tokenizer.ggml.model is missing"),
         (scored(model=3), "model is a whole number; expected a text"),
-        (scored(model="bart"), "'bart'); supported are llama, gpt2"),
-        (scored(model="bert"), "'bert': WordPiece, as BERT has it); supported are llama, gpt2, and none"),
+        (scored(model="bart"), "'bart'); supported are llama, gpt2, gemma4, and none"),
+        (scored(model="bert"), "'bert': WordPiece, as BERT has it); supported are llama"),
         (scored(model="t5"), "'t5': a unigram model, as T5 has it)"),
         (scored(model="rwkv"), "'rwkv': the longest match first, as RWKV has it)"),
         (scored(model="plamo2"), "'plamo2': a table of suffixes, as PLaMo 2 has it)"),
-        (scored(model="gemma4"), "'gemma4': merges of letters, as Gemma 4 has them)"),
+        (scored(model="gemma4"), "merges is missing; a gemma4 vocabulary needs it"),
+        (scored(model="gemma4", merges=["a b"]), "add_bos_token is set, but"),
         (
             scored(model="hybriddna"),
             "'hybriddna': words beside groups of bases, as models of DNA have them)",
@@ -51,7 +52,7 @@ def gpt2(**changes: object) -> Plain:
         (scored(add_bos_token="yes"), "add_bos_token is a text; expected true or false"),
         (scored(tokens=["a"], scores=None, token_type=None), "add_bos_token is set, but"),
         (gpt2(merges=None), "merges is missing"),
-        (gpt2(pre="superbpe"), "(got 'superbpe')"),
+        (gpt2(pre="exaone-moe"), "(got 'exaone-moe')"),
     ],
 )
 def test_broken_vocabularies_are_refused_in_a_line(metadata: Plain, says: str) -> None:
@@ -153,6 +154,37 @@ def test_a_word_struck_out_ends_no_turn() -> None:
     assert encoder.ends.all == {280} and encoder.vocabulary.kinds[2] == 1
 
 
+def gemma4(*more: str, **changes: object) -> Plain:
+    words = ["a", "b", "c", "▁", "ab", "▁ab", "▁▁", "\n", "\n\n\n", *more]
+    merges = ["a b", "▁ ab", "▁ ▁", "\n \n", "\n ▁", "b c", "x y", "xy z"]
+    kinds = np.array([3, 3] + [1] * len(words) + [4], np.int32)
+    told = {"tokens": ["<bos>", "<eos>", *words, "<|tool_call>"], "token_type": kinds, "bos_token_id": 0}
+    return gpt2(model="gemma4", merges=merges, **told | changes)
+
+
+def test_merges_of_text_join_characters_of_a_line() -> None:
+    encoder = load(gemma4())
+    assert texts(encoder, "ab c") == ["ab", "▁", "c"]
+    assert texts(encoder, "  ab  ") == ["▁", "▁ab", "▁▁"] and texts(encoder, "▁ab") == ["▁ab"]
+    assert texts(encoder, "a\n ab") == ["a", "\n", "▁ab"]
+    assert texts(encoder, "a\n\n\nb") == ["a", "\n\n\n", "b"]  # a token, though merges do not make it
+    assert texts(encoder, "\n\n") == []  # merged to no token, and newlines have no byte tokens
+    assert texts(encoder, "a<|tool_call>b<bos>", special=True) == ["a", "<|tool_call>", "b", "<bos>"]
+    assert encoder.decode(encoder.encode(" ab")) == b" ab"
+
+
+def test_text_without_tokens_is_given_in_bytes_or_left_out() -> None:
+    encoder = load(gemma4("<0xC3>", "<0x79>", "xyz"))
+    assert texts(encoder, "aéb") == ["a", "<0xC3>", "b"]
+    assert texts(encoder, "xy") == ["<0x79>"] and texts(encoder, "xyz") == ["xyz"]
+
+
+def test_gemma_4_always_begins_with_its_begin_token() -> None:
+    assert load(gemma4(add_bos_token=False)).add_bos
+    encoder = load(gemma4())
+    assert (encoder.bos, encoder.eos) == (0, None) and encoder.vocabulary.pre == "gemma4"
+
+
 def test_keys_name_what_ends_a_message_and_what_is_filled_in() -> None:
     encoder = load(scored(eom_token_id=259, eot_token_id=260, fim_sep_token_id=261, fim_pre_token_id=262))
     assert encoder.ends.turn == {2, 259, 260} and encoder.ends.all == {2, 259, 260, 261}
@@ -197,5 +229,5 @@ def test_vocabularies_that_cannot_be() -> None:
 
 
 def test_every_name_has_an_expression() -> None:
-    assert all(pre.expressions() for pre in PRE_TOKENIZERS.values())
+    assert all(pre.expressions() or pre.characters for pre in PRE_TOKENIZERS.values())
     assert len(PRE_TOKENIZERS) == sum(len(names.split()) for names in _KNOWN)
