@@ -1,4 +1,4 @@
-"""Writes a llama with random weights and the shape of a real model, to measure memory and speed.
+"""Writes a model with random weights and the shape of a real one, to measure memory and speed.
 
     python scripts/random_model.py OUT.gguf                                        TinyLlama's shape, in Q4_0
     python scripts/random_model.py OUT.gguf --shape 7b --type q4_k
@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
-from bench.shapes import SHAPES
+from bench.shapes import FAMILIES, SHAPES
 
 from llamatrain.adapters.merge import file_type
 from llamatrain.data.tokenizer import new_vocab
@@ -32,8 +32,8 @@ from llamatrain.gguf.types import GgmlType, TensorInfo, type_by_name
 from llamatrain.gguf.values import Kind, Value, numbers, strings, u32
 from llamatrain.gguf.writer import create_gguf
 from llamatrain.model.architectures import DEFAULT, find_architecture
-from llamatrain.model.hyperparameters import Hyperparameters, tokenizer_metadata
-from llamatrain.model.init import standard_deviation
+from llamatrain.model.hyperparameters import Hyperparameters, default_extra, tokenizer_metadata
+from llamatrain.model.init import init_weights, standard_deviation
 from llamatrain.model.limits import MAX_SIZE
 from llamatrain.model.rope import Rope
 
@@ -74,15 +74,17 @@ def write_model(
 ) -> None:
     """Write a model with random weights of a type."""
     infos = [
-        TensorInfo(name, kind if len(shape) == 2 else type_by_name("F32"), shape)
+        TensorInfo(name, kind if h.is_matrix(name) else type_by_name("F32"), shape)
         for name, shape in h.shapes.items()
     ]
     random = np.random.default_rng(seed)
     keys = h.metadata(f"random {kind.name}") | vocabulary | {"general.file_type": u32(file_type(kind))}
     with create_gguf(path, keys, infos) as out:
         for info in infos:
-            if len(info.shape) == 1:
-                out.write(info.name, np.ones(info.shape, np.float32))
+            if not h.is_matrix(info.name):
+                array = np.ones(info.shape, np.float32)
+                init_weights(h, seed, {info.name: array})
+                out.write(info.name, array)
             else:
                 out.write(info.name, encode_pieces(info, kind, standard_deviation(h, info.name), random))
 
@@ -134,9 +136,10 @@ def make_model(args: argparse.Namespace) -> None:
             f"(got {embd} and {ff})",
             code="invalid-size",
         )
-    head_size = embd // heads
+    family = FAMILIES.get(args.shape, (DEFAULT, embd // heads, embd // heads, args.tied))
+    architecture, (_, head_size, rotated, tied) = find_architecture(family[0]), family
     h = Hyperparameters(
-        architecture=find_architecture(DEFAULT),
+        architecture=architecture,
         vocab=len(vocabulary[f"{KEY}tokens"].decode()),
         embd=embd,
         layers=layers,
@@ -145,8 +148,9 @@ def make_model(args: argparse.Namespace) -> None:
         ff=ff,
         ctx=ctx,
         head_size=head_size,
-        rope=Rope(head_size),
-        tied=args.tied,
+        rope=Rope(rotated),
+        tied=tied,
+        extra=default_extra(architecture),
     )
     write_model(args.out, h, vocabulary, kind, args.seed)
     nbytes = args.out.stat().st_size

@@ -82,6 +82,12 @@ class TextModel:
         `reuse_cache`: tokens that a decoder has from an earlier text are not computed again, which may round
         differently. `shown_tokens`: control tokens that count as text.
         """
+        if sampling.ctx_shift and not self.h.architecture.shifts_context:
+            raise UsageError(
+                f"--ctx-shift is not possible with a {self.h.architecture.name}, whose state depends on all tokens; "
+                "choose a larger --ctx",
+                code="no-context-shift",
+            )
         if sampling.seed < 0:
             sampling = replace(sampling, seed=secrets.randbits(32))
         return TextStream(self, tokens, sampling, reuse_cache, shown_tokens)
@@ -146,9 +152,8 @@ class TextStream:
         finally:
             self.model.return_decoder(decoder)
         if generation.stop_reason == "ctx":
-            self.notes.append(
-                f"the context of {self.model.ctx} tokens is full; raise --ctx, or add --ctx-shift to continue"
-            )
+            further = ", or add --ctx-shift to continue" if self.model.h.architecture.shifts_context else ""
+            self.notes.append(f"the context of {self.model.ctx} tokens is full; raise --ctx{further}")
 
     def tokens_to_keep(self, has_bos: bool) -> int | None:
         """Return how many tokens stay when the context is shifted, like llama-server; None if it is not shifted.

@@ -179,6 +179,8 @@ class Architecture(Generic[H, F]):
     shifts_context: bool = True  # a full context can be shifted while decoding
     check: Callable[[H], None] = lambda h: None  # raises BadHyperparameter if numbers do not fit together
     more_metadata: Callable[[H], Mapping[str, Value]] = lambda h: {}  # other keys of new models
+    # numbers that differ between blocks of a new model, by its blocks and key/value heads
+    new_by_block: Callable[[int, int], Mapping[str, tuple[int, ...]]] = lambda layers, kv_heads: {}
     # True if the tensors of a block are not used, but belong to the file
     is_kept: Callable[[H, int], bool] = lambda h, layer: False
     # values for new models that differ from those of missing keys

@@ -203,14 +203,15 @@ class ModelOptions(Options, panel="A new model"):
         preset, architecture = SIZES[self.size], self.architecture()
         embd, heads = self.embd or preset.embd, self.head or preset.head
         size, factor = self.head_size or embd // heads, 1 / self.rope_freq_scale
+        layers, kv_heads = self.layer or preset.layer, self.head_kv or heads
         with name_by_option():
             return Hyperparameters(
                 architecture=architecture,
                 vocab=vocab,
                 embd=embd,
-                layers=self.layer or preset.layer,
+                layers=layers,
                 heads=heads,
-                kv_heads=self.head_kv or heads,
+                kv_heads=kv_heads,
                 ff=self.ff or -(-8 * embd // 3 // 32) * 32,
                 ctx=self.row_length,
                 head_size=size,
@@ -222,6 +223,7 @@ class ModelOptions(Options, panel="A new model"):
                 if architecture.tied is None
                 else architecture.tied,
                 extra=default_extra(architecture),
+                by_block=architecture.new_by_block(layers, kv_heads),
             )
 
 

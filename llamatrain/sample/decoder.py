@@ -102,8 +102,8 @@ class Decoder:
         self._cached.clear()
         for cache in self._graphs.caches:
             if cache.name.startswith("state."):
-                view = self._backend.view(self._memory[cache], cache, 0, dense(cache.shape))
-                self._backend.write(view, 0)
+                strides = [stride * cache.dtype.size for stride in dense(cache.shape)]
+                self._backend.write(self._backend.view(self._memory[cache], cache, 0, strides), 0)
 
     def rewind(self, tokens: Sequence[int]) -> int:
         """Keep the part of the cache that is a prefix of `tokens`, and return its length.

@@ -14,7 +14,12 @@ from statistics import median
 from bench.processes import PEERS, make_random_model, run_command, run_measured, run_program
 from bench.timer import print_header
 
-ROWS = {"1.1b": (512, 1), "7b": (256, 1), "small": (64, 8)}  # tokens in a row, rows in a batch
+ROWS = {
+    "1.1b": (512, 1),
+    "7b": (256, 1),
+    "small": (64, 8),
+    "qwen35-0.8b": (512, 1),
+}  # tokens in a row, rows in a batch
 STEPS = 5  # of a run; the first of them is not counted
 
 

@@ -7,4 +7,7 @@ SHAPES = {  # embd, layer, head, head-kv, ff, vocab, ctx
     "1.1b": (2048, 22, 32, 4, 5632, 32000, 2048),
     "7b": (4096, 32, 32, 32, 11008, 32000, 4096),
     "small": (256, 4, 8, 8, 768, 32000, 64),
+    "qwen35-0.8b": (1024, 24, 8, 2, 3584, 248320, 32768),
 }
+# architecture, size of a head, rotated elements of a head, and tied embeddings of shapes that are no llamas
+FAMILIES = {"qwen35-0.8b": ("qwen35", 256, 64, True)}

@@ -47,7 +47,7 @@ def linear(shape: Shape) -> list[str]:
     return [
         name
         for name, (_, axes) in rows(shape).items()
-        if len(axes) == 2 and name.startswith("blk.") and "conv" not in name
+        if len(axes) == 2 and name.startswith("blk.") and not name.endswith(("conv.weight", "conv1d.weight"))
     ]
 
 

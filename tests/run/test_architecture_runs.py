@@ -137,7 +137,16 @@ def gradients(out: Path, shape: Shape, base: Path, data: Path, *given: Argument)
 
 
 @pytest.mark.parametrize(
-    ("arch", "way"), [("gemma3", "full"), ("phi3", "lora"), ("qwen2", "full"), ("smollm3", "lora")]
+    ("arch", "way"),
+    [
+        ("gemma3", "full"),
+        ("phi3", "lora"),
+        ("qwen2", "full"),
+        ("smollm3", "lora"),
+        ("qwen35", "full"),
+        ("qwen35", "lora"),
+        ("lfm2", "full"),
+    ],
 )
 def test_going_on_has_the_same_bits(arch: str, way: str, tmp_path: Path) -> None:
     shape = shape_of(arch, "a")
@@ -163,7 +172,7 @@ def test_going_on_has_the_same_bits(arch: str, way: str, tmp_path: Path) -> None
     same_bits(tmp_path / "whole" / made, tmp_path / "parts" / made)
 
 
-@pytest.mark.parametrize("arch", ["gemma3", "olmo2"])
+@pytest.mark.parametrize("arch", ["gemma3", "olmo2", "qwen35", "lfm2"])
 def test_from_scratch_goes_on_with_the_same_bits(arch: str, tmp_path: Path) -> None:
     sizes = (
         "--vocab-size",

@@ -26,6 +26,7 @@ from llamatrain.model.transformer import (
     build_training,
     last_hidden,
     make_caches,
+    recurrence_of_rows,
     rope_state,
     trainable_weights,
 )
@@ -368,6 +369,7 @@ def cached_loss(
                 positions=given["positions"],
                 table=table,
                 attend=attend,
+                recurrence=recurrence_of_rows(None),
             )
         )
     read = {

@@ -23,10 +23,7 @@ ARCHITECTURE = Architecture(
     supported_values=layers.SUPPORTED_VALUES,
     unsupported_names={
         "qwen3moe": "a mixture of experts",
-        "qwen3next": "a hybrid of attention and recurrent blocks",
         "qwen3vl": "a vision-language model",
         "qwen3vlmoe": "a vision-language mixture of experts",
-        "qwen35": "a hybrid of attention and recurrent blocks",
-        "qwen35moe": "a hybrid mixture of experts with recurrent blocks",
     },
 )

@@ -65,7 +65,7 @@ class Muon(AdamW):
 
 def is_block_matrix(name: str, shape: Sequence[int]) -> bool:
     """Return True for a matrix of a block; the taps of a convolution are none."""
-    return name.startswith("blk.") and len(shape) == 2 and "conv" not in name
+    return name.startswith("blk.") and len(shape) == 2 and not name.endswith(("conv.weight", "conv1d.weight"))
 
 
 def newton_schulz(x: Tensor, bf16: bool = False) -> Tensor:

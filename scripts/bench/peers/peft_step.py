@@ -15,34 +15,52 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+)
 
-from bench.shapes import SHAPES
+from bench.shapes import FAMILIES, SHAPES
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+DELTA_NET = ["in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"]
+
+
+def choose_model(shape: str, ctx: int) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
+    """Return the class and the configuration of a model."""
+    embd, layers, heads, kv_heads, ff, vocab, _ = SHAPES[shape]
+    sizes = {
+        "vocab_size": vocab,
+        "hidden_size": embd,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": ff,
+        "max_position_embeddings": ctx,
+        "use_cache": False,
+        "attn_implementation": "sdpa",
+    }
+    if shape not in FAMILIES:
+        return LlamaForCausalLM, LlamaConfig(**sizes, tie_word_embeddings=False)
+    _, head_size, _, tied = FAMILIES[shape]
+    heads_of_values = {"linear_num_value_heads": 16, "head_dim": head_size}
+    return Qwen3_5ForCausalLM, Qwen3_5TextConfig(**sizes, **heads_of_values, tie_word_embeddings=tied)
 
 
 def build_model(shape: str, ctx: int) -> torch.nn.Module:
-    """Return a llama with random weights and an adapter on each linear layer."""
-    embd, layers, heads, kv_heads, ff, vocab, _ = SHAPES[shape]
-    config = LlamaConfig(
-        vocab_size=vocab,
-        hidden_size=embd,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        intermediate_size=ff,
-        max_position_embeddings=ctx,
-        tie_word_embeddings=False,
-        use_cache=False,
-        attn_implementation="sdpa",
-    )
+    """Return a model with random weights and an adapter on each linear layer."""
+    kind, config = choose_model(shape, ctx)
+    targets = LINEAR + DELTA_NET * (shape in FAMILIES)
     torch.set_default_dtype(torch.bfloat16)  # so that the base never takes the memory of float32
-    base = LlamaForCausalLM(config)
+    base = kind(config)
     torch.set_default_dtype(torch.float32)
     # adapters in bf16, too: in float32, PEFT's default, each of their products would first convert its input
     return get_peft_model(
-        base, LoraConfig(r=8, lora_alpha=8, target_modules=LINEAR), autocast_adapter_dtype=False
+        base, LoraConfig(r=8, lora_alpha=8, target_modules=targets), autocast_adapter_dtype=False
     ).train()
 
 
