@@ -43,7 +43,6 @@ from llamatrain.model.hyperparameters import Hyperparameters
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
-TEXT_PREFIX = "language_model."  # of the text model in a vision model
 SUFFIXES: dict[str, Half] = {
     ".lora_A.weight": "a",
     ".lora_B.weight": "b",
@@ -119,7 +118,7 @@ def read_factor(source: Path, name: str, entry: StoredTensor) -> np.ndarray:
 
 def weight_name(source: Path, module: str, h: Hyperparameters) -> str:
     """Return the GGUF name of a module's weight."""
-    name = h.architecture.weight_for_module(module.replace(TEXT_PREFIX, ""))
+    name = h.architecture.weight_for_module(module)
     if name is None:
         raise FileError(
             f"{source}: {quote(module)} is not a module of {h.architecture.name} that can have an adapter",

@@ -15,8 +15,9 @@ import numpy as np
 
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import Gguf
-from llamatrain.gguf.values import Kind, Value
+from llamatrain.gguf.values import Kind
 from llamatrain.graph.tensor import Tensor
+from llamatrain.model.limits import MAX_LAYERS
 from llamatrain.model.rope import Rope
 
 H = TypeVar("H")
@@ -25,6 +26,7 @@ Shape = tuple[int, ...]
 Role = Literal["embedding", "output", "matrix", "norm", "bias", "taps"]  # taps: of a convolution
 Rotation = Literal["pairs", "halves"]  # element 2i of a head rotates with 2i + 1, or i with i + size/2
 SupportedValue = tuple[int | float | bool, str]
+TEXT_PREFIX = "language_model."  # in names of modules: of the text model in a vision model
 BLOCK_NUMBER = re.compile(r"(?<=\.)(?:0|[1-9][0-9]{0,5})(?=\.)")
 
 
@@ -137,6 +139,37 @@ def is_windowed(period: int, layer: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NumberList:
+    """Several numbers in a file, such as one for each block. A single number in a file stands for all."""
+
+    field: str
+    kind: type
+    # the numbers of a new model, by its number of blocks and the size of its heads
+    initial: Callable[[int, int], tuple[float, ...]]
+    has_prefix: bool = True  # its key begins with the architecture's name
+
+    def full_key(self, architecture: str, key: str) -> str:
+        """Return the key as it is in files."""
+        return f"{architecture}.{key}" if self.has_prefix else key
+
+    def read(self, gguf: Gguf, key: str, known: Mapping[str, Any]) -> tuple[float, ...]:
+        """Read the numbers."""
+        layers = min(known["layers"], MAX_LAYERS)
+        found, count = gguf.metadata.get(key), len(self.initial(layers, known["head_size"]))
+        if not isinstance(found, list | np.ndarray):
+            return (gguf.get_value(key, self.kind),) * count
+        kinds = "iu" if self.kind is int else "f"
+        if not (isinstance(found, np.ndarray) and found.dtype.kind in kinds and found.shape == (count,)):
+            raise FileError(
+                f"{gguf.path}: {key} must be {count} numbers of type {self.kind.__name__}",
+                code="invalid-hyperparameter",
+            )
+        if not np.all(np.abs(found.astype(np.float64)) <= np.finfo(np.float32).max):
+            raise FileError(f"{gguf.path}: {key} must be finite numbers", code="invalid-hyperparameter")
+        return tuple(found.tolist())
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionMask:
     """The keys that the queries of a block see, and how scores are scaled."""
 
@@ -158,6 +191,7 @@ class Architecture(Generic[H, F]):
     keys: Mapping[str, Key]  # without the architecture's name; two keys of one field must agree
     weights: Mapping[str, WeightKind[H]]  # by GGUF name, in file order
     rotation: Rotation
+    lists: Mapping[str, NumberList] = field(default_factory=dict)  # by key, like `keys`
     embed: Callable[[F], Tensor]  # the input of the first block, a row for each token
     block: Callable[[F, int, Tensor], Tensor]  # the block's number and its input
     final_norm: Callable[[F, Tensor], Tensor]  # the input of the output weight
@@ -178,7 +212,6 @@ class Architecture(Generic[H, F]):
     states: Callable[[H, int], Mapping[str, Shape]] = lambda h, layer: {}
     shifts_context: bool = True  # a full context can be shifted while decoding
     check: Callable[[H], None] = lambda h: None  # raises BadHyperparameter if numbers do not fit together
-    more_metadata: Callable[[H], Mapping[str, Value]] = lambda h: {}  # other keys of new models
     # numbers that differ between blocks of a new model, by its blocks and key/value heads
     new_by_block: Callable[[int, int], Mapping[str, tuple[int, ...]]] = lambda layers, kv_heads: {}
     # True if the tensors of a block are not used, but belong to the file
@@ -228,11 +261,15 @@ class Architecture(Generic[H, F]):
 
     @cached_property
     def _modules(self) -> dict[str, str]:
-        return {kind.module: name for name, kind in self.weights.items() if kind.adaptable}
+        return {
+            kind.module.replace(TEXT_PREFIX, ""): name
+            for name, kind in self.weights.items()
+            if kind.adaptable
+        }
 
     def weight_for_module(self, module: str) -> str | None:
         """Return the adaptable weight of a Hugging Face module, or None."""
-        pattern, number = split_block_number(module)
+        pattern, number = split_block_number(module.replace(TEXT_PREFIX, ""))
         name = self._modules.get(pattern)
         return None if name is None or ("{}" in pattern) != (number is not None) else name.format(number)
 

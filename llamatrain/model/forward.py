@@ -68,8 +68,13 @@ class ForwardPass:
 
     def apply_rope(self, layer: int, x: Tensor) -> Tensor:
         """Rotate heads of queries or keys by their positions."""
-        table = rope_table_for(self.h, self.table, layer)
-        return x if table is None else rope(x, self.positions, table, halves=self.h.rotates_halves)
+        index = self.h.architecture.rope_index(self.h, layer)
+        return x if index is None else self.rotate(x, index)
+
+    def rotate(self, x: Tensor, index: int) -> Tensor:
+        """Rotate heads by their positions with one of the model's rotations."""
+        table = rope_table_at(self.h, self.table, index)
+        return rope(x, self.positions, table, halves=self.h.rotates_halves)
 
     def attention(self, layer: int, q: Tensor, k: Tensor | None = None, v: Tensor | None = None) -> Tensor:
         """Return the attention output, with a row for each token that is needed further.
@@ -92,8 +97,13 @@ class ForwardPass:
 def rope_table_for(h: Hyperparameters, table: Tensor, layer: int) -> Tensor | None:
     """Return the part of the table of all rotations that a block uses, or None if it rotates nothing."""
     index = h.architecture.rope_index(h, layer)
-    if index is None or len(h.ropes) == 1:
-        return None if index is None else table
+    return None if index is None else rope_table_at(h, table, index)
+
+
+def rope_table_at(h: Hyperparameters, table: Tensor, index: int) -> Tensor:
+    """Return the part of the table of all rotations that belongs to one of them."""
+    if len(h.ropes) == 1:
+        return table
     positions = table_positions(h, table)
     counts = [positions * each for each in rows_per_position(h)]  # rows of each rotation
     first, (_, *rest) = sum(counts[:index]), table.shape

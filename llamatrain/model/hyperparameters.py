@@ -12,8 +12,7 @@ from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.constants import LlamaFileType
 from llamatrain.gguf.parser import quote
 from llamatrain.gguf.reader import Gguf
-from llamatrain.gguf.values import Value, f32, string, u32
-from llamatrain.gguf.values import numbers as numbers_of
+from llamatrain.gguf.values import Kind, Value, f32, numbers, string, u32
 from llamatrain.model import rope
 from llamatrain.model.architecture import Architecture, AttentionMask, Shape, WeightKind, split_block_number
 from llamatrain.model.architectures import find_architecture
@@ -23,6 +22,7 @@ from llamatrain.model.rope import Rope, to_float32
 OUTPUT = "output.weight"
 IGNORED_TENSORS = ("blk.{}.attn_rot_embd", "blk.{}.rope_freqs")  # tensors of old files that are ignored
 ALL_F32 = LlamaFileType.ALL_F32  # general.file_type
+ARRAY_KINDS = {int: Kind.UINT32, float: Kind.FLOAT32}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,8 @@ class Hyperparameters:
     extra: Mapping[str, float] = field(default_factory=dict, repr=False, hash=False)
     # numbers that differ between blocks, one for each; of `heads`, `kv_heads` and `ff`, the field has the largest
     by_block: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, repr=False, hash=False)
+    # lists of numbers that few architectures have
+    lists: Mapping[str, tuple[float, ...]] = field(default_factory=dict, repr=False, hash=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rms_eps", to_float32(self.rms_eps))
@@ -58,6 +60,14 @@ class Hyperparameters:
             for name, value in self.extra.items()
         }
         object.__setattr__(self, "extra", extra)
+        object.__setattr__(
+            self,
+            "lists",
+            {
+                name: tuple(to_float32(each) if isinstance(each, float) else each for each in values)
+                for name, values in self.lists.items()
+            },
+        )
         for name in ("vocab", "embd", "layers", "heads", "kv_heads", "ff", "ctx", "head_size"):
             value, most = getattr(self, name), MAX_LAYERS if name == "layers" else MAX_SIZE
             if not 1 <= value <= most:
@@ -222,23 +232,19 @@ class Hyperparameters:
     def metadata(self, name: str) -> dict[str, Value]:
         """Return the metadata of a model file, without the tokenizer's."""
         kinds = {int: u32, float: f32}
-        numbers = {**vars(self), **self.extra, **self.by_block}
+        own_values = {**vars(self), **self.extra, **self.by_block}
         values = {
-            key: (key_spec, key_spec.stored_value(numbers))
+            key: (key_spec, key_spec.stored_value(own_values))
             for key, key_spec in self.architecture.keys.items()
         }
         keys = {
-            key: numbers_of(key_spec.array_kind, value)
+            key: numbers(key_spec.array_kind, value)
             if isinstance(value, tuple)
             else kinds[key_spec.kind](value)
             for key, (key_spec, value) in values.items()
             if value or key_spec.default != 0
         }
-        keys |= {
-            "vocab_size": u32(self.vocab),
-            **self.rope.metadata(),
-            **self.architecture.more_metadata(self),
-        }
+        keys |= {"vocab_size": u32(self.vocab), **self.rope.metadata()}
         architecture = self.architecture.name
         general = {
             "architecture": string(architecture),
@@ -246,9 +252,12 @@ class Hyperparameters:
             "name": string(name),
             "file_type": u32(ALL_F32),
         }
-        return {f"general.{key}": value for key, value in general.items()} | {
-            f"{architecture}.{key}": value for key, value in keys.items()
+        lists = {
+            each.full_key(architecture, key): numbers(ARRAY_KINDS[each.kind], self.lists[each.field])
+            for key, each in self.architecture.lists.items()
         }
+        own = {f"{architecture}.{key}": value for key, value in keys.items()}
+        return {f"general.{key}": value for key, value in general.items()} | own | lists
 
 
 COMMON_FIELDS = frozenset(each.name for each in fields(Hyperparameters))
@@ -263,6 +272,13 @@ def default_extra(architecture: Architecture[Hyperparameters, Any]) -> dict[str,
         else key.default_value({})
         for name, key in extra_keys.items()
     }
+
+
+def default_lists(
+    architecture: Architecture[Hyperparameters, Any], layers: int, head_size: int
+) -> dict[str, tuple[float, ...]]:
+    """Return a new model's lists of numbers that few architectures have."""
+    return {each.field: each.initial(layers, head_size) for each in architecture.lists.values()}
 
 
 # ---- from a file -----------------------------------------------------------
@@ -322,7 +338,8 @@ def _read_unchecked(gguf: Gguf, architecture: Architecture[Hyperparameters, Any]
             )
         known[each.field] = value
     for key, (supported, what) in architecture.supported_values.items():
-        if gguf.get_value(f"{name}.{key}", type(supported), supported) != supported:
+        is_list = isinstance(gguf.metadata.get(f"{name}.{key}"), list | np.ndarray)
+        if is_list or gguf.get_value(f"{name}.{key}", type(supported), supported) != supported:
             raise FileError(f"{gguf.path}: {name}.{key}: {what} is not supported", code="unsupported-model")
     check_window_rope(gguf, architecture, known["head_size"])
     return Hyperparameters(
@@ -339,6 +356,10 @@ def _read_unchecked(gguf: Gguf, architecture: Architecture[Hyperparameters, Any]
             field: values
             for field, values in by_block.items()
             if len({*values}) > 1 or field not in COMMON_FIELDS
+        },
+        lists={
+            each.field: each.read(gguf, each.full_key(name, key), known)
+            for key, each in architecture.lists.items()
         },
         **{field: value for field, value in known.items() if field in COMMON_FIELDS},
     )
@@ -443,8 +464,8 @@ def unused_keys(gguf: Gguf, h: Hyperparameters) -> list[str]:
     known = {
         *architecture.keys,
         *architecture.supported_values,
+        *architecture.lists,
         *rope.KEYS.values(),
-        *architecture.more_metadata(h),
         "vocab_size",
         "rope.scale_linear",
     }

@@ -197,7 +197,7 @@ class ModelOptions(Options, panel="A new model"):
 
     def hyperparameters(self, vocab: int) -> "Hyperparameters":
         """Return the hyperparameters of a new model with a vocabulary of `vocab` tokens."""
-        from llamatrain.model.hyperparameters import Hyperparameters, default_extra
+        from llamatrain.model.hyperparameters import Hyperparameters, default_extra, default_lists
         from llamatrain.model.rope import Rope
 
         preset, architecture = SIZES[self.size], self.architecture()
@@ -224,6 +224,7 @@ class ModelOptions(Options, panel="A new model"):
                 else architecture.tied,
                 extra=default_extra(architecture),
                 by_block=architecture.new_by_block(layers, kv_heads),
+                lists=default_lists(architecture, layers, size),
             )
 
 

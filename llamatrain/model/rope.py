@@ -8,6 +8,7 @@ and lengthens queries and keys a little.
 
 import math
 from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -32,9 +33,7 @@ KEYS = {  # keys, without the architecture's name
 }
 WINDOW_ROPE_SIZE = "rope.dimension_count_swa"  # of blocks with windows
 KINDS = ("none", "linear", "yarn", "longrope")
-# YaRN keeps pairs that turn more often than the first in the original context, and slows those that turn less
-# often than the second. llama.cpp uses these values for a llama, even if its file has yarn_beta_fast and
-# _slow.
+# llama.cpp uses these values for most architectures, even if a file has yarn_beta_fast and _slow
 FAST_TURNS, SLOW_TURNS = 32.0, 1.0
 
 
@@ -59,12 +58,17 @@ class Rope:
     original_ctx: int = 0  # YaRN, LongRoPE: what the model was first trained for
     length: float = 1.0  # a factor of rotated vectors, besides YaRN's own
     factors: np.ndarray | None = field(default=None, repr=False, compare=False)  # (r/2,)
+    # YaRN: pairs that turn more often in the original context are kept, those that turn less often slowed
+    fast_turns: float = field(default=FAST_TURNS, repr=False)
+    slow_turns: float = field(default=SLOW_TURNS, repr=False)
+    # lengthens rotated vectors by 1 + temperature · ln(1 + position // original_ctx)
+    temperature: float = field(default=0.0, repr=False)
     # for rows longer than the original context
     long: np.ndarray | None = field(default=None, repr=False, compare=False)
     short: np.ndarray | None = field(default=None, repr=False, compare=False)  # for other rows
 
     def __post_init__(self) -> None:
-        for name in ("base", "factor", "length"):
+        for name in ("base", "factor", "length", "fast_turns", "slow_turns", "temperature"):
             object.__setattr__(self, name, to_float32(getattr(self, name)))
         if not 1 <= self.base < math.inf:
             raise BadHyperparameter("base", f"{self.base:g}", "must be at least 1, such as 10000")
@@ -73,7 +77,7 @@ class Rope:
         for name in ("factor", "length"):
             if not 0 < getattr(self, name) < math.inf:
                 raise BadHyperparameter(name, f"{getattr(self, name):g}", "must be more than 0, such as 4")
-        if self.depends_on_length and not self.original_ctx > 0:
+        if (self.depends_on_length or self.temperature) and not self.original_ctx > 0:
             raise BadHyperparameter(
                 "original_ctx",
                 f"{self.original_ctx}",
@@ -118,8 +122,12 @@ class Rope:
             length *= 1.0 + 0.1 * math.log(self.factor) if self.factor > 1 else 1.0
         elif self.kind != "none":
             frequency = frequency / self.factor
-        angles = np.outer(np.arange(count), frequency)
-        return (length * np.stack([np.cos(angles), np.sin(angles)], -1)).astype(np.float32)
+        position = np.arange(count)
+        angles = np.outer(position, frequency)
+        lengths = np.full(count, length)
+        if self.temperature:
+            lengths *= 1.0 + self.temperature * np.log1p(position // self.original_ctx)
+        return (lengths[:, None, None] * np.stack([np.cos(angles), np.sin(angles)], -1)).astype(np.float32)
 
     def shift(self, distance: int, positions: int) -> np.ndarray:
         """Return cosine and sine of a shift by `distance` positions, without scaling: (1, r/2, 2)."""
@@ -133,8 +141,8 @@ class Rope:
             """Return the pair that makes this many turns within the original context."""
             return self.size * math.log(self.original_ctx / (turns * 2 * math.pi)) / (2 * math.log(self.base))
 
-        first = max(0, math.floor(pair_with_turns(FAST_TURNS)))
-        last = min(self.size - 1, math.ceil(pair_with_turns(SLOW_TURNS)))
+        first = max(0, math.floor(pair_with_turns(self.fast_turns)))
+        last = min(self.size - 1, math.ceil(pair_with_turns(self.slow_turns)))
         return np.clip((pair - first) / max(0.001, last - first), 0.0, 1.0)
 
     # ---- in files ----------------------------------------------------------
@@ -159,7 +167,7 @@ class Rope:
 
         factor = number(KEYS["factor"], 0.0) or number("rope.scale_linear", 0.0) or 1.0
         kind = gguf.get_value(f"{architecture}.{KEYS['kind']}", str, "linear" if factor != 1 else "none")
-        factors = {
+        factors: dict[str, Any] = {
             name: _read_factors(gguf, tensor) for name, tensor in TENSORS.items() if tensor in gguf.tensors
         }
         scaled = kind == "yarn" or "long" in factors or "short" in factors

@@ -240,7 +240,7 @@ def fingerprint_fully(base: Gguf) -> str:
 def fingerprint(base: Gguf) -> str:
     """Return a checksum of a model's hyperparameters, tensor names and types, and samples of its data."""
     h = hyperparameters.read_hyperparameters(base)
-    crc = zlib.crc32(f"{h!r}{h.extra or ''}{h.by_block or ''}".encode())
+    crc = zlib.crc32(f"{h!r}{h.extra or ''}{h.by_block or ''}{h.lists or ''}".encode())
     for tensor in base.tensors.values():
         raw = tensor.raw.reshape(-1)
         crc = zlib.crc32(f"{tensor.name} {tensor.type.name} {tensor.shape}".encode(), crc)

@@ -145,16 +145,10 @@ def override_rope(h: Hyperparameters, options: LoraOptions) -> Hyperparameters:
 
 def update_metadata(metadata: Mapping[str, Value], h: Hyperparameters) -> dict[str, Value]:
     """Return a file's metadata with the rope and epsilon of other hyperparameters."""
-    prefix, kept = f"{h.architecture.name}.", h.architecture.more_metadata(h)
     others = {
-        key: value
-        for key, value in metadata.items()
-        if not key.startswith(f"{prefix}rope.") or key.removeprefix(prefix) in kept
+        key: value for key, value in metadata.items() if not key.startswith(f"{h.architecture.name}.rope.")
     }
-    own = {key: value for key, value in h.metadata("").items() if not key.startswith("general.")}
-    return others | {
-        key: value for key, value in own.items() if not (key.removeprefix(prefix) in kept and key in others)
-    }
+    return others | {key: value for key, value in h.metadata("").items() if not key.startswith("general.")}
 
 
 def new_model(config: RunConfig, read: bool) -> RunModel:

@@ -8,7 +8,7 @@ from llamatrain.gguf.quants import encode
 from llamatrain.graph.tensor import BF16, F32, DType, QuantizedType, Tensor, parameter, state
 from llamatrain.kernels.reference.registry import to_bf16
 from llamatrain.model.architectures import DEFAULT, find_architecture
-from llamatrain.model.hyperparameters import Hyperparameters, default_extra
+from llamatrain.model.hyperparameters import Hyperparameters, default_extra, default_lists
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.model.rope import Rope
 from llamatrain.model.transformer import build_training, dense_mask, rope_state
@@ -48,6 +48,7 @@ class Size:
             rope=Rope(head // 2 * 2),
             tied=architecture.ties_by_default,
             extra=default_extra(architecture),
+            lists=default_lists(architecture, self.layers, head),
             architecture=architecture,
         )
 

@@ -79,6 +79,7 @@ ENDS = [
     ("output_norm.weight", "model.norm.weight", "embd"),
     (OUTPUT, "lm_head.weight", "vocab embd"),
 ]
+VISION_ENDS = [(mine, theirs.replace("model.", "model.language_model."), axes) for mine, theirs, axes in ENDS]
 ATTENTION = [
     ("attn_q.weight", "self_attn.q_proj.weight", "width embd"),
     ("attn_k.weight", "self_attn.k_proj.weight", "kv_width embd"),
@@ -141,6 +142,7 @@ class Family:
         set()
     )  # common keys that the converter does not write
     settings: Callable[[Any], dict[str, Any]] = nothing  # the same of the configuration
+    vision: Mapping[str, Any] | None = None  # the configuration of the vision model around it
     to_theirs: Convert = unchanged  # beside the order of rows and norms less 1
     gradient_to_ours: Convert = (
         unchanged  # the gradient with respect to GGUF's weight, by that of Hugging Face's
@@ -149,7 +151,7 @@ class Family:
     adjust: Callable[[Any], None] = lambda shape: None
     # the order of the inputs of a weight in Hugging Face's model, if that is another
     input_order: Callable[[Any, str], np.ndarray | None] = lambda shape, name: None
-    shifts_context: bool = True  # llama.cpp shifts a full context as we do
+    shifts_context: bool = True  # llama.cpp shifts a full context, and as we do
     exact_shift: bool = True  # rotated keys turn back as if they had been computed at another position
     initial: Callable[[Any, str, tuple[int, ...], np.random.Generator], np.ndarray | None] = (
         lambda shape, name, axes, random: None
@@ -159,6 +161,11 @@ class Family:
     def arch(self) -> str:
         """The architecture's name."""
         return next(iter(self.shapes.values())).arch
+
+    @property
+    def prefix(self) -> str:
+        """What the names of Hugging Face's modules begin with."""
+        return self.ends[0][1].removesuffix("embed_tokens.weight")
 
     def block_rows(self, shape: Shape, layer: int) -> Sequence[Row]:
         """Return the rows of one block."""

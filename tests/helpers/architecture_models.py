@@ -32,7 +32,7 @@ def rows(shape: Shape) -> dict[str, tuple[str, tuple[int, ...]]]:
     family = FAMILIES[shape.arch]
     ends = [row for row in family.ends if not (shape.tied and row[0] == OUTPUT)]
     blocks = [
-        (f"blk.{layer}.{mine}", f"model.layers.{layer}.{theirs}", axes)
+        (f"blk.{layer}.{mine}", f"{family.prefix}layers.{layer}.{theirs}", axes)
         for layer in range(shape.layers)
         for mine, theirs, axes in family.block_rows(shape, layer)
     ]
@@ -62,7 +62,7 @@ def weights(shape: Shape, seed: int = 1, last: float = 2.5) -> Arrays:
             continue
         random = generator.standard_normal(axes, np.float32)
         if len(axes) == 1:
-            made[name] = np.float32(0.3) * random + np.float32("norm" in name)
+            made[name] = np.float32(0.3) * random + np.float32(name.endswith("norm.weight"))
         else:
             gain = 1.0 if name.startswith("blk.") else last
             alone = name == EMBEDDINGS and not shape.tied

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers.architecture_family import CONTROL, Shape
+from tests.helpers.architecture_family import CONTROL, EMBEDDINGS, Shape
 from tests.helpers.architecture_models import Arrays, prompt, rows, weights
 from tests.helpers.architecture_runs import ALPHA, RANK, RATE, STEPS, Pairs, corner, factors, halves, seen
 from tests.helpers.architectures import FAMILIES
@@ -20,14 +20,19 @@ def model(shape: Shape, arrays: Arrays) -> Any:
     config, kind = getattr(library, family.config), getattr(library, family.model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = kind(config(**settings(shape), attn_implementation="eager")).float().eval()
+        given = settings(shape)
+        if family.vision is not None:
+            tied = given["tie_word_embeddings"]
+            given = {"text_config": given, "vision_config": family.vision, "tie_word_embeddings": tied}
+        made = kind(config(**given, attn_implementation="eager")).float().eval()
     state = {
         theirs: torch.from_numpy(to_theirs(shape, name, arrays[name]))
         for name, (theirs, _) in rows(shape).items()
     }
     if shape.tied:
-        state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    made.load_state_dict(state)
+        state["lm_head.weight"] = state[rows(shape)[EMBEDDINGS][0]]
+    lacking, unknown = made.load_state_dict(state, strict=False)
+    assert not unknown and all(".visual." in name for name in lacking)
     return made
 
 
@@ -66,7 +71,7 @@ def order(size: int) -> np.ndarray:
 def has_less_one(shape: Shape, name: str, array: np.ndarray) -> bool:
     """Return True if the weight is a norm that Hugging Face keeps less 1."""
     family = FAMILIES[shape.arch]
-    return family.norms_less_one and array.ndim == 1 and "norm" in name and "ssm_" not in name
+    return family.norms_less_one and array.ndim == 1 and name.endswith("norm.weight") and "ssm_" not in name
 
 
 def to_theirs(shape: Shape, name: str, array: np.ndarray) -> np.ndarray:

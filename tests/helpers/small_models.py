@@ -16,7 +16,7 @@ from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.tensor import F64
 from llamatrain.model.architecture import Architecture
 from llamatrain.model.architectures import find_architecture
-from llamatrain.model.hyperparameters import Hyperparameters, read_hyperparameters
+from llamatrain.model.hyperparameters import Hyperparameters, default_lists, read_hyperparameters
 from llamatrain.model.init import init_weights
 from llamatrain.model.load import load_weights
 from llamatrain.model.rope import TENSORS, Rope
@@ -53,6 +53,7 @@ def small(
         ctx=ctx,
         head_size=head_size,
         rope=rope or Rope(head_size),
+        lists=default_lists(architecture, layers, head_size),
         **more,
     )
 

@@ -37,6 +37,11 @@ OWN = {  # numbers that only some have, such that all of them matter
     "key_heads": 2,
     "value_heads": 4,
     "value_width": 24,
+    "temperature_scale": 0.6,
+    "yarn_log_multiplier": 1.0,
+    "yarn_beta_fast": 8.0,
+    "yarn_beta_slow": 0.5,
+    "deepstack_layers": 3,
 }
 
 

@@ -58,6 +58,26 @@ CASES: dict[str, tuple[str, list[str], dict[str, int | float | str]]] = {
         {"attention.scale": 0.4, "logit_scale": 3.0, "embedding_scale": 3.0},
     ),
     "olmo2: windows": ("olmo2", [], {WINDOW: 9, f"{WINDOW}_pattern": 2}),
+    "exaone4: a window, which is not used": ("exaone4", [], {WINDOW: 9}),
+    "mistral3: no temperature": ("mistral3", ["attention.temperature_scale"], {}),
+    "mistral3: no multiplier": ("mistral3", ["rope.scaling.yarn_log_multiplier"], {}),
+    "mistral3: another multiplier": ("mistral3", [], {"rope.scaling.yarn_log_multiplier": 0.6}),
+    "mistral3: no turns": (
+        "mistral3",
+        ["rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"],
+        {},
+    ),
+    "mistral3: other turns": (
+        "mistral3",
+        [],
+        {"rope.scaling.yarn_beta_fast": 8.0, "rope.scaling.yarn_beta_slow": 0.5},
+    ),
+    "mistral3: no scaling": (
+        "mistral3",
+        ["rope.scaling.type", "rope.scaling.factor", "attention.temperature_scale"],
+        {},
+    ),
+    "hunyuan-dense: a scaling of none": ("hunyuan-dense", [], {"rope.scaling.type": "none"}),
     **{f"{arch}: yarn": (arch, [], YARN) for arch in ("qwen2", "qwen3", "granite", "olmo2", "smollm3")},
 }
 
@@ -83,6 +103,14 @@ def test_keys(name: str, tmp_path: Path) -> None:
         shape, more = replace(shape, heads=2, kv_heads=2), {}
     known = {key: value for key, value in keys(shape).items() if key not in less} | more
     alike(written(tmp_path / "m.gguf", shape, weights(shape), known), near(arch))
+
+
+@pytest.mark.llama_cpp
+def test_windows_of_the_larger_exaone4(tmp_path: Path) -> None:
+    """It is known by its number of blocks; blocks without a window do not turn heads."""
+    shape = replace(shape_of("exaone4", "a"), layers=64)
+    known = keys(shape) | {WINDOW: 9}
+    alike(written(tmp_path / "m.gguf", shape, weights(shape), known), 1e-3)
 
 
 @pytest.mark.llama_cpp
@@ -115,6 +143,11 @@ BIASED = "attn_q attn_k attn_v"
         ("olmo2", BIASED),
         ("gemma3", BIASED),
         ("smollm3", BIASED),
+        ("arcee", BIASED),
+        ("ernie4_5", BIASED),
+        ("hunyuan-dense", BIASED),
+        ("internlm2", BIASED),
+        ("mistral3", f"{BIASED} attn_output ffn_gate ffn_up ffn_down"),
     ],
 )
 def test_biases(arch: str, kinds: str, tmp_path: Path) -> None:
@@ -149,6 +182,9 @@ WRONG: dict[str, tuple[str, dict[str, int | float | str], str]] = {
     "a logit scale of 0": ("granite", {"logit_scale": 0.0}, "logit_scale"),
     "no number as a scale": ("granite", {"residual_scale": float("nan")}, "residual_scale"),
     "no number as a cap": ("gemma2", {"attn_logit_softcapping": float("inf")}, "attn_logit_softcapping"),
+    "sections in glm4": ("glm4", {"rope.dimension_sections": [2, 2, 2, 0]}, "vision-language"),  # type: ignore[dict-item]
+    "a fourth section": ("qwen2vl", {"rope.dimension_sections": [2, 2, 2, 1]}, "fourth section"),  # type: ignore[dict-item]
+    "too few sections": ("qwen3vl", {"rope.dimension_sections": [2, 2]}, "must be 4 numbers"),  # type: ignore[dict-item]
     "experts": ("qwen3", {"expert_count": 8}, "mixture of experts"),
 }
 

@@ -10,21 +10,25 @@ from llamatrain.model.architecture import Architecture
 
 BIASES = {name: replace(kind, optional=False) for name, kind in layers.BIASES.items()}
 
-ARCHITECTURE = Architecture(
-    name="qwen2",
-    keys=layers.KEYS,
-    weights=layers.EMBEDDINGS
+WEIGHTS = (
+    layers.EMBEDDINGS
     | layers.BEFORE_ATTENTION
     | layers.ATTENTION
     | BIASES
     | layers.BEFORE_FEED_FORWARD
     | layers.FEED_FORWARD
-    | layers.FINAL,
+    | layers.FINAL
+)
+
+ARCHITECTURE = Architecture(
+    name="qwen2",
+    keys=layers.KEYS,
+    weights=WEIGHTS,
     rotation="halves",
     embed=layers.embed,
     block=layers.block,
     final_norm=layers.final_norm,
     heads_fill_width=True,
     supported_values=layers.SUPPORTED_VALUES,
-    unsupported_names={"qwen2moe": "a mixture of experts", "qwen2vl": "a vision-language model"},
+    unsupported_names={"qwen2moe": "a mixture of experts"},
 )

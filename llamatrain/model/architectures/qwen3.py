@@ -5,17 +5,21 @@ from functools import partial
 from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture
 
-ARCHITECTURE = Architecture(
-    name="qwen3",
-    keys=layers.KEYS,
-    weights=layers.EMBEDDINGS
+WEIGHTS = (
+    layers.EMBEDDINGS
     | layers.BEFORE_ATTENTION
     | layers.ATTENTION
     | layers.BIASES
     | layers.HEAD_NORMS
     | layers.BEFORE_FEED_FORWARD
     | layers.FEED_FORWARD
-    | layers.FINAL,
+    | layers.FINAL
+)
+
+ARCHITECTURE = Architecture(
+    name="qwen3",
+    keys=layers.KEYS,
+    weights=WEIGHTS,
     rotation="halves",
     embed=layers.embed,
     block=partial(layers.block, norm_heads=True),
@@ -23,7 +27,5 @@ ARCHITECTURE = Architecture(
     supported_values=layers.SUPPORTED_VALUES,
     unsupported_names={
         "qwen3moe": "a mixture of experts",
-        "qwen3vl": "a vision-language model",
-        "qwen3vlmoe": "a vision-language mixture of experts",
     },
 )

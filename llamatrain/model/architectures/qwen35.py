@@ -14,12 +14,12 @@ import numpy as np
 
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import Gguf
-from llamatrain.gguf.values import Kind, Value, numbers
 from llamatrain.graph import ops as O
 from llamatrain.graph.ops import glu, rms_norm, sigmoid, silu, softplus, split_columns, swiglu
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture, Key, Shape, WeightKind
+from llamatrain.model.architectures.qwen2vl import SECTIONS
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.limits import BadHyperparameter
@@ -286,15 +286,10 @@ def check(h: Hyperparameters) -> None:
         )
 
 
-def more_metadata(h: Hyperparameters) -> dict[str, Value]:
-    """Return the sections of the rotation, which belong to images; llama.cpp needs them."""
-    third = h.rope.size // 2 // 3
-    return {"rope.dimension_sections": numbers(Kind.INT32, [h.rope.size // 2 - 2 * third, third, third, 0])}
-
-
 ARCHITECTURE = Architecture(
     name="qwen35",
     keys=layers.KEYS | KEYS,
+    lists=SECTIONS,
     weights=layers.EMBEDDINGS
     | layers.BEFORE_ATTENTION
     | ATTENTION
@@ -309,7 +304,6 @@ ARCHITECTURE = Architecture(
     partial_rotary=True,
     states=states,
     check=check,
-    more_metadata=more_metadata,
     is_kept=lambda h, layer: layer >= h.layers,
     shifts_context=False,
     supported_values=layers.SUPPORTED_VALUES,
