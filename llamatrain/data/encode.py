@@ -58,7 +58,7 @@ from llamatrain.platform.memory import trim_heap
 from llamatrain.platform.terminal import log_line
 
 VERSION = 3  # of the encoding; a new version ignores older cache entries
-LINES_VERSION = 4  # the same for rows
+LINES_VERSION = 5  # the same for rows
 MAX_GROUP_TOKENS = 2 << 20  # of a task, in addition to two per byte; the consumer encodes the rest
 FORM_NAMES = {TextRecord: "texts", PromptRecord: "prompts with answers", ChatRecord: "chats"}
 MAX_REASONS = 3  # skipped rows whose reason is printed

@@ -1,7 +1,7 @@
-"""Chat templates of other projects, where they can be had, each with a vocabulary that knows its marks.
+"""Chat templates, each with a vocabulary that knows its marks: those in `templates`, and other projects' where they can be had.
 
-They are not kept here: their licences are their models'. TRL brings some forty along; a folder that LLAMATRAIN_TEMPLATES names
-may hold more, such as `models/templates` of a clone of llama.cpp, and `examples` of one of vLLM.
+The latter are not kept here: their licences are their models'. TRL brings some forty along; a folder that LLAMATRAIN_TEMPLATES
+names may hold more, such as `models/templates` of a clone of llama.cpp, and `examples` of one of vLLM.
 """
 
 import os
@@ -13,6 +13,7 @@ from tests.helpers.chat_templates import Layout
 
 MARKS = re.compile(
     r"<\|[^|<>\s'\"{}]{1,40}\|>|<｜[^｜<>\s'\"{}]{1,40}｜>|<\|[a-z_]+>|<[a-z_]+\|>|\[/?[A-Z][A-Z_]{2,24}\]"
+    r"|\[\|[a-z]+\|\]|\[gMASK\]|<sop>|<seed:(?:bos|eos)>"
     r"|</?(?:think|seed:think|tool_call|tool_response|tool_calls|start_of_turn|end_of_turn|s|bos|eos)>|<SPECIAL_[0-9]+>"
 )
 BEGINS = (
@@ -22,6 +23,9 @@ BEGINS = (
     "<BOS_TOKEN>",
     "<|startoftext|>",
     "[gMASK]",
+    "<seed:bos>",
+    "<｜hy_begin▁of▁sentence｜>",
+    "<|begin_of_sentence|>",
     "<s>",
 )
 ENDS = (
@@ -36,8 +40,14 @@ ENDS = (
     "<|eot|>",
     "<|end_of_text|>",
     "<|endoftext|>",
+    "[|endofturn|]",
+    "<seed:eos>",
+    "<｜hy_place▁holder▁no▁2｜>",
+    "<|assistant_end|>",
+    "<|end_of_sentence|>",
     "</s>",
 )
+OWN = Path(__file__).parent / "templates"
 MERGES = (
     ("]", '"'),
     ("Ġ", "a"),
@@ -53,7 +63,7 @@ MERGES = (
 
 def templates() -> dict[str, Path]:
     """Find them, by name."""
-    found = dict[str, Path]()
+    found = {path.stem: path for path in sorted(OWN.glob("*.jinja"))}
     if spec := find_spec("trl"):
         folder = Path(spec.origin or "").parent / "chat_templates"
         found |= {

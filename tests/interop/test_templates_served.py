@@ -1,6 +1,7 @@
 """Each answer of some fifty conversations stands behind the tokens that llama-server makes of the same prompt.
 
-The templates are those of other projects (`template_corpus.py`): TRL's, and those in the folder that LLAMATRAIN_TEMPLATES names.
+The templates are ours of current families, and those of other projects (`template_corpus.py`): TRL's, and those in the folder that
+LLAMATRAIN_TEMPLATES names.
 """
 
 import json
@@ -13,6 +14,7 @@ from urllib.error import HTTPError
 import numpy as np
 import pytest
 
+from llamatrain.data.chat.jinja_template import JinjaTemplate
 from llamatrain.data.encode import Encoder
 from llamatrain.data.options import DataOptions
 from llamatrain.data.records import parse_record
@@ -107,6 +109,22 @@ def serving(layout: Layout, folder: Path) -> Iterator[Served]:
 
 
 # ---- thoughts ----------------------------------------------------------------------
+
+SWITCHED = [name for name, path in FOUND.items() if "enable_thinking" in path.read_text()]
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize("name", SWITCHED or [NONE])
+def test_thinking_is_switched_as_on_the_server(name: str, tmp_path: Path) -> None:
+    layout = layout_of(source_of(name))
+    template = JinjaTemplate(layout.template or "", {"bos_token": layout.bos, "eos_token": layout.eos}, [])
+    question: list[Any] = [{"role": "user", "content": "hi"}]
+    with serving(layout, tmp_path) as server:
+        for switch in ({}, {"enable_thinking": True}, {"enable_thinking": False}):
+            asked = server.post("apply-template", messages=question, chat_template_kwargs=switch)["prompt"]
+            prompt = template.render(question, None, True, **switch)
+            assert prompt.removeprefix(layout.bos) == asked.removeprefix(layout.bos), switch
+
 
 ASKED, SAID = "Name it.", "Zebra quick."
 THINKING = [name for name, path in FOUND.items() if "think" in path.read_text().lower()]

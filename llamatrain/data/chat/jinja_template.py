@@ -232,6 +232,7 @@ def make_environment(now: datetime) -> jinja2.Environment:
 
 # ---- templates -------------------------------------------------------------------
 
+GEMMA4_REASONING = ("<|channel>thought\n", "\n<channel|>")
 PROBE = "Qhxzv"  # a text that no template contains
 TAG = re.compile(r"<([A-Za-z_:]+)>\s*$")
 EMPTY_REASONING = re.compile(r"<([a-z_:]*think[a-z_:]*)>\s*</\1>\s*$")
@@ -370,6 +371,7 @@ class JinjaTemplate:
             or GEMMA4 in self.source
             or "enable_thinking" not in self.source
             or self._reasoning_end is not None
+            or self._is_known_with_reasoning
         ):
             return True
         on, off = self._reasoning_prompts
@@ -391,6 +393,11 @@ class JinjaTemplate:
         """True if llama-server removes the reasoning from answers."""
         if self._reasoning_end is not None or self._empty_reasoning_end:
             return True
+        return self._is_known_with_reasoning
+
+    @cached_property
+    def _is_known_with_reasoning(self) -> bool:
+        """True if llama-server recognizes this template as one with reasoning by marks in its source."""
         nemotron = "<SPECIAL_12>" in self.source and "<TOOL_RESPONSE>" in self.source
         return nemotron or (REASONING_SPLIT in self.source and "reasoning_content" not in self.source)
 
@@ -415,6 +422,38 @@ class JinjaTemplate:
             return None
         match = re.search(re.escape(PROBE[::-1]) + "(.*?)" + PROBE, text, re.DOTALL)
         return match[1] if match else None
+
+    @cached_property
+    def keeps_old_reasoning(self) -> bool:
+        """True if the template renders the reasoning of older turns."""
+        user = {"role": "user", "content": "hi"}
+        plain = {"role": "assistant", "content": "x"}
+        answer = {"role": "assistant", "content": "x", "reasoning_content": PROBE}
+        try:
+            return PROBE in self.render([user, answer, user, plain, user], None, True)
+        except Exception:
+            return False
+
+    @cached_property
+    def reasoning_marks(self) -> tuple[str, str]:
+        """The texts that the template puts around the reasoning of an answer, or else the usual ones."""
+        if self._reasoning_end is not None and (opening := self._reasoning_opening.lstrip()):
+            return opening, self._reasoning_end
+        return GEMMA4_REASONING if GEMMA4 in self.source else ("<think>\n", "\n</think>\n\n")
+
+    @cached_property
+    def _reasoning_opening(self) -> str:
+        """The text between a prompt, or what precedes an answer without reasoning, and the reasoning."""
+        user = [{"role": "user", "content": "hi"}]
+        answer = {"role": "assistant", "content": PROBE}
+        try:
+            text = self.render([*user, {**answer, "reasoning_content": PROBE[::-1]}])
+            plain = self.render([*user, answer]).partition(PROBE)[0]
+            prompt = self.render(user, None, True)
+        except Exception:
+            return ""
+        head = text.partition(PROBE[::-1])[0]
+        return next((head[len(start) :] for start in (plain, prompt) if head.startswith(start)), "")
 
     def find_opened_reasoning(self, prompt: str, shared: int) -> str:
         """Return the beginning of reasoning that a prompt ends with.

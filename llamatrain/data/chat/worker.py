@@ -31,7 +31,8 @@ MAX_RENDERING_BYTES = 8 * 10**6  # bytes of one rendering, in addition to twice 
 REASONING = "reasoning_content"
 HELLO = {"role": "user", "content": "hi"}
 MARK = PROBE + os.urandom(8).hex()  # no data contains it
-MARKS = re.compile(MARK + r"q[0-9]+q")
+# The mark of a message, and the empty reasoning that some templates put before the text of old answers.
+MARKS = re.compile(rf"(?:<([a-z_:]*think[a-z_:]*)>\s*</\1>\s*)?(?P<mark>{MARK}q[0-9]+q)")
 
 
 class RenderTooLong(Exception):
@@ -151,6 +152,8 @@ class Conversation:
 
     def render_with_reasoning(self, messages: list[Any], answer_next: bool) -> str:
         """Render messages with the reasoning of older turns, which templates drop, inserted afterwards."""
+        if self.template.keeps_old_reasoning:
+            return self.template.render(messages, self.tools, answer_next)
         count = len(messages) if answer_next or not self.template.has_reasoning_mark else len(messages) - 1
         text = self.insert_reasoning(messages, count, answer_next)
         last = messages[-1].get(REASONING) if messages else None
@@ -165,12 +168,13 @@ class Conversation:
         for index, message in enumerate(messages):
             if index < count and REASONING in message:
                 mark = f"{MARK}q{index}q"
-                texts[mark] = f"<think>\n{message[REASONING]}\n</think>\n\n{message_text(message)}"
+                opening, end = self.template.reasoning_marks
+                texts[mark] = opening + message[REASONING] + end + message_text(message)
                 message = {key: value for key, value in message.items() if key != REASONING}
                 message["content"] = mark
             shown_messages.append(message)
         text = self.template.render(shown_messages, self.tools, answer_next)
-        return MARKS.sub(lambda mark: texts.get(mark[0], mark[0]), text) if texts else text
+        return MARKS.sub(lambda mark: texts.get(mark["mark"], mark[0]), text) if texts else text
 
     def render_answer(self, prompt: str, index: int) -> tuple[str, bool]:
         """Return an answer as the model should give it after a prompt, and whether it has an end."""
@@ -244,7 +248,10 @@ class Conversation:
     def reasoning_before(self, opened: str, reasoning: str, text: str) -> str:
         """Return the reasoning before an answer's content, or the end of reasoning that the prompt opened."""
         if reasoning:
-            return ("" if opened else "<think>\n") + reasoning + self.template.end_reasoning(opened)
+            opening, end = (
+                ("", self.template.end_reasoning(opened)) if opened else self.template.reasoning_marks
+            )
+            return opening + reasoning + end
         if not opened or self.template.end_reasoning(opened).strip() in text:
             return ""
         self.notes.add("thoughts")
