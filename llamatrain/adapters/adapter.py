@@ -170,9 +170,10 @@ def check_fits(adapter: Adapter, h: Hyperparameters, base: object) -> None:
                 "adapter is for another base",
                 code="wrong-base",
             )
-        if kind and kind.role == "bias":
+        if kind and not kind.has_lora:
+            which = "biases" if kind.role == "bias" else "such weights"
             raise FileError(
-                f"{adapter.source}: has a pair for {name}, but biases cannot have an adapter",
+                f"{adapter.source}: has a pair for {name}, but {which} cannot have an adapter",
                 code="unsupported-adapter",
             )
         left, right = adapter.factors(name)

@@ -23,7 +23,9 @@ from llamatrain.model.rope import Rope
 H = TypeVar("H")
 F = TypeVar("F")
 Shape = tuple[int, ...]
-Role = Literal["embedding", "output", "matrix", "norm", "bias", "taps"]  # taps: of a convolution
+# a table is looked up by token and has no adapter; a constant is a vector that is never trained; taps are those of a
+# convolution
+Role = Literal["embedding", "output", "matrix", "norm", "bias", "table", "constant", "taps"]
 Rotation = Literal["pairs", "halves"]  # element 2i of a head rotates with 2i + 1, or i with i + size/2
 SupportedValue = tuple[int | float | bool, str]
 TEXT_PREFIX = "language_model."  # in names of modules: of the text model in a vision model
@@ -52,6 +54,11 @@ class WeightKind(Generic[H]):
     def adaptable(self) -> bool:
         """True if the weight may have a LoRA adapter of its own shape."""
         return self.role in ("embedding", "output", "matrix")
+
+    @property
+    def has_lora(self) -> bool:
+        """True if adapters here may change the weight; norms have them too."""
+        return self.adaptable or self.role == "norm"
 
     @property
     def has_transposed_lora(self) -> bool:
@@ -212,12 +219,14 @@ class Architecture(Generic[H, F]):
     states: Callable[[H, int], Mapping[str, Shape]] = lambda h, layer: {}
     shifts_context: bool = True  # a full context can be shifted while decoding
     check: Callable[[H], None] = lambda h: None  # raises BadHyperparameter if numbers do not fit together
-    # numbers that differ between blocks of a new model, by its blocks and key/value heads
-    new_by_block: Callable[[int, int], Mapping[str, tuple[int, ...]]] = lambda layers, kv_heads: {}
     # True if the tensors of a block are not used, but belong to the file
     is_kept: Callable[[H, int], bool] = lambda h, layer: False
-    # values for new models that differ from those of missing keys
-    new_model_values: Mapping[str, float] = field(default_factory=dict)
+    # values for new models that differ from those of missing keys, or functions of the model's sizes
+    new_model_values: Mapping[str, float | Callable[[Mapping[str, int]], float]] = field(default_factory=dict)
+    # numbers of each block of a new model, by the number of blocks and of key/value heads
+    new_model_blocks: Callable[[int, int], Mapping[str, tuple[Any, ...]]] = lambda count, kv_heads: {}
+    new_model_rope: Callable[[Rope], Rope] = lambda rope: rope
+    new_model_weights: frozenset[str] = frozenset()  # optional weights of new models
     # by key: the supported value, and what other values mean
     supported_values: Mapping[str, SupportedValue] = field(default_factory=dict)
     # related architectures that are not supported, and what they are

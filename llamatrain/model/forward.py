@@ -38,13 +38,15 @@ class ForwardPass:
     attend: Attend
     recurrence: Recurrence
     scored_tokens: Tensor | None = None  # the indices of tokens whose logits are needed; None: all
+    # inputs of blocks besides the output of the block before, if the architecture has them
+    side_inputs: list[Tensor] = field(default_factory=list)
     keys_and_values: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of earlier blocks
 
     def embedding(self, name: str) -> Tensor:
         """Return the embeddings of the tokens, with those of adapters."""
         rows = O.get_rows(self.weights[f"{name}.weight"], self.tokens, name=name)
         return self.weights.embed_lora(
-            O.reshape(rows, shape=(self.tokens.size, self.h.embd)), self.tokens, f"{name}.weight"
+            O.reshape(rows, shape=(self.tokens.size, rows.shape[-1])), self.tokens, f"{name}.weight"
         )
 
     def linear(self, x: Tensor, name: str) -> Tensor:
@@ -61,6 +63,11 @@ class ForwardPass:
         """Return the layer norm of x with a weight, and with a bias if there is one."""
         w, bias = self.weights.norm_weight(f"{name}.weight"), self.weights.get(f"{name}.bias")
         return layer_norm(x, w, *(() if bias is None else (bias,)), eps=self.h.rms_eps, name=name)
+
+    def norm_without_weight(self, x: Tensor) -> Tensor:
+        """Return the RMS norm of x without a weight."""
+        ones = O.fill(shape=x.shape[-1:], value=1.0, dtype=x.dtype)
+        return rms_norm(x, ones, eps=self.h.rms_eps)
 
     def split_heads(self, x: Tensor, count: int) -> Tensor:
         """Reshape rows to (batch, length, heads, size)."""

@@ -263,14 +263,19 @@ class Hyperparameters:
 COMMON_FIELDS = frozenset(each.name for each in fields(Hyperparameters))
 
 
-def default_extra(architecture: Architecture[Hyperparameters, Any]) -> dict[str, float]:
+def default_extra(
+    architecture: Architecture[Hyperparameters, Any], sizes: Mapping[str, int]
+) -> dict[str, float]:
     """Return a new model's values of the hyperparameters that few architectures have."""
-    extra_keys = {key.field: key for key in architecture.keys.values() if key.field not in COMMON_FIELDS}
+    keys = {
+        key.field: key
+        for key in architecture.keys.values()
+        if key.field not in COMMON_FIELDS and not key.by_block
+    }
+    values = {name: architecture.new_model_values.get(name) for name in keys}
     return {
-        name: architecture.new_model_values[name]
-        if name in architecture.new_model_values
-        else key.default_value({})
-        for name, key in extra_keys.items()
+        name: keys[name].default_value({}) if value is None else value(sizes) if callable(value) else value
+        for name, value in values.items()
     }
 
 
@@ -322,6 +327,8 @@ def _read_unchecked(gguf: Gguf, architecture: Architecture[Hyperparameters, Any]
     by_block: dict[str, tuple[Any, ...]] = {}
     for key, each in architecture.keys.items():
         value = each.read(gguf, f"{name}.{key}", known)
+        if each.by_block and each.field not in COMMON_FIELDS and not isinstance(value, tuple):
+            value = (value,) * min(known["layers"], MAX_LAYERS)
         if isinstance(value, tuple):
             by_block[each.field] = value
             value = max(value)
@@ -404,7 +411,10 @@ def _describe_source(architecture: Architecture[Hyperparameters, Any], field: st
 
 
 def check_tensors(gguf: Gguf, h: Hyperparameters) -> None:
-    """Raise FileError if a weight is missing, has another shape, or is unknown but belongs to the model."""
+    """Raise FileError if a weight is missing, has another shape, or is unknown but belongs to the model.
+
+    A block may have a weight that it does not need: converters keep those of checkpoints.
+    """
     for name, shape in h.shapes.items():
         tensor = gguf.tensors.get(name)
         if tensor is None:
@@ -415,7 +425,8 @@ def check_tensors(gguf: Gguf, h: Hyperparameters) -> None:
                 code="wrong-tensor-shape",
             )
     for name in unused_tensors(gguf, h):
-        if is_model_tensor(name) and not is_kept(name, h):
+        kind = h.architecture.weight_kind(name)
+        if is_model_tensor(name) and not (kind and kind.present) and not is_kept(name, h):
             raise FileError(
                 f"{gguf.path}: {quote(name)} is not a weight of a {h.architecture.name}",
                 code="unknown-tensor",

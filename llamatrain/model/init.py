@@ -1,6 +1,7 @@
 """Initial weights of a new model, from a seed.
 
-    norms, biases             1, 0
+    norms, constants          1
+    biases                    0
     matrices, embeddings      normal, deviation 1/sqrt(in): a product keeps the size of its input
     residual matrices         1/sqrt(2 · layers) of that: the sum over all blocks keeps it, too (Radford et al. 2019)
 
@@ -35,8 +36,8 @@ def init_weights(h: Hyperparameters, seed: int, weights: dict[str, np.ndarray]) 
         if kind.initial:
             array[...] = kind.initial(generator, array.shape)
             continue
-        if kind.role in ("norm", "bias"):
-            array[...] = kind.role == "norm"
+        if kind.role in ("norm", "bias", "constant"):
+            array[...] = kind.role != "bias"
             continue
         generator.standard_normal(array.shape, np.float32, out=array)
         array *= np.float32(standard_deviation(h, name))

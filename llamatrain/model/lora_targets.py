@@ -36,7 +36,7 @@ def match_target(target: str, h: Hyperparameters) -> set[str]:
         }
     match = TARGET.fullmatch(target)
     patterns = {
-        short_name(pattern): pattern for pattern in h.architecture.weights if pattern.endswith(".weight")
+        short_name(pattern): pattern for pattern, kind in h.architecture.weights.items() if kind.has_lora
     }
     kinds = {name: h.architecture.weights[pattern] for name, pattern in patterns.items()}
     adaptable = [

@@ -204,6 +204,7 @@ class ModelOptions(Options, panel="A new model"):
         embd, heads = self.embd or preset.embd, self.head or preset.head
         size, factor = self.head_size or embd // heads, 1 / self.rope_freq_scale
         layers, kv_heads = self.layer or preset.layer, self.head_kv or heads
+        rope = Rope(size, base=self.rope_freq_base, kind="linear" if factor != 1 else "none", factor=factor)
         with name_by_option():
             return Hyperparameters(
                 architecture=architecture,
@@ -215,15 +216,14 @@ class ModelOptions(Options, panel="A new model"):
                 ff=self.ff or -(-8 * embd // 3 // 32) * 32,
                 ctx=self.row_length,
                 head_size=size,
-                rope=Rope(
-                    size, base=self.rope_freq_base, kind="linear" if factor != 1 else "none", factor=factor
-                ),
+                rope=architecture.new_model_rope(rope),
                 rms_eps=self.norm_rms_eps,
                 tied=self.tie_embeddings or architecture.ties_by_default
                 if architecture.tied is None
                 else architecture.tied,
-                extra=default_extra(architecture),
-                by_block=architecture.new_by_block(layers, kv_heads),
+                optional_weights=architecture.new_model_weights,
+                extra=default_extra(architecture, {"head_size": size}),
+                by_block=architecture.new_model_blocks(layers, kv_heads),
                 lists=default_lists(architecture, layers, size),
             )
 

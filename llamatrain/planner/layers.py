@@ -12,6 +12,7 @@ from typing import TypeVar
 from llamatrain.graph.remat_policy import Policy
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.architecture import split_block_number
+from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.planner.memory import MemoryBreakdown, MemoryDemand, MemoryPlan, plan_memory, split_batch
 from llamatrain.train.graphs import StepGraphs, StepSpec
@@ -61,7 +62,10 @@ def in_first_layers(values: Mapping[str, V], layers: int) -> dict[str, V]:
 
 
 def layers_are_alike(spec: StepSpec) -> bool:
-    """Return True if all layers have the same weights and adapters, and the same ones are trained."""
+    """Return True if all layers have the same weights and adapters, and the same ones are trained.
+
+    Other weights must not depend on the number of layers.
+    """
     facts: list[set[object]] = [set() for _ in range(spec.h.layers)]
     groups: dict[str, Mapping[str, Tensor | Sequence[Delta]]] = {
         "weights": spec.weights,
@@ -73,7 +77,14 @@ def layers_are_alike(spec: StepSpec) -> bool:
             pattern, number = split_block_number(name)
             if number is not None:
                 facts[int(number)].add((group, pattern, _facts(value)))
-    return all(layer == facts[0] for layer in facts)
+    if not all(layer == facts[0] for layer in facts):
+        return False
+    return shapes_outside_layers(spec.h) == shapes_outside_layers(replace(spec.h, layers=1))
+
+
+def shapes_outside_layers(h: Hyperparameters) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of weights that belong to no layer."""
+    return {name: shape for name, shape in h.shapes.items() if split_block_number(name)[1] is None}
 
 
 def _facts(value: Tensor | Sequence[Delta]) -> object:

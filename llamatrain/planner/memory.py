@@ -90,7 +90,8 @@ def fixed_bytes(spec: StepSpec, demand: MemoryDemand) -> int:
     sizes = {name: 4 * tensor.size for name, tensor in spec.trainable.items()}
     trained = sum(sizes.values())
     # only rows of an embedding may have gradients
-    embedding_bytes = 0 if spec.h.tied else sizes.get(spec.h.architecture.weight_with_role("embedding"), 0)
+    roles = {"table"} if spec.h.tied else {"embedding", "table"}
+    embedding_bytes = sum(sizes.get(name, 0) for name, kind in spec.h.weight_kinds() if kind.role in roles)
     gradients = {"flat": trained, "arena": trained - embedding_bytes, "streamed": 0}[spec.gradients]
     return (
         moment_bytes(spec) // spec.ranks

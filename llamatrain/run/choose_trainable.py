@@ -89,7 +89,7 @@ def read_numbers(stored: Mapping[str, Any], h: Hyperparameters, path: Path) -> N
             pass
         case _:
             raise FileError(f"{path}: the adapter's numbers are damaged", code="damaged-checkpoint")
-    if not all(name in h.shapes and h.weight_kind(name).role != "bias" for name in ranks):
+    if not all(name in h.shapes and h.weight_kind(name).has_lora for name in ranks):
         raise FileError(f"{path}: the adapter is for another base", code="wrong-checkpoint")
     if not all(type(rank) is int and 1 <= rank <= 1 << 24 for rank in ranks.values()):
         raise FileError(f"{path}: the adapter's ranks are damaged", code="damaged-checkpoint")

@@ -17,6 +17,7 @@ from llamatrain.gguf.reader import Gguf, Metadata, open_gguf
 from llamatrain.gguf.values import Value, string, u32
 from llamatrain.model import hyperparameters, rope
 from llamatrain.model.hyperparameters import ALL_F32, Hyperparameters, tokenizer_metadata
+from llamatrain.model.load import decode_tensor
 from llamatrain.model.options import BYTES, CTX, ModelOptions, name_by_option
 from llamatrain.planner.limits import read_within
 from llamatrain.run.config import RunConfig
@@ -37,7 +38,7 @@ class RunModel:
     metadata: dict[str, Value]  # of the model file
     tokenizer: Tokenizer | None  # None: its tokens stand for no text
     row_length: int  # tokens in a row
-    extra_tensors: dict[str, np.ndarray] = field(default_factory=dict)  # tensors that are no weights
+    extra_tensors: dict[str, np.ndarray] = field(default_factory=dict)  # tensors that are never trained
 
     def with_template(self, options: DataOptions, files: Sequence[str] = ()) -> "RunModel":
         """Return the model with the chat template that it is trained with.
@@ -156,7 +157,11 @@ def new_model(config: RunConfig, read: bool) -> RunModel:
     vocabulary, tokenizer, size = new_vocabulary(config, read)
     h = config.model.hyperparameters(size)
     return RunModel(
-        h=h, metadata=h.metadata("llamatrain") | vocabulary, tokenizer=tokenizer, row_length=h.ctx
+        h=h,
+        metadata=h.metadata("llamatrain") | vocabulary,
+        tokenizer=tokenizer,
+        row_length=h.ctx,
+        extra_tensors=rope_factors(h),
     )
 
 
@@ -176,14 +181,24 @@ def read_model(gguf: Gguf, ctx: int | None, default_ctx: int) -> RunModel:
             f"{gguf.path}: the vocabulary has {len(tokenizer)} tokens, but there are {h.vocab} embeddings",
             code="damaged-model",
         )
-    factors = {rope.TENSORS[name]: array for name, array in h.rope.tensors.items()}
     return RunModel(
         h=h,
         metadata=metadata,
         tokenizer=tokenizer,
         row_length=ctx or min(default_ctx, h.ctx),
-        extra_tensors=factors,
+        extra_tensors=rope_factors(h) | load_constants(gguf, h),
     )
+
+
+def rope_factors(h: Hyperparameters) -> dict[str, np.ndarray]:
+    """Return the tensors of the rotation's factors, by their names in files."""
+    return {rope.TENSORS[name]: array for name, array in h.rope.tensors.items()}
+
+
+def load_constants(gguf: Gguf, h: Hyperparameters) -> dict[str, np.ndarray]:
+    """Return the weights that are never trained."""
+    names = [name for name, kind in h.weight_kinds() if kind.role == "constant"]
+    return {name: decode_tensor(gguf, gguf.tensors[name]) for name in names}
 
 
 def new_vocabulary(config: RunConfig, read: bool) -> tuple[dict[str, Value], Tokenizer | None, int]:

@@ -16,7 +16,7 @@ from llamatrain.errors import FileError
 from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.values import Value
 from llamatrain.graph import ops as O
-from llamatrain.graph.tensor import Tensor, parameter
+from llamatrain.graph.tensor import Tensor, parameter, state
 from llamatrain.model import init, load
 from llamatrain.model.frozen_weights import add_frozen_adapters, copy_weights, load_frozen
 from llamatrain.model.hyperparameters import Hyperparameters, describe_unused, unused_tensors
@@ -88,11 +88,11 @@ class Trainable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class FullModel:
-    """A model of which all weights are trained."""
+    """A model of which all weights are trained, except constants."""
 
     h: Hyperparameters
     metadata: Mapping[str, Value]
-    untrained: Mapping[str, np.ndarray]
+    untrained: Mapping[str, np.ndarray]  # tensors of the file that are not trained
     seed: int
     threads: int
     base: Gguf | None
@@ -100,12 +100,15 @@ class FullModel:
     result_name: str = "model.gguf"
 
     def make_weights(self, cache: Cache) -> TrainableWeights:
-        """Return the model's weights, all of them trained."""
-        trained, weights = dict[str, Tensor](), dict[str, Tensor]()
+        """Return the model's weights, all of them trained but constants."""
+        trained, weights, constants = dict[str, Tensor](), dict[str, Tensor](), dict[str, np.ndarray]()
         for name, shape in self.h.shapes.items():
+            if name in self.untrained:
+                weights[name], constants[name] = state(name, shape), self.untrained[name]
+                continue
             parts, weights[name] = self.make_weight(name, shape)
             trained |= {part.name: part for part in parts}
-        return TrainableWeights(weights=Weights(weights), trainable=trained)
+        return TrainableWeights(weights=Weights(weights), trainable=trained, frozen=constants)
 
     def make_weight(self, name: str, shape: tuple[int, ...]) -> tuple[Sequence[Tensor], Tensor]:
         """Return what is trained of a weight, and the weight in the graph."""
@@ -148,7 +151,9 @@ class FullModel:
 
     def result_tensors(self, parts: Arrays) -> dict[str, np.ndarray]:
         """Return the tensors of the model's file."""
-        return {name: self.weight_value(name, parts) for name in self.h.shapes} | dict(self.untrained)
+        trained = [name for name in self.h.shapes if name not in self.untrained]
+        values = {name: self.weight_value(name, parts) for name in trained} | dict(self.untrained)
+        return {name: values[name] for name in (*self.h.shapes, *self.untrained)}
 
     def write_result(self, path: Path, parts: Arrays) -> None:
         """Write the model."""

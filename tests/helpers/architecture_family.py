@@ -131,7 +131,11 @@ class Family:
     shapes: Mapping[str, Shape]
     config: str  # Hugging Face's classes
     model: str
-    ends: Sequence[Row] = tuple(ENDS)  # embeddings first; the output weight is left out if it is tied
+    # embeddings first; the output weight is left out if it is tied
+    ends: Sequence[Row] | Callable[[Any], Sequence[Row]] = tuple(ENDS)
+    constants: tuple[str, ...] = ()  # ends of names of weights that are never trained
+    tensors: Callable[[Any], dict[str, np.ndarray]] = nothing  # tensors of a file that are no weights
+    wide: Mapping[str, int] = field(default_factory=dict)  # further sizes of a shape whose rows are wide
     pairs: bool = (
         False  # heads rotate in pairs, so that rows of q and k are in another order than Hugging Face's
     )
@@ -165,7 +169,11 @@ class Family:
     @property
     def prefix(self) -> str:
         """What the names of Hugging Face's modules begin with."""
-        return self.ends[0][1].removesuffix("embed_tokens.weight")
+        return self.end_rows(next(iter(self.shapes.values())))[0][1].removesuffix("embed_tokens.weight")
+
+    def end_rows(self, shape: Shape) -> Sequence[Row]:
+        """Return the rows outside the blocks."""
+        return self.ends(shape) if callable(self.ends) else self.ends
 
     def block_rows(self, shape: Shape, layer: int) -> Sequence[Row]:
         """Return the rows of one block."""

@@ -30,7 +30,7 @@ CASES = [(arch, name) for arch, shapes in SHAPES.items() for name in shapes]
 def rows(shape: Shape) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return Hugging Face's name and the axes of each weight, by GGUF's name."""
     family = FAMILIES[shape.arch]
-    ends = [row for row in family.ends if not (shape.tied and row[0] == OUTPUT)]
+    ends = [row for row in family.end_rows(shape) if not (shape.tied and row[0] == OUTPUT)]
     blocks = [
         (f"blk.{layer}.{mine}", f"{family.prefix}layers.{layer}.{theirs}", axes)
         for layer in range(shape.layers)
@@ -40,6 +40,11 @@ def rows(shape: Shape) -> dict[str, tuple[str, tuple[int, ...]]]:
         mine: (theirs, tuple(getattr(shape, axis) for axis in axes.split()))
         for mine, theirs, axes in [ends[0], *blocks, *ends[1:]]
     }
+
+
+def trainable(shape: Shape) -> list[str]:
+    """The weights that full training changes."""
+    return [name for name in rows(shape) if not name.endswith(FAMILIES[shape.arch].constants)]
 
 
 def linear(shape: Shape) -> list[str]:
@@ -115,7 +120,7 @@ def written(
     out.add_bos_token_id(1)
     out.add_eos_token_id(2)
     out.add_add_space_prefix(False)
-    tensors = dict(arrays)
+    tensors = arrays | FAMILIES[shape.arch].tensors(shape)
     for name in ("long", "short"):
         if factors := getattr(shape, name):
             tensors[f"rope_factors_{name}.weight"] = np.array(factors, np.float32)
@@ -144,8 +149,8 @@ def wide(arch: str) -> Shape:
         "kv_heads": 2,
         "head_size": 64,
         "ff": 256,
-        "layers": 4 if arch == "smollm3" else 2,
-    }
+        "layers": 2,
+    } | FAMILIES[arch].wide
     # Rotated in part, a head of another size has other factors.
     return replace(first, **sizes, turned=12 if first.turned else 0)
 

@@ -11,7 +11,7 @@ from llamatrain.adapters import gguf
 from llamatrain.adapters.adapter import Adapter, LoraPair
 from llamatrain.model.architectures import find_architecture
 from tests.helpers.architecture_family import Shape
-from tests.helpers.architecture_models import Arrays, linear, rows, weights, written
+from tests.helpers.architecture_models import Arrays, linear, rows, trainable, weights, written
 from tests.helpers.cli import Argument, losses, ran, tensors, text
 from tests.helpers.cli import rows as shown
 from tests.helpers.lora_runs import pairs as pairs_of
@@ -95,11 +95,11 @@ def full_gradients(folder: Path, shape: Shape, *more: Argument) -> Arrays:
 def changes(model: Path, stepped: Path, shape: Shape) -> Arrays:
     """The gradients that one such step had."""
     before, after = tensors(model), tensors(stepped)
-    for name in rows(shape):
+    for name in trainable(shape):
         kind = find_architecture(shape.arch).weight_kind(name)
         if kind and kind.trained_as_log:
             before[name], after[name] = np.log(-before[name]), np.log(-after[name])
-    return {name: (before[name] - after[name]) / np.float32(HUGE) for name in rows(shape)}
+    return {name: (before[name] - after[name]) / np.float32(HUGE) for name in trainable(shape)}
 
 
 def lora_gradients(folder: Path, shape: Shape, *more: Argument) -> Pairs:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.architecture_family import CONTROL, EMBEDDINGS, Shape
-from tests.helpers.architecture_models import Arrays, prompt, rows, weights
+from tests.helpers.architecture_models import Arrays, prompt, rows, trainable, weights
 from tests.helpers.architecture_runs import ALPHA, RANK, RATE, STEPS, Pairs, corner, factors, halves, seen
 from tests.helpers.architectures import FAMILIES
 
@@ -116,8 +116,8 @@ def gradients(made: Any, shape: Shape, batch: list[dict[str, list[float]]]) -> A
     loss(made, batch).backward()
     named = dict(made.named_parameters())
     return {
-        mine: change_to_ours(shape, mine, named[theirs].grad.numpy())
-        for mine, (theirs, _) in rows(shape).items()
+        mine: change_to_ours(shape, mine, named[rows(shape)[mine][0]].grad.numpy())
+        for mine in trainable(shape)
     }
 
 

@@ -42,17 +42,27 @@ OWN = {  # numbers that only some have, such that all of them matter
     "yarn_beta_fast": 8.0,
     "yarn_beta_slow": 0.5,
     "deepstack_layers": 3,
+    "window_head_size": 12,
+    "window_rope_size": 8,
+    "shared_kv_blocks": 0,
+    "per_layer_size": 5,
 }
 
 
 def of(name: str) -> Hyperparameters:
     """A small model of an architecture."""
     found = find_architecture(name)
-    own = {each: OWN[each] for each in default_extra(found)}
+    own = {each: OWN[each] for each in default_extra(found, {"head_size": 16})}
     factors = {"long": FACTORS, "short": FACTORS[::-1], "original_ctx": 4} if name == "phi3" else {}
     turned = 12 if factors else 16
     return small(
-        architecture=found, layers=4, extra=own, tied=found.ties_by_default, rope=Rope(turned, **factors)
+        architecture=found,
+        layers=4,
+        extra=own,
+        by_block=found.new_model_blocks(4, 2),
+        optional_weights=found.new_model_weights,
+        tied=found.ties_by_default,
+        rope=found.new_model_rope(Rope(turned, **factors)),
     )
 
 
@@ -157,7 +167,7 @@ def test_numbers_that_cannot_be(name: str, tmp_path: Path) -> None:
 
 def test_embeddings_of_new_models_are_tied_where_those_of_the_family_are() -> None:
     tied = {name for name in supported_names() if ModelOptions(arch=name).hyperparameters(300).tied}
-    assert tied == {"gemma", "gemma2", "gemma3", "lfm2"}
+    assert tied == {"gemma", "gemma2", "gemma3", "gemma4", "lfm2"}
 
 
 def test_a_teacher_is_told_how_long_rows_are() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import open_gguf
+from llamatrain.model.hyperparameters import unused_tensors
 from llamatrain.sample.decoder import Decoder
 from tests.helpers.architecture_family import CTX
 from tests.helpers.architecture_models import Arrays, keys, prompt, shape_of, weights, written
@@ -43,6 +44,10 @@ CASES: dict[str, tuple[str, list[str], dict[str, int | float | str]]] = {
     "gemma3: longer": ("gemma3", [], {"rope.scaling.attn_factor": 1.3}),
     "gemma3: a cap": ("gemma3", [], {"final_logit_softcapping": 3.0}),
     "gemma3: a cap that it has not": ("gemma3", [], {"attn_logit_softcapping": 1.0}),
+    "gemma4: no base near": ("gemma4", ["rope.freq_base_swa"], {}),
+    "gemma4: no heads of keys": ("gemma4", ["attention.head_count_kv"], {"attention.head_count_kv": 2}),
+    "gemma4: windows in part": ("gemma4", [], {"rope.dimension_count_swa": 8}),
+    "gemma4: linear": ("gemma4", [], {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}),
     "phi3: a window, which is not used": ("phi3", [WINDOW], {WINDOW: 8}),
     "phi3: no length": ("phi3", ["rope.scaling.attn_factor"], {}),
     "granite: no scale of scores": ("granite", ["attention.scale"], {}),
@@ -159,6 +164,7 @@ LACKING = {
     "llama": "attention.layer_norm_rms_epsilon",
     "qwen3": "feed_forward_length",
     "gemma3": "attention.head_count",
+    "gemma4": "attention.sliding_window_pattern",
 }
 
 
@@ -186,6 +192,29 @@ WRONG: dict[str, tuple[str, dict[str, int | float | str], str]] = {
     "a fourth section": ("qwen2vl", {"rope.dimension_sections": [2, 2, 2, 1]}, "fourth section"),  # type: ignore[dict-item]
     "too few sections": ("qwen3vl", {"rope.dimension_sections": [2, 2]}, "must be 4 numbers"),  # type: ignore[dict-item]
     "experts": ("qwen3", {"expert_count": 8}, "mixture of experts"),
+    "experts in gemma4": ("gemma4", {"expert_count": 128}, "mixture of experts"),
+    "nothing left to share": (
+        "gemma4",
+        {"attention.shared_kv_layers": 5},
+        "shared_kv_layers must leave a block",
+    ),
+    "more shared than blocks": (
+        "gemma4",
+        {"attention.shared_kv_layers": 8},
+        "shared_kv_layers must leave a block",
+    ),
+    "no list of windows": ("gemma4", {f"{WINDOW}_pattern": 3}, "sliding_window_pattern must be of type bool"),
+    "too many elements near": (
+        "gemma4",
+        {"rope.dimension_count_swa": 14},
+        "dimension_count_swa must be even and",
+    ),
+    "an odd size near": (
+        "gemma4",
+        {"attention.key_length_swa": 9, "attention.value_length_swa": 9},
+        "dimension_count_swa must be even and at most",
+    ),
+    "other values near": ("gemma4", {"attention.value_length_swa": 14}, "value_length_swa is 14 and"),
 }
 
 
@@ -207,3 +236,20 @@ def test_outputs_that_cannot_be(arch: str, tied: bool, tmp_path: Path) -> None:
     shape = replace(shape_of(arch, "a"), tied=tied)
     with pytest.raises(FileError, match=r"output\.weight"):
         loaded(open_gguf(written(tmp_path / "m.gguf", shape, weights(shape))))
+
+
+@pytest.mark.llama_cpp
+def test_keys_and_values_that_a_block_does_not_need(tmp_path: Path) -> None:
+    """Converters keep those of a checkpoint; nothing reads them, and a trained model goes without them."""
+    shape = shape_of("gemma4", "a")
+    arrays = weights(shape)
+    more = {f"blk.4.attn_{each}.weight": np.ones((24, 48), np.float32) for each in "kv"}
+    path = written(
+        tmp_path / "m.gguf", shape, arrays | more | {"blk.4.attn_k_norm.weight": np.ones(12, np.float32)}
+    )
+    h, found = loaded(open_gguf(path))
+    assert found.keys() == arrays.keys() and unused_tensors(open_gguf(path), h) == [
+        *more,
+        "blk.4.attn_k_norm.weight",
+    ]
+    alike(path, near("gemma4"))

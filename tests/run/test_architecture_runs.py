@@ -12,7 +12,7 @@ from llamatrain.model.architectures import find_architecture
 from llamatrain.sample.decoder import Decoder
 from tests.helpers import architecture_runs as runs
 from tests.helpers.architecture_family import Shape
-from tests.helpers.architecture_models import SHAPES, keys, linear, prompt, rows, shape_of
+from tests.helpers.architecture_models import SHAPES, keys, linear, prompt, rows, shape_of, trainable
 from tests.helpers.architectures import FAMILIES
 from tests.helpers.cli import Argument, losses, ran, same_bits, text, text_file, timeless
 from tests.helpers.cli import rows as shown
@@ -57,7 +57,7 @@ def test_full_training_opens_in_llama_cpp(arch: str, tmp_path: Path) -> None:
         for name in before.tensors
         if before.tensors[name].raw.tobytes() != after.tensors[name].raw.tobytes()
     ]
-    assert set(changed) == {name for name in before.tensors if not name.startswith("rope_")}
+    assert set(changed) == {*trainable(shape)}
     opens(out, arch)
 
 
@@ -92,11 +92,11 @@ def test_plans_and_what_is_told_of_a_base(arch: str, tmp_path: Path) -> None:
     for trained, more in ((every, ("--full",)), (factors, ("--lora-r", runs.RANK))):
         plan = json.loads(ran("plan", "finetune", base, data, *runs.PLAIN, *more, "--json").out)
         assert plan["parameters"] == every and plan["moments"] == pytest.approx(8 * trained, rel=0.05)
-    told = ran("inspect", base).out
+    told, more = ran("inspect", base).out, FAMILIES[arch].tensors(shape)
     assert (
         f" {arch} " in told
         and all(key in told for key in keys(shape))
-        and f"{every + len(shape.long + shape.short):,}" in told
+        and f"{every + len(shape.long + shape.short) + sum(map(np.size, more.values())):,}" in told
     )
 
 
@@ -148,6 +148,8 @@ def gradients(out: Path, shape: Shape, base: Path, data: Path, *given: Argument)
         ("qwen35", "full"),
         ("qwen35", "lora"),
         ("lfm2", "full"),
+        ("gemma4", "full"),
+        ("gemma4", "lora"),
     ],
 )
 def test_going_on_has_the_same_bits(arch: str, way: str, tmp_path: Path) -> None:
@@ -174,7 +176,7 @@ def test_going_on_has_the_same_bits(arch: str, way: str, tmp_path: Path) -> None
     same_bits(tmp_path / "whole" / made, tmp_path / "parts" / made)
 
 
-@pytest.mark.parametrize("arch", ["gemma3", "olmo2", "qwen35", "lfm2"])
+@pytest.mark.parametrize("arch", ["gemma3", "gemma4", "olmo2", "qwen35", "lfm2"])
 def test_from_scratch_goes_on_with_the_same_bits(arch: str, tmp_path: Path) -> None:
     sizes = (
         "--vocab-size",

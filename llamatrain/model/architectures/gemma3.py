@@ -59,6 +59,5 @@ ARCHITECTURE = Architecture(
     unsupported_names={
         "gemma3n": "a model with other layers",
         "gemma-embedding": "an embedding model",
-        "gemma4": "a model with other layers",
     },
 )

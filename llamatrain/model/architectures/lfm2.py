@@ -27,7 +27,7 @@ def convolves(h: Hyperparameters, layer: int) -> bool:
     return not attends(h, layer)
 
 
-def new_by_block(count: int, kv_heads: int) -> dict[str, tuple[int, ...]]:
+def new_model_blocks(count: int, kv_heads: int) -> dict[str, tuple[int, ...]]:
     """Return the key/value heads of each block of a new model."""
     return {"kv_heads": tuple(kv_heads * (layer % PERIOD == PERIOD - 1) for layer in range(count))}
 
@@ -132,7 +132,7 @@ ARCHITECTURE = Architecture(
     ties_by_default=True,
     states=states,
     shifts_context=False,
-    new_by_block=new_by_block,
+    new_model_blocks=new_model_blocks,
     supported_values=layers.SUPPORTED_VALUES,
     unsupported_names={"lfm2moe": "a mixture of experts with short convolutions"},
 )

@@ -25,4 +25,5 @@ FAMILY = Family(
     pairs=True,
     keys=rotary_keys,
     shifts_context=False,
+    wide={"layers": 4},
 )
