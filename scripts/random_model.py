@@ -32,7 +32,7 @@ from llamatrain.gguf.types import GgmlType, TensorInfo, type_by_name
 from llamatrain.gguf.values import Kind, Value, numbers, strings, u32
 from llamatrain.gguf.writer import create_gguf
 from llamatrain.model.architectures import DEFAULT, find_architecture
-from llamatrain.model.hyperparameters import Hyperparameters, default_extra, tokenizer_metadata
+from llamatrain.model.hyperparameters import Hyperparameters, default_extra, default_lists, tokenizer_metadata
 from llamatrain.model.init import init_weights, standard_deviation
 from llamatrain.model.limits import MAX_SIZE
 from llamatrain.model.rope import Rope
@@ -151,6 +151,7 @@ def make_model(args: argparse.Namespace) -> None:
         rope=Rope(rotated),
         tied=tied,
         extra=default_extra(architecture, {"head_size": head_size}),
+        lists=default_lists(architecture, layers, head_size),
     )
     write_model(args.out, h, vocabulary, kind, args.seed)
     nbytes = args.out.stat().st_size
