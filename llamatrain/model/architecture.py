@@ -23,9 +23,9 @@ from llamatrain.model.rope import Rope
 H = TypeVar("H")
 F = TypeVar("F")
 Shape = tuple[int, ...]
-# a table is looked up by token and has no adapter; a constant is a vector that is never trained; taps are those of a
-# convolution
-Role = Literal["embedding", "output", "matrix", "norm", "bias", "table", "constant", "taps"]
+# a table is looked up by token, a stack has several matrices, taps are those of a convolution: none has an adapter;
+# a constant is a vector that is never trained
+Role = Literal["embedding", "output", "matrix", "norm", "bias", "table", "stack", "taps", "constant"]
 Rotation = Literal["pairs", "halves"]  # element 2i of a head rotates with 2i + 1, or i with i + size/2
 SupportedValue = tuple[int | float | bool, str]
 TEXT_PREFIX = "language_model."  # in names of modules: of the text model in a vision model
@@ -40,6 +40,7 @@ class WeightKind(Generic[H]):
     shape: Callable[[H], Shape]  # (out, in) for a matrix, by the sizes of its block
     module: str  # the name of its module in Hugging Face's models
     rotary_heads: Callable[[H], int] | None = None  # of q and k: the number of heads in its rows
+    default_target: bool = True  # of a block's matrix: it gets an adapter if no targets are named
     residual: bool = False  # its product is added to the residual stream
     optional: bool = False  # only some models have it
     optional_by_block: bool = False  # if optional: some blocks of a file may have it, and others not

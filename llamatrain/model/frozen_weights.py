@@ -42,7 +42,7 @@ def load_frozen(
         elif load.is_mapped_f32(tensor) and not copied:
             tensors[name] = state(name, shape, F32)
             arrays[name] = tensor.raw.view(np.float32)
-        elif copied or tensor.type.number not in COMPILED:
+        elif copied or tensor.type.number not in COMPILED or len(shape) > 2:
             tensors[name] = state(name, shape, BF16 if copied or half else F32)
         else:
             tensors[name] = state(name, shape, quantized(tensor.type.name))

@@ -14,8 +14,12 @@ TARGET = re.compile(rf"(?:{BLOCKS}\.)?(?P<name>[a-z_]+)(?:\.weight)?")
 
 
 def block_matrices(h: Hyperparameters) -> list[str]:
-    """Return the matrices of all blocks, in file order."""
-    return [name for name, kind in h.weight_kinds() if kind.role == "matrix" and name.startswith("blk.")]
+    """Return the matrices of all blocks that get an adapter by default, in file order."""
+    return [
+        name
+        for name, kind in h.weight_kinds()
+        if kind.role == "matrix" and kind.default_target and name.startswith("blk.")
+    ]
 
 
 def norm_weights(h: Hyperparameters) -> set[str]:

@@ -168,9 +168,9 @@ class FullModel:
 
     def notes(self) -> Iterator[str]:
         """Yield notes about the base's tensors that the result lacks."""
-        unused = unused_tensors(self.base, self.h) if self.base else []
-        if names := [name for name in unused if name not in self.untrained]:
-            yield describe_unused(names, f"left out of {self.result_name}")
+        names = unused_tensors(self.base, self.h) if self.base else []
+        if dropped := [name for name in names if name not in self.untrained]:
+            yield describe_unused(dropped, f"left out of {self.result_name}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,6 +133,7 @@ class Family:
     model: str
     # embeddings first; the output weight is left out if it is tied
     ends: Sequence[Row] | Callable[[Any], Sequence[Row]] = tuple(ENDS)
+    without_adapter: tuple[str, ...] = ()  # ends of names of block matrices that llama.cpp applies none to
     constants: tuple[str, ...] = ()  # ends of names of weights that are never trained
     tensors: Callable[[Any], dict[str, np.ndarray]] = nothing  # tensors of a file that are no weights
     wide: Mapping[str, int] = field(default_factory=dict)  # further sizes of a shape whose rows are wide
@@ -141,6 +142,7 @@ class Family:
     )
     norms_less_one: bool = False  # Hugging Face keeps norms less 1
     half_float_gelu: bool = False  # llama.cpp looks up its activation in a table of half floats
+    gelu_error: float = 5e-5  # the mean of what is left of logits where ours has such a table too
     keys: Callable[[Any], Numbers] = nothing  # metadata that replaces or joins the common keys
     dropped_keys: Callable[[Any], set[str]] = lambda shape: (
         set()

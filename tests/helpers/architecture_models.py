@@ -48,11 +48,12 @@ def trainable(shape: Shape) -> list[str]:
 
 
 def linear(shape: Shape) -> list[str]:
-    """Return the matrices of all blocks; the taps of convolutions are none."""
+    """The matrices of all blocks."""
+    ends = FAMILIES[shape.arch].without_adapter
     return [
         name
         for name, (_, axes) in rows(shape).items()
-        if len(axes) == 2 and name.startswith("blk.") and not name.endswith(("conv.weight", "conv1d.weight"))
+        if len(axes) == 2 and name.startswith("blk.") and not name.endswith(ends)
     ]
 
 

@@ -1,6 +1,7 @@
 """The same small models as Hugging Face's own classes in torch, and arrays to and from their names and ways."""
 
 import warnings
+from fnmatch import fnmatch
 from typing import Any
 
 import numpy as np
@@ -26,14 +27,30 @@ def model(shape: Shape, arrays: Arrays) -> Any:
             given = {"text_config": given, "vision_config": family.vision, "tie_word_embeddings": tied}
         made = kind(config(**given, attn_implementation="eager")).float().eval()
     state = {
-        theirs: torch.from_numpy(to_theirs(shape, name, arrays[name]))
+        part: torch.from_numpy(array)
         for name, (theirs, _) in rows(shape).items()
+        for part, array in split_stack(theirs, to_theirs(shape, name, arrays[name]))
     }
     if shape.tied:
         state["lm_head.weight"] = state[rows(shape)[EMBEDDINGS][0]]
     lacking, unknown = made.load_state_dict(state, strict=False)
     assert not unknown and all(".visual." in name for name in lacking)
     return made
+
+
+def split_stack(theirs: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """Return the matrices of a stack by their names, in which `*` is a number; or the array alone."""
+    if "*" not in theirs:
+        return [(theirs, array)]
+    return [(theirs.replace("*", f"{number}"), each) for number, each in enumerate(array)]
+
+
+def stacked_gradient(named: dict[str, Any], theirs: str) -> np.ndarray:
+    """Return the gradient of a weight, or of a stack of matrices."""
+    if "*" not in theirs:
+        return named[theirs].grad.numpy()
+    names = sorted(name for name in named if fnmatch(name, theirs))
+    return np.stack([named[name].grad.numpy() for name in names])
 
 
 def settings(shape: Shape) -> dict[str, Any]:
@@ -116,7 +133,7 @@ def gradients(made: Any, shape: Shape, batch: list[dict[str, list[float]]]) -> A
     loss(made, batch).backward()
     named = dict(made.named_parameters())
     return {
-        mine: change_to_ours(shape, mine, named[rows(shape)[mine][0]].grad.numpy())
+        mine: change_to_ours(shape, mine, stacked_gradient(named, rows(shape)[mine][0]))
         for mine in trainable(shape)
     }
 

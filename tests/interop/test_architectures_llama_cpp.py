@@ -90,7 +90,7 @@ def test_logits_and_greedy_text(
     monkeypatch.setattr(gates, "gelu", in_half_floats(gates.gelu))
     off = np.abs(said(Decoder(h, arrays, ctx=CTX, kernels="reference"), ids, follow) - expected)
     assert (
-        off.max() <= 2e-3 and off.mean() <= 5e-5
+        off.max() <= 2e-3 and off.mean() <= FAMILIES[arch].gelu_error
     )  # where a sum falls on the other side of such a float, it is off a little
 
 

@@ -164,6 +164,7 @@ LACKING = {
     "llama": "attention.layer_norm_rms_epsilon",
     "qwen3": "feed_forward_length",
     "gemma3": "attention.head_count",
+    "gemma3n": "activation_sparsity_scale",
     "gemma4": "attention.sliding_window_pattern",
 }
 
@@ -208,6 +209,17 @@ WRONG: dict[str, tuple[str, dict[str, int | float | str], str]] = {
         "gemma4",
         {"rope.dimension_count_swa": 14},
         "dimension_count_swa must be even and",
+    ),
+    "other streams": ("gemma3n", {"altup.num_inputs": 2}, "another number of streams is not supported"),
+    "a sparsity of one block": (
+        "gemma3n",
+        {"activation_sparsity_scale": [1.6]},
+        "activation_sparsity_scale must have",
+    ),
+    "no number as a sparsity": (
+        "gemma3n",
+        {"activation_sparsity_scale": [float("nan")] * 25},
+        "activation_sparsity_scale must have",
     ),
     "an odd size near": (
         "gemma4",

@@ -82,7 +82,8 @@ def test_losses_in_bf16(arch: str, name: str, tmp_path: Path) -> None:
     "more", [("--remat", "block"), ("--no-flash",)], ids=["recomputed", "plain attention"]
 )
 @pytest.mark.parametrize(
-    ("arch", "name"), [*((arch, "b") for arch in ("gemma2", "gemma3", "phi3", "qwen2")), ("gemma4", "a")]
+    ("arch", "name"),
+    [*((arch, "b") for arch in ("gemma2", "gemma3", "gemma3n", "phi3", "qwen2")), ("gemma4", "a")],
 )
 def test_gradients_in_other_ways(arch: str, name: str, more: tuple[str, ...], tmp_path: Path) -> None:
     found = runs.seen(runs.full_gradients(tmp_path, shape_of(arch, name), *more))

@@ -108,8 +108,8 @@ def test_what_is_none(name: str) -> None:
             "'granitehybrid', a hybrid of attention and .*, is not supported; use .*, such as granite, which is the nearest",
         ),
         (
-            "gemma3n",
-            "'gemma3n', a model with other layers, is not supported; use .*, such as gemma3, which is the nearest",
+            "gemma-embedding",
+            "'gemma-embedding', an embedding model, is not supported; use .*, such as gemma3, which is the nearest",
         ),
         ("olmo3", "'olmo3' is not supported; use .*, such as olmo2, which is the nearest"),
         (

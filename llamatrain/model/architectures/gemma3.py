@@ -57,7 +57,6 @@ ARCHITECTURE = Architecture(
     new_model_values={"window": 512},
     supported_values=layers.SUPPORTED_VALUES,
     unsupported_names={
-        "gemma3n": "a model with other layers",
         "gemma-embedding": "an embedding model",
     },
 )

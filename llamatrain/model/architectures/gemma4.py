@@ -204,12 +204,12 @@ def attention(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
     return model.linear(model.attention(layer, q, k, v), f"{prefix}.attn_output")
 
 
-def add_side_input(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
-    """Add a block's own embedding of each token, gated by x."""
+def gate_side_input(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
+    """Return a block's own embedding of each token, gated by x and projected to the model's width."""
     prefix = f"blk.{layer}"
     side_input = model.keep_scored_rows(layer, model.side_inputs[layer])
     gated = geglu(model.linear(x, f"{prefix}.inp_gate"), side_input)
-    return O.add(x, model.norm(model.linear(gated, f"{prefix}.proj"), f"{prefix}.post_norm"))
+    return model.norm(model.linear(gated, f"{prefix}.proj"), f"{prefix}.post_norm")
 
 
 def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
     output = layers.feed_forward(model, layer, model.norm(x, f"{prefix}.ffn_norm"), geglu)
     x = O.add(x, model.norm(output, f"{prefix}.post_ffw_norm"))
     if model.side_inputs:
-        x = add_side_input(model, layer, x)
+        x = O.add(x, gate_side_input(model, layer, x))
     scale = model.weights.get(f"{prefix}.layer_output_scale.weight")
     return x if scale is None else O.mul(x, scale)
 

@@ -111,6 +111,7 @@ FAMILY = Family(
     model="Lfm2ForCausalLM",
     keys=keys,
     settings=settings,
+    without_adapter=("conv.weight",),
     to_theirs=to_theirs,
     gradient_to_ours=gradient_to_ours,
     shifts_context=False,

@@ -210,6 +210,7 @@ FAMILY = Family(
     model="Qwen3_5ForCausalLM",
     keys=keys,
     settings=settings,
+    without_adapter=("conv1d.weight",),
     to_theirs=to_theirs,
     gradient_to_ours=gradient_to_ours,
     shifts_context=False,
