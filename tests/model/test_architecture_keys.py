@@ -9,6 +9,7 @@ import pytest
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.model.hyperparameters import unused_tensors
+from llamatrain.run.model import load_untrained
 from llamatrain.sample.decoder import Decoder
 from tests.helpers.architecture_family import CTX
 from tests.helpers.architecture_models import Arrays, keys, prompt, shape_of, weights, written
@@ -252,7 +253,7 @@ def test_outputs_that_cannot_be(arch: str, tied: bool, tmp_path: Path) -> None:
 
 @pytest.mark.llama_cpp
 def test_keys_and_values_that_a_block_does_not_need(tmp_path: Path) -> None:
-    """Converters keep those of a checkpoint; nothing reads them, and a trained model goes without them."""
+    """Converters keep those of a checkpoint; nothing reads them, and full training keeps them."""
     shape = shape_of("gemma4", "a")
     arrays = weights(shape)
     more = {f"blk.4.attn_{each}.weight": np.ones((24, 48), np.float32) for each in "kv"}
@@ -260,8 +261,7 @@ def test_keys_and_values_that_a_block_does_not_need(tmp_path: Path) -> None:
         tmp_path / "m.gguf", shape, arrays | more | {"blk.4.attn_k_norm.weight": np.ones(12, np.float32)}
     )
     h, found = loaded(open_gguf(path))
-    assert found.keys() == arrays.keys() and unused_tensors(open_gguf(path), h) == [
-        *more,
-        "blk.4.attn_k_norm.weight",
-    ]
+    kept = [*more, "blk.4.attn_k_norm.weight"]
+    assert found.keys() == arrays.keys() and unused_tensors(open_gguf(path), h) == kept
+    assert {*kept} <= load_untrained(open_gguf(path), h).keys()
     alike(path, near("gemma4"))
