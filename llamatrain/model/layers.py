@@ -124,14 +124,22 @@ FEED_FORWARD = {
     "blk.{}.ffn_up.weight": block_matrix(lambda h: h.ff, lambda h: h.embd, "mlp.up_proj"),
     "blk.{}.ffn_down.weight": block_matrix(lambda h: h.embd, lambda h: h.ff, "mlp.down_proj", residual=True),
 }
+OUTPUT_BIAS = {"blk.{}.attn_output.bias": MORE_BIASES["blk.{}.attn_output.bias"]}
 UNGATED = {name: FEED_FORWARD[name] for name in ("blk.{}.ffn_up.weight", "blk.{}.ffn_down.weight")}
 UNGATED_BIASES = {name: MORE_BIASES[name] for name in ("blk.{}.ffn_up.bias", "blk.{}.ffn_down.bias")}
 FINAL: dict[str, Weight] = {
     "output_norm.weight": WeightKind(role="norm", shape=lambda h: (h.embd,), module="model.norm"),
     "output.weight": WeightKind(role="output", shape=lambda h: (h.vocab, h.embd), module="lm_head"),
 }
+FINAL_WITH_BIAS = {
+    "output_norm.weight": FINAL["output_norm.weight"],
+    "output_norm.bias": WeightKind(role="bias", shape=lambda h: (h.embd,), module="model.norm"),
+    "output.weight": FINAL["output.weight"],
+}
 BEFORE_ATTENTION = {"blk.{}.attn_norm.weight": block_norm("input_layernorm")}
 BEFORE_FEED_FORWARD = {"blk.{}.ffn_norm.weight": block_norm("post_attention_layernorm")}
+BEFORE_ATTENTION_BIAS = {"blk.{}.attn_norm.bias": norm_bias("input_layernorm")}
+BEFORE_FEED_FORWARD_BIAS = {"blk.{}.ffn_norm.bias": norm_bias("post_attention_layernorm")}
 WEIGHTS = EMBEDDINGS | BEFORE_ATTENTION | ATTENTION | BIASES | BEFORE_FEED_FORWARD | FEED_FORWARD | FINAL
 
 
@@ -202,6 +210,20 @@ def block(
     output = attention(model, layer, norm(model, x, f"{prefix}.attn_norm"), norm_heads)
     x = O.add(model.keep_scored_rows(layer, x), output)
     return O.add(x, transform(model, layer, norm(model, x, f"{prefix}.{ffn_norm}")))
+
+
+def parallel_block(
+    model: ForwardPass,
+    layer: int,
+    x: Tensor,
+    *,
+    norm: Norm = ForwardPass.norm,
+    transform: FeedForward = feed_forward,
+) -> Tensor:
+    """Return the output of a block whose attention and feed-forward share one norm, and are added to its input."""
+    y = norm(model, x, f"blk.{layer}.attn_norm")
+    x = O.add(model.keep_scored_rows(layer, x), attention(model, layer, y))
+    return O.add(x, transform(model, layer, model.keep_scored_rows(layer, y)))
 
 
 def final_norm(model: ForwardPass, x: Tensor, norm: Norm = ForwardPass.norm) -> Tensor:

@@ -108,6 +108,20 @@ AROUND = [
 BIASES = [(f"attn_{x}.bias", f"self_attn.{x}_proj.bias", "width" if x == "q" else "kv_width") for x in "qkv"]
 HEAD_NORMS = [(f"attn_{x}_norm.weight", f"self_attn.{x}_norm.weight", "head_size") for x in "qk"]
 
+
+def layer_norms(norms: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Return norms of a block with biases, and the ends of a model whose last norm has one."""
+    both = [
+        row
+        for mine, theirs, axes in norms
+        for row in (
+            (mine, theirs, axes),
+            (mine.replace("weight", "bias"), theirs.replace("weight", "bias"), axes),
+        )
+    ]
+    return both, [*ENDS[:2], ("output_norm.bias", "model.norm.bias", "embd"), *ENDS[2:]]
+
+
 Numbers = dict[str, int | float]
 
 
@@ -147,7 +161,10 @@ class Family:
     dropped_keys: Callable[[Any], set[str]] = lambda shape: (
         set()
     )  # common keys that the converter does not write
+    whole_keys: Callable[[str], bool] = lambda key: False  # keys without the architecture's name
     settings: Callable[[Any], dict[str, Any]] = nothing  # the same of the configuration
+    # what Hugging Face's model keeps with its weights, and does not train here
+    constants: Callable[[Any], dict[str, np.ndarray]] = nothing
     vision: Mapping[str, Any] | None = None  # the configuration of the vision model around it
     to_theirs: Convert = unchanged  # beside the order of rows and norms less 1
     gradient_to_ours: Convert = (
@@ -158,6 +175,9 @@ class Family:
     # the order of the inputs of a weight in Hugging Face's model, if that is another
     input_order: Callable[[Any, str], np.ndarray | None] = lambda shape, name: None
     shifts_context: bool = True  # llama.cpp shifts a full context, and as we do
+    fills_width: bool = (
+        False  # this version of llama.cpp takes no heads that are wider together than the model
+    )
     exact_shift: bool = True  # rotated keys turn back as if they had been computed at another position
     initial: Callable[[Any, str, tuple[int, ...], np.random.Generator], np.ndarray | None] = (
         lambda shape, name, axes, random: None

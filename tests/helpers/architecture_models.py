@@ -98,6 +98,11 @@ def keys(shape: Shape) -> Numbers:
     return {key: value for key, value in found.items() if key not in family.dropped_keys(shape)}
 
 
+def full_key(shape: Shape, key: str) -> str:
+    """Return a key as it is in files."""
+    return key if FAMILIES[shape.arch].whole_keys(key) else f"{shape.arch}.{key}"
+
+
 def written(
     path: Path, shape: Shape, arrays: Arrays, said: Mapping[str, int | float | str] | None = None
 ) -> Path:
@@ -112,7 +117,7 @@ def written(
         list: out.add_array,
     }
     for key, value in (keys(shape) if said is None else said).items():
-        adds[type(value)](f"{shape.arch}.{key}", value)
+        adds[type(value)](full_key(shape, key), value)
     out.add_tokenizer_model("llama")
     out.add_token_list(WORDS)
     out.add_token_scores([0.0] * VOCABULARY)

@@ -33,8 +33,13 @@ def model(shape: Shape, arrays: Arrays) -> Any:
     }
     if shape.tied:
         state["lm_head.weight"] = state[rows(shape)[EMBEDDINGS][0]]
+    constants = family.constants(shape)
+    state |= {name: torch.from_numpy(np.asarray(array)) for name, array in constants.items()}
     lacking, unknown = made.load_state_dict(state, strict=False)
     assert not unknown and all(".visual." in name for name in lacking)
+    for name, each in made.named_parameters():
+        if name in constants:
+            each.requires_grad_(False)
     return made
 
 

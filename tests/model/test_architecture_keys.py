@@ -64,6 +64,14 @@ CASES: dict[str, tuple[str, list[str], dict[str, int | float | str]]] = {
         {"attention.scale": 0.4, "logit_scale": 3.0, "embedding_scale": 3.0},
     ),
     "olmo2: windows": ("olmo2", [], {WINDOW: 9, f"{WINDOW}_pattern": 2}),
+    "cohere2: another pattern": ("cohere2", [], {f"{WINDOW}_pattern": 3}),
+    "minicpm: no scales": ("minicpm", ["embedding_scale", "residual_scale"], {}),
+    "minicpm: a scale of scores, which it has not": ("minicpm", [], {"attention.scale": 0.4}),
+    "apertus: a scale for all blocks": (
+        "apertus",
+        [],
+        {"xielu.alpha_p": 0.3, "xielu.alpha_n": -0.4, "xielu.beta": 0.6, "xielu.eps": -1e-6},
+    ),
     "exaone4: a window, which is not used": ("exaone4", [], {WINDOW: 9}),
     "mistral3: no temperature": ("mistral3", ["attention.temperature_scale"], {}),
     "mistral3: no multiplier": ("mistral3", ["rope.scaling.yarn_log_multiplier"], {}),
@@ -150,6 +158,12 @@ BIASED = "attn_q attn_k attn_v"
         ("gemma3", BIASED),
         ("smollm3", BIASED),
         ("arcee", BIASED),
+        ("nemotron", BIASED),
+        ("nemotron", "attn_output ffn_up ffn_down"),
+        ("command-r", BIASED),
+        ("minicpm", BIASED),
+        ("apertus", f"{BIASED} attn_output"),
+        ("exaone", BIASED),
         ("ernie4_5", BIASED),
         ("hunyuan-dense", BIASED),
         ("internlm2", BIASED),
@@ -167,6 +181,9 @@ LACKING = {
     "gemma3": "attention.head_count",
     "gemma3n": "activation_sparsity_scale",
     "gemma4": "attention.sliding_window_pattern",
+    "cohere2": "attention.sliding_window",
+    "command-r": "logit_scale",
+    "minicpm": "logit_scale",
 }
 
 
@@ -190,6 +207,8 @@ WRONG: dict[str, tuple[str, dict[str, int | float | str], str]] = {
     "a logit scale of 0": ("granite", {"logit_scale": 0.0}, "logit_scale"),
     "no number as a scale": ("granite", {"residual_scale": float("nan")}, "residual_scale"),
     "no number as a cap": ("gemma2", {"attn_logit_softcapping": float("inf")}, "attn_logit_softcapping"),
+    "too few of xielu": ("apertus", {"xielu.beta": [0.5]}, "must be 3 numbers"),  # type: ignore[dict-item]
+    "no number of xielu": ("apertus", {"xielu.beta": [0.5, float("inf"), 0.5]}, "finite"),  # type: ignore[dict-item]
     "sections in glm4": ("glm4", {"rope.dimension_sections": [2, 2, 2, 0]}, "vision-language"),  # type: ignore[dict-item]
     "a fourth section": ("qwen2vl", {"rope.dimension_sections": [2, 2, 2, 1]}, "fourth section"),  # type: ignore[dict-item]
     "too few sections": ("qwen3vl", {"rope.dimension_sections": [2, 2]}, "must be 4 numbers"),  # type: ignore[dict-item]

@@ -120,7 +120,11 @@ def test_what_is_none(name: str) -> None:
             "mamba2",
             "'mamba2', a recurrent model, is not supported; use .*, such as llama, which is the nearest",
         ),
-        ("starcoder", "'starcoder' is not supported; use .*, such as llama, which is the nearest"),
+        (
+            "starcoder",
+            "'starcoder', a model with .*, is not supported; .*, such as starcoder2, which is the nearest",
+        ),
+        ("ernie4_5-moe", "'ernie4_5-moe', a mixture of experts, .*, such as ernie4_5, which is the nearest"),
     ],
 )
 def test_what_is_near(name: str, told: str) -> None:

@@ -12,7 +12,16 @@ from llamatrain.model.architectures import find_architecture
 from llamatrain.sample.decoder import Decoder
 from tests.helpers import architecture_runs as runs
 from tests.helpers.architecture_family import Shape
-from tests.helpers.architecture_models import SHAPES, keys, linear, prompt, rows, shape_of, trainable
+from tests.helpers.architecture_models import (
+    SHAPES,
+    full_key,
+    keys,
+    linear,
+    prompt,
+    rows,
+    shape_of,
+    trainable,
+)
 from tests.helpers.architectures import FAMILIES
 from tests.helpers.cli import Argument, losses, ran, same_bits, text, text_file, timeless
 from tests.helpers.cli import rows as shown
@@ -49,7 +58,7 @@ def test_full_training_opens_in_llama_cpp(arch: str, tmp_path: Path) -> None:
     before, after = open_gguf(base), open_gguf(out)
     assert after.tensors.keys() == before.tensors.keys()
     for key, value in keys(shape).items():
-        held = after.metadata[f"{arch}.{key}"]
+        held = after.metadata[full_key(shape, key)]
         held = held.tolist() if isinstance(held, np.ndarray) else held
         assert held == value if isinstance(value, str) else held == pytest.approx(value), key
     changed = [
@@ -65,7 +74,8 @@ def test_full_training_opens_in_llama_cpp(arch: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("arch", SHAPES)
 def test_from_scratch_opens_in_llama_cpp(arch: str, tmp_path: Path) -> None:
     sizes = ("--vocab-size", "bytes", "--embd", 48, "--head", 4, "--head-kv", 2, "--layer", 4, "--ff", 64)
-    own = () if find_architecture(arch).heads_fill_width else ("--head-size", 16)
+    filled = find_architecture(arch).heads_fill_width or FAMILIES[arch].fills_width
+    own = () if filled else ("--head-size", 16)
     given = ("--ctx", 48, "--batch", 2, "--lr", 3e-3, "--iters", 30, "--seed", 3, "--precision", "f32")
     data, out = text_file(tmp_path), tmp_path / "run"
     ran("from-scratch", data, "--arch", arch, *sizes, *own, *given, "--out", out)

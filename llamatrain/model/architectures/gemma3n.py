@@ -42,7 +42,7 @@ def rotations(h: Hyperparameters) -> Sequence[Rope]:
     return [h.rope, Rope(h.rope.size, base=h.extra["near_base"], length=h.rope.length)]
 
 
-def new_blocks(count: int) -> dict[str, tuple[float, ...]]:
+def new_blocks(count: int, kv_heads: int) -> dict[str, tuple[float, ...]]:
     """Return the windows and the sparsity of a new model's blocks."""
     return {
         "windowed": tuple(is_windowed(PERIOD, layer) for layer in range(count)),
