@@ -164,7 +164,7 @@ class Family:
     whole_keys: Callable[[str], bool] = lambda key: False  # keys without the architecture's name
     settings: Callable[[Any], dict[str, Any]] = nothing  # the same of the configuration
     # what Hugging Face's model keeps with its weights, and does not train here
-    constants: Callable[[Any], dict[str, np.ndarray]] = nothing
+    their_constants: Callable[[Any], dict[str, np.ndarray]] = nothing
     vision: Mapping[str, Any] | None = None  # the configuration of the vision model around it
     to_theirs: Convert = unchanged  # beside the order of rows and norms less 1
     gradient_to_ours: Convert = (

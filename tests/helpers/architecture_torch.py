@@ -33,7 +33,7 @@ def model(shape: Shape, arrays: Arrays) -> Any:
     }
     if shape.tied:
         state["lm_head.weight"] = state[rows(shape)[EMBEDDINGS][0]]
-    constants = family.constants(shape)
+    constants = family.their_constants(shape)
     state |= {name: torch.from_numpy(np.asarray(array)) for name, array in constants.items()}
     lacking, unknown = made.load_state_dict(state, strict=False)
     assert not unknown and all(".visual." in name for name in lacking)

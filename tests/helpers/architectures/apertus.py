@@ -60,5 +60,5 @@ FAMILY = Family(
     model="ApertusForCausalLM",
     keys=keys,
     whole_keys=lambda key: key.startswith("xielu."),
-    constants=constants,
+    their_constants=constants,
 )
