@@ -209,6 +209,7 @@ WRONG: dict[str, tuple[str, dict[str, int | float | str], str]] = {
     "no number as a cap": ("gemma2", {"attn_logit_softcapping": float("inf")}, "attn_logit_softcapping"),
     "too few of xielu": ("apertus", {"xielu.beta": [0.5]}, "must be 3 numbers"),  # type: ignore[dict-item]
     "no number of xielu": ("apertus", {"xielu.beta": [0.5, float("inf"), 0.5]}, "finite"),  # type: ignore[dict-item]
+    "a limit in olmo": ("olmo", {"attention.clamp_kqv": 8.0}, "clamp_kqv"),
     "sections in glm4": ("glm4", {"rope.dimension_sections": [2, 2, 2, 0]}, "vision-language"),  # type: ignore[dict-item]
     "a fourth section": ("qwen2vl", {"rope.dimension_sections": [2, 2, 2, 1]}, "fourth section"),  # type: ignore[dict-item]
     "too few sections": ("qwen3vl", {"rope.dimension_sections": [2, 2]}, "must be 4 numbers"),  # type: ignore[dict-item]

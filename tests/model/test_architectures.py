@@ -111,7 +111,7 @@ def test_what_is_none(name: str) -> None:
             "gemma-embedding",
             "'gemma-embedding', an embedding model, is not supported; use .*, such as gemma3, which is the nearest",
         ),
-        ("olmo3", "'olmo3' is not supported; use .*, such as olmo2, which is the nearest"),
+        ("olmo3", "'olmo3' is not supported; use .*, such as olmo2?, which is the nearest"),
         (
             "qwen9moe",
             "'qwen9moe', a mixture of experts, is not supported; use .*, such as qwen[23], which is the nearest",

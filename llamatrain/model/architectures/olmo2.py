@@ -77,5 +77,4 @@ ARCHITECTURE = Architecture(
     rope_index=lambda h, layer: int(has_window(h, layer)),
     attention_mask=attention_mask,
     supported_values=layers.SUPPORTED_VALUES,
-    unsupported_names={"olmo": "a model with other norms", "olmoe": "a mixture of experts"},
 )
