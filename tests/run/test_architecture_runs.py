@@ -13,6 +13,7 @@ from llamatrain.sample.decoder import Decoder
 from tests.helpers import architecture_runs as runs
 from tests.helpers.architecture_family import Shape
 from tests.helpers.architecture_models import (
+    BASIC,
     SHAPES,
     full_key,
     keys,
@@ -122,7 +123,9 @@ def short_pairs(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("flash", ["--flash", "--no-flash"])
-@pytest.mark.parametrize("arch", SHAPES)
+@pytest.mark.parametrize(
+    "arch", [pytest.param(arch, marks=[] if arch in BASIC else pytest.mark.slow) for arch in SHAPES]
+)
 def test_packed_rows_are_separate_rows(arch: str, flash: str, tmp_path: Path) -> None:
     shape = shape_of(arch, "b")
     data, base = short_pairs(tmp_path), runs.base(tmp_path, shape)
