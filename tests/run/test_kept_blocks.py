@@ -52,3 +52,12 @@ def test_a_damaged_count_is_refused(tmp_path: Path) -> None:
     assert "nextn_predict_layers must be less than the 4 blocks (got 4)" in " ".join(
         (refused.out + refused.err).split()
     )
+
+
+def test_a_list_of_recurrent_blocks_must_be_periodic(tmp_path: Path) -> None:
+    shape = shape_of("qwen35", "a")
+    for marks, code in (([True, False, True, False], 0), ([True, True, False, False], 1)):
+        metadata = keys(shape) | {"attention.recurrent_layers": marks}
+        model = written(tmp_path / "model.gguf", shape, weights(shape), metadata)
+        done = run("plan", "finetune", model, data(tmp_path))
+        assert done.code == code and ("other patterns are not supported" in done.err) == (code > 0)

@@ -24,7 +24,7 @@ from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.limits import BadHyperparameter
 
-EXTRA_BLOCKS = "nextn_predict_layers"
+EXTRA_BLOCKS, RECURRENT_BLOCKS = "nextn_predict_layers", "attention.recurrent_layers"
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,30 @@ class BlockCount(Key):
         return values["layers"] + values["extra_blocks"]
 
 
+@dataclass(frozen=True)
+class AttentionPeriod(Key):
+    """The period of attention: the last block of each period has it. A file may also list the other blocks."""
+
+    def read(self, gguf: Gguf, key: str, known: Mapping[str, Any]) -> Any:
+        """Read the period, and check that a list of blocks is the same."""
+        period = super().read(gguf, key, known)
+        list_key = f"{key.partition('.')[0]}.{RECURRENT_BLOCKS}"
+        marks = gguf.metadata.get(list_key)
+        if marks is not None and period > 0:
+            expected = [layer % period != period - 1 for layer in range(known["layers"])]
+            if [bool(mark) for mark in np.atleast_1d(marks)[: len(expected)]] != expected:
+                raise FileError(
+                    f"{gguf.path}: {list_key} must leave out every {period}th block and no other; other patterns are "
+                    "not supported",
+                    code="unsupported-model",
+                )
+        return period
+
+
 KEYS = {
     "block_count": BlockCount("layers"),
     EXTRA_BLOCKS: Key("extra_blocks", int, 0),
-    "full_attention_interval": Key("attention_period", int, 4, min_value=1),
+    "full_attention_interval": AttentionPeriod("attention_period", int, 4, min_value=1),
     "ssm.conv_kernel": Key("taps", int, 4, min_value=2),
     "ssm.state_size": Key("key_size", int, 128, min_value=1),
     "ssm.group_count": Key("key_heads", int, 16, min_value=1),
@@ -69,8 +89,8 @@ def is_recurrent(h: Hyperparameters, layer: int) -> bool:
     return not attends(h, layer)
 
 
-def number(name: str) -> layers.Size:
-    """Return a function of the hyperparameters that gives one of them."""
+def sized_by(name: str) -> layers.Size:
+    """Return a function that gives one of the hyperparameters."""
     return lambda h: int(h.extra[name])
 
 
@@ -159,13 +179,13 @@ def width(h: Hyperparameters) -> int:
 DELTA_NET: dict[str, layers.Weight] = {
     "blk.{}.attn_qkv.weight": recurrent_matrix(channels, width, "in_proj_qkv", row_order=mixed_order),
     "blk.{}.attn_gate.weight": recurrent_matrix(
-        number("value_width"), width, "in_proj_z", row_order=value_order
+        sized_by("value_width"), width, "in_proj_z", row_order=value_order
     ),
     "blk.{}.ssm_alpha.weight": recurrent_matrix(
-        number("value_heads"), width, "in_proj_a", row_order=head_order
+        sized_by("value_heads"), width, "in_proj_a", row_order=head_order
     ),
     "blk.{}.ssm_beta.weight": recurrent_matrix(
-        number("value_heads"), width, "in_proj_b", row_order=head_order
+        sized_by("value_heads"), width, "in_proj_b", row_order=head_order
     ),
     "blk.{}.ssm_conv1d.weight": WeightKind(
         role="taps",
@@ -173,13 +193,13 @@ DELTA_NET: dict[str, layers.Weight] = {
         module="model.layers.{}.linear_attn.conv1d",
         present=is_recurrent,
     ),
-    "blk.{}.ssm_dt.bias": recurrent_vector("bias", number("value_heads"), "dt_bias", initial=initial_step),
+    "blk.{}.ssm_dt.bias": recurrent_vector("bias", sized_by("value_heads"), "dt_bias", initial=initial_step),
     "blk.{}.ssm_a": recurrent_vector(
-        "bias", number("value_heads"), "A_log", initial=initial_decay, trained_as_log=True
+        "bias", sized_by("value_heads"), "A_log", initial=initial_decay, trained_as_log=True
     ),
     "blk.{}.ssm_norm.weight": recurrent_vector("norm", value_size, "norm"),
     "blk.{}.ssm_out.weight": recurrent_matrix(
-        width, number("value_width"), "out_proj", column_order=value_order, residual=True
+        width, sized_by("value_width"), "out_proj", column_order=value_order, residual=True
     ),
 }
 ATTENTION: dict[str, layers.Weight] = {
@@ -242,7 +262,7 @@ def delta_net(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
     steps = softplus(O.add(model.linear(y, f"{prefix}.ssm_alpha"), model.weights[f"{prefix}.ssm_dt.bias"]))
     decay = O.mul(steps, model.weights[f"{prefix}.ssm_a"])
     beta = sigmoid(model.linear(y, f"{prefix}.ssm_beta"))
-    told = model.recurrence.delta_rule(
+    output = model.recurrence.delta_rule(
         layer,
         unit_length(model, q, size**-0.5),
         unit_length(model, k),
@@ -250,9 +270,9 @@ def delta_net(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
         O.reshape(decay, shape=(*grid, heads)),
         O.reshape(beta, shape=(*grid, heads)),
     )
-    told = O.reshape(model.norm(told, f"{prefix}.ssm_norm"), shape=(model.tokens.size, widths[2]))
+    output = O.reshape(model.norm(output, f"{prefix}.ssm_norm"), shape=(model.tokens.size, widths[2]))
     gate = model.linear(y, f"{prefix}.attn_gate")
-    gated = model.keep_scored_rows(layer, swiglu(gate, told))
+    gated = model.keep_scored_rows(layer, swiglu(gate, output))
     return model.linear(gated, f"{prefix}.ssm_out")
 
 
