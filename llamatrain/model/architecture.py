@@ -62,6 +62,11 @@ class WeightKind(Generic[H]):
         return self.adaptable or self.role == "norm"
 
     @property
+    def stays_float32(self) -> bool:
+        """True if the weight is small and read by no product: it is float32 in memory, whatever its file has."""
+        return self.role in ("norm", "bias", "constant", "taps")
+
+    @property
     def has_transposed_lora(self) -> bool:
         """True if rows of the weight are looked up, so that LoRA's a is (vocabulary, r) and b is (width, r)."""
         return self.role == "embedding"

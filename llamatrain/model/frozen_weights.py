@@ -33,9 +33,7 @@ def load_frozen(
     arrays: Arrays = {}
     for name, shape in h.shapes.items():
         tensor = gguf.tensors[name]
-        if not h.weight_kind(
-            name
-        ).adaptable:  # copied: a short read of a mapped file may map two megabytes around it
+        if not h.is_matrix(name):  # copied: a short read of a mapped file may map two megabytes around it
             tensors[name] = state(name, shape, F32)
             arrays[name] = np.array(load.decode_tensor(gguf, tensor, threads))
             release_pages(tensor.raw)

@@ -124,8 +124,8 @@ class Hyperparameters:
         return found
 
     def is_matrix(self, name: str) -> bool:
-        """Return True if a weight is a factor of products or a table of embeddings."""
-        return self.weight_kind(name).adaptable
+        """Return True if a weight is a factor of products or a table of embeddings, which may be quantized."""
+        return not self.weight_kind(name).stays_float32
 
     # ---- blocks that differ in size ----------------------------------------
 
