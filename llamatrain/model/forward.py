@@ -18,7 +18,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrence:
-    """How blocks without attention see what precedes a token: in the row, or in a state while decoding."""
+    """Functions with which blocks see what precedes a token: in the row, or in a state while decoding."""
 
     # layer, x (batch, length, channels), taps -> like x
     convolve: Callable[[int, Tensor, Tensor], Tensor]

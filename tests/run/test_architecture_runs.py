@@ -95,7 +95,7 @@ def test_from_scratch_opens_in_llama_cpp(arch: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arch", SHAPES)
 def test_plans_and_what_is_told_of_a_base(arch: str, tmp_path: Path) -> None:
-    shape = shape_of(arch, "a")
+    shape = shape_of(arch, "b")
     base, data = runs.base(tmp_path, shape), runs.data(tmp_path)
     axes = {name: size for name, (_, size) in rows(shape).items()}
     every = sum(math.prod(size) for size in axes.values())

@@ -268,7 +268,7 @@ def test_a_bad_file_is_never_told_a_flag(harm: str, words: tuple[Argument, ...],
     told = error(done, 1)
     assert told.startswith(str(bad)) and not FLAG.search(told), told
     if "architecture" in harm and harm.startswith("another"):
-        assert "qwen2moe" in told and "llama" in told.removeprefix(str(bad)).replace("llamatrain", ""), told
+        assert "qwen2moe" in told and "such as qwen2," in told, told
 
 
 @pytest.mark.parametrize("way", ["key", "options"])

@@ -229,7 +229,7 @@ BEFORE_FEED_FORWARD = {"blk.{}.post_attention_norm.weight": layers.block_norm("p
 
 
 def attention(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
-    """Return the gated attention of a block: each head of queries has a gate beside it."""
+    """Return the gated attention of a block: each head of queries is followed by its gate."""
     h, prefix = model.h, f"blk.{layer}"
     tokens = model.tokens.size
     both = O.reshape(model.linear(y, f"{prefix}.attn_q"), shape=(tokens * h.heads, 2 * h.head_size))
