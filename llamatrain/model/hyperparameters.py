@@ -177,7 +177,7 @@ class Hyperparameters:
             if self.kv_block(layer) == layer and not self.architecture.states(self, layer)
         )
 
-    @property
+    @cached_property
     def is_recurrent(self) -> bool:
         """True if a block has a state instead of keys and values."""
         return any(self.architecture.states(self, layer) for layer in range(self.layers))
@@ -425,8 +425,7 @@ def check_tensors(gguf: Gguf, h: Hyperparameters) -> None:
                 code="wrong-tensor-shape",
             )
     for name in unused_tensors(gguf, h):
-        kind = h.architecture.weight_kind(name)
-        if is_model_tensor(name) and not (kind and kind.present) and not is_kept(name, h):
+        if is_model_tensor(name) and not is_kept(name, h):
             raise FileError(
                 f"{gguf.path}: {quote(name)} is not a weight of a {h.architecture.name}",
                 code="unknown-tensor",
@@ -445,9 +444,10 @@ def unused_tensors(gguf: Gguf, h: Hyperparameters) -> list[str]:
     ]
 
 
-def kept_tensors(gguf: Gguf, h: Hyperparameters) -> list[str]:
-    """Return the names of tensors that are not used, but belong to the model's file."""
-    return [name for name in unused_tensors(gguf, h) if is_kept(name, h)]
+def untrained_tensors(gguf: Gguf, h: Hyperparameters) -> list[str]:
+    """Return the names of a model's tensors that are never trained: constants, and those that are only kept."""
+    constants = [name for name, kind in h.weight_kinds() if kind.role == "constant"]
+    return constants + [name for name in unused_tensors(gguf, h) if is_kept(name, h)]
 
 
 def describe_unused(names: Sequence[str], consequence: str) -> str:
@@ -457,9 +457,10 @@ def describe_unused(names: Sequence[str], consequence: str) -> str:
 
 
 def is_kept(name: str, h: Hyperparameters) -> bool:
-    """Return True if a tensor is not used, but belongs to the file."""
-    number = split_block_number(name)[1]
-    return number is not None and h.architecture.is_kept(h, int(number))
+    """Return True if an unused tensor belongs to the file: of a kept block, or a weight that its block does not need."""
+    kind, number = h.architecture.weight_kind(name), split_block_number(name)[1]
+    unneeded = kind is not None and kind.present is not None
+    return unneeded or (number is not None and h.architecture.is_kept(h, int(number)))
 
 
 def is_model_tensor(name: str) -> bool:

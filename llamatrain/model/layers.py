@@ -67,6 +67,15 @@ def block_vector(role: Role, size: Size, module: str, optional: bool = False, **
     )
 
 
+def block_taps(channels: Size, module: str) -> Weight:
+    """Return the taps of a block's convolution; their number is the hyperparameter `taps`."""
+    return WeightKind(
+        role="taps",
+        shape=lambda h: (channels(h), int(h.extra["taps"])),
+        module=f"model.layers.{{}}.{module}",
+    )
+
+
 def block_norm(module: str) -> Weight:
     """Return a norm of a block, as wide as the model."""
     return block_vector("norm", lambda h: h.embd, module)
@@ -85,6 +94,13 @@ def rename_modules(weights: dict[str, Weight], modules: Mapping[str, str]) -> di
         else kind
         for name, kind in weights.items()
     }
+
+
+def restrict_blocks(
+    weights: dict[str, Weight], present: Callable[[Hyperparameters, int], bool]
+) -> dict[str, Weight]:
+    """Return weights that only some blocks have."""
+    return {name: replace(kind, present=present) for name, kind in weights.items()}
 
 
 EMBEDDINGS: dict[str, Weight] = {
@@ -138,6 +154,8 @@ FINAL_WITH_BIAS = {
 }
 BEFORE_ATTENTION = {"blk.{}.attn_norm.weight": block_norm("input_layernorm")}
 BEFORE_FEED_FORWARD = {"blk.{}.ffn_norm.weight": block_norm("post_attention_layernorm")}
+# the same norm by the name that some architectures have for it
+POST_ATTENTION_NORM = {"blk.{}.post_attention_norm.weight": block_norm("post_attention_layernorm")}
 BEFORE_ATTENTION_BIAS = {"blk.{}.attn_norm.bias": norm_bias("input_layernorm")}
 BEFORE_FEED_FORWARD_BIAS = {"blk.{}.ffn_norm.bias": norm_bias("post_attention_layernorm")}
 WEIGHTS = EMBEDDINGS | BEFORE_ATTENTION | ATTENTION | BIASES | BEFORE_FEED_FORWARD | FEED_FORWARD | FINAL

@@ -12,7 +12,7 @@ from llamatrain.adapters.options import LARGEST
 from llamatrain.distributed.cores import count_cores
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import Gguf
-from llamatrain.model.hyperparameters import Hyperparameters, kept_tensors
+from llamatrain.model.hyperparameters import Hyperparameters, untrained_tensors
 from llamatrain.model.load import decode_tensor
 from llamatrain.run.config import RunConfig
 from llamatrain.run.inputs import RunInputs
@@ -31,7 +31,7 @@ def choose_trainable(config: RunConfig, model: RunModel, inputs: RunInputs, peft
         return model_class(
             h=model.h,
             metadata=model.metadata,
-            untrained=model.extra_tensors | read_kept(inputs.base, model.h, threads),
+            untrained=model.extra_tensors | read_untrained(inputs.base, model.h, threads),
             seed=config.train.seed,
             threads=threads,
             base=None if inputs.resume_point else inputs.base,
@@ -56,10 +56,11 @@ def choose_trainable(config: RunConfig, model: RunModel, inputs: RunInputs, peft
     )
 
 
-def read_kept(base: Gguf | None, h: Hyperparameters, threads: int) -> dict[str, np.ndarray]:
-    """Read the tensors of a base that are not used, but belong to its file."""
-    names = kept_tensors(base, h) if base else []
-    return {name: decode_tensor(base, base.tensors[name], threads) for name in names} if base else {}
+def read_untrained(base: Gguf | None, h: Hyperparameters, threads: int) -> dict[str, np.ndarray]:
+    """Read the tensors of a base that are never trained, but belong to its file."""
+    if base is None:
+        return {}
+    return {name: decode_tensor(base, base.tensors[name], threads) for name in untrained_tensors(base, h)}
 
 
 Numbers = tuple[dict[str, int], dict[str, float], float]

@@ -16,8 +16,7 @@ from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.reader import Gguf, Metadata, open_gguf
 from llamatrain.gguf.values import Value, string, u32
 from llamatrain.model import hyperparameters, rope
-from llamatrain.model.hyperparameters import ALL_F32, Hyperparameters, tokenizer_metadata, unused_tensors
-from llamatrain.model.load import decode_tensor
+from llamatrain.model.hyperparameters import ALL_F32, Hyperparameters, tokenizer_metadata
 from llamatrain.model.options import BYTES, CTX, ModelOptions, name_by_option
 from llamatrain.planner.limits import read_within
 from llamatrain.run.config import RunConfig
@@ -38,7 +37,7 @@ class RunModel:
     metadata: dict[str, Value]  # of the model file
     tokenizer: Tokenizer | None  # None: its tokens stand for no text
     row_length: int  # tokens in a row
-    extra_tensors: dict[str, np.ndarray] = field(default_factory=dict)  # tensors that are never trained
+    extra_tensors: dict[str, np.ndarray] = field(default_factory=dict)  # tensors that are no weights
 
     def with_template(self, options: DataOptions, files: Sequence[str] = ()) -> "RunModel":
         """Return the model with the chat template that it is trained with.
@@ -186,24 +185,13 @@ def read_model(gguf: Gguf, ctx: int | None, default_ctx: int) -> RunModel:
         metadata=metadata,
         tokenizer=tokenizer,
         row_length=ctx or min(default_ctx, h.ctx),
-        extra_tensors=rope_factors(h) | load_untrained(gguf, h),
+        extra_tensors=rope_factors(h),
     )
 
 
 def rope_factors(h: Hyperparameters) -> dict[str, np.ndarray]:
     """Return the tensors of the rotation's factors, by their names in files."""
     return {rope.TENSORS[name]: array for name, array in h.rope.tensors.items()}
-
-
-def load_untrained(gguf: Gguf, h: Hyperparameters) -> dict[str, np.ndarray]:
-    """Return the weights that are never trained: constants, and those that their blocks do not need."""
-    constants = [name for name, kind in h.weight_kinds() if kind.role == "constant"]
-    unused = [
-        name
-        for name in unused_tensors(gguf, h)
-        if (kind := h.architecture.weight_kind(name)) and kind.present
-    ]
-    return {name: decode_tensor(gguf, gguf.tensors[name]) for name in (*constants, *unused)}
 
 
 def new_vocabulary(config: RunConfig, read: bool) -> tuple[dict[str, Value], Tokenizer | None, int]:

@@ -24,7 +24,7 @@ KEYS = {
     "attn_logit_softcapping": Key("score_cap", float, 50.0),
     "final_logit_softcapping": Key("logit_cap", float, 30.0),
 }
-AFTER_ATTENTION = {"blk.{}.post_attention_norm.weight": layers.block_norm("post_attention_layernorm")}
+AFTER_ATTENTION = layers.POST_ATTENTION_NORM
 BEFORE_FEED_FORWARD = {"blk.{}.ffn_norm.weight": layers.block_norm("pre_feedforward_layernorm")}
 AFTER_FEED_FORWARD = {"blk.{}.post_ffw_norm.weight": layers.block_norm("post_feedforward_layernorm")}
 LAYERS_27B = 46  # layers of the 27B model, which scales scores by width / heads

@@ -155,9 +155,7 @@ PER_LAYER_INPUT = {
     ),
     "blk.{}.post_norm.weight": layers.block_norm("post_per_layer_input_norm"),
 }
-PER_LAYER_INPUT = {
-    name: replace(kind, present=has_per_layer_inputs) for name, kind in PER_LAYER_INPUT.items()
-}
+PER_LAYER_INPUT = layers.restrict_blocks(PER_LAYER_INPUT, has_per_layer_inputs)
 OUTPUT_SCALE = {
     "blk.{}.layer_output_scale.weight": layers.block_vector(
         "constant", lambda h: 1, "layer_scalar", optional=True

@@ -4,8 +4,6 @@ A block has attention if it has key/value heads. In files, the model's last norm
 embeddings.
 """
 
-from typing import Any
-
 from llamatrain.graph import ops as O
 from llamatrain.graph.ops import split_columns
 from llamatrain.graph.tensor import Tensor
@@ -32,48 +30,22 @@ def new_model_blocks(count: int, kv_heads: int) -> dict[str, tuple[int, ...]]:
     return {"kv_heads": tuple(kv_heads * (layer % PERIOD == PERIOD - 1) for layer in range(count))}
 
 
-def projection(out: int, module: str, **facts: Any) -> layers.Weight:
-    """Return a matrix of a convolution, `out` times as high as the model is wide."""
-    return layers.block_matrix(
-        lambda h: out * h.embd, lambda h: h.embd, f"conv.{module}", present=convolves, **facts
-    )
-
-
-ATTENTION: dict[str, layers.Weight] = {
-    "blk.{}.attn_q.weight": layers.block_matrix(
-        lambda h: h.width, lambda h: h.embd, "self_attn.q_proj", present=attends
-    ),
-    "blk.{}.attn_k.weight": layers.block_matrix(
-        lambda h: h.kv_width, lambda h: h.embd, "self_attn.k_proj", present=attends
-    ),
-    "blk.{}.attn_v.weight": layers.block_matrix(
-        lambda h: h.kv_width, lambda h: h.embd, "self_attn.v_proj", present=attends
-    ),
-    "blk.{}.attn_output.weight": layers.block_matrix(
-        lambda h: h.embd, lambda h: h.width, "self_attn.out_proj", residual=True, present=attends
-    ),
-    "blk.{}.attn_q_norm.weight": layers.block_vector(
-        "norm", lambda h: h.head_size, "self_attn.q_layernorm", present=attends
-    ),
-    "blk.{}.attn_k_norm.weight": layers.block_vector(
-        "norm", lambda h: h.head_size, "self_attn.k_layernorm", present=attends
-    ),
+MODULES = {
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
 }
+ATTENTION = layers.rename_modules(layers.ATTENTION | layers.HEAD_NORMS, MODULES)
 CONVOLUTION: dict[str, layers.Weight] = {
-    "blk.{}.shortconv.in_proj.weight": projection(3, "in_proj"),
-    "blk.{}.shortconv.conv.weight": WeightKind(
-        role="taps",
-        shape=lambda h: (h.embd, int(h.extra["taps"])),
-        module="model.layers.{}.conv.conv",
-        present=convolves,
+    "blk.{}.shortconv.in_proj.weight": layers.block_matrix(
+        lambda h: 3 * h.embd, lambda h: h.embd, "conv.in_proj"
     ),
-    "blk.{}.shortconv.out_proj.weight": projection(1, "out_proj", residual=True),
-}
-FEED_FORWARD: dict[str, layers.Weight] = {
-    "blk.{}.ffn_gate.weight": layers.block_matrix(lambda h: h.ff, lambda h: h.embd, "feed_forward.w1"),
-    "blk.{}.ffn_up.weight": layers.block_matrix(lambda h: h.ff, lambda h: h.embd, "feed_forward.w3"),
-    "blk.{}.ffn_down.weight": layers.block_matrix(
-        lambda h: h.embd, lambda h: h.ff, "feed_forward.w2", residual=True
+    "blk.{}.shortconv.conv.weight": layers.block_taps(lambda h: h.embd, "conv.conv"),
+    "blk.{}.shortconv.out_proj.weight": layers.block_matrix(
+        lambda h: h.embd, lambda h: h.embd, "conv.out_proj", residual=True
     ),
 }
 FINAL: dict[str, layers.Weight] = {
@@ -119,10 +91,10 @@ ARCHITECTURE = Architecture(
     keys=layers.KEYS | {"shortconv.l_cache": Key("taps", int, 3, min_value=2)},
     weights=layers.EMBEDDINGS
     | {"blk.{}.attn_norm.weight": layers.block_norm("operator_norm")}
-    | ATTENTION
-    | CONVOLUTION
+    | layers.restrict_blocks(ATTENTION, attends)
+    | layers.restrict_blocks(CONVOLUTION, convolves)
     | {"blk.{}.ffn_norm.weight": layers.block_norm("ffn_norm")}
-    | FEED_FORWARD
+    | layers.rename_modules(layers.FEED_FORWARD, MODULES)
     | FINAL,
     rotation="halves",
     embed=layers.embed,

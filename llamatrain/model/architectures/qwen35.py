@@ -18,7 +18,7 @@ from llamatrain.graph import ops as O
 from llamatrain.graph.ops import glu, rms_norm, sigmoid, silu, softplus, split_columns, swiglu
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model import layers
-from llamatrain.model.architecture import Architecture, Key, Shape, WeightKind
+from llamatrain.model.architecture import Architecture, Key, Shape
 from llamatrain.model.architectures.qwen2vl import SECTIONS
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
@@ -149,80 +149,40 @@ def initial_step(generator: np.random.Generator, shape: Shape) -> np.ndarray:
     return np.log(np.expm1(steps))
 
 
-def recurrent_matrix(out: layers.Size, into: layers.Size, module: str, **facts: Any) -> layers.Weight:
-    """Return a matrix of a gated delta net."""
-    return WeightKind(
-        role="matrix",
-        shape=lambda h: (out(h), into(h)),
-        module=f"model.layers.{{}}.linear_attn.{module}",
-        present=is_recurrent,
-        **facts,
-    )
-
-
-def recurrent_vector(role: Any, size: layers.Size, module: str, **facts: Any) -> layers.Weight:
-    """Return a norm or other vector of a gated delta net."""
-    return WeightKind(
-        role=role,
-        shape=lambda h: (size(h),),
-        module=f"model.layers.{{}}.linear_attn.{module}",
-        present=is_recurrent,
-        **facts,
-    )
-
-
 def width(h: Hyperparameters) -> int:
     """Return the width of the model."""
     return h.embd
 
 
 DELTA_NET: dict[str, layers.Weight] = {
-    "blk.{}.attn_qkv.weight": recurrent_matrix(channels, width, "in_proj_qkv", row_order=mixed_order),
-    "blk.{}.attn_gate.weight": recurrent_matrix(
-        sized_by("value_width"), width, "in_proj_z", row_order=value_order
+    "blk.{}.attn_qkv.weight": layers.block_matrix(
+        channels, width, "linear_attn.in_proj_qkv", row_order=mixed_order
     ),
-    "blk.{}.ssm_alpha.weight": recurrent_matrix(
-        sized_by("value_heads"), width, "in_proj_a", row_order=head_order
+    "blk.{}.attn_gate.weight": layers.block_matrix(
+        sized_by("value_width"), width, "linear_attn.in_proj_z", row_order=value_order
     ),
-    "blk.{}.ssm_beta.weight": recurrent_matrix(
-        sized_by("value_heads"), width, "in_proj_b", row_order=head_order
+    "blk.{}.ssm_alpha.weight": layers.block_matrix(
+        sized_by("value_heads"), width, "linear_attn.in_proj_a", row_order=head_order
     ),
-    "blk.{}.ssm_conv1d.weight": WeightKind(
-        role="taps",
-        shape=lambda h: (channels(h), int(h.extra["taps"])),
-        module="model.layers.{}.linear_attn.conv1d",
-        present=is_recurrent,
+    "blk.{}.ssm_beta.weight": layers.block_matrix(
+        sized_by("value_heads"), width, "linear_attn.in_proj_b", row_order=head_order
     ),
-    "blk.{}.ssm_dt.bias": recurrent_vector("bias", sized_by("value_heads"), "dt_bias", initial=initial_step),
-    "blk.{}.ssm_a": recurrent_vector(
-        "bias", sized_by("value_heads"), "A_log", initial=initial_decay, trained_as_log=True
+    "blk.{}.ssm_conv1d.weight": layers.block_taps(channels, "linear_attn.conv1d"),
+    "blk.{}.ssm_dt.bias": layers.block_vector(
+        "bias", sized_by("value_heads"), "linear_attn.dt_bias", initial=initial_step
     ),
-    "blk.{}.ssm_norm.weight": recurrent_vector("norm", value_size, "norm"),
-    "blk.{}.ssm_out.weight": recurrent_matrix(
-        width, sized_by("value_width"), "out_proj", column_order=value_order, residual=True
+    "blk.{}.ssm_a": layers.block_vector(
+        "bias", sized_by("value_heads"), "linear_attn.A_log", initial=initial_decay, trained_as_log=True
     ),
-}
-ATTENTION: dict[str, layers.Weight] = {
-    "blk.{}.attn_q.weight": layers.block_matrix(
-        lambda h: 2 * h.width, lambda h: h.embd, "self_attn.q_proj", present=attends
-    ),
-    "blk.{}.attn_k.weight": layers.block_matrix(
-        lambda h: h.kv_width, lambda h: h.embd, "self_attn.k_proj", present=attends
-    ),
-    "blk.{}.attn_v.weight": layers.block_matrix(
-        lambda h: h.kv_width, lambda h: h.embd, "self_attn.v_proj", present=attends
-    ),
-    "blk.{}.attn_output.weight": layers.block_matrix(
-        lambda h: h.embd, lambda h: h.width, "self_attn.o_proj", residual=True, present=attends
-    ),
-    "blk.{}.attn_q_norm.weight": layers.block_vector(
-        "norm", lambda h: h.head_size, "self_attn.q_norm", present=attends
-    ),
-    "blk.{}.attn_k_norm.weight": layers.block_vector(
-        "norm", lambda h: h.head_size, "self_attn.k_norm", present=attends
+    "blk.{}.ssm_norm.weight": layers.block_vector("norm", value_size, "linear_attn.norm"),
+    "blk.{}.ssm_out.weight": layers.block_matrix(
+        width, sized_by("value_width"), "linear_attn.out_proj", column_order=value_order, residual=True
     ),
 }
-BEFORE_FEED_FORWARD = {"blk.{}.post_attention_norm.weight": layers.block_norm("post_attention_layernorm")}
+ATTENTION = layers.ATTENTION | layers.HEAD_NORMS
+ATTENTION |= {  # each head of queries is followed by its gate
+    "blk.{}.attn_q.weight": layers.block_matrix(lambda h: 2 * h.width, width, "self_attn.q_proj")
+}
 
 
 # ---- blocks -----------------------------------------------------------------
@@ -312,9 +272,9 @@ ARCHITECTURE = Architecture(
     lists=SECTIONS,
     weights=layers.EMBEDDINGS
     | layers.BEFORE_ATTENTION
-    | ATTENTION
-    | DELTA_NET
-    | BEFORE_FEED_FORWARD
+    | layers.restrict_blocks(ATTENTION, attends)
+    | layers.restrict_blocks(DELTA_NET, is_recurrent)
+    | layers.POST_ATTENTION_NORM
     | layers.FEED_FORWARD
     | layers.FINAL,
     rotation="halves",

@@ -5,8 +5,6 @@ from functools import partial
 from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture
 
-BEFORE_FEED_FORWARD = {"blk.{}.post_attention_norm.weight": layers.block_norm("post_attention_layernorm")}
-
 ARCHITECTURE = Architecture(
     name="seed_oss",
     keys=layers.KEYS,
@@ -14,7 +12,7 @@ ARCHITECTURE = Architecture(
     | layers.BEFORE_ATTENTION
     | layers.ATTENTION
     | layers.BIASES
-    | BEFORE_FEED_FORWARD
+    | layers.POST_ATTENTION_NORM
     | layers.FEED_FORWARD
     | layers.FINAL,
     rotation="halves",
