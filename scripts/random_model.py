@@ -150,7 +150,7 @@ def make_model(args: argparse.Namespace) -> None:
         head_size=head_size,
         rope=Rope(rotated),
         tied=tied,
-        extra=default_extra(architecture, {"head_size": head_size}),
+        extra=default_extra(architecture, {"head_size": head_size, "embd": embd}),
         lists=default_lists(architecture, layers, head_size),
     )
     write_model(args.out, h, vocabulary, kind, args.seed)

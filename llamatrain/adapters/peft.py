@@ -89,18 +89,18 @@ def read_peft(folder: Path, h: Hyperparameters) -> Adapter:
             if not name.endswith(".base_layer.weight"):  # PEFT also stores the original embeddings
                 module, half = parse_factor_name(modules, source, name.removeprefix(PREFIX), SUFFIXES)
                 modules[module][half] = read_factor(source, name, entry)
-    names = {module: weight_name(source, module, h) for module in modules}
+    names = {name: module for module in modules for name in weight_names(source, module, h)}
     pairs_by_name = {
-        names[module]: convert_halves(source, module, halves, h) for module, halves in modules.items()
+        name: convert_halves(source, module, name, modules[module], h) for name, module in names.items()
     }
     check_halves(source, pairs_by_name, h.architecture)
-    scales = [
-        pair_scale(folder / CONFIG, config, module, halves["b"].shape[1])
-        for module, halves in modules.items()
-    ]
     pairs = {
-        name: LoraPair(factors["a"], factors["b"], by)
-        for (name, factors), by in zip(pairs_by_name.items(), scales, strict=True)
+        name: LoraPair(
+            factors["a"],
+            factors["b"],
+            pair_scale(folder / CONFIG, config, names[name], factors["b"].shape[1]),
+        )
+        for name, factors in pairs_by_name.items()
     }
     return Adapter(source=folder, alpha=float(config["lora_alpha"]), pairs=pairs, architecture=h.architecture)
 
@@ -116,23 +116,30 @@ def read_factor(source: Path, name: str, entry: StoredTensor) -> np.ndarray:
     return decode_factor(source, name, entry.raw.reshape(entry.shape[0], -1), entry.kind)
 
 
-def weight_name(source: Path, module: str, h: Hyperparameters) -> str:
-    """Return the GGUF name of a module's weight."""
-    name = h.architecture.weight_for_module(module)
-    if name is None:
+def weight_names(source: Path, module: str, h: Hyperparameters) -> list[str]:
+    """Return the GGUF names of a module's weights: one, or several that share its rows."""
+    names = h.architecture.weights_for_module(module)
+    if not names:
         raise FileError(
             f"{source}: {quote(module)} is not a module of {h.architecture.name} that can have an adapter",
             code="unknown-module",
         )
-    return name
+    return names
 
 
 def convert_halves(
-    source: Path, module: str, halves: dict[Half, np.ndarray], h: Hyperparameters
+    source: Path, module: str, name: str, halves: dict[Half, np.ndarray], h: Hyperparameters
 ) -> dict[Half, np.ndarray]:
-    """Return a pair's factors in GGUF's layout."""
-    converted, name = dict(halves), weight_name(source, module, h)
-    kind = h.weight_kind(name)
+    """Return the factors of a weight's pair in GGUF's layout."""
+    converted, kind = dict(halves), h.weight_kind(name)
+    number, parts = kind.part
+    if parts > 1 and "b" in converted:
+        if len(converted["b"]) % parts:
+            raise FileError(
+                f"{source}: the {len(converted['b'])} rows of {quote(module)} cannot be divided into {parts} parts",
+                code="invalid-factor",
+            )
+        converted["b"] = np.split(converted["b"], parts)[number]
     if kind.has_transposed_lora and "a" in converted:
         converted["a"] = np.ascontiguousarray(converted["a"].T)
     if (count := permuted_heads(name, h)) and "b" in converted:
@@ -294,8 +301,8 @@ def write_peft(folder: Path, adapter: Adapter, base: str, h: Hyperparameters) ->
     Scales other than alpha / r are folded into b. Pairs of norms, which PEFT does not have, are left out.
     """
     check_pairs(folder, adapter.pairs, h)
-    adapter = adapter.without(adapter.norm_names)
-    rank = Counter(pair.rank for pair in adapter.pairs.values()).most_common(1)[0][0]
+    pairs = pairs_by_module(folder, adapter.without(adapter.norm_names), h)
+    rank = Counter(pair.rank for pair in pairs.values()).most_common(1)[0][0]
     alpha = adapter.alpha or rank
     config = {
         "peft_type": "LORA",
@@ -303,12 +310,8 @@ def write_peft(folder: Path, adapter: Adapter, base: str, h: Hyperparameters) ->
         "base_model_name_or_path": base,
         "r": rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
-        "rank_pattern": {
-            module_name(folder, name, h): pair.rank
-            for name, pair in adapter.pairs.items()
-            if pair.rank != rank
-        },
-        "target_modules": target_modules(adapter, folder, h),
+        "rank_pattern": {module: pair.rank for module, pair in pairs.items() if pair.rank != rank},
+        "target_modules": target_modules(pairs, h),
         "bias": "none",
         "lora_dropout": 0.0,
         "inference_mode": True,
@@ -317,30 +320,66 @@ def write_peft(folder: Path, adapter: Adapter, base: str, h: Hyperparameters) ->
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"{folder}: cannot be created: {error.strerror}", code="write-failed") from error
-    write_safetensors(folder / WEIGHTS, dict(named_factors(folder, adapter, alpha, h)))
+    write_safetensors(folder / WEIGHTS, dict(named_factors(pairs, alpha, h)))
     with AtomicFile(folder / CONFIG) as file:
         file.write(json.dumps(config, indent=2).encode() + b"\n")
 
 
-def named_factors(
-    folder: Path, adapter: Adapter, alpha: float, h: Hyperparameters
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the factors in PEFT's layout, by PEFT's names."""
+def pairs_by_module(folder: Path, adapter: Adapter, h: Hyperparameters) -> dict[str, LoraPair]:
+    """Return the pairs in PEFT's layout, by the names of modules."""
+    parts: dict[str, dict[int, LoraPair]] = {}
+    counts: dict[str, int] = {}
     for name, pair in adapter.pairs.items():
-        a, b, kind = pair.a, fold_scale(alpha, pair), h.weight_kind(name)
-        if count := permuted_heads(name, h):
-            b = split_rows(b, count)
-        if kind.row_order:
-            b = b[np.argsort(kind.row_order(h))]
-        if kind.column_order:
-            a = a[:, np.argsort(kind.column_order(h))]
+        module, (number, counts[module]) = module_name(folder, name, h), h.weight_kind(name).part
+        parts.setdefault(module, {})[number] = to_peft_layout(name, pair, h)
+    return {module: join_parts(pairs, counts[module]) for module, pairs in parts.items()}
+
+
+def to_peft_layout(name: str, pair: LoraPair, h: Hyperparameters) -> LoraPair:
+    """Return a pair with its factors in PEFT's layout."""
+    a, b, kind = pair.a, pair.b, h.weight_kind(name)
+    if count := permuted_heads(name, h):
+        b = split_rows(b, count)
+    if kind.row_order:
+        b = b[np.argsort(kind.row_order(h))]
+    if kind.column_order:
+        a = a[:, np.argsort(kind.column_order(h))]
+    return LoraPair(a.T if kind.has_transposed_lora else a, b, pair.scale)
+
+
+def join_parts(pairs: dict[int, LoraPair], count: int) -> LoraPair:
+    """Return the pair of a module whose `count` parts have pairs of their own, by number.
+
+    If they have one factor a, so has the module; else its a has the rows of all, and its b their b's on the
+    diagonal.
+    """
+    first, *others = (pairs[number] for number in sorted(pairs))
+    if count == len(pairs) and all(
+        np.array_equal(each.a, first.a) and each.scale == first.scale for each in others
+    ):
+        return LoraPair(first.a, np.concatenate([first.b, *(each.b for each in others)]), first.scale)
+    rows, column = len(first.b), 0
+    b = np.zeros((count * rows, sum(pair.rank for pair in pairs.values())), np.float32)
+    for number in sorted(pairs):
+        pair = pairs[number]
+        b[number * rows :, column : column + pair.rank][:rows] = np.float32(pair.scale) * pair.b
+        column += pair.rank
+    return LoraPair(np.concatenate([first.a, *(each.a for each in others)]), b, 1.0)
+
+
+def named_factors(
+    pairs: dict[str, LoraPair], alpha: float, h: Hyperparameters
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the factors of modules by PEFT's names."""
+    for module, pair in pairs.items():
+        kind = h.weight_kind(h.architecture.weights_for_module(module)[0])
         suffixes = (
             (".lora_embedding_A", ".lora_embedding_B")
             if kind.has_transposed_lora
             else (".lora_A.weight", ".lora_B.weight")
         )
-        for suffix, part in zip(suffixes, (a.T if kind.has_transposed_lora else a, b), strict=True):
-            yield f"{PREFIX}{module_name(folder, name, h)}{suffix}", part
+        for suffix, factor in zip(suffixes, (pair.a, fold_scale(alpha, pair)), strict=True):
+            yield f"{PREFIX}{module}{suffix}", factor
 
 
 def check_pairs(folder: Path, names: Collection[str], h: Hyperparameters) -> None:
@@ -393,12 +432,13 @@ def module_name(folder: Path, name: str, h: Hyperparameters) -> str:
     return module
 
 
-def target_modules(adapter: Adapter, folder: Path, h: Hyperparameters) -> list[str]:
+def target_modules(modules: Collection[str], h: Hyperparameters) -> list[str]:
     """Return kinds of modules if an adapter has them in each layer, else each module by name."""
-    modules = {name: module_name(folder, name, h) for name in adapter.pairs}
-    kinds = Counter(module.rpartition(".")[2] for module in modules.values())
+    kinds = Counter(module.rpartition(".")[2] for module in modules)
     in_model = Counter(
-        kind.module.rpartition(".")[2] for _, kind in h.weight_kinds() if kind.role == "matrix"
+        kind.module.rpartition(".")[2]
+        for _, kind in h.weight_kinds()
+        if kind.role == "matrix" and kind.part[0] == 0
     )
     has_all = all(kinds[kind] == count for kind, count in in_model.items() if kind in kinds)
-    return sorted(kinds) if has_all else list(modules.values())
+    return sorted(kinds) if has_all else list(modules)

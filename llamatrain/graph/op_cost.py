@@ -75,21 +75,26 @@ def attention_flops(node: Node) -> int:
 
 
 def delta_rule_flops(node: Node) -> int:
-    """Return the operations of the gated delta rule in chunks: half of each square of scores is used."""
+    """Return the operations of the gated delta rule in chunks: half of each square of scores is used.
+
+    Without correction, the keys are not compared with each other, nor read from the state.
+    """
     back = node.op.name.endswith("_back")
     q, _, v = node.sources[back : back + 3]
     (batch, length, heads, width), size, chunk = v.shape, q.shape[3], node.attrs["chunk"]
-    scores = chunk * (4 * size + 2 * width)
-    work = scores + 6 * size * width
-    if back:
-        work += chunk * (8 * size + 6 * width) + 14 * size * width
+    both, correct = size * width, node.attrs.get("correct", True)
+    work = chunk * (4 * size + 2 * width) + 6 * both if correct else chunk * (2 * size + width) + 4 * both
+    if back and correct:
+        work += chunk * (8 * size + 6 * width) + 14 * both
+    elif back:
+        work += chunk * (4 * size + 4 * width) + 10 * both
     return batch * length * heads * work
 
 
 def delta_step_flops(node: Node) -> int:
-    """Return the operations of the gated delta rule, token by token: three products with the state."""
+    """Return the operations of the gated delta rule, token by token: three products with the state, or two."""
     state, tokens = node.sources[0], node.sources[1].shape[1]
-    return 6 * state.size * tokens
+    return (6 if node.attrs.get("correct", True) else 4) * state.size * tokens
 
 
 FLOPS: dict[str, Callable[[Node], int]] = {

@@ -48,6 +48,8 @@ class WeightKind(Generic[H]):
     # for each row, or column, its place in Hugging Face's weight, if that has another order
     row_order: Callable[[H], np.ndarray] | None = None
     column_order: Callable[[H], np.ndarray] | None = None
+    # (number, count): Hugging Face's module has the rows of `count` weights, and this is one of them
+    part: tuple[int, int] = (0, 1)
     trained_as_log: bool = False  # all training of the weight w changes log(-w), so that w stays below 0
     initial: Callable[[np.random.Generator, Shape], np.ndarray] | None = None  # values in a new model
 
@@ -275,18 +277,18 @@ class Architecture(Generic[H, F]):
     # ---- Hugging Face's names ----------------------------------------------
 
     @cached_property
-    def _modules(self) -> dict[str, str]:
-        return {
-            kind.module.replace(TEXT_PREFIX, ""): name
-            for name, kind in self.weights.items()
-            if kind.adaptable
-        }
+    def _modules(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name, kind in sorted(self.weights.items(), key=lambda item: item[1].part):
+            if kind.adaptable:
+                found.setdefault(kind.module.replace(TEXT_PREFIX, ""), []).append(name)
+        return found
 
-    def weight_for_module(self, module: str) -> str | None:
-        """Return the adaptable weight of a Hugging Face module, or None."""
+    def weights_for_module(self, module: str) -> list[str]:
+        """Return the adaptable weights of a Hugging Face module, in the order of its rows: one, several or none."""
         pattern, number = split_block_number(module.replace(TEXT_PREFIX, ""))
-        name = self._modules.get(pattern)
-        return None if name is None or ("{}" in pattern) != (number is not None) else name.format(number)
+        is_complete = ("{}" in pattern) == (number is not None)
+        return [name.format(number) for name in self._modules.get(pattern, ()) if is_complete]
 
     def module_for_weight(self, name: str) -> str | None:
         """Return the Hugging Face module of an adaptable weight, or None."""

@@ -22,8 +22,8 @@ class Recurrence:
 
     # layer, x (batch, length, channels), taps -> like x
     convolve: Callable[[int, Tensor, Tensor], Tensor]
-    # layer, q, k, v (batch, length, heads, size), decay, beta (batch, length, heads) -> like v
-    delta_rule: Callable[[int, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    # layer, q, k, v (batch, length, heads, size), decay, beta (batch, length, heads), correct -> like v
+    delta_rule: Callable[[int, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.constants import LlamaFileType
 from llamatrain.gguf.parser import quote
 from llamatrain.gguf.reader import Gguf
-from llamatrain.gguf.values import Kind, Value, f32, numbers, string, u32
+from llamatrain.gguf.values import Kind, Value, boolean, f32, numbers, string, u32
 from llamatrain.model import rope
 from llamatrain.model.architecture import Architecture, AttentionMask, Shape, WeightKind, split_block_number
 from llamatrain.model.architectures import find_architecture
@@ -231,7 +231,7 @@ class Hyperparameters:
 
     def metadata(self, name: str) -> dict[str, Value]:
         """Return the metadata of a model file, without the tokenizer's."""
-        kinds = {int: u32, float: f32}
+        kinds = {int: u32, float: f32, bool: boolean}
         own_values = {**vars(self), **self.extra, **self.by_block}
         values = {
             key: (key_spec, key_spec.stored_value(own_values))

@@ -10,7 +10,7 @@ from typing import Any
 from llamatrain.graph import ops as O
 from llamatrain.graph.ops import relu_sqr, swiglu
 from llamatrain.graph.tensor import Tensor
-from llamatrain.model.architecture import Key, Role, SupportedValue, WeightKind
+from llamatrain.model.architecture import Key, Role, Shape, SupportedValue, WeightKind
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 
@@ -46,34 +46,24 @@ def block_matrix(
     out: Size, into: Size, module: str, rotated: Size | None = None, residual: bool = False, **facts: Any
 ) -> Weight:
     """Return a matrix of a block."""
-    return WeightKind(
-        role="matrix",
-        shape=lambda h: (out(h), into(h)),
-        module=f"model.layers.{{}}.{module}",
-        rotary_heads=rotated,
-        residual=residual,
-        **facts,
+    return block_weight(
+        "matrix", lambda h: (out(h), into(h)), module, rotary_heads=rotated, residual=residual, **facts
     )
 
 
-def block_vector(role: Role, size: Size, module: str, optional: bool = False, **facts: Any) -> Weight:
+def block_weight(role: Role, shape: Callable[[Hyperparameters], Shape], module: str, **facts: Any) -> Weight:
+    """Return a weight of a block."""
+    return WeightKind(role=role, shape=shape, module=f"model.layers.{{}}.{module}", **facts)
+
+
+def block_vector(role: Role, size: Size, module: str, **facts: Any) -> Weight:
     """Return a norm or bias of a block."""
-    return WeightKind(
-        role=role,
-        shape=lambda h: (size(h),),
-        module=f"model.layers.{{}}.{module}",
-        optional=optional,
-        **facts,
-    )
+    return block_weight(role, lambda h: (size(h),), module, **facts)
 
 
 def block_taps(channels: Size, module: str) -> Weight:
     """Return the taps of a block's convolution; their number is the hyperparameter `taps`."""
-    return WeightKind(
-        role="taps",
-        shape=lambda h: (channels(h), int(h.extra["taps"])),
-        module=f"model.layers.{{}}.{module}",
-    )
+    return block_weight("taps", lambda h: (channels(h), int(h.extra["taps"])), module)
 
 
 def block_norm(module: str) -> Weight:

@@ -222,7 +222,7 @@ class ModelOptions(Options, panel="A new model"):
                 if architecture.tied is None
                 else architecture.tied,
                 optional_weights=architecture.new_model_weights,
-                extra=default_extra(architecture, {"head_size": size}),
+                extra=default_extra(architecture, {"head_size": size, "embd": embd}),
                 by_block=architecture.new_model_blocks(layers, kv_heads),
                 lists=default_lists(architecture, layers, size),
             )

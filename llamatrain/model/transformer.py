@@ -212,9 +212,12 @@ def recurrence_of_rows(starts: Tensor | None) -> Recurrence:
         assert starts
         return causal_conv(x, taps, starts, name=f"blk.{layer}.conv")
 
-    def delta_rule(layer: int, *sources: Tensor) -> Tensor:
+    def delta_rule(
+        layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, correct: bool
+    ) -> Tensor:
         assert starts
-        return gated_delta_rule(*sources, starts, chunk=CHUNK, name=f"blk.{layer}.delta")[0]
+        name = f"blk.{layer}.delta"
+        return gated_delta_rule(q, k, v, decay, beta, starts, chunk=CHUNK, correct=correct, name=name)[0]
 
     return Recurrence(convolve=convolve, delta_rule=delta_rule)
 
@@ -334,8 +337,11 @@ def build_decoding(
             causal_conv_step(memory[f"state.{layer}.conv"], rows, taps, into=True)[1], shape=x.shape
         )
 
-    def delta_rule(layer: int, *sources: Tensor) -> Tensor:
-        return gated_delta_step(memory[f"state.{layer}.rule"], *sources, into=True)[1]
+    def delta_rule(
+        layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, correct: bool
+    ) -> Tensor:
+        state = memory[f"state.{layer}.rule"]
+        return gated_delta_step(state, q, k, v, decay, beta, correct=correct, into=True)[1]
 
     x, _ = last_hidden(
         ForwardPass(

@@ -15,6 +15,7 @@ from llamatrain.graph.tensor import Tensor, state
 
 Evaluate = Callable[[np.ndarray], tuple[float, np.ndarray]]  # point -> loss, gradient
 Values = Mapping[str, Any]  # arrays and numbers by name in a checkpoint, without the common prefix
+VECTORS = ("_norm.weight", ".ssm_a", ".ssm_d")  # ends of names of weights that are vectors, in rows or not
 RATE_OPTIONS = ("lr", "lr_min", "warmup", "schedule", "decay_steps", "restart_growth", "lora_plus_ratio")
 
 
@@ -130,6 +131,11 @@ class Optimizer:
         return None
 
 
+def is_vector(name: str, shape: Sequence[int]) -> bool:
+    """Return True for a vector, also if it has rows: files keep one for each head or group of some norms."""
+    return len(shape) < 2 or name.endswith(VECTORS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ElementwiseRule(Optimizer):
     """An optimizer whose update is part of the graph. Weight decay is decoupled."""
@@ -145,7 +151,8 @@ class ElementwiseRule(Optimizer):
 
     def decay_for(self, weight: Tensor) -> float:
         """Return the weight decay of a weight; 0 if it has too few dimensions."""
-        return self.weight_decay if len(weight.shape) >= self.decay_min_ndim else 0.0
+        axes = 1 if is_vector(weight.name, weight.shape) else len(weight.shape)
+        return self.weight_decay if axes >= self.decay_min_ndim else 0.0
 
     def states_for(self, weight: Tensor) -> list[Tensor]:
         """Return the state tensors of a weight, in order."""

@@ -47,7 +47,7 @@ class Size:
             head_size=head,
             rope=Rope(head // 2 * 2),
             tied=architecture.ties_by_default,
-            extra=default_extra(architecture, {"head_size": head}),
+            extra=default_extra(architecture, {"head_size": head, "embd": self.width}),
             by_block=architecture.new_model_blocks(self.layers, self.kv_heads),
             optional_weights=architecture.new_model_weights,
             lists=default_lists(architecture, self.layers, head),

@@ -70,6 +70,7 @@ class Shape:
 
 
 # ---- weights: GGUF's name, Hugging Face's, and the axes as attributes of a shape ----
+# In Hugging Face's name, * stands for the numbers of a stack, and #1 for the second part of the rows.
 
 Row = tuple[str, str, str]
 Convert = Callable[[Shape, str, np.ndarray], np.ndarray]  # the shape, GGUF's name, and the array
@@ -148,6 +149,8 @@ class Family:
     # embeddings first; the output weight is left out if it is tied
     ends: Sequence[Row] | Callable[[Any], Sequence[Row]] = tuple(ENDS)
     without_adapter: tuple[str, ...] = ()  # ends of names of block matrices that llama.cpp applies none to
+    # ends of names of block matrices that are one module there; `test_joined_modules` has their adapters
+    joined: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()  # ends of names of weights that are never trained
     tensors: Callable[[Any], dict[str, np.ndarray]] = nothing  # tensors of a file that are no weights
     wide: Mapping[str, int] = field(default_factory=dict)  # further sizes of a shape whose rows are wide

@@ -50,6 +50,11 @@ def trainable(shape: Shape) -> list[str]:
 
 
 def linear(shape: Shape) -> list[str]:
+    """The matrices of all blocks that are a module each."""
+    return [name for name in adaptable(shape) if not name.endswith(FAMILIES[shape.arch].joined)]
+
+
+def adaptable(shape: Shape) -> list[str]:
     """The matrices of all blocks."""
     ends = FAMILIES[shape.arch].without_adapter
     return [

@@ -26,11 +26,12 @@ def model(shape: Shape, arrays: Arrays) -> Any:
             tied = given["tie_word_embeddings"]
             given = {"text_config": given, "vision_config": family.vision, "tie_word_embeddings": tied}
         made = kind(config(**given, attn_implementation="eager")).float().eval()
-    state = {
-        part: torch.from_numpy(array)
-        for name, (theirs, _) in rows(shape).items()
-        for part, array in split_stack(theirs, to_theirs(shape, name, arrays[name]))
-    }
+    state: dict[str, Any] = {}
+    for name, (theirs, _) in rows(shape).items():
+        for part, array in split_stack(theirs, to_theirs(shape, name, arrays[name])):
+            whole, _, number = part.partition("#")
+            parts = [state[whole]] if number not in ("", "0") else []
+            state[whole] = torch.cat([*parts, torch.from_numpy(array)])
     if shape.tied:
         state["lm_head.weight"] = state[rows(shape)[EMBEDDINGS][0]]
     constants = family.their_constants(shape)
@@ -50,8 +51,11 @@ def split_stack(theirs: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
     return [(theirs.replace("*", f"{number}"), each) for number, each in enumerate(array)]
 
 
-def stacked_gradient(named: dict[str, Any], theirs: str) -> np.ndarray:
-    """Return the gradient of a weight, or of a stack of matrices."""
+def stacked_gradient(named: dict[str, Any], theirs: str, size: int) -> np.ndarray:
+    """Return the gradient of a weight, of a stack of matrices, or of some rows of a weight: the part behind `#`."""
+    if "#" in theirs:
+        whole, _, number = theirs.partition("#")
+        return named[whole].grad.numpy()[int(number) * size :][:size]
     if "*" not in theirs:
         return named[theirs].grad.numpy()
     names = sorted(name for name in named if fnmatch(name, theirs))
@@ -136,10 +140,11 @@ def loss(made: Any, batch: list[dict[str, list[float]]]) -> Any:
 def gradients(made: Any, shape: Shape, batch: list[dict[str, list[float]]]) -> Arrays:
     """By GGUF's names, in its ways."""
     loss(made, batch).backward()
-    named = dict(made.named_parameters())
+    named, wanted = dict(made.named_parameters()), trainable(shape)
     return {
-        mine: change_to_ours(shape, mine, stacked_gradient(named, rows(shape)[mine][0]))
-        for mine in trainable(shape)
+        mine: change_to_ours(shape, mine, stacked_gradient(named, theirs, axes[0]))
+        for mine, (theirs, axes) in rows(shape).items()
+        if mine in wanted
     }
 
 

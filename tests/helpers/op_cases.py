@@ -492,12 +492,21 @@ case(
 
 
 def delta_rule(
-    c: Case, batch: int, length: int, key_heads: int, heads: int, size: int, width: int, *cuts: int
+    c: Case,
+    batch: int,
+    length: int,
+    key_heads: int,
+    heads: int,
+    size: int,
+    width: int,
+    *cuts: int,
+    correct: bool = True,
 ) -> Tensor:
     q, k = (ops.scale(c.x(batch, length, key_heads, size), by=0.5) for _ in range(2))
     v, g = c.x(batch, length, heads, width), ops.scale(c.x(batch, length, heads, positive=True), by=-0.4)
     beta = ops.sigmoid(c.x(batch, length, heads))
-    return ops.gated_delta_rule(q, k, v, g, beta, sample_starts(c, batch, length, *cuts), chunk=16)[0]
+    starts = sample_starts(c, batch, length, *cuts)
+    return ops.gated_delta_rule(q, k, v, g, beta, starts, chunk=16, correct=correct)[0]
 
 
 case(
@@ -506,4 +515,5 @@ case(
     lambda c: delta_rule(c, 1, 19, 1, 2, 2, 3),  # more than one chunk; a key head for two value heads
     lambda c: delta_rule(c, 2, 7, 2, 4, 2, 1, 3, 4),  # three samples in a row
     lambda c: delta_rule(c, 1, 1, 1, 1, 1, 1),
+    lambda c: delta_rule(c, 2, 19, 1, 2, 3, 2, 4, 9, correct=False),
 )

@@ -16,7 +16,16 @@ from tests.helpers import architecture_runs as runs
 from tests.helpers import architecture_torch as theirs
 from tests.helpers.adapter_files import merged
 from tests.helpers.architecture_family import CTX, EMBEDDINGS, OUTPUT, Shape
-from tests.helpers.architecture_models import SHAPES, linear, prompt, shape_of, weights, wide, written
+from tests.helpers.architecture_models import (
+    SHAPES,
+    adaptable,
+    linear,
+    prompt,
+    shape_of,
+    weights,
+    wide,
+    written,
+)
 from tests.helpers.architectures import FAMILIES
 from tests.helpers.cli import ran
 from tests.helpers.llama_cpp import served
@@ -199,5 +208,52 @@ def test_a_run_writes_for_peft(arch: str, tmp_path: Path) -> None:
         theirs.logits(held, IDS),
         gguf.parse_adapter(open_gguf(tmp_path / "run" / "adapter.gguf")),
     )
-    assert learned.pairs.keys() == set(linear(shape))
+    assert learned.pairs.keys() == set(adaptable(shape))
     assert np.abs(whole(base, learned) - expected).max() < 1e-3 < 0.2 < np.abs(whole(base) - expected).max()
+
+
+def split_pairs(shape: Shape, seeds: tuple[int, int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return a pair for the gate and one for the values of each feed-forward part; equal seeds give them one factor a."""
+    found = {}
+    for layer in range(shape.layers):
+        for part, seed in zip(("ffn_gate", "ffn_up"), seeds, strict=True):
+            a = np.random.default_rng([layer, seed]).standard_normal((runs.RANK, shape.embd), np.float32)
+            b = np.random.default_rng([layer, len(part)]).standard_normal((shape.ff, runs.RANK), np.float32)
+            found[f"blk.{layer}.{part}.weight"] = (np.float32(0.3) * a, np.float32(0.3) * b)
+    return found
+
+
+@pytest.mark.reference
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("seeds", "rank"), [((1, 1), 1), ((1, 2), 2)], ids=["one a", "two a"])
+def test_joined_modules(seeds: tuple[int, int], rank: int, tmp_path: Path) -> None:
+    """Two weights of a file that are one module there: PEFT reads and writes their adapters."""
+    library, shape = pytest.importorskip("peft"), shape_of("granitehybrid", "a")
+    base = written(tmp_path / "base.gguf", shape, weights(shape))
+    h, _ = loaded(open_gguf(base))
+    made = runs.adapter_of(shape, split_pairs(shape, seeds))
+    peft.write_peft(tmp_path / "p", made, "", h)
+    held = library.PeftModel.from_pretrained(theirs.model(shape, weights(shape)), os.fspath(tmp_path / "p"))
+    named = {name for name in library.get_peft_model_state_dict(held) if "lora_A" in name}
+    assert {name.rpartition(".lora_")[0].rpartition(".")[2] for name in named} == {"input_linear"}
+    expected = theirs.logits(held, IDS)
+    assert np.abs(whole(base, made) - expected).max() < 1e-3 < 0.3 < np.abs(whole(base) - expected).max()
+    held.save_pretrained(os.fspath(tmp_path / "again"))
+    for folder in ("p", "again"):
+        back = read_adapter(tmp_path / folder, h)
+        assert {pair.rank for pair in back.pairs.values()} == {rank * runs.RANK}
+        for name in made.pairs:
+            np.testing.assert_allclose(back.delta(name), made.delta(name), atol=1e-5)
+
+
+def test_half_of_a_joined_module(tmp_path: Path) -> None:
+    """A pair of the gate alone leaves the other rows of the module as they are."""
+    shape = shape_of("granitehybrid", "b")
+    h, _ = loaded(open_gguf(written(tmp_path / "base.gguf", shape, weights(shape))))
+    pairs = {name: each for name, each in split_pairs(shape, (1, 2)).items() if "ffn_gate" in name}
+    made = runs.adapter_of(shape, pairs)
+    peft.write_peft(tmp_path / "p", made, "", h)
+    back = read_adapter(tmp_path / "p", h)
+    for name in pairs:
+        np.testing.assert_allclose(back.delta(name), made.delta(name), atol=1e-5)
+        assert not back.delta(name.replace("ffn_gate", "ffn_up")).any()

@@ -156,7 +156,7 @@ def causal_conv(x, w, starts):
     return torch.stack(rows)
 
 
-def delta_rule(q, k, v, g, beta, starts, chunk):
+def delta_rule(q, k, v, g, beta, starts, chunk, correct):
     """Return the outputs of the rule as a sum over all pairs of tokens, and the states before chunks."""
     (batch, length, heads, _), rows = v.shape, []
     q, k = (x.repeat(1, 1, heads // x.shape[2], 1).transpose(1, 2) for x in (q, k))
@@ -164,7 +164,7 @@ def delta_rule(q, k, v, g, beta, starts, chunk):
     places = torch.arange(length)
     seen = (places <= places[:, None]) & (places >= starts[..., None])  # (batch, query, key)
     decay = torch.where(seen[:, None], total[..., None] - total[..., None, :], -torch.inf).exp()
-    system = torch.eye(length) + (beta * (k @ k.mT) * decay).tril(-1)
+    system = torch.eye(length) + correct * (beta * (k @ k.mT) * decay).tril(-1)
     change = torch.linalg.solve_triangular(system, beta * v, upper=False, unitriangular=True)
     out = ((q @ k.mT) * decay @ change).transpose(1, 2)
     for t in range(0, length, chunk):  # what the state would say to each unit vector

@@ -111,12 +111,13 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("correct", [True, False])
 @pytest.mark.parametrize("chunk", [16, 64, 128])
 @pytest.mark.parametrize("case", CASES)
-def test_delta_rule(case: tuple[int, ...], chunk: int) -> None:
-    ins = rule(*case)
-    _, states = check("gated_delta_rule", ins, chunk=chunk)
-    check("gated_delta_rule_back", [normal(*ins[2].shape), *ins, states], within=3e-5, chunk=chunk)
+def test_delta_rule(case: tuple[int, ...], chunk: int, correct: bool) -> None:
+    ins, how = rule(*case), {"chunk": chunk, "correct": correct}
+    _, states = check("gated_delta_rule", ins, **how)
+    check("gated_delta_rule_back", [normal(*ins[2].shape), *ins, states], within=3e-5, **how)
 
 
 @pytest.mark.parametrize("decay", [0.0, 1e-3, 5.0, 60.0])
@@ -147,11 +148,12 @@ def test_chunks_agree() -> None:
             np.testing.assert_allclose(mine, first, rtol=0, atol=1e-5 * max(1, np.abs(first).max()))
 
 
+@pytest.mark.parametrize("correct", [True, False])
 @pytest.mark.parametrize("case", CASES[:5])
-def test_step_by_step_from_a_state(case: tuple[int, ...]) -> None:
+def test_step_by_step_from_a_state(case: tuple[int, ...], correct: bool) -> None:
     *ins, _ = rule(*case[:6])
     state = normal(case[0], case[3], case[4], case[5])
-    check("gated_delta_step", [state, *ins])
+    check("gated_delta_step", [state, *ins], correct=correct)
 
 
 def test_nan_shows() -> None:

@@ -104,8 +104,8 @@ def test_what_is_none(name: str) -> None:
             "'qwen3moe', a mixture of experts, is not supported; use .*, such as qwen3, which is the nearest",
         ),
         (
-            "granitehybrid",
-            "'granitehybrid', a hybrid of attention and .*, is not supported; use .*, such as granite, which is the nearest",
+            "nemotron_h",
+            "'nemotron_h', a hybrid of attention and .*, is not supported; use .*, such as nemotron, which is the nearest",
         ),
         (
             "gemma-embedding",
@@ -239,15 +239,15 @@ def test_names_of_hugging_face(h: Hyperparameters) -> None:
     for name in h.shapes:
         module = h.architecture.module_for_weight(name)
         assert (module is None) == (h.weight_kind(name).role in ("norm", "bias"))
-        assert module is None or h.architecture.weight_for_module(module) == name
-    assert LLAMA.weight_for_module("model.layers.11.mlp.down_proj") == "blk.11.ffn_down.weight"
+        assert module is None or name in h.architecture.weights_for_module(module)
+    assert LLAMA.weights_for_module("model.layers.11.mlp.down_proj") == ["blk.11.ffn_down.weight"]
     for module in (
         "layers.{}.mlp.down_proj",
         "layers.01.mlp.down_proj",
         "layers.0.input_layernorm",
         "lm_head",
     ):
-        assert LLAMA.weight_for_module(f"model.{module}") is None
+        assert not LLAMA.weights_for_module(f"model.{module}")
     for name in ("blk.{}.attn_q.weight", "blk.00.attn_q.weight", "blk.1.attn_q", "blk.1.blk.1.attn_q.weight"):
         assert LLAMA.weight_kind(name) is None and LLAMA.module_for_weight(name) is None
 

@@ -15,9 +15,9 @@ from tests.helpers.architecture_family import Shape
 from tests.helpers.architecture_models import (
     BASIC,
     SHAPES,
+    adaptable,
     full_key,
     keys,
-    linear,
     prompt,
     rows,
     shape_of,
@@ -99,7 +99,7 @@ def test_plans_and_what_is_told_of_a_base(arch: str, tmp_path: Path) -> None:
     base, data = runs.base(tmp_path, shape), runs.data(tmp_path)
     axes = {name: size for name, (_, size) in rows(shape).items()}
     every = sum(math.prod(size) for size in axes.values())
-    factors = sum(runs.RANK * sum(axes[name]) for name in linear(shape))
+    factors = sum(runs.RANK * sum(axes[name]) for name in adaptable(shape))
     for trained, more in ((every, ("--full",)), (factors, ("--lora-r", runs.RANK))):
         plan = json.loads(ran("plan", "finetune", base, data, *runs.PLAIN, *more, "--json").out)
         assert plan["parameters"] == every and plan["moments"] == pytest.approx(8 * trained, rel=0.05)

@@ -7,7 +7,9 @@ The gated delta rule (Yang et al. 2024) has for each head a matrix S that maps k
 
     S = exp(g_t) S;   S = S + k_t (beta_t (v_t - k_tᵀ S))ᵀ;   o_t = q_tᵀ S
 
-Value head h reads the key head h modulo the number of key heads.
+Value head h reads the key head h modulo the number of key heads. With correct=False, the state's own value for
+a key is not subtracted, S = S + k_t (beta_t v_t)ᵀ: that is gated linear attention, the scan of Mamba 2 (Dao and
+Gu 2024), where q, k and beta are named C, B and dt.
 """
 
 from llamatrain.graph.ops.shape_rules import SECOND, floats, require
@@ -104,7 +106,15 @@ def _check_delta(q: Spec, k: Spec, v: Spec, g: Spec, beta: Spec, starts: Spec, c
 
 @op()
 def gated_delta_rule(
-    q: Spec, k: Spec, v: Spec, g: Spec, beta: Spec, starts: Spec, *, chunk: int = CHUNK
+    q: Spec,
+    k: Spec,
+    v: Spec,
+    g: Spec,
+    beta: Spec,
+    starts: Spec,
+    *,
+    chunk: int = CHUNK,
+    correct: bool = True,
 ) -> tuple[Spec, Spec]:
     """Return the outputs of all tokens, and the state behind the tokens before each chunk."""
     _check_delta(q, k, v, g, beta, starts, chunk)
@@ -132,6 +142,7 @@ def gated_delta_rule_back(
     states: Spec,
     *,
     chunk: int = CHUNK,
+    correct: bool = True,
 ) -> tuple[Spec, ...]:
     """Return the gradients of q, k, v, g and beta."""
     out, expected = gated_delta_rule.infer_specs(q, k, v, g, beta, starts, chunk=chunk)
@@ -141,7 +152,15 @@ def gated_delta_rule_back(
 
 @op(no_gradient="it is for decoding")
 def gated_delta_step(
-    state: Spec, q: Spec, k: Spec, v: Spec, g: Spec, beta: Spec, *, into: bool = False
+    state: Spec,
+    q: Spec,
+    k: Spec,
+    v: Spec,
+    g: Spec,
+    beta: Spec,
+    *,
+    correct: bool = True,
+    into: bool = False,
 ) -> tuple[Spec, Spec]:
     """Process tokens from a state (B, H, d, e); return the new state and the outputs."""
     _check_heads(q, k, v, g, beta)

@@ -8,6 +8,8 @@ With C tokens in a chunk, K, Q (C, d) and V (C, e) of a head, and S (d, e) the s
     O       = a Q S + (Q Kᵀ D) U
     S       = a[last] S + Kᵀ (D[last] U)
 
+Without the correction, W is V.
+
 A job goes through one row from chunk to chunk; the state before each is kept for the gradient. A job of the
 gradient does all value heads that read one key head, so that nothing is added across jobs.
 """
@@ -55,6 +57,7 @@ class Sizes(NamedTuple):
     chunk: int
     chunks: int
     pitch: int  # between rows in scratch memory that have the length of a key or a value
+    correct: int  # 0 without the correction
 
 
 class Sources(NamedTuple):
@@ -183,7 +186,10 @@ def state_offset(sizes, batch, number, head):
 
 @inline
 def solve_chunk(sizes, sources, base, state, batch, head, first, rows):
-    """Compute D, a, the scores Q Kᵀ D, the overlap K Kᵀ D, the reads K S, W and U of a chunk."""
+    """Compute D, a, the scores Q Kᵀ D, the overlap K Kᵀ D, the reads K S, W and U of a chunk.
+
+    Without the correction, overlap and reads are left out. The state is packed in RIGHT.
+    """
     size, width, chunk, pitch = sizes.size, sizes.width, sizes.chunk, sizes.pitch
     key_at = token_offset(sizes, batch, first, sizes.key_heads, head % sizes.key_heads) * size
     key_step = sizes.key_heads * size
@@ -196,19 +202,22 @@ def solve_chunk(sizes, sources, base, state, batch, head, first, rows):
     pack_rows(k_rows, sources.k + 4 * key_at, ALONG, key_step, rows, size)
     pack_columns(right, sources.k + 4 * key_at, ALONG, key_step, rows, size)
     product(scores, chunk, q_rows, right, rows, rows, size, OVERWRITE)
-    product(overlap, chunk, k_rows, right, rows, rows, size, OVERWRITE)
+    if sizes.correct:
+        product(overlap, chunk, k_rows, right, rows, rows, size, OVERWRITE)
     token = batch * sizes.length + first
     fill_decay(decay, carry, f32(sources.g), at, sizes.heads, i32(sources.starts), token, first, rows, chunk)
     multiply_elements(f32(scores), decay, rows, chunk)
-    multiply_elements(f32(overlap), decay, rows, chunk)
     pack_columns(right, state, ACROSS, width, width, size)
-    product(reads, pitch, k_rows, right, rows, width, size, OVERWRITE)
+    if sizes.correct:
+        multiply_elements(f32(overlap), decay, rows, chunk)
+        product(reads, pitch, k_rows, right, rows, width, size, OVERWRITE)
     for i in range(rows):
         row, value = i * pitch, (at + i * sizes.heads) * width
-        f32(overlap)[i * chunk + i] = ZERO
         scaled_row(errors, row, f32(sources.v), value, width, ONE)
-        add_scaled_row(errors, row, f32(reads), row, width, -carry[i])
-        subtract_rows(errors, row, changes, 0, pitch, f32(overlap), i * chunk, 1, i, width)
+        if sizes.correct:
+            f32(overlap)[i * chunk + i] = ZERO
+            add_scaled_row(errors, row, f32(reads), row, width, -carry[i])
+            subtract_rows(errors, row, changes, 0, pitch, f32(overlap), i * chunk, 1, i, width)
         scaled_row(changes, row, errors, row, width, f32(sources.beta)[at + i * sizes.heads])
 
 
@@ -286,18 +295,19 @@ def changes_back(sizes, sources, gradients, base, dout, batch, head, first, rows
     for back in range(rows):
         i = rows - 1 - back
         row, number = i * pitch, at + i * heads
-        subtract_rows(
-            f32(dchanges),
-            row,
-            f32(derrors),
-            row + pitch,
-            pitch,
-            f32(slot(base, OVERLAP, sizes)),
-            (i + 1) * chunk + i,
-            chunk,
-            back,
-            width,
-        )
+        if sizes.correct:
+            subtract_rows(
+                f32(dchanges),
+                row,
+                f32(derrors),
+                row + pitch,
+                pitch,
+                f32(slot(base, OVERLAP, sizes)),
+                (i + 1) * chunk + i,
+                chunk,
+                back,
+                width,
+            )
         f32(gradients.dbeta)[number] = dot(f32(dchanges), row, errors, row, width)
         scaled_row(f32(derrors), row, f32(dchanges), row, width, f32(sources.beta)[number])
         scaled_row(f32(gradients.dv), number * width, f32(derrors), row, width, ONE)
@@ -315,12 +325,15 @@ def decay_back(sizes, base, rows):
         for j in range(0, i + 1, LANES):
             at = row + j
             d = load_until(decay, at, row + rows)
-            s, o = load_until(slopes, at, row + rows), load_until(overlap_slopes, at, row + rows)
-            slope = s * load_until(scores, at, row + rows) - o * load_until(overlap, at, row + rows)
+            s = load_until(slopes, at, row + rows)
+            slope = s * load_until(scores, at, row + rows)
+            store(slopes, at, s * d)
+            if sizes.correct:
+                o = load_until(overlap_slopes, at, row + rows)
+                slope -= o * load_until(overlap, at, row + rows)
+                store(overlap_slopes, at, o * d * np.float32(-1))
             total += slope
             store_until(sums, j, rows, load_until(sums, j, rows) - slope, 0)
-            store(slopes, at, s * d)
-            store(overlap_slopes, at, o * d * np.float32(-1))
         for j in range((i + LANES) // LANES * LANES, rows, LANES):
             store(slopes, row + j, splat(ZERO))
             store(overlap_slopes, row + j, splat(ZERO))
@@ -346,15 +359,17 @@ def keys_back(sizes, sources, gradients, base, state, key_at, rows, add):
     for i in range(rows):
         sums[i] += carry[i] * dot(f32(sources.q), key_at + i * step, f32(part), i * pitch, size)
         add_scaled_row(f32(dq), i * step, f32(part), i * pitch, size, carry[i])
-    pack_rows(left, overlap_slopes, ALONG, chunk, rows, rows)
-    product(dk, step, left, right, rows, size, rows, add)
-    pack_rows(left, overlap_slopes, ACROSS, chunk, rows, rows)
-    product(dk, step, left, right, rows, size, rows, ACCUMULATE)
+    if sizes.correct:
+        pack_rows(left, overlap_slopes, ALONG, chunk, rows, rows)
+        product(dk, step, left, right, rows, size, rows, add)
+        pack_rows(left, overlap_slopes, ACROSS, chunk, rows, rows)
+        product(dk, step, left, right, rows, size, rows, ACCUMULATE)
     pack_columns(right, sources.q + 4 * key_at, ACROSS, step, size, rows)
     pack_rows(left, slopes, ACROSS, chunk, rows, rows)
-    product(dk, step, left, right, rows, size, rows, ACCUMULATE)
-    pack_rows(left, dreads, ALONG, pitch, rows, width)
-    product(dk, step, left, state_rows, rows, size, width, ACCUMULATE)
+    product(dk, step, left, right, rows, size, rows, ACCUMULATE if sizes.correct else add)
+    if sizes.correct:
+        pack_rows(left, dreads, ALONG, pitch, rows, width)
+        product(dk, step, left, state_rows, rows, size, width, ACCUMULATE)
     scale_changes(sizes, base, rows)
     pack_rows(left, slot(base, CHANGES, sizes), ALONG, pitch, rows, width)
     pack_columns(right, slot(base, DSTATE, sizes), ALONG, width, size, width)
@@ -377,9 +392,10 @@ def state_back(sizes, sources, base, dout, state, key_at, value_at, rows):
     pack_rows(left, sources.q + 4 * key_at, ACROSS, key_step, size, rows)
     pack_columns(right, part, ACROSS, pitch, width, rows)
     product(dstate, width, left, right, size, width, rows, ACCUMULATE)
-    pack_rows(left, sources.k + 4 * key_at, ACROSS, key_step, size, rows)
-    pack_columns(right, slot(base, DREADS, sizes), ACROSS, pitch, width, rows)
-    product(dstate, width, left, right, size, width, rows, ACCUMULATE)
+    if sizes.correct:
+        pack_rows(left, sources.k + 4 * key_at, ACROSS, key_step, size, rows)
+        pack_columns(right, slot(base, DREADS, sizes), ACROSS, pitch, width, rows)
+        product(dstate, width, left, right, size, width, rows, ACCUMULATE)
 
 
 @inline
@@ -396,12 +412,14 @@ def chunk_back(sizes, sources, gradients, base, dout, state, batch, head, first,
     pack_columns(columns, slot(base, CHANGES, sizes), ALONG, pitch, rows, width)
     product(slot(base, SLOPES, sizes), chunk, out_rows, columns, rows, rows, width, OVERWRITE)
     changes_back(sizes, sources, gradients, base, dout, batch, head, first, rows)
-    pack_rows(left, derrors, ALONG, pitch, rows, width)
-    product(slot(base, OVERLAP_SLOPES, sizes), chunk, left, columns, rows, rows, width, OVERWRITE)
+    if sizes.correct:
+        pack_rows(left, derrors, ALONG, pitch, rows, width)
+        product(slot(base, OVERLAP_SLOPES, sizes), chunk, left, columns, rows, rows, width, OVERWRITE)
     decay_back(sizes, base, rows)
-    for i in range(rows):
-        scaled_row(f32(dreads), i * pitch, f32(derrors), i * pitch, width, -carry[i])
-        sums[i] += dot(f32(dreads), i * pitch, f32(slot(base, READS, sizes)), i * pitch, width)
+    if sizes.correct:
+        for i in range(rows):
+            scaled_row(f32(dreads), i * pitch, f32(derrors), i * pitch, width, -carry[i])
+            sums[i] += dot(f32(dreads), i * pitch, f32(slot(base, READS, sizes)), i * pitch, width)
     keys_back(sizes, sources, gradients, base, state, key_at, rows, int(head >= sizes.key_heads))
     state_back(sizes, sources, base, dout, state, key_at, at * width, rows)
     total = ZERO
@@ -459,9 +477,9 @@ def step_columns(sizes, sources, state, cells, out, batch, head, column, until):
             cell, last = cells + row * width + column, cells + row * width + until
             known += load_until(state, cell, last) * k[key + row]
             other += load_until(state, cell + LANES, last) * k[key + row]
-        beta = f32(sources.beta)[at]
-        change = (load_until(v, value, end) - known * factor) * beta
-        change_other = (load_until(v, value + LANES, end) - other * factor) * beta
+        beta, kept = f32(sources.beta)[at], factor if sizes.correct else ZERO
+        change = (load_until(v, value, end) - known * kept) * beta
+        change_other = (load_until(v, value + LANES, end) - other * kept) * beta
         told, told_other = splat(ZERO), splat(ZERO)
         for row in range(size):
             cell, last = cells + row * width + column, cells + row * width + until
@@ -499,11 +517,11 @@ def delta_steps(lo, hi, thread, before: F32, sources: Sources, state: F32, out: 
 # ---- binding --------------------------------------------------------------------
 
 
-def make_sizes(q, v, chunk: int) -> Sizes:
+def make_sizes(q, v, chunk: int, correct: bool = True) -> Sizes:
     """Return the sizes of a call."""
     (_, length, key_heads, size), (heads, width) = q.shape, v.shape[2:]
     pitch = -(-max(chunk, size, width) // PITCH_STEP) * PITCH_STEP
-    return Sizes(length, key_heads, heads, size, width, chunk, -(-length // chunk), pitch)
+    return Sizes(length, key_heads, heads, size, width, chunk, -(-length // chunk), pitch, int(correct))
 
 
 def thread_bytes(q, v, chunk: int, slots: int) -> int:
@@ -523,7 +541,7 @@ def gated_delta_rule(outs, ins, attrs, scratch, threads):
     how = {
         "scratch": scratch,
         "thread_bytes": thread_bytes(q, v, attrs["chunk"], FORWARD_SLOTS),
-        "sizes": make_sizes(q, v, attrs["chunk"]),
+        "sizes": make_sizes(q, v, **attrs),
     }
     return [delta_rule.call(Sources(*ins), out, states, **how, items=v.shape[0] * v.shape[2], block=1)]
 
@@ -540,7 +558,7 @@ def gated_delta_rule_back(outs, ins, attrs, scratch, threads):
     how = {
         "scratch": scratch,
         "thread_bytes": thread_bytes(q, v, attrs["chunk"], BACK_SLOTS),
-        "sizes": make_sizes(q, v, attrs["chunk"]),
+        "sizes": make_sizes(q, v, **attrs),
     }
     sources = Sources(q, k, v, g, beta, starts)
     return [
@@ -560,7 +578,7 @@ def gated_delta_step(outs, ins, attrs, scratch, threads):
             Sources(q, k, v, g, beta, 0),
             state_out,
             out,
-            make_sizes(q, v, 16),
+            make_sizes(q, v, 16, attrs.get("correct", True)),
             items=v.shape[0] * v.shape[2],
             block=1,
         )

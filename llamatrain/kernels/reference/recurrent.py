@@ -72,10 +72,10 @@ def sum_repeated(x, heads):
     return x.reshape(batch, length, repeated // heads, heads, size).sum(2)
 
 
-def delta_step(state, q, k, v, g, beta):
+def delta_step(state, q, k, v, g, beta, correct):
     """Process one token: state (B, H, d, e), q and k (B, H, d), v (B, H, e). Return the state and the output."""
     state = state * np.exp(g)[..., None, None]
-    change = beta[..., None] * (v - np.einsum("bhd,bhde->bhe", k, state))
+    change = beta[..., None] * (v - np.einsum("bhd,bhde->bhe", k, state) if correct else v)
     state = state + k[..., None] * change[..., None, :]
     return state, np.einsum("bhd,bhde->bhe", q, state)
 
@@ -85,7 +85,7 @@ def forget_others(state, starts, t):
     return np.where((starts[:, t] >= t)[:, None, None, None], 0, state)
 
 
-def run_delta(q, k, v, g, beta, starts):
+def run_delta(q, k, v, g, beta, starts, correct):
     """Return the outputs, and the state behind the tokens before each token."""
     batch, length, heads, width = v.shape
     q, k = repeat_heads(q, heads), repeat_heads(k, heads)
@@ -94,29 +94,29 @@ def run_delta(q, k, v, g, beta, starts):
     for t in range(length):
         before[t] = state
         state = forget_others(state, starts, t)
-        state, out[:, t] = delta_step(state, q[:, t], k[:, t], v[:, t], g[:, t], beta[:, t])
+        state, out[:, t] = delta_step(state, q[:, t], k[:, t], v[:, t], g[:, t], beta[:, t], correct)
     return out, before
 
 
 @kernel
-def gated_delta_rule(q, k, v, g, beta, starts, *, chunk=64):
+def gated_delta_rule(q, k, v, g, beta, starts, *, chunk=64, correct=True):
     """Return the outputs of all tokens, and the state behind the tokens before each chunk."""
-    out, before = run_delta(q, k, v, g, beta, starts)
+    out, before = run_delta(q, k, v, g, beta, starts, correct)
     return out, np.moveaxis(before[::chunk], 0, 1)
 
 
 @kernel
-def gated_delta_rule_back(dout, q, k, v, g, beta, starts, states, *, chunk=64):
+def gated_delta_rule_back(dout, q, k, v, g, beta, starts, states, *, chunk=64, correct=True):
     """Return the gradients of q, k, v, g and beta."""
     key_heads, heads = q.shape[2], v.shape[2]
     q, k = repeat_heads(q, heads), repeat_heads(k, heads)
-    _, before = run_delta(q, k, v, g, beta, starts)
+    _, before = run_delta(q, k, v, g, beta, starts, correct)
     dq, dk, dv, dg, dbeta = (np.zeros_like(x) for x in (q, k, v, g, beta))
     dstate = np.zeros_like(before[0])
     for t in reversed(range(v.shape[1])):
         decay = np.exp(g[:, t])[..., None, None]
         decayed = forget_others(before[t], starts, t) * decay
-        error = v[:, t] - np.einsum("bhd,bhde->bhe", k[:, t], decayed)
+        error = v[:, t] - np.einsum("bhd,bhde->bhe", k[:, t], decayed) if correct else v[:, t]
         change = beta[:, t, :, None] * error
         after = decayed + k[:, t, :, :, None] * change[..., None, :]
         dq[:, t] = np.einsum("bhe,bhde->bhd", dout[:, t], after)
@@ -124,17 +124,20 @@ def gated_delta_rule_back(dout, q, k, v, g, beta, starts, states, *, chunk=64):
         dchange = np.einsum("bhd,bhde->bhe", k[:, t], dafter)
         dbeta[:, t] = (dchange * error).sum(-1)
         dv[:, t] = beta[:, t, :, None] * dchange
-        dk[:, t] = np.einsum("bhe,bhde->bhd", change, dafter) - np.einsum("bhe,bhde->bhd", dv[:, t], decayed)
-        ddecayed = dafter - k[:, t, :, :, None] * dv[:, t, :, None, :]
+        dk[:, t] = np.einsum("bhe,bhde->bhd", change, dafter)
+        ddecayed = dafter
+        if correct:
+            dk[:, t] -= np.einsum("bhe,bhde->bhd", dv[:, t], decayed)
+            ddecayed = dafter - k[:, t, :, :, None] * dv[:, t, :, None, :]
         dg[:, t] = (ddecayed * decayed).sum((-1, -2))
         dstate = forget_others(ddecayed * decay, starts, t)
     return sum_repeated(dq, key_heads), sum_repeated(dk, key_heads), dv, dg, dbeta
 
 
 @kernel
-def gated_delta_step(state, q, k, v, g, beta, *, into=False):
+def gated_delta_step(state, q, k, v, g, beta, *, correct=True, into=False):
     """Process tokens from a state (B, H, d, e); return the new state and the outputs."""
     q, k, out = repeat_heads(q, v.shape[2]), repeat_heads(k, v.shape[2]), np.empty_like(v)
     for t in range(v.shape[1]):
-        state, out[:, t] = delta_step(state, q[:, t], k[:, t], v[:, t], g[:, t], beta[:, t])
+        state, out[:, t] = delta_step(state, q[:, t], k[:, t], v[:, t], g[:, t], beta[:, t], correct)
     return state, out

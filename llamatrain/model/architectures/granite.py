@@ -16,6 +16,7 @@ KEYS = {
     "residual_scale": Key("residual_scale", float, 0.0),
     "logit_scale": Key("logit_scale", float, min_value=1e-6),
 }
+NEW_MODEL_VALUES = {"embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 8.0}
 
 
 def multiply(model: ForwardPass, x: Tensor, name: str) -> Tensor:
@@ -57,11 +58,8 @@ ARCHITECTURE = Architecture(
     block=block,
     final_norm=final_norm,
     attention_mask=attention_mask,
-    new_model_values={"embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 8.0},
+    new_model_values=NEW_MODEL_VALUES,
     supported_values=layers.SUPPORTED_VALUES
     | {"rope.scaling.finetuned": (True, "a model without rotary embeddings")},
-    unsupported_names={
-        "granitemoe": "a mixture of experts",
-        "granitehybrid": "a hybrid of attention and recurrent blocks",
-    },
+    unsupported_names={"granitemoe": "a mixture of experts"},
 )

@@ -229,6 +229,7 @@ def delta_net(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
         O.reshape(v, shape=(*grid, heads, value_size(h))),
         O.reshape(decay, shape=(*grid, heads)),
         O.reshape(beta, shape=(*grid, heads)),
+        True,
     )
     output = O.reshape(model.norm(output, f"{prefix}.ssm_norm"), shape=(model.tokens.size, widths[2]))
     gate = model.linear(y, f"{prefix}.attn_gate")

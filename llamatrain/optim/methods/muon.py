@@ -23,6 +23,7 @@ from llamatrain.graph.ops import (
 )
 from llamatrain.graph.tensor import BF16, Tensor
 from llamatrain.optim.methods.adamw import AdamW
+from llamatrain.optim.optimizer import is_vector
 
 A, B, C = 3.4445, -4.7750, 2.0315  # of the polynomial, which quickly brings singular values near 1
 ITERATIONS = 5
@@ -65,7 +66,8 @@ class Muon(AdamW):
 
 def is_block_matrix(name: str, shape: Sequence[int]) -> bool:
     """Return True for a matrix of a block; the taps of a convolution are none."""
-    return name.startswith("blk.") and len(shape) == 2 and not name.endswith(("conv.weight", "conv1d.weight"))
+    is_matrix = len(shape) == 2 and not is_vector(name, shape)
+    return name.startswith("blk.") and is_matrix and not name.endswith(("conv.weight", "conv1d.weight"))
 
 
 def newton_schulz(x: Tensor, bf16: bool = False) -> Tensor:
