@@ -42,6 +42,7 @@ from llamatrain.model.lora import Weights
 MASKED = np.float32(-1e30)  # added to scores of masked keys; finite, so that infinities are errors
 # the number of scored tokens is rounded to sixteenths of a batch and to whole tiles
 SCORED_STEPS, TILE_ROWS = 16, 32
+OUTPUT_BIAS = "output.bias"
 MASK_ELEMENTS = 1 << 16  # elements of a mask that are computed at a time
 
 
@@ -61,10 +62,16 @@ def last_hidden(model: ForwardPass) -> tuple[Tensor, list[Tensor]]:
 
 
 def compute_logits(h: Hyperparameters, x: Tensor, weights: Weights) -> Tensor:
-    """Return the logits of rows, with the output weight's adapters and soft cap."""
-    y = O.matmul(x, weights[h.output_weight], name="output")
+    """Return the logits of rows, with the output weight's bias, adapters and soft cap."""
+    bias = weights.get(OUTPUT_BIAS)
+    y = O.matmul(x, weights[h.output_weight], *(() if bias is None else (bias,)), name="output")
     y = y if h.tied else weights.add_lora(y, x, h.output_weight)
     return softcap(y, cap=h.logit_cap) if h.logit_cap else y
+
+
+def output_is_one_matrix(h: Hyperparameters, weights: Weights) -> bool:
+    """Return True if logits need no bias and no adapter, so that a loss can compute them itself."""
+    return OUTPUT_BIAS not in weights and h.output_weight not in weights.deltas
 
 
 # ---- training --------------------------------------------------------------
@@ -145,7 +152,7 @@ def cross_entropy(
 ) -> tuple[Tensor, Evaluation]:
     """Return the loss, and the outputs for evaluation."""
     x, *targets = scored
-    if fused and h.output_weight not in weights.deltas:
+    if fused and output_is_one_matrix(h, weights):
         loss = linear_cross_entropy(x, weights[h.output_weight], *targets, cap=h.logit_cap, name="loss")
         return loss, linear_cross_entropy_judged(
             x, weights[h.output_weight], *targets, cap=h.logit_cap, name="loss"

@@ -7,7 +7,7 @@ from llamatrain.graph.ops import cross_entropy_rows, linear_cross_entropy_rows
 from llamatrain.graph.tensor import I32, Tensor, placeholder
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
-from llamatrain.model.transformer import compute_logits, forward, make_inputs
+from llamatrain.model.transformer import compute_logits, forward, make_inputs, output_is_one_matrix
 
 MISMATCHED = "others."  # prefix of the inputs for answers to other prompts
 
@@ -37,7 +37,7 @@ class PairForward:
         """Return the loss of each token, and the inputs of the blocks."""
         weights = weights.for_rows(self.length, inputs.get("scored_indices"))
         x, borders = forward(self.h, weights, inputs, self.table)
-        if self.flash and self.h.output_weight not in weights.deltas:
+        if self.flash and output_is_one_matrix(self.h, weights):
             return linear_cross_entropy_rows(
                 x, weights[self.h.output_weight], inputs["targets"], cap=self.h.logit_cap
             ), borders

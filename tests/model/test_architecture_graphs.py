@@ -10,6 +10,7 @@ import pytest
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.values import Kind, number, numbers, strings
+from llamatrain.graph.tensor import collect_leaves
 from llamatrain.model.architectures import find_architecture, supported_names
 from llamatrain.model.distill import Teacher
 from llamatrain.model.hyperparameters import Hyperparameters, default_extra, read_hyperparameters
@@ -204,3 +205,14 @@ def test_every_fused_head_has_the_cap() -> None:
             and each.node.op.name == f"linear_cross_entropy{name}"
             and each.node.attrs["cap"] == OWN["logit_cap"]
         )
+
+
+def test_no_fused_loss_leaves_out_the_bias_of_an_output() -> None:
+    h = of("phi2")
+    weights, table = trainable_weights(h), rope_state(h, 8)
+    made = build_training(h, weights, 1, 8, table)
+    ways = PairForward(h=h, table=table, batch=1, length=8, answers=2, drop_untrained=False, flash=True)
+    assert made.evaluation
+    for loss in (made.loss, made.evaluation[0], ways.losses(weights, ways.inputs())[0]):
+        assert loss.node and not loss.node.op.name.startswith("linear_")
+        assert weights["output.bias"] in collect_leaves([loss])

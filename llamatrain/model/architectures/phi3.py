@@ -53,5 +53,5 @@ ARCHITECTURE = Architecture(
     partial_rotary=True,
     heads_fill_width=True,
     supported_values=layers.SUPPORTED_VALUES,
-    unsupported_names={"phi2": "a model with other norms", "phimoe": "a mixture of experts"},
+    unsupported_names={"phimoe": "a mixture of experts"},
 )
