@@ -147,8 +147,8 @@ def plan_export(base: Path, out: Path, options: ExportOptions, lora: AdapterOpti
     check_output(options, [base, *(path for path, _ in lora.scaled)])
     target_type = None if options.type == "keep" else type_by_name(options.type.upper())
     # llama.cpp reads norms, biases and taps of convolutions in float32 alone, also if they have rows
-    float32 = {name for name, kind in h.weight_kinds() if kind.stays_float32}
-    tensors = merge.plan_merge(gguf, adapters, target_type, float32)
+    unchanged = {name for name, kind in h.weight_kinds() if kind.stays_float32}
+    tensors = merge.plan_merge(gguf, adapters, target_type, unchanged)
     check_disk_space(out, total_bytes(tensors))
     return MergePlan(
         gguf=gguf,

@@ -64,6 +64,13 @@ class ForwardPass:
         w, bias = self.weights.norm_weight(f"{name}.weight"), self.weights.get(f"{name}.bias")
         return layer_norm(x, w, *(() if bias is None else (bias,)), eps=self.h.rms_eps, name=name)
 
+    def layer_norm_each_head(self, x: Tensor, name: str) -> Tensor:
+        """Return the layer norm of each head, whose weight is a row of a matrix."""
+        w = self.weights.norm_weight(f"{name}.weight")
+        ones = O.fill(shape=x.shape[-1:], value=1.0, dtype=x.dtype)
+        normal = O.reshape(layer_norm(x, ones, eps=self.h.rms_eps), shape=(self.tokens.size, w.size))
+        return O.reshape(O.mul(normal, O.reshape(w, shape=(w.size,))), shape=x.shape)
+
     def norm_without_weight(self, x: Tensor) -> Tensor:
         """Return the RMS norm of x without a weight."""
         ones = O.fill(shape=x.shape[-1:], value=1.0, dtype=x.dtype)

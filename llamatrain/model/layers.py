@@ -125,6 +125,20 @@ HEAD_NORMS = {
     "blk.{}.attn_q_norm.weight": block_vector("norm", lambda h: h.head_size, "self_attn.q_norm"),
     "blk.{}.attn_k_norm.weight": block_vector("norm", lambda h: h.head_size, "self_attn.k_norm"),
 }
+NORMS_OF_EACH_HEAD: dict[str, Weight] = {  # a row for each head; only some models have them
+    "blk.{}.attn_q_norm.weight": WeightKind(
+        role="norm",
+        shape=lambda h: (h.heads, h.head_size),
+        module="model.layers.{}.self_attn.q_norm",
+        optional=True,
+    ),
+    "blk.{}.attn_k_norm.weight": WeightKind(
+        role="norm",
+        shape=lambda h: (h.kv_heads, h.head_size),
+        module="model.layers.{}.self_attn.k_norm",
+        optional=True,
+    ),
+}
 FEED_FORWARD = {
     "blk.{}.ffn_gate.weight": block_matrix(lambda h: h.ff, lambda h: h.embd, "mlp.gate_proj"),
     "blk.{}.ffn_up.weight": block_matrix(lambda h: h.ff, lambda h: h.embd, "mlp.up_proj"),
@@ -159,16 +173,23 @@ def embed(model: ForwardPass) -> Tensor:
     return model.embedding("token_embd")
 
 
-def attention(model: ForwardPass, layer: int, y: Tensor, norm_heads: bool = False) -> Tensor:
+def attention(model: ForwardPass, layer: int, y: Tensor, norm_heads: Norm | None = None) -> Tensor:
     """Return the attention of queries, keys and values projected from y.
 
-    With `norm_heads`, each head of queries and keys is normed first.
+    With `norm_heads`, the heads of queries and keys are normed first.
     """
 
     def rotate(heads: Tensor, name: str) -> Tensor:
-        return model.apply_rope(layer, model.norm(heads, f"blk.{layer}.{name}_norm") if norm_heads else heads)
+        return model.apply_rope(
+            layer, norm_heads(model, heads, f"blk.{layer}.{name}_norm") if norm_heads else heads
+        )
 
     return attend(model, layer, y, rotate)
+
+
+def norm_each_head(model: ForwardPass, heads: Tensor, name: str) -> Tensor:
+    """Return the layer norms of heads, each with its own weight; the heads as they are if the model norms none."""
+    return model.layer_norm_each_head(heads, name) if f"{name}.weight" in model.weights else heads
 
 
 def attend(model: ForwardPass, layer: int, y: Tensor, rotate: Callable[[Tensor, str], Tensor]) -> Tensor:
@@ -207,7 +228,7 @@ def block(
     model: ForwardPass,
     layer: int,
     x: Tensor,
-    norm_heads: bool = False,
+    norm_heads: Norm | None = None,
     *,
     norm: Norm = ForwardPass.norm,
     ffn_norm: str = "ffn_norm",
@@ -224,13 +245,14 @@ def parallel_block(
     model: ForwardPass,
     layer: int,
     x: Tensor,
+    norm_heads: Norm | None = None,
     *,
     norm: Norm = ForwardPass.norm,
     transform: FeedForward = feed_forward,
 ) -> Tensor:
     """Return the output of a block whose attention and feed-forward share one norm, and are added to its input."""
     y = norm(model, x, f"blk.{layer}.attn_norm")
-    x = O.add(model.keep_scored_rows(layer, x), attention(model, layer, y))
+    x = O.add(model.keep_scored_rows(layer, x), attention(model, layer, y, norm_heads))
     return O.add(x, transform(model, layer, model.keep_scored_rows(layer, y)))
 
 

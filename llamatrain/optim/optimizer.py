@@ -15,7 +15,7 @@ from llamatrain.graph.tensor import Tensor, state
 
 Evaluate = Callable[[np.ndarray], tuple[float, np.ndarray]]  # point -> loss, gradient
 Values = Mapping[str, Any]  # arrays and numbers by name in a checkpoint, without the common prefix
-VECTORS = ("_norm.weight", ".ssm_a", ".ssm_d")  # ends of names of weights that are vectors, in rows or not
+VECTORS = ("norm.weight", ".ssm_a", ".ssm_d")  # ends of names of weights that are vectors, in rows or not
 RATE_OPTIONS = ("lr", "lr_min", "warmup", "schedule", "decay_steps", "restart_growth", "lora_plus_ratio")
 
 
@@ -131,9 +131,9 @@ class Optimizer:
         return None
 
 
-def is_vector(name: str, shape: Sequence[int]) -> bool:
-    """Return True for a vector, also if it has rows: files keep one for each head or group of some norms."""
-    return len(shape) < 2 or name.endswith(VECTORS)
+def count_dimensions(name: str, shape: Sequence[int]) -> int:
+    """Return the number of dimensions of a weight; 1 for vectors of different heads or groups in the rows of a matrix."""
+    return min(1, len(shape)) if name.endswith(VECTORS) else len(shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +151,8 @@ class ElementwiseRule(Optimizer):
 
     def decay_for(self, weight: Tensor) -> float:
         """Return the weight decay of a weight; 0 if it has too few dimensions."""
-        axes = 1 if is_vector(weight.name, weight.shape) else len(weight.shape)
-        return self.weight_decay if axes >= self.decay_min_ndim else 0.0
+        dimensions = count_dimensions(weight.name, weight.shape)
+        return self.weight_decay if dimensions >= self.decay_min_ndim else 0.0
 
     def states_for(self, weight: Tensor) -> list[Tensor]:
         """Return the state tensors of a weight, in order."""

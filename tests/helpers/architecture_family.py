@@ -109,6 +109,12 @@ AROUND = [
 BIASES = [(f"attn_{x}.bias", f"self_attn.{x}_proj.bias", "width" if x == "q" else "kv_width") for x in "qkv"]
 HEAD_NORMS = [(f"attn_{x}_norm.weight", f"self_attn.{x}_norm.weight", "head_size") for x in "qk"]
 
+# of Hugging Face's models, of which some have a list of norms
+NORMS_OF_EACH_HEAD = [
+    ("attn_q_norm.weight", "self_attn.q_norm.weight", "heads head_size"),
+    ("attn_k_norm.weight", "self_attn.k_norm.weight", "kv_heads head_size"),
+]
+
 
 def layer_norms(norms: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     """Return norms of a block with biases, and the ends of a model whose last norm has one."""
@@ -134,6 +140,15 @@ def nothing(shape: Shape) -> dict[str, Any]:
 def unchanged(shape: Shape, name: str, array: np.ndarray) -> np.ndarray:
     """Return a weight that is the same in Hugging Face's model."""
     return array
+
+
+def initial_norms_of_each_head(
+    shape: Shape, name: str, axes: tuple[int, ...], random: np.random.Generator
+) -> np.ndarray | None:
+    """Return norms near 1, though they are matrices."""
+    if not name.endswith(tuple(mine for mine, _, _ in NORMS_OF_EACH_HEAD)):
+        return None
+    return np.float32(1) + np.float32(0.3) * random.standard_normal(axes, np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +192,8 @@ class Family:
     adjust: Callable[[Any], None] = lambda shape: None
     # the order of the inputs of a weight in Hugging Face's model, if that is another
     input_order: Callable[[Any, str], np.ndarray | None] = lambda shape, name: None
+    # the shape that llama.cpp is compared with, if it does not take a smaller one
+    llama_cpp_shape: Callable[[Any], Any] = lambda shape: shape
     shifts_context: bool = True  # llama.cpp shifts a full context, and as we do
     fills_width: bool = (
         False  # this version of llama.cpp takes no heads that are wider together than the model

@@ -194,9 +194,11 @@ def factor_gradients(shape: Shape, name: str, a: np.ndarray, b: np.ndarray) -> t
 def losses(made: Any, batch: list[dict[str, list[float]]], steps: int, rate: float) -> list[float]:
     """Of AdamW with its usual numbers, a tenth of decay for matrices, and gradients cut to a norm of 1."""
     torch = pytest.importorskip("torch")
-    trained = [p for p in made.parameters() if p.requires_grad]
-    groups = [{"params": [p for p in trained if p.ndim > 1], "weight_decay": 0.1}]
-    groups.append({"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0})
+    named = {name: p for name, p in made.named_parameters() if p.requires_grad}
+    trained = [*named.values()]
+    vectors = {name for name, p in named.items() if p.ndim < 2 or name.endswith("norm.weight")}
+    groups = [{"params": [p for name, p in named.items() if name not in vectors], "weight_decay": 0.1}]
+    groups.append({"params": [named[name] for name in sorted(vectors)], "weight_decay": 0.0})
     optimizer, found = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.999), eps=1e-8), []
     for _ in range(steps):
         optimizer.zero_grad()

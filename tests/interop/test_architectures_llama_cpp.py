@@ -70,7 +70,7 @@ def likeliest(found: np.ndarray) -> list[int]:
 def test_logits_and_greedy_text(
     arch: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape, ids = shape_of(arch, name), prompt()
+    shape, ids = FAMILIES[arch].llama_cpp_shape(shape_of(arch, name)), prompt()
     path = written(tmp_path / "model.gguf", shape, weights(shape))
     with served(path) as server:
         follow, expected = letters(server, ids)

@@ -59,7 +59,7 @@ ARCHITECTURE = Architecture(
         "xielu.eps": number_list("eps", EPS),
     },
     embed=layers.embed,
-    block=partial(layers.block, norm_heads=True, transform=transform),
+    block=partial(layers.block, norm_heads=ForwardPass.norm, transform=transform),
     final_norm=layers.final_norm,
     tied=False,
     supported_values=layers.SUPPORTED_VALUES,

@@ -5,6 +5,7 @@ Three of four blocks have a window and rotate their heads; the fourth sees all k
 
 from dataclasses import replace
 
+from llamatrain.model import layers
 from llamatrain.model.architecture import AttentionMask, Key, WindowPattern, is_windowed
 from llamatrain.model.architectures import command_r
 from llamatrain.model.hyperparameters import Hyperparameters
@@ -31,10 +32,12 @@ def rope_index(h: Hyperparameters, layer: int) -> int | None:
     return 0 if has_window(h, layer) else None
 
 
+WEIGHTS = {name: kind for name, kind in command_r.WEIGHTS.items() if name not in layers.NORMS_OF_EACH_HEAD}
 ARCHITECTURE = replace(
     command_r.ARCHITECTURE,
     name="cohere2",
     keys={**command_r.ARCHITECTURE.keys, **KEYS},
+    weights=WEIGHTS,
     attention_mask=attention_mask,
     rope_index=rope_index,
     new_model_values={**command_r.ARCHITECTURE.new_model_values, "window": 4096},

@@ -1,6 +1,7 @@
-"""Command R and Aya (Cohere 2024): layer norms without biases, attention and feed-forward side by side, scaled logits.
+"""Command R, Command R+ and Aya (Cohere 2024): attention and feed-forward side by side, and scaled logits.
 
-The heads rotate in pairs in Hugging Face's library, too.
+Layer norms have no biases; Command R+ also norms each head of queries and keys with a weight of its own. All heads
+rotate in pairs, in Hugging Face's library too.
 """
 
 from dataclasses import replace
@@ -18,6 +19,7 @@ WEIGHTS = (
     | layers.BEFORE_ATTENTION
     | {name: replace(kind, rotary_heads=None) for name, kind in layers.ATTENTION.items()}
     | layers.BIASES
+    | layers.NORMS_OF_EACH_HEAD
     | layers.FEED_FORWARD
     | layers.FINAL
 )
@@ -34,7 +36,7 @@ ARCHITECTURE = Architecture(
     weights=WEIGHTS,
     rotation="pairs",
     embed=layers.embed,
-    block=partial(layers.parallel_block, norm=ForwardPass.layer_norm),
+    block=partial(layers.parallel_block, norm_heads=layers.norm_each_head, norm=ForwardPass.layer_norm),
     final_norm=final_norm,
     heads_fill_width=True,
     tied=True,

@@ -23,7 +23,7 @@ KEYS = {
 def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
     """Return the output of a block that norms heads, and the output of each half."""
     prefix = f"blk.{layer}"
-    output = layers.attention(model, layer, x, norm_heads=True)
+    output = layers.attention(model, layer, x, norm_heads=ForwardPass.norm)
     y = O.add(model.keep_scored_rows(layer, x), model.norm(output, f"{prefix}.post_attention_norm"))
     return O.add(y, model.norm(layers.feed_forward(model, layer, y), f"{prefix}.post_ffw_norm"))
 

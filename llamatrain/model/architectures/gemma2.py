@@ -35,7 +35,7 @@ def embed(model: ForwardPass) -> Tensor:
     return O.scale(layers.embed(model), by=math.sqrt(model.h.embd))
 
 
-def block(model: ForwardPass, layer: int, x: Tensor, norm_heads: bool = False) -> Tensor:
+def block(model: ForwardPass, layer: int, x: Tensor, norm_heads: layers.Norm | None = None) -> Tensor:
     """Return the output of a block with norms before and after each half."""
     prefix = f"blk.{layer}"
     output = layers.attention(model, layer, model.norm(x, f"{prefix}.attn_norm"), norm_heads)

@@ -10,6 +10,7 @@ from functools import partial
 from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture, Key, WindowPattern
 from llamatrain.model.architectures import gemma2
+from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.rope import Rope
 
@@ -46,7 +47,7 @@ ARCHITECTURE = Architecture(
     | layers.FINAL,
     rotation="halves",
     embed=gemma2.embed,
-    block=partial(gemma2.block, norm_heads=True),
+    block=partial(gemma2.block, norm_heads=ForwardPass.norm),
     final_norm=layers.final_norm,
     partial_rotary=True,
     ropes=ropes,

@@ -70,8 +70,10 @@ def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
     """Return the output of a block: attention or a convolution, and a feed-forward part."""
     prefix = f"blk.{layer}"
     y = model.norm(x, f"{prefix}.attn_norm")
-    has_attention = attends(model.h, layer)
-    output = layers.attention(model, layer, y, True) if has_attention else short_convolution(model, layer, y)
+    if attends(model.h, layer):
+        output = layers.attention(model, layer, y, norm_heads=ForwardPass.norm)
+    else:
+        output = short_convolution(model, layer, y)
     x = O.add(model.keep_scored_rows(layer, x), output)
     return O.add(x, layers.feed_forward(model, layer, model.norm(x, f"{prefix}.ffn_norm")))
 

@@ -4,6 +4,7 @@ from functools import partial
 
 from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture
+from llamatrain.model.forward import ForwardPass
 
 WEIGHTS = (
     layers.EMBEDDINGS
@@ -22,7 +23,7 @@ ARCHITECTURE = Architecture(
     weights=WEIGHTS,
     rotation="halves",
     embed=layers.embed,
-    block=partial(layers.block, norm_heads=True),
+    block=partial(layers.block, norm_heads=ForwardPass.norm),
     final_norm=layers.final_norm,
     supported_values=layers.SUPPORTED_VALUES,
     unsupported_names={

@@ -23,7 +23,7 @@ from llamatrain.graph.ops import (
 )
 from llamatrain.graph.tensor import BF16, Tensor
 from llamatrain.optim.methods.adamw import AdamW
-from llamatrain.optim.optimizer import is_vector
+from llamatrain.optim.optimizer import count_dimensions
 
 A, B, C = 3.4445, -4.7750, 2.0315  # of the polynomial, which quickly brings singular values near 1
 ITERATIONS = 5
@@ -65,9 +65,9 @@ class Muon(AdamW):
 
 
 def is_block_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Return True for a matrix of a block; the taps of a convolution are none."""
-    is_matrix = len(shape) == 2 and not is_vector(name, shape)
-    return name.startswith("blk.") and is_matrix and not name.endswith(("conv.weight", "conv1d.weight"))
+    """Return True for a matrix of a block; the taps of a convolution are none, and vectors in rows neither."""
+    is_taps = name.endswith(("conv.weight", "conv1d.weight"))
+    return name.startswith("blk.") and count_dimensions(name, shape) == 2 and not is_taps
 
 
 def newton_schulz(x: Tensor, bf16: bool = False) -> Tensor:

@@ -1,8 +1,37 @@
-"""Command R and Aya."""
+"""Command R and Aya, and Command R+, which norms each head of queries and keys."""
 
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.helpers.architecture_family import ATTENTION, FORWARD, GROUPED, SINGLE, Family, Shape, three
+from tests.helpers.architecture_family import (
+    ATTENTION,
+    FORWARD,
+    GROUPED,
+    NORMS_OF_EACH_HEAD,
+    SINGLE,
+    Family,
+    Row,
+    Shape,
+    initial_norms_of_each_head,
+    three,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandRShape(Shape):
+    """Sizes, and whether it is like Command R+."""
+
+    large: bool = False
+
+
+def block(shape: CommandRShape, layer: int) -> list[Row]:
+    """Return the weights of a block."""
+    return [
+        ("attn_norm.weight", "input_layernorm.weight", "embd"),
+        *ATTENTION,
+        *(NORMS_OF_EACH_HEAD if shape.large else ()),
+        *FORWARD,
+    ]
 
 
 def keys(shape: Shape) -> dict[str, Any]:
@@ -20,7 +49,7 @@ def settings(shape: Shape) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    block=[("attn_norm.weight", "input_layernorm.weight", "embd"), *ATTENTION, *FORWARD],
+    block=block,
     shapes=three(
         "command-r",
         GROUPED | {"base": 8e6, "logit_scale": 0.6, "tied": True},
@@ -32,12 +61,18 @@ FAMILY = Family(
             "tied": True,
             "eps": 1e-6,
             "logit_scale": 1.5,
+            "large": True,
         },
         SINGLE | {"base": 500.0, "logit_scale": 0.9, "tied": True},
+        CommandRShape,
     ),
     config="CohereConfig",
     model="CohereForCausalLM",
     keys=keys,
     dropped_keys=lambda shape: {"attention.layer_norm_rms_epsilon"},
-    settings=settings,
+    settings=lambda shape: settings(shape) | {"use_qk_norm": shape.large},
+    # llama.cpp knows Command R+ by its number of blocks
+    llama_cpp_shape=lambda shape: replace(shape, layers=64) if shape.large else shape,
+    without_adapter=tuple(mine for mine, _, _ in NORMS_OF_EACH_HEAD),
+    initial=initial_norms_of_each_head,
 )
