@@ -140,6 +140,14 @@ def data_cases() -> Iterator[Case]:
     yield Case("20MB prompts", (*TINY, *BYTES, *F32, "--ctx", "128"), data=("20MB.jsonl",))
 
 
+def hybrid_cases() -> Iterator[Case]:
+    """Yield cases of architectures with recurrent blocks, whose memory is linear in the context."""
+    for arch in ("qwen35", "granitehybrid", "lfm2"):
+        for ctx in (512, 1024, 2048, 4096):
+            words = ("--arch", arch, *SMALL, *BYTES, *F32, "--ctx", str(ctx), "--batch", "1")
+            yield Case(f"hybrid {arch} ctx{ctx}", words)
+
+
 def finetune_cases() -> Iterator[Case]:
     """Yield cases of finetune."""
     some = ("--ctx", "256", "--batch", "2")
@@ -346,7 +354,7 @@ def main() -> int:
     bench = Bench(args.folder, args.limit)
     bad = 0
     print(f"{'':34} {'planned':>9} {'peak':>9} {'off':>8} {'all':>9}")
-    for case in (*size_cases(), *option_cases(), *data_cases(), *finetune_cases()):
+    for case in (*size_cases(), *option_cases(), *data_cases(), *hybrid_cases(), *finetune_cases()):
         if not args.words or any(word in case.name for word in args.words):
             line = bench.run(case)
             bad += "BAD" in line

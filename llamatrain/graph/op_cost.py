@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from llamatrain.graph.ops.recurrent import CHUNK
 from llamatrain.graph.tensor import Node, QuantizedType, Tensor
 
 
@@ -81,7 +82,7 @@ def delta_rule_flops(node: Node) -> int:
     """
     back = node.op.name.endswith("_back")
     q, _, v = node.sources[back : back + 3]
-    (batch, length, heads, width), size, chunk = v.shape, q.shape[3], node.attrs["chunk"]
+    (batch, length, heads, width), size, chunk = v.shape, q.shape[3], node.attrs.get("chunk", CHUNK)
     both, correct = size * width, node.attrs.get("correct", True)
     work = chunk * (4 * size + 2 * width) + 6 * both if correct else chunk * (2 * size + width) + 4 * both
     if back and correct:

@@ -49,6 +49,56 @@ def attention(c: Case, name: str) -> Case:
     return c
 
 
+def rows_and_context(name: str) -> tuple[int, int]:
+    """Return the rows and their tokens: two of 512, or one of 4,096."""
+    return (1, 4096) if "long" in name else (2, 512)
+
+
+@case("delta_rule", "delta_rule-long", "scan", "scan-long")
+def delta_rule(c: Case, name: str) -> Case:
+    """Build the gated delta rule of Qwen 3.5 with 0.8 billion weights, or the same without correction, both ways."""
+    batch, ctx = rows_and_context(name)
+    heads, size = 16, 128
+    how: dict[str, Any] = {"correct": "scan" not in name}
+    q, k, v, dout = (c.random.standard_normal((batch, ctx, heads, size), np.float32) for _ in range(4))
+    q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+    decay = -0.1 * np.abs(c.random.standard_normal((batch, ctx, heads), np.float32))
+    beta = c.random.uniform(0, 1, (batch, ctx, heads)).astype(np.float32)
+    sources = [c.leaf(x) for x in (q * np.float32(size**-0.5), k, v, decay, beta)]
+    starts = c.leaf(np.zeros((batch, ctx), np.int32), I32)
+    out, states = O.gated_delta_rule(*sources, starts, **how)
+    c.outputs = [out, *O.gated_delta_rule_back(c.leaf(dout), *sources, starts, states, **how)]
+    c.shape, c.tolerance = f"{batch} x {ctx} x {heads} x {size}", 1e-4
+    return c
+
+
+@case("attention-qwen35", "attention-qwen35-long")
+def attention_beside_delta_rule(c: Case, name: str) -> Case:
+    """Build the attention of the same model, both ways."""
+    (batch, ctx), heads, groups, size = rows_and_context(name), 8, 2, 256
+    q, dout = (c.x(batch, ctx, heads, size) for _ in range(2))
+    k, v = (c.x(batch, ctx, groups, size) for _ in range(2))
+    starts, scale = c.leaf(np.zeros((batch, ctx), np.int32), I32), size**-0.5
+    out, lse = O.flash_attn(q, k, v, starts, scale=scale)
+    c.outputs = [out, *O.flash_attn_back(dout, q, k, v, out, lse, starts, scale=scale)]
+    c.shape, c.tolerance = f"{batch} x {ctx} x {heads} x {size}", 1e-4
+    return c
+
+
+@case("causal_conv", "causal_conv_back", "causal_conv_weight_back")
+def convolution(c: Case, name: str) -> Case:
+    """Build the convolution of the same model."""
+    batch, ctx, channels, taps = 8, 512, 6144, 4
+    x, w = c.x(batch, ctx, channels), c.x(channels, taps)
+    starts = c.leaf(np.zeros((batch, ctx), np.int32), I32)
+    if name == "causal_conv_weight_back":
+        c.outputs = [O.causal_conv_weight_back(c.x(batch, ctx, channels), x, starts, taps=taps)]
+    else:
+        c.outputs = [getattr(O, name)(x, w, starts)]
+    c.shape, c.tolerance = f"{batch} x {ctx} x {channels} x {taps}", 1e-4
+    return c
+
+
 @case("head-cap-bf16")
 def head(c: Case, name: str) -> Case:
     """Build the backward pass of a head with capped logits."""

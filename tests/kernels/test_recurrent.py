@@ -128,6 +128,14 @@ def test_any_decay(decay: float) -> None:
     check("gated_delta_rule_back", [normal(*ins[2].shape), *ins, states], within=5e-5, chunk=64)
 
 
+def test_default_chunk() -> None:
+    """A graph that names no chunk has chunks of 64 tokens."""
+    ins = rule(1, 70, 2, 4, 16, 24)
+    _, states = check("gated_delta_rule", ins)
+    assert states.shape[1] == 2
+    check("gated_delta_rule_back", [normal(*ins[2].shape), *ins, states], within=3e-5)
+
+
 def test_chunks_agree() -> None:
     """Results do not depend on the length of chunks, except for rounding."""
     ins = rule(2, 300, 2, 4, 64, 64, 100, 111)

@@ -29,6 +29,7 @@ from llamatrain.compiler.vectors import (
     store,
     store_until,
 )
+from llamatrain.graph.ops.recurrent import CHUNK
 from llamatrain.kernels.cpu.attention_blocks import (
     ACCUMULATE,
     ACROSS,
@@ -517,30 +518,28 @@ def delta_steps(lo, hi, thread, before: F32, sources: Sources, state: F32, out: 
 # ---- binding --------------------------------------------------------------------
 
 
-def make_sizes(q, v, chunk: int, correct: bool = True) -> Sizes:
+def make_sizes(q, v, chunk: int = CHUNK, correct: bool = True) -> Sizes:
     """Return the sizes of a call."""
     (_, length, key_heads, size), (heads, width) = q.shape, v.shape[2:]
     pitch = -(-max(chunk, size, width) // PITCH_STEP) * PITCH_STEP
     return Sizes(length, key_heads, heads, size, width, chunk, -(-length // chunk), pitch, int(correct))
 
 
-def thread_bytes(q, v, chunk: int, slots: int) -> int:
+def thread_bytes(q, v, attrs, slots: int) -> int:
     """Return the bytes that a thread needs."""
-    return 4 * slots * make_sizes(q, v, chunk).pitch ** 2
+    return 4 * slots * make_sizes(q, v, **attrs).pitch ** 2
 
 
 @kernel(
     "gated_delta_rule",
-    scratch=lambda outs, ins, attrs, threads: (
-        threads * thread_bytes(ins[0], ins[2], attrs["chunk"], FORWARD_SLOTS)
-    ),
+    scratch=lambda outs, ins, attrs, threads: threads * thread_bytes(ins[0], ins[2], attrs, FORWARD_SLOTS),
 )
 def gated_delta_rule(outs, ins, attrs, scratch, threads):
     """Return the call of `gated_delta_rule`."""
     (out, states), (q, _, v, *_) = outs, ins
     how = {
         "scratch": scratch,
-        "thread_bytes": thread_bytes(q, v, attrs["chunk"], FORWARD_SLOTS),
+        "thread_bytes": thread_bytes(q, v, attrs, FORWARD_SLOTS),
         "sizes": make_sizes(q, v, **attrs),
     }
     return [delta_rule.call(Sources(*ins), out, states, **how, items=v.shape[0] * v.shape[2], block=1)]
@@ -548,16 +547,14 @@ def gated_delta_rule(outs, ins, attrs, scratch, threads):
 
 @kernel(
     "gated_delta_rule_back",
-    scratch=lambda outs, ins, attrs, threads: (
-        threads * thread_bytes(ins[1], ins[3], attrs["chunk"], BACK_SLOTS)
-    ),
+    scratch=lambda outs, ins, attrs, threads: threads * thread_bytes(ins[1], ins[3], attrs, BACK_SLOTS),
 )
 def gated_delta_rule_back(outs, ins, attrs, scratch, threads):
     """Return the call of `gated_delta_rule_back`."""
     dout, q, k, v, g, beta, starts, states = ins
     how = {
         "scratch": scratch,
-        "thread_bytes": thread_bytes(q, v, attrs["chunk"], BACK_SLOTS),
+        "thread_bytes": thread_bytes(q, v, attrs, BACK_SLOTS),
         "sizes": make_sizes(q, v, **attrs),
     }
     sources = Sources(q, k, v, g, beta, starts)

@@ -178,7 +178,7 @@ FAMILY = Family(
             "window": 9,
             "base": 1e6,
             "tied": True,
-            "eps": 1e-6,
+            "eps": 1e-3,  # with a smaller one, rounding grows a hundredfold in 30 steps, in torch too
         },
         {
             "heads": 4,
