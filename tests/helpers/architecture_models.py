@@ -153,19 +153,21 @@ def shape_of(arch: str, name: str) -> Shape:
     return SHAPES[arch][name]
 
 
-def wide(arch: str) -> Shape:
+# Sizes of rows that every type can hold.
+WIDE = {
+    "a": {"embd": 256, "heads": 4, "kv_heads": 2, "head_size": 64, "ff": 256, "layers": 2},
+    "b": {"embd": 256, "heads": 2, "kv_heads": 1, "head_size": 128, "ff": 512, "layers": 3},
+    "c": {"embd": 256, "heads": 8, "kv_heads": 8, "head_size": 32, "ff": 768, "layers": 3},
+}
+
+
+def wide(arch: str, name: str = "a") -> Shape:
     """Of rows that every type can hold."""
-    first = SHAPES[arch]["a"]
-    sizes = {
-        "embd": 256,
-        "heads": 4,
-        "kv_heads": 2,
-        "head_size": 64,
-        "ff": 256,
-        "layers": 2,
-    } | FAMILIES[arch].wide
-    # Rotated in part, a head of another size has other factors.
-    return replace(first, **sizes, turned=12 if first.turned else 0)
+    first = SHAPES[arch][name]
+    sizes = WIDE[name] | FAMILIES[arch].wide
+    # Rotated in part, a head of another size has other factors; scores of larger heads stay as large.
+    score_scale = first.score_scale * math.sqrt(first.head_size / sizes["head_size"])
+    return replace(first, **sizes, turned=12 if first.turned else 0, score_scale=score_scale)
 
 
 def prompt(count: int = 40, seed: int = 0) -> list[int]:
