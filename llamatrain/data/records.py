@@ -238,7 +238,8 @@ def strip_message(message: Message) -> Message:
     if message["role"] != "assistant":
         return message
     fields = {key: value for key, value in message.items() if key != REASONING_KEYS[0]}
-    return {**fields, "content": strip_text(message_text(message))}
+    text = message_text(message)
+    return {**fields, "content": strip_text(text)} if REASONING_END in text else fields
 
 
 def strip_text(text: str) -> str:

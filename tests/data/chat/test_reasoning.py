@@ -106,6 +106,13 @@ def test_thoughts_that_are_not_wanted(form: str, tmp_path: Path) -> None:
     assert any("opens reasoning" in line for line in said)
 
 
+def test_parts_of_an_answer_without_thoughts_are_left_as_they_are() -> None:
+    parts = [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}]
+    row = {"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": parts}]}
+    document = parse_record(json.dumps(row).encode(), "line 1")
+    assert Encoder(ByteTokenizer(), DataOptions(thinking="strip"), 64).apply_options(document) == document
+
+
 def test_all_of_a_chat_with_its_thoughts() -> None:
     for layout in ("qwen 3", "r1 distill", "chatml"):
         for messages in FORMS.values():
