@@ -304,15 +304,18 @@ class LoadedModel:
         *,
         system: str = "",
         chat_template: Place | None = None,
+        think: bool | None = None,
         **sampling: "Unpack[SamplingOptionsGiven]",
     ) -> "ChatSession":
         """Start a chat that uses the model's chat template.
 
         system: the system prompt.
         chat_template: a file with another template, or the name of a built-in one.
+        think: switch thinking on or off; None: as llama-server does.
         """
         with translate_errors():
-            values = check_options({"system": system, "chat_template": chat_template}, ChatOptions)
+            given = {"system": system, "chat_template": chat_template, "think": think}
+            values = check_options(given, ChatOptions)
             options = build(SamplingOptions, check_options(sampling, SamplingOptions))
             return ChatSession(
                 Conversation(self._model, build(ChatOptions, {**values, "chat": True}), options)
@@ -363,6 +366,7 @@ def chat(
     *,
     system: str = "",
     chat_template: Place | None = None,
+    think: bool | None = None,
     **options: "Unpack[ChatOptionsGiven]",
 ) -> ChatSession:
     """Open a model and start a chat: `load(path, ...).chat(...)`, with the options of both."""
@@ -371,7 +375,7 @@ def chat(
         check_options(overrides, LoadOptions, AdapterOptions, SamplingOptions)
     loading = {*option_specs(LoadOptions), *option_specs(AdapterOptions)}
     model = load(path, **{name: overrides.pop(name) for name in [*overrides] if name in loading})
-    return model.chat(system=system, chat_template=chat_template, **overrides)
+    return model.chat(system=system, chat_template=chat_template, think=think, **overrides)
 
 
 def pieces(text: Iterable[str]) -> Iterator[str]:

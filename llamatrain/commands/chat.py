@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.commands.generate import TextModel
-from llamatrain.config.options import Option, OptionError, Options
+from llamatrain.config.options import Option, OptionError, Options, format_flag
 from llamatrain.data.options import TEMPLATE, DataOptions
 from llamatrain.errors import UsageError
 from llamatrain.sample.options import SamplingOptions
@@ -32,12 +32,25 @@ class ChatOptions(Options, panel="Text"):
     ] = False
     system: Annotated[str, Option("System prompt.")] = ""
     chat_template: Annotated[Path | None, TEMPLATE] = None
+    think: Annotated[
+        bool | None,
+        Option(
+            "Switch thinking on or off, if the chat template has a switch (enable_thinking); auto: like "
+            "llama-server."
+        ),
+    ] = None
     verbose: Annotated[bool, Option("Print the llama.cpp command that does the same.", short="v")] = False
 
     def validate(self) -> None:
         """Raise OptionError if options have no effect without --chat."""
-        for name in ("system", "chat_template"):
-            if getattr(self, name) and not self.chat:
+        given = {
+            "system": self.system,
+            "chat_template": self.chat_template,
+            "think": self.think,
+            "no_think": self.think is False,
+        }
+        for name, value in given.items():
+            if value and not self.chat:
                 raise OptionError(partial(self._without_chat, name))
 
     @staticmethod
@@ -62,7 +75,8 @@ class Conversation:
         self.model, self.sampling, self.reader = model, sampling, PromptReader(model.tokenizer)
         own = DataOptions(chat_template=options.chat_template).template or model.tokenizer.chat_template
         bos, eos = map(self.reader.token_text, (model.tokenizer.bos, model.tokenizer.eos))
-        self.template = ChatTemplate(own or CHATML, bos, eos, self.reader.ends.values())
+        self.template = ChatTemplate(own or CHATML, bos, eos, self.reader.ends.values(), think=options.think)
+        self.template.check_switch(format_flag("think" if options.think else "no_think"))
         self.messages: list[Message] = (
             [{"role": "system", "content": options.system}] if options.system else []
         )
@@ -202,6 +216,7 @@ def llama_command(
         words += [option, ",".join(adapters)] if adapters else []
     if options.chat:
         words += ["-cnv", "--jinja", *(["-sys", options.system] if options.system else [])]
+        words += [] if options.think is None else ["--reasoning", "on" if options.think else "off"]
         if template := options.chat_template:
             given = DataOptions(chat_template=template)
             named = (

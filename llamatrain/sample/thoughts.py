@@ -26,7 +26,7 @@ def find_marks(source: str) -> tuple[str, str] | None:
 
 
 def split_thoughts(pieces: Iterable[str], prompt: str, marks: tuple[str, str]) -> Iterator[AnswerPiece]:
-    """Split a streaming answer into reasoning and content; the prompt may have opened the reasoning.
+    """Split a streaming answer into reasoning and content; the prompt may have opened or closed the reasoning.
 
     White space around reasoning and before content is dropped.
     """
@@ -34,7 +34,7 @@ def split_thoughts(pieces: Iterable[str], prompt: str, marks: tuple[str, str]) -
     thinking = prompt.rstrip().endswith(begin)
     # text held back; before the first mark; drop white space
     buffer = ""
-    looking = not thinking
+    looking = not thinking and not prompt.rstrip().endswith(end)
     strip = True
     for piece in pieces:
         buffer += piece

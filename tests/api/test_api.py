@@ -31,6 +31,7 @@ from llamatrain.train.programs import TrainPrograms
 from tests.helpers.cli import ROOT, ran, same_bits, started, steps, text, text_file, until
 from tests.helpers.cli import finished as ended
 from tests.helpers.cli import lines as lines_of_metrics
+from tests.helpers.errors import raises
 
 TINY = dict[str, Any](vocab_size="bytes", embd=32, head=4, layer=2, ff=64, ctx=32, batch=4, precision="f32")
 WORDS = (
@@ -317,6 +318,8 @@ def test_a_chat(tmp_path: Path) -> None:
             chat.say(5)  # type: ignore[arg-type]
     model = llamatrain.load(run.result, threads=1, ctx=512)
     assert model.generate("ab", n=9, temperature=0) == model.generate("ab", n=9, temp=0)
+    with raises("no-thinking-switch", match="think=False"):
+        model.chat(think=False)
     with model.chat(chat_template="llama3", n=3) as other:
         other.say("a")
 

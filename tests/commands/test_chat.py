@@ -31,6 +31,9 @@ PLAIN = (
     "{% for m in messages %}{{ m.role[0] + ':' + m.content + '|' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'a:' }}{% endif %}"
 )
+SWITCHED = PLAIN.replace(
+    "'a:'", "'a:' if enable_thinking else 'a!'"
+)  # a prompt that tells whether thinking is on
 FEW = ("-n", 5, "--temp", 0)
 
 
@@ -122,6 +125,24 @@ def test_another_template(monkeypatch: pytest.MonkeyPatch) -> None:
     assert piped(monkeypatch, "hi\n", *FEW, "--chat-template", "t.jinja").out == answered("u=hi|a=") + "\n"
 
 
+def test_thinking_is_switched_on_and_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("t.jinja").write_text(SWITCHED)
+    for switch, end in (("--think", "a:"), ("--no-think", "a!")):
+        done = piped(monkeypatch, "hi\n", *FEW, "--chat-template", "t.jinja", switch)
+        assert (done.code, done.out) == (0, answered(f"u:hi|{end}") + "\n")
+
+
+@pytest.mark.parametrize("switch", ["--think", "--no-think"])
+def test_a_template_without_a_switch(switch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = piped(monkeypatch, "hi\n", *FEW, switch)
+    assert (done.code, done.out, done.err) == (
+        2,
+        "",
+        f"error: the chat template has no switch for thinking (enable_thinking), so {switch} has no effect; "
+        "leave it out [no-thinking-switch]\n",
+    )
+
+
 def test_an_empty_template_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("empty.jinja").touch()
     done = piped(monkeypatch, "hi\n", *FEW, "--chat-template", "empty.jinja")
@@ -143,6 +164,7 @@ def test_a_model_without_a_template_is_asked_in_chatml(monkeypatch: pytest.Monke
     ("words", "told"),
     [
         (("m.gguf", "--system", "x"), "--system has no effect without --chat; leave it out"),
+        (("m.gguf", "--no-think"), "--no-think has no effect without --chat; leave it out"),
         (("m.gguf", "--chat", "--prompt", "-"), "--prompt - has no effect with --chat"),
         (
             ("numbers.gguf", "--chat"),
@@ -205,7 +227,7 @@ def test_the_same_in_the_words_of_llama_cpp() -> None:
     done = run("generate", "m.gguf", "-v", *FEW, "--prompt", "a\\n\nb")
     assert "in llama.cpp: llama-completion -m m.gguf -c 256 -n 5 -s -1 --temp 0 " in done.err
     assert done.err.splitlines()[0].endswith(r"-no-cnv -p $'a\\\\n\nb'")
-    options = ChatOptions(chat=True, system="be kind", chat_template=Path("gemma"))
+    options = ChatOptions(chat=True, system="be kind", chat_template=Path("gemma"), think=False)
     lora = AdapterOptions((Path("a.gguf"), Path("c.gguf")), ((Path("b.gguf"), 0.5), (Path("d.gguf"), 2.0)))
     sampling = SamplingOptions(ctx_shift=True, keep=7, repeat_penalty=1.5, stop=("|", "x y"))
     line = llama_command(Path("m.gguf"), options, lora, sampling, 256, "")
@@ -223,6 +245,7 @@ def test_the_same_in_the_words_of_llama_cpp() -> None:
         after["--lora"] == "a.gguf,c.gguf"
         and after["--lora-scaled"] == "b.gguf:0.5,d.gguf:2"
         and after["-sys"] == "be kind"
+        and after["--reasoning"] == "off"
     )
     assert said[said.index("--context-shift") :][1:3] == ["--keep", "7"] and after["--repeat-last-n"] == "64"
     assert said.count("-r") == 2 and after["-r"] == "x y" and "-p" not in said

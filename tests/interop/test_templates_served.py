@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from llamatrain.data.chat.jinja_template import JinjaTemplate
+from llamatrain.data.chat.template import ChatTemplate
 from llamatrain.data.encode import Encoder
 from llamatrain.data.options import DataOptions
-from llamatrain.data.records import parse_record
+from llamatrain.data.records import ChatRecord, parse_record
 from llamatrain.errors import DataError
 from tests.helpers.chat_templates import Layout
 from tests.helpers.cli import ran
@@ -48,17 +49,15 @@ def trained(encoder: Encoder, row: dict[str, Any]) -> list[Answer]:
     return answers
 
 
-def prompt(server: Served, row: dict[str, Any], turn: int) -> str | None:
+def prompt(server: Served, row: dict[str, Any], turn: int, **switches: bool) -> str | None:
     """Ask for the prompt of an answer; None where the server refuses, or goes on with an answer."""
     before = row["messages"][:turn]
     if before and before[-1]["role"] == "assistant":
         return None
+    more = {"tools": row["tools"]} if "tools" in row else {}
     try:
-        return str(
-            server.post(
-                "apply-template", messages=before, **{key: row[key] for key in ("tools",) if key in row}
-            )["prompt"]
-        )
+        asked = server.post("apply-template", messages=before, chat_template_kwargs=switches, **more)
+        return str(asked["prompt"])
     except HTTPError:
         return None
 
@@ -124,6 +123,28 @@ def test_thinking_is_switched_as_on_the_server(name: str, tmp_path: Path) -> Non
             asked = server.post("apply-template", messages=question, chat_template_kwargs=switch)["prompt"]
             prompt = template.render(question, None, True, **switch)
             assert prompt.removeprefix(layout.bos) == asked.removeprefix(layout.bos), switch
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize("name", SWITCHED or [NONE])
+def test_chats_are_asked_as_on_the_server(name: str, tmp_path: Path) -> None:
+    layout, compared = layout_of(source_of(name)), 0
+    with serving(layout, tmp_path) as server:
+        for think in (True, False):
+            with ChatTemplate(layout.template or "", layout.bos, layout.eos, think=think) as template:
+                template.check_switch("--think")
+                for case, row in CONVERSATIONS.items():
+                    chat = parse_record(json.dumps(row).encode(), "x")
+                    assert isinstance(chat, ChatRecord)
+                    for turn in answers_in(row):
+                        if turn and (text := prompt(server, row, turn, enable_thinking=think)) is not None:
+                            asked = template.render(chat.messages[:turn], True, chat.tools).decode()
+                            assert asked.removeprefix(layout.bos) == text.removeprefix(layout.bos), (
+                                case,
+                                turn,
+                            )
+                            compared += 1
+    assert compared > 160
 
 
 ASKED, SAID = "Name it.", "Zebra quick."

@@ -27,6 +27,8 @@ def split(answer: str, prompt: str, size: int) -> tuple[str, str]:
         ("assistant\n", " <thin", "", " <thin"),
         ("assistant\n", "  x ", "", "  x "),
         ("<think>\n", "a </thi b</think>c", "a </thi b", "c"),
+        ("<think>\n\n</think>\n\n", "4", "", "4"),
+        ("<think>\n\n</think>\n\n", "<think>a</think>4", "", "<think>a</think>4"),
     ],
 )
 def test_thoughts_and_words(prompt: str, answer: str, thoughts: str, words: str, size: int) -> None:

@@ -251,6 +251,7 @@ class JinjaTemplate:
         ends: list[str],
         keep_reasoning: bool = False,
         day: str = "",
+        think: bool | None = None,
     ) -> None:
         now = datetime.combine(date.fromisoformat(day) if day else date.today(), datetime.min.time())
         self.source = source
@@ -263,6 +264,11 @@ class JinjaTemplate:
         dates = {"date_string": f"{now:%d %b %Y}", "datetime": f"{now:%b %d %Y}"}
         self.values = {**dates, "enable_thinking": True, **values}
         self.values["enable_thinking"] = self._enables_reasoning
+        self.chosen_values = {} if think is None else {"enable_thinking": think}
+
+    def render_chat(self, messages: list[Any], tools: Any = None, answer_next: bool = False) -> str:
+        """Render messages with thinking switched as the user chose."""
+        return self.render(messages, tools, answer_next, **self.chosen_values)
 
     def render(self, messages: list[Any], tools: Any = None, answer_next: bool = False, **values: Any) -> str:
         """Render messages; `answer_next` appends the prompt for an answer."""
@@ -387,6 +393,12 @@ class JinjaTemplate:
             )
         except Exception:
             return "", ""
+
+    @cached_property
+    def has_thinking_switch(self) -> bool:
+        """True if prompts depend on whether reasoning is enabled."""
+        on, off = self._reasoning_prompts
+        return on != off
 
     @cached_property
     def server_extracts_reasoning(self) -> bool:

@@ -29,7 +29,7 @@ from llamatrain.data.chat.limits import (
 )
 from llamatrain.data.chat.messages import Message
 from llamatrain.data.json_values import RecordTooLarge
-from llamatrain.errors import DataError
+from llamatrain.errors import DataError, UsageError
 from llamatrain.platform.memory import trim_heap
 
 MAX_SECONDS = 5.0  # CPU time for the renderings of one conversation
@@ -89,10 +89,12 @@ class ChatTemplate:
         ends: Iterable[str] = (),
         keep_reasoning: bool = False,
         day: str = "",
+        think: bool | None = None,
     ) -> None:
         self.source = source
         self.keep_reasoning = keep_reasoning  # of older turns
         self.day = day  # the date that templates see; "" for today
+        self.think = think  # switches thinking on or off; None: as llama-server does
         self.constants = {"bos_token": bos, "eos_token": eos}
         self.ends = sorted(filter(None, {eos, *ends}), key=len, reverse=True)
         self.notes = set[str]()  # what was changed for the template
@@ -141,6 +143,17 @@ class ChatTemplate:
                     return
                 trim_heap()  # growing texts fragment the heap
                 answer, texts = self._request(None)
+
+    def check_switch(self, option: str) -> None:
+        """Raise if `option` is to switch thinking on or off, and the template has no switch."""
+        if self.think is None or self._get_process().has_switch:
+            return
+        self.close()
+        raise UsageError(
+            f"the chat template has no switch for thinking (enable_thinking), so {option} has no effect; "
+            "leave it out",
+            code="no-thinking-switch",
+        )
 
     def prefetch(self, chats: Iterable[ChatRequest]) -> None:
         """Render the small chats that this thread needs next in one request, which is faster."""
@@ -198,6 +211,7 @@ class ChatTemplate:
                     self.ends,
                     self.keep_reasoning,
                     self.day,
+                    self.think,
                     new=not self._has_compiled,
                 )
                 self._has_compiled = True
@@ -266,6 +280,7 @@ class RendererProcess:
         ends: Iterable[str] = (),
         keep_reasoning: bool = False,
         day: str = "",
+        think: bool | None = None,
         new: bool = True,
     ) -> None:
         read_end, write_end = os.pipe()
@@ -294,23 +309,25 @@ class RendererProcess:
         finally:
             os.close(read_end)
         try:
-            self._compile(
+            answer = self._compile(
                 {
                     "template": source,
                     "values": {"documents": None, **values},
                     "ends": [*ends],
                     "keep_reasoning": keep_reasoning,
                     "day": day,
+                    "think": think,
                     "new": new,
                 }
             )
+            self.has_switch: bool = answer["has_switch"]
         except TemplateError:
             self.kill()
             raise
 
-    def _compile(self, request: dict[str, Any]) -> None:
+    def _compile(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
-            self.request(request, wait_limit(START_SECONDS))
+            return self.request(request, wait_limit(START_SECONDS))[0]
         except RendererDied:
             limit = f"more than {min(START_SECONDS, MAX_SECONDS):g} s or too much memory"
             raise TemplateStopped(

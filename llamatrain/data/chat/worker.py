@@ -29,6 +29,7 @@ MAX_ANSWER_BYTES = 1 << 20  # bytes after which renderings wait for the next req
 MAX_TOTAL_BYTES = 2 * 10**9  # bytes of all renderings of one chat
 MAX_RENDERING_BYTES = 8 * 10**6  # bytes of one rendering, in addition to twice those of the request
 REASONING = "reasoning_content"
+SETTINGS = ("template", "values", "ends", "keep_reasoning", "day", "think")  # of a JinjaTemplate
 HELLO = {"role": "user", "content": "hi"}
 MARK = PROBE + os.urandom(8).hex()  # no data contains it
 # The mark of a message, and the empty reasoning that some templates put before the text of old answers.
@@ -144,7 +145,7 @@ class Conversation:
         if self.template.keep_reasoning:
             text = self.render_with_reasoning(messages, answer_next)
         else:
-            text = self.template.render(messages, self.tools, answer_next)
+            text = self.template.render_chat(messages, self.tools, answer_next)
         self.bytes_left -= len(text)
         if len(text) > self.max_bytes or self.bytes_left < 0:
             raise RenderTooLong
@@ -153,7 +154,7 @@ class Conversation:
     def render_with_reasoning(self, messages: list[Any], answer_next: bool) -> str:
         """Render messages with the reasoning of older turns, which templates drop, inserted afterwards."""
         if self.template.keeps_old_reasoning:
-            return self.template.render(messages, self.tools, answer_next)
+            return self.template.render_chat(messages, self.tools, answer_next)
         count = len(messages) if answer_next or not self.template.has_reasoning_mark else len(messages) - 1
         text = self.insert_reasoning(messages, count, answer_next)
         last = messages[-1].get(REASONING) if messages else None
@@ -173,7 +174,7 @@ class Conversation:
                 message = {key: value for key, value in message.items() if key != REASONING}
                 message["content"] = mark
             shown_messages.append(message)
-        text = self.template.render(shown_messages, self.tools, answer_next)
+        text = self.template.render_chat(shown_messages, self.tools, answer_next)
         return MARKS.sub(lambda mark: texts.get(mark["mark"], mark[0]), text) if texts else text
 
     def render_answer(self, prompt: str, index: int) -> tuple[str, bool]:
@@ -372,12 +373,11 @@ class RenderServer:
         if request:
             if "template" in request:
                 limit_memory(self.memory)  # before compiling, which folds constants
-                settings = (request[key] for key in ("template", "values", "ends", "keep_reasoning", "day"))
-                template = JinjaTemplate(*settings)
+                template = JinjaTemplate(*(request[key] for key in SETTINGS))
                 if request["new"]:
                     self.try_small_chat(template)
                 self.template = template
-                return {}, []
+                return {"has_switch": request["think"] is not None and template.has_thinking_switch}, []
             assert self.template is not None
             self.chat = Conversation(self.template, request, size)
         assert self.chat is not None
