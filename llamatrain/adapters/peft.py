@@ -76,6 +76,7 @@ SUPPORTED_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 def read_peft(folder: Path, h: Hyperparameters) -> Adapter:
     """Read an adapter from a folder."""
+    check_convertible(folder, h)
     config, source = read_config(folder / CONFIG), folder / WEIGHTS
     if not source.exists() and (folder / PICKLE).exists():
         raise FileError(
@@ -383,11 +384,22 @@ def named_factors(
 
 
 def check_pairs(folder: Path, names: Collection[str], h: Hyperparameters) -> None:
-    """Raise if there are only pairs of norms."""
+    """Raise if the pairs cannot be written: there are only pairs of norms, or the model cannot be converted."""
+    check_convertible(folder, h)
     if len(select_norms(h.architecture, names)) == len(names):
         raise FileError(
             f"{folder}: cannot be written: PEFT has no pairs of norms, and the adapter has no others",
             code="only-norm-pairs",
+        )
+
+
+def check_convertible(folder: Path, h: Hyperparameters) -> None:
+    """Raise if adapters of a model cannot be converted from or to PEFT's."""
+    if problem := h.architecture.peft_problem:
+        raise FileError(
+            f"{folder}: PEFT's adapters of a {h.architecture.name} cannot be converted, because {problem}; use GGUF "
+            "adapters",
+            code="unsupported-adapter",
         )
 
 

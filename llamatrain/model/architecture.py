@@ -223,7 +223,8 @@ class Architecture(Generic[H, F]):
     # hyperparameters that are others in a block, besides those for which files have arrays
     block_values: Callable[[H, int], Mapping[str, Any]] = lambda h, layer: {}
     logit_cap: Callable[[H], float] = lambda h: 0.0  # the soft cap of logits; 0: none
-    # the shapes of the state that a block keeps while decoding; none: it has keys and values
+    attends: Callable[[H, int], bool] = lambda h, layer: True  # False for a block without attention
+    # the shapes of the state that a block keeps while decoding, if any
     states: Callable[[H, int], Mapping[str, Shape]] = lambda h, layer: {}
     shifts_context: bool = True  # a full context can be shifted while decoding
     check: Callable[[H], None] = lambda h: None  # raises BadHyperparameter if numbers do not fit together
@@ -237,6 +238,7 @@ class Architecture(Generic[H, F]):
     new_model_weights: frozenset[str] = frozenset()  # optional weights of new models
     # by key: the supported value, and what other values mean
     supported_values: Mapping[str, SupportedValue] = field(default_factory=dict)
+    peft_problem: str = ""  # why adapters of PEFT cannot be converted; "": they can
     # related architectures that are not supported, and what they are
     unsupported_names: Mapping[str, str] = field(default_factory=dict)
 

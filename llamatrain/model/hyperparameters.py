@@ -174,12 +174,12 @@ class Hyperparameters:
         return tuple(
             layer
             for layer in range(self.layers)
-            if self.kv_block(layer) == layer and not self.architecture.states(self, layer)
+            if self.kv_block(layer) == layer and self.architecture.attends(self, layer)
         )
 
     @cached_property
     def is_recurrent(self) -> bool:
-        """True if a block has a state instead of keys and values."""
+        """True if a block has a state that each token changes."""
         return any(self.architecture.states(self, layer) for layer in range(self.layers))
 
     @property

@@ -399,12 +399,12 @@ def shift_cache(h: Hyperparameters, caches: list[Tensor], first: int, last: int,
 
 
 def make_caches(h: Hyperparameters, ctx: int, dtype: DType = F32) -> list[Tensor]:
-    """Return the memory of each block: its state, or keys and values of `ctx` positions if it has its own."""
+    """Return the memory of each block: its state, and keys and values of `ctx` positions if it has its own."""
     caches = []
     for layer in range(h.layers):
-        if shapes := h.architecture.states(h, layer):
-            caches += [state(f"state.{layer}.{name}", shape, dtype) for name, shape in shapes.items()]
-        elif layer in h.kv_blocks:
+        shapes = h.architecture.states(h, layer)
+        caches += [state(f"state.{layer}.{name}", shape, dtype) for name, shape in shapes.items()]
+        if layer in h.kv_blocks:
             width = h.for_block(layer).kv_width
             caches += [state(f"cache.{layer}.{kind}", (ctx, width), dtype) for kind in ("k", "v")]
     return caches

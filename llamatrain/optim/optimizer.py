@@ -15,7 +15,12 @@ from llamatrain.graph.tensor import Tensor, state
 
 Evaluate = Callable[[np.ndarray], tuple[float, np.ndarray]]  # point -> loss, gradient
 Values = Mapping[str, Any]  # arrays and numbers by name in a checkpoint, without the common prefix
-VECTORS = ("norm.weight", ".ssm_a", ".ssm_d")  # ends of names of weights that are vectors, in rows or not
+VECTORS = (
+    "norm.weight",
+    ".ssm_a",
+    ".ssm_a.log",
+    ".ssm_d",
+)  # ends of names of weights that are vectors, in rows or not
 RATE_OPTIONS = ("lr", "lr_min", "warmup", "schedule", "decay_steps", "restart_growth", "lora_plus_ratio")
 
 

@@ -164,8 +164,8 @@ class Family:
     # embeddings first; the output weight is left out if it is tied
     ends: Sequence[Row] | Callable[[Any], Sequence[Row]] = tuple(ENDS)
     without_adapter: tuple[str, ...] = ()  # ends of names of block matrices that llama.cpp applies none to
-    # ends of names of block matrices that are one module there; `test_joined_modules` has their adapters
-    joined: tuple[str, ...] = ()
+    # ends of names of block matrices that PEFT has no adapters of: it refuses them, or they share a module
+    not_in_peft: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()  # ends of names of weights that are never trained
     tensors: Callable[[Any], dict[str, np.ndarray]] = nothing  # tensors of a file that are no weights
     wide: Mapping[str, int] = field(default_factory=dict)  # further sizes of a shape whose rows are wide

@@ -50,8 +50,8 @@ def trainable(shape: Shape) -> list[str]:
 
 
 def linear(shape: Shape) -> list[str]:
-    """The matrices of all blocks that are a module each."""
-    return [name for name in adaptable(shape) if not name.endswith(FAMILIES[shape.arch].joined)]
+    """The matrices of all blocks that PEFT, too, has adapters of."""
+    return [name for name in adaptable(shape) if not name.endswith(FAMILIES[shape.arch].not_in_peft)]
 
 
 def adaptable(shape: Shape) -> list[str]:

@@ -10,7 +10,9 @@ import pytest
 from llamatrain.adapters import gguf, peft
 from llamatrain.adapters.adapter import Adapter
 from llamatrain.adapters.read import read_adapter
+from llamatrain.errors import FileError
 from llamatrain.gguf.reader import open_gguf
+from llamatrain.model.architectures import find_architecture
 from llamatrain.sample.decoder import Decoder
 from tests.helpers import architecture_runs as runs
 from tests.helpers import architecture_torch as theirs
@@ -27,12 +29,13 @@ from tests.helpers.architecture_models import (
     written,
 )
 from tests.helpers.architectures import FAMILIES
-from tests.helpers.cli import ran
+from tests.helpers.cli import ran, run
 from tests.helpers.llama_cpp import served
 from tests.helpers.small_models import Arrays, loaded
 from tests.interop.test_architectures_llama_cpp import letters, log_softmax, said
 
 IDS = prompt()
+CONVERTIBLE = [arch for arch in SHAPES if not find_architecture(arch).peft_problem]
 
 
 def strong(shape: Shape) -> Adapter:
@@ -154,7 +157,7 @@ def test_peft_loads_both_ends(arch: str, tmp_path: Path) -> None:
 
 @pytest.mark.reference
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("arch", SHAPES)
+@pytest.mark.parametrize("arch", CONVERTIBLE)
 def test_peft_loads_what_is_written(arch: str, tmp_path: Path) -> None:
     library = pytest.importorskip("peft")
     shape = shape_of(arch, "b")
@@ -177,7 +180,7 @@ def test_peft_loads_what_is_written(arch: str, tmp_path: Path) -> None:
 
 @pytest.mark.reference
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("arch", SHAPES)
+@pytest.mark.parametrize("arch", CONVERTIBLE)
 def test_what_peft_writes_is_read(arch: str, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     shape = shape_of(arch, "a")
@@ -193,7 +196,7 @@ def test_what_peft_writes_is_read(arch: str, tmp_path: Path) -> None:
 
 @pytest.mark.reference
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("arch", SHAPES)
+@pytest.mark.parametrize("arch", CONVERTIBLE)
 def test_a_run_writes_for_peft(arch: str, tmp_path: Path) -> None:
     """What is learned shows there, too."""
     library = pytest.importorskip("peft")
@@ -257,3 +260,17 @@ def test_half_of_a_joined_module(tmp_path: Path) -> None:
     for name in pairs:
         np.testing.assert_allclose(back.delta(name), made.delta(name), atol=1e-5)
         assert not back.delta(name.replace("ffn_gate", "ffn_up")).any()
+
+
+def test_models_whose_adapters_cannot_be_converted(tmp_path: Path) -> None:
+    """One line says why, before a run begins."""
+    shape = shape_of("falcon-h1", "b")
+    base, data = runs.base(tmp_path, shape), runs.data(tmp_path)
+    h, _ = loaded(open_gguf(base))
+    told = "of a falcon-h1 cannot be converted, because its files have the multipliers"
+    with pytest.raises(FileError, match=told):
+        peft.write_peft(tmp_path / "p", strong(shape), "", h)
+    with pytest.raises(FileError, match=told):
+        peft.read_peft(tmp_path / "p", h)
+    done = run("finetune", base, data, *runs.PLAIN, "--peft", tmp_path / "p", "--out", tmp_path / "run")
+    assert done.code and told in done.err.replace("\n", " ") and not (tmp_path / "p").exists()

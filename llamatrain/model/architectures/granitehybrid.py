@@ -30,7 +30,10 @@ KEYS = {
     "ssm.group_count": Key("key_heads", int, 1, min_value=1),
     "ssm.inner_size": Key("value_width", int, min_value=1),
     "ssm.time_step_rank": Key("value_heads", int, min_value=1),
-    "rope.scaling.finetuned": Key("rotates", bool, False),
+}
+NEW_SCAN = {  # sizes of new models
+    "value_width": lambda sizes: 2 * sizes["embd"],
+    "value_heads": lambda sizes: 2 * sizes["embd"] // gcd(2 * sizes["embd"], HEAD_SIZE),
 }
 
 
@@ -144,7 +147,9 @@ def scan(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
 
 
 def group_norm(model: ForwardPass, x: Tensor, name: str) -> Tensor:
-    """Return x with each group of a row normed by itself."""
+    """Return x with each group of a row normed by itself; x itself if the model has no such norm."""
+    if name not in model.weights:
+        return x
     weight = model.weights.norm_weight(name)
     grouped = O.reshape(x, shape=(x.shape[0], *weight.shape))
     return O.reshape(O.mul(model.norm_without_weight(grouped), weight), shape=x.shape)
@@ -160,14 +165,17 @@ def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
     return O.add(x, granite.multiply(model, output, "residual_scale"))
 
 
-def states(h: Hyperparameters, layer: int) -> dict[str, Shape]:
-    """Return the state that a block keeps while decoding: the last inputs of the convolution, and the matrices."""
-    if attends(h, layer):
-        return {}
+def scan_states(h: Hyperparameters) -> dict[str, Shape]:
+    """Return what a scan keeps while decoding: the last inputs of the convolution, and the matrices."""
     return {
         "conv": (int(h.extra["taps"]) - 1, channels(h)),
         "rule": (1, int(h.extra["value_heads"]), int(h.extra["key_size"]), value_size(h)),
     }
+
+
+def states(h: Hyperparameters, layer: int) -> dict[str, Shape]:
+    """Return the state that a block keeps while decoding."""
+    return {} if attends(h, layer) else scan_states(h)
 
 
 def rope_index(h: Hyperparameters, layer: int) -> int | None:
@@ -175,7 +183,7 @@ def rope_index(h: Hyperparameters, layer: int) -> int | None:
     return 0 if h.extra["rotates"] else None
 
 
-def check(h: Hyperparameters) -> None:
+def check_scan(h: Hyperparameters) -> None:
     """Raise BadHyperparameter if the sizes of the scan do not fit together."""
     groups, heads, inner = (int(h.extra[name]) for name in ("key_heads", "value_heads", "value_width"))
     if heads % groups:
@@ -188,7 +196,7 @@ def check(h: Hyperparameters) -> None:
 
 ARCHITECTURE = Architecture(
     name="granitehybrid",
-    keys=layers.KEYS | granite.KEYS | KEYS,
+    keys=layers.KEYS | granite.KEYS | KEYS | {"rope.scaling.finetuned": Key("rotates", bool, False)},
     weights=layers.EMBEDDINGS
     | layers.BEFORE_ATTENTION
     | layers.restrict_blocks(SCAN, scans)
@@ -203,14 +211,11 @@ ARCHITECTURE = Architecture(
     attention_mask=granite.attention_mask,
     rope_index=rope_index,
     ties_by_default=True,
+    attends=attends,
     states=states,
-    check=check,
+    check=check_scan,
     shifts_context=False,
     new_model_blocks=new_model_blocks,
-    new_model_values={
-        **granite.NEW_MODEL_VALUES,
-        "value_width": lambda sizes: 2 * sizes["embd"],
-        "value_heads": lambda sizes: 2 * sizes["embd"] // gcd(2 * sizes["embd"], HEAD_SIZE),
-    },
+    new_model_values={**granite.NEW_MODEL_VALUES, **NEW_SCAN},
     supported_values=layers.SUPPORTED_VALUES,
 )

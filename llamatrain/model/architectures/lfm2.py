@@ -104,6 +104,7 @@ ARCHITECTURE = Architecture(
     final_norm=final_norm,
     heads_fill_width=True,
     ties_by_default=True,
+    attends=attends,
     states=states,
     shifts_context=False,
     new_model_blocks=new_model_blocks,

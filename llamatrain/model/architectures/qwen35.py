@@ -283,6 +283,7 @@ ARCHITECTURE = Architecture(
     block=block,
     final_norm=layers.final_norm,
     partial_rotary=True,
+    attends=attends,
     states=states,
     check=check,
     is_kept=lambda h, layer: layer >= h.layers,

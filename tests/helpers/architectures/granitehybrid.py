@@ -148,10 +148,11 @@ FAMILY = Family(
     keys=keys,
     settings=settings,
     without_adapter=("conv1d.weight", "ssm_a", "ssm_d", "ssm_norm.weight"),
-    joined=("ffn_gate.weight", "ffn_up.weight"),
+    not_in_peft=("ffn_gate.weight", "ffn_up.weight"),  # one module; `test_joined_modules` has their adapters
     to_theirs=to_theirs,
     gradient_to_ours=gradient_to_ours,
     initial=initial,
+    wide={"scan_heads": 8},
     shifts_context=False,
     exact_shift=False,
 )
