@@ -66,8 +66,9 @@ class FromScratchOptions(TypedDict, total=False):
     train_on: Literal["completion", "last", "all"]
     """Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. In plain text, all
     tokens are trained."""
-    thinking: Literal["auto", "keep", "strip"]
-    """Reasoning of answers: as the chat template renders it; kept in all turns; or removed from all."""
+    thinking: Literal["auto", "keep", "strip", "off"]
+    """Reasoning of answers: as the chat template renders it; kept in all turns; removed from all; or removed, with thinking
+    switched off in the template."""
     columns: str
     """The column names that the data has for known keys: prompt=question,completion=answer."""
     as_: Literal["text", "rest"] | None
@@ -295,8 +296,9 @@ class FinetuneOptions(TypedDict, total=False):
     train_on: Literal["completion", "last", "all"]
     """Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. In plain text, all
     tokens are trained."""
-    thinking: Literal["auto", "keep", "strip"]
-    """Reasoning of answers: as the chat template renders it; kept in all turns; or removed from all."""
+    thinking: Literal["auto", "keep", "strip", "off"]
+    """Reasoning of answers: as the chat template renders it; kept in all turns; removed from all; or removed, with thinking
+    switched off in the template."""
     columns: str
     """The column names that the data has for known keys: prompt=question,completion=answer."""
     as_: Literal["text", "rest"] | None
@@ -516,8 +518,9 @@ class EvaluateOptionsGiven(TypedDict, total=False):
     train_on: Literal["completion", "last", "all"]
     """Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. In plain text, all
     tokens are trained."""
-    thinking: Literal["auto", "keep", "strip"]
-    """Reasoning of answers: as the chat template renders it; kept in all turns; or removed from all."""
+    thinking: Literal["auto", "keep", "strip", "off"]
+    """Reasoning of answers: as the chat template renders it; kept in all turns; removed from all; or removed, with thinking
+    switched off in the template."""
     columns: str
     """The column names that the data has for known keys: prompt=question,completion=answer."""
     as_: Literal["text", "rest"] | None
@@ -576,8 +579,9 @@ class PreviewOptionsGiven(TypedDict, total=False):
     train_on: Literal["completion", "last", "all"]
     """Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. In plain text, all
     tokens are trained."""
-    thinking: Literal["auto", "keep", "strip"]
-    """Reasoning of answers: as the chat template renders it; kept in all turns; or removed from all."""
+    thinking: Literal["auto", "keep", "strip", "off"]
+    """Reasoning of answers: as the chat template renders it; kept in all turns; removed from all; or removed, with thinking
+    switched off in the template."""
     columns: str
     """The column names that the data has for known keys: prompt=question,completion=answer."""
     as_: Literal["text", "rest"] | None

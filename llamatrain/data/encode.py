@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from llamatrain.config.options import format_flag
 from llamatrain.data.chat.builtin import CHATML, CHATML_WITH_EOS
 from llamatrain.data.chat.encode import (
     EMPTY_SAMPLE,
@@ -129,6 +130,7 @@ class Encoder:
             ends=self.reader.ends.values(),
             keep_reasoning=self.options.thinking == "keep",
             day=self.date,
+            think=False if self.options.thinking == "off" else None,
         )
 
     def _choose_template(self, chat: ChatRecord) -> ChatTemplate:
@@ -272,6 +274,7 @@ class Encoder:
         self.notes = {}
         self.forms = set()
         self.template.notes = set()
+        self.template.check_switch(f"{format_flag('thinking')} off")
         for results, left_over in map_in_order(self._encode_group, group_items(lines), sources):
             rest = chain.from_iterable(map(self._encode_line, left_over))
             self._write_samples(chain(results, rest), writer, skipped, refused)
@@ -403,7 +406,7 @@ class Encoder:
         if isinstance(record, PromptRecord) and self.as_chat:
             record = record.as_chat()
             self.notes["as_chat"] = ""
-        return strip_reasoning(record) if self.options.thinking == "strip" else record
+        return strip_reasoning(record) if self.options.thinking in ("strip", "off") else record
 
     def encode_record(self, record: Record | PreferencePair, size: int = 0) -> list[MarkedTokens]:
         """Encode a record that has `size` bytes in the file into samples."""

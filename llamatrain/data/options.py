@@ -38,9 +38,10 @@ class DataOptions(Options, panel="Data"):
         ),
     ] = "completion"
     thinking: Annotated[
-        Literal["auto", "keep", "strip"],
+        Literal["auto", "keep", "strip", "off"],
         Option(
-            "Reasoning of answers: as the chat template renders it; kept in all turns; or removed from all."
+            "Reasoning of answers: as the chat template renders it; kept in all turns; removed from all; or "
+            "removed, with thinking switched off in the template."
         ),
     ] = "auto"
     columns: Annotated[

@@ -71,13 +71,17 @@ def source_of(name: str) -> str:
 @pytest.mark.llama_cpp
 @CORPUS
 def test_prompts_have_the_servers_tokens(name: str, tmp_path: Path) -> None:
-    layout, compared = layout_of(source_of(name)), 0
-    tokenizer = layout.tokenizer()
-    encoder = Encoder(tokenizer, DataOptions(), 64)
-    with serving(layout, tmp_path) as server, encoder.template:
+    compare_prompts(layout_of(source_of(name)), tmp_path, DataOptions())
+
+
+def compare_prompts(layout: Layout, folder: Path, options: DataOptions, **switches: bool) -> None:
+    """Compare what stands before each answer with the server's tokens; without reasoning if the options strip it."""
+    compared, tokenizer = 0, layout.tokenizer()
+    encoder = Encoder(tokenizer, options, 64)
+    with serving(layout, folder) as server, encoder.template:
         for case, row in CONVERSATIONS.items():
-            turns = answers_in(row)
-            prompts = {turn: prompt(server, row, turn) for turn in turns}
+            turns, asked = answers_in(row), without_reasoning(row) if switches else row
+            prompts = {turn: prompt(server, asked, turn, **switches) for turn in turns}
             try:
                 answers = trained(encoder, row)
             except DataError:
@@ -95,6 +99,17 @@ def test_prompts_have_the_servers_tokens(name: str, tmp_path: Path) -> None:
                     )
                     compared += 1
     assert compared > 40
+
+
+def without_reasoning(row: dict[str, Any]) -> dict[str, Any]:
+    messages = [
+        {key: value for key, value in message.items() if key != "reasoning_content"}
+        for message in row["messages"]
+    ]
+    for message in messages:
+        if message["role"] == "assistant" and "</think>" in (message["content"] or ""):
+            message["content"] = message["content"].rpartition("</think>")[2].lstrip("\n")
+    return {**row, "messages": messages}
 
 
 @contextmanager
@@ -145,6 +160,13 @@ def test_chats_are_asked_as_on_the_server(name: str, tmp_path: Path) -> None:
                             )
                             compared += 1
     assert compared > 160
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize("name", SWITCHED or [NONE])
+def test_answers_without_thinking_stand_behind_the_servers_prompt(name: str, tmp_path: Path) -> None:
+    options = DataOptions(thinking="off")
+    compare_prompts(layout_of(source_of(name)), tmp_path, options, enable_thinking=False)
 
 
 ASKED, SAID = "Name it.", "Zebra quick."

@@ -235,7 +235,9 @@ def make_environment(now: datetime) -> jinja2.Environment:
 GEMMA4_REASONING = ("<|channel>thought\n", "\n<channel|>")
 PROBE = "Qhxzv"  # a text that no template contains
 TAG = re.compile(r"<([A-Za-z_:]+)>\s*$")
-EMPTY_REASONING = re.compile(r"<([a-z_:]*think[a-z_:]*)>\s*</\1>\s*$")
+EMPTY_REASONING = re.compile(
+    r"(?:<([a-z_:]*think[a-z_:]*)>\s*</\1>|<\|channel>thought\s*<channel\|>|<\|START_THINKING\|>\s*<\|END_THINKING\|>)\s*$"
+)
 REASONING_TAG = re.compile(r"<[a-z_:]*think[a-z_:]*>\s*$")
 REASONING_SPLIT = "content.split('</think>')"  # by which llama.cpp recognizes older templates with reasoning
 MUTATORS = re.compile(r"\b(?:append|extend|insert|pop|popitem|remove|clear|update|setdefault|sort|reverse)\b")

@@ -120,6 +120,14 @@ def test_calls_are_answers_and_their_results_are_not(name: str) -> None:
     assert "-3" in before and "Yes." in answer and "Oslo" not in answer
 
 
+@pytest.mark.parametrize("name", ["command-a", "exaone4", "gemma4", "glm45", "hunyuan", "qwen35"])
+def test_answers_behind_a_prompt_that_switches_thinking_off(name: str) -> None:
+    """The prompt has ended an empty thought, and the answer is what the template writes after it."""
+    for before, answer in trained(name, "signs of HTML", thinking="off"):
+        opening = {"command-a": "<|START_RESPONSE|>", "glm45": "\n"}.get(name, "")
+        assert answer.startswith((f"{opening}<i>yes", f"{opening}&lt;")), (before, answer)
+
+
 @pytest.mark.parametrize(
     ("name", "on", "off"),
     [

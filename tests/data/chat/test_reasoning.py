@@ -16,6 +16,8 @@ from tests.data.chat.test_encode import LLAMA3, MISTRAL, talk
 from tests.data.chat.test_messages import shown
 from tests.helpers.byte_tokenizer import ByteTokenizer
 from tests.helpers.chat_templates import LAYOUTS
+from tests.helpers.cli import run
+from tests.helpers.llama_cpp import model_with
 
 INSIDE = talk("a?", "<think>\nx\n</think>\n\nA", "b?", "<think>\ny\n</think>\n\nB")
 APART = [
@@ -104,6 +106,29 @@ def test_thoughts_that_are_not_wanted(form: str, tmp_path: Path) -> None:
     closed = "\n</think>\n\n"  # a server takes what follows for the answer
     assert trained == [f"{closed}A<｜end▁of▁sentence｜>", f"{closed}B<｜end▁of▁sentence｜>"]
     assert any("opens reasoning" in line for line in said)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_thinking_is_switched_off(form: str, tmp_path: Path) -> None:
+    """The prompt of an answer has an empty thought, which is not trained."""
+    row, off = {"messages": FORMS[form]}, ("--thinking", "off", "-n", "2")
+    trained, said = shown(tmp_path, LAYOUTS["qwen 3"], row, options=off)
+    assert trained == ["A<|im_end|>", "B<|im_end|>"] and "row of their own" in said[0]
+    for text in samples(FORMS[form], LAYOUTS["qwen 3"].template, thinking="off"):
+        assert text.count("assistant\n<think>\n\n</think>\n\n[[") == 1 and "x" not in text
+
+
+def test_a_template_without_a_switch_cannot_switch_thinking_off(tmp_path: Path) -> None:
+    model, data = model_with(LAYOUTS["chatml"].vocabulary(), tmp_path / "m.gguf"), tmp_path / "d.jsonl"
+    data.write_text(json.dumps({"messages": INSIDE}))
+    done = run("preview", data, "--model", model, "--thinking", "off")
+    assert (done.code, done.errors) == (
+        2,
+        [
+            "error: the chat template has no switch for thinking (enable_thinking), so --thinking off has no "
+            "effect; leave it out [no-thinking-switch]"
+        ],
+    )
 
 
 def test_parts_of_an_answer_without_thoughts_are_left_as_they_are() -> None:
