@@ -239,6 +239,7 @@ EMPTY_REASONING = re.compile(
     r"(?:<([a-z_:]*think[a-z_:]*)>\s*</\1>|<\|channel>thought\s*<channel\|>|<\|START_THINKING\|>\s*<\|END_THINKING\|>)\s*$"
 )
 REASONING_TAG = re.compile(r"<[a-z_:]*think[a-z_:]*>\s*$")
+OPENED_CHANNEL = re.compile(r"<\|channel>thought\s*$")  # of Gemma 4
 REASONING_SPLIT = "content.split('</think>')"  # by which llama.cpp recognizes older templates with reasoning
 MUTATORS = re.compile(r"\b(?:append|extend|insert|pop|popitem|remove|clear|update|setdefault|sort|reverse)\b")
 
@@ -405,7 +406,7 @@ class JinjaTemplate:
     @cached_property
     def server_extracts_reasoning(self) -> bool:
         """True if llama-server removes the reasoning from answers."""
-        if self._reasoning_end is not None or self._empty_reasoning_end:
+        if self._reasoning_end is not None or self._empty_reasoning_end or GEMMA4 in self.source:
             return True
         return self._is_known_with_reasoning
 
@@ -475,7 +476,10 @@ class JinjaTemplate:
         Rendered old answers share the first `shared` characters of the prompt.
         """
         text = prompt[shared:]
-        if tag := (TAG if text.strip() else REASONING_TAG).search(prompt[-64:]):
+        channel = OPENED_CHANNEL.search(prompt[-64:])
+        if GEMMA4 in self.source and not channel:
+            return ""
+        if tag := channel or (TAG if text.strip() else REASONING_TAG).search(prompt[-64:]):
             # Old answers may share the first letters of a tag.
             text = prompt[min(shared, len(prompt) - len(tag[0])) :]
         if (

@@ -143,3 +143,9 @@ def test_prompts_think_unless_that_is_switched_off(name: str, on: str, off: str)
     question = [{"role": "user", "content": "hi"}]
     assert template.render(question, None, True).endswith(on)
     assert template.render(question, None, True, enable_thinking=False).endswith(off)
+
+
+def test_servers_look_for_thoughts_of_gemma4() -> None:
+    """Even if the template renders none."""
+    template = JinjaTemplate(SOURCES["gemma4"], {"bos_token": "", "eos_token": ""}, [])
+    assert template.server_extracts_reasoning and not template.renders_reasoning

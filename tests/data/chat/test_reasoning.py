@@ -131,6 +131,35 @@ def test_a_template_without_a_switch_cannot_switch_thinking_off(tmp_path: Path) 
     )
 
 
+# As Gemma 4's: the prompt behind the results of a call opens a thought.
+CHANNELS = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '<|turn>user\n' + m.content + '<turn|>\n<|turn>model\n' }}"
+    "{% else %}{% if m.reasoning_content %}{{ '<|channel>thought\n' + m.reasoning_content + '\n<channel|>' }}{% endif %}"
+    "{% for c in m.tool_calls or [] %}{{ '<|tool_call>call:' + c.function.name + '<tool_call|>' }}{% endfor %}"
+    "{% for r in m.tool_responses or [] %}{{ '<|tool_response>' + r.name + '<tool_response|>' }}{% endfor %}"
+    "{{ m.content + '<turn|>\n' if m.content else '' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt and messages[-1].role != 'user' %}{{ '<|channel>thought\n' }}{% endif %}"
+)
+
+
+def test_a_call_closes_the_thought_before_it() -> None:
+    """The mark of the call begins with the same letters as that of the thought."""
+    calls = [
+        message
+        for name in "ab"
+        for message in (
+            {
+                "role": "assistant",
+                "tool_calls": [{"type": "function", "function": {"name": name, "arguments": {}}}],
+            },
+            {"role": "tool", "content": "1"},
+        )
+    ]
+    messages = [{"role": "user", "content": "q"}, *calls, {"role": "assistant", "content": "A"}]
+    text = "".join(samples(messages, CHANNELS))
+    assert "<|channel>thought\n[[\n<channel|><|tool_call>call:b<tool_call|>" in text, text
+
+
 def test_parts_of_an_answer_without_thoughts_are_left_as_they_are() -> None:
     parts = [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}]
     row = {"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": parts}]}
