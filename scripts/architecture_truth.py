@@ -25,7 +25,7 @@ def round_values(value: Any) -> Any:
 
 def main(*names: str) -> None:
     """Write the files of the named architectures, or of all."""
-    from tests.helpers import architecture_runs, architecture_torch
+    from tests.helpers import architecture_runs, architecture_torch, embedding_models
     from tests.helpers.architecture_models import SHAPES, shape_of
 
     warnings.simplefilter("ignore")
@@ -34,13 +34,23 @@ def main(*names: str) -> None:
             Path(folder), architecture_runs.base(Path(folder), shape_of("llama", "a"))
         )
     (FOLDER / "batch.json").write_text(json.dumps(batch) + "\n")
-    for arch in names or SHAPES:
-        cases = []
-        for name, shape in SHAPES[arch].items():
-            result = round_values(architecture_torch.told(shape, batch))
-            parts = [f'  "{part}": {json.dumps(value)}' for part, value in result.items()]
-            cases.append(f'"{name}": {{\n' + ",\n".join(parts) + "\n}")
-        (FOLDER / f"{arch}.json").write_text("{\n" + ",\n".join(cases) + "\n}\n")
+    for arch in names or [*SHAPES, *embedding_models.EMBEDDERS]:
+        if arch in SHAPES:
+            results = {name: architecture_torch.told(shape, batch) for name, shape in SHAPES[arch].items()}
+            write_results(FOLDER / f"{arch}.json", results)
+        else:
+            shapes = embedding_models.EMBEDDERS[arch]
+            results = {name: embedding_models.told(shape) for name, shape in shapes.items()}
+            write_results(FOLDER.parent / "embeddings" / f"{arch}.json", results)
+
+
+def write_results(path: Path, results: dict[str, Any]) -> None:
+    """Write the results of each shape, a line for each part."""
+    cases = []
+    for name, result in results.items():
+        parts = [f'  "{part}": {json.dumps(value)}' for part, value in round_values(result).items()]
+        cases.append(f'"{name}": {{\n' + ",\n".join(parts) + "\n}")
+    path.write_text("{\n" + ",\n".join(cases) + "\n}\n")
 
 
 if __name__ == "__main__":

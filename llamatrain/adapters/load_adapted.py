@@ -19,9 +19,9 @@ def load_with_adapters(
 ) -> "tuple[Hyperparameters, Weights, dict[str, np.ndarray]]":
     """Return hyperparameters, weights with adapters, and the arrays by name."""
     from llamatrain.adapters import read as reading
-    from llamatrain.model.hyperparameters import read_hyperparameters
+    from llamatrain.model.hyperparameters import read_text_model
 
-    h = read_hyperparameters(gguf)
+    h = read_text_model(gguf)
     adapters = [reading.read_adapter(path, h).scale_by(scale) for path, scale in options.scaled]
     return h, *add_adapters(gguf, h, adapters, threads)
 

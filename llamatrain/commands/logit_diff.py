@@ -65,7 +65,9 @@ def logits_before(
     from llamatrain.commands.generate import encode_prompt, load_tokenizer
     from llamatrain.data.tokenizer import to_bytes
     from llamatrain.io.mapped_file import verify_unchanged
+    from llamatrain.model.hyperparameters import check_predicts_text
 
+    check_predicts_text(h, gguf.path)
     tokens, count = encode_prompt(gguf, load_tokenizer(gguf, h), to_bytes(text), MAX_TOKENS)
     if count > MAX_TOKENS:
         note(f"--check compares the first {MAX_TOKENS} of {count} tokens")

@@ -189,7 +189,8 @@ class AttentionMask:
     """The keys that the queries of a block see, and how scores are scaled."""
 
     scale: float  # of scores
-    window: int = 0  # the number of visible keys, with the token's own; 0: all
+    # the number of visible keys, with the token's own; 0: all. Where tokens see later ones, half of it is to each side
+    window: int = 0
     cap: float = 0.0  # the soft cap of scores; 0: none
 
 
@@ -222,6 +223,9 @@ class Architecture(Generic[H, F]):
     kv_block: Callable[[H, int], int] = lambda h, layer: layer
     # hyperparameters that are others in a block, besides those for which files have arrays
     block_values: Callable[[H, int], Mapping[str, Any]] = lambda h, layer: {}
+    causal: bool = (
+        True  # False: tokens also see later ones; the model is for embeddings, and predicts no text
+    )
     logit_cap: Callable[[H], float] = lambda h: 0.0  # the soft cap of logits; 0: none
     attends: Callable[[H, int], bool] = lambda h, layer: True  # False for a block without attention
     # the shapes of the state that a block keeps while decoding, if any

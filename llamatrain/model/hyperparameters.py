@@ -318,6 +318,23 @@ def read_hyperparameters(gguf: Gguf) -> Hyperparameters:
     return h
 
 
+def read_text_model(gguf: Gguf) -> Hyperparameters:
+    """Read the model in a file, which must be one that predicts text."""
+    h = read_hyperparameters(gguf)
+    check_predicts_text(h, gguf.path)
+    return h
+
+
+def check_predicts_text(h: Hyperparameters, path: object) -> None:
+    """Raise FileError if a model predicts no text."""
+    if not h.architecture.causal:
+        raise FileError(
+            f"{path}: a model that predicts text is needed (got {h.architecture.name}, which is for "
+            "embeddings); use another model",
+            code="predicts-no-text",
+        )
+
+
 def _read_unchecked(gguf: Gguf, architecture: Architecture[Hyperparameters, Any]) -> Hyperparameters:
     name, embeddings = architecture.name, architecture.weight_with_role("embedding")
     embedding = gguf.tensors.get(embeddings)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from llamatrain.config.common import CTX as ROW
 from llamatrain.config.options import Option, OptionError, Options
 from llamatrain.errors import UsageError
-from llamatrain.model.architectures import DEFAULT, find_architecture, supported_names
+from llamatrain.model.architectures import DEFAULT, find_architecture, text_model_names
 from llamatrain.model.limits import MAX_LAYERS, MAX_SIZE, BadHyperparameter
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class ModelOptions(Options, panel="A new model"):
     """Options of a new model's architecture and sizes."""
 
     arch: Annotated[
-        str, Option(f"Architecture: {', '.join(supported_names())}.", unit="NAME", new_model=True)
+        str, Option(f"Architecture: {', '.join(text_model_names())}.", unit="NAME", new_model=True)
     ] = DEFAULT
     size: Annotated[
         Literal["tiny", "small", "medium", "large"],
@@ -185,6 +185,14 @@ class ModelOptions(Options, panel="A new model"):
         except UsageError as error:
             message, code = str(error), error.code
             raise OptionError(lambda spelt: f"{spelt('arch')}: {message}", code=code) from None
+        if not architecture.causal:
+            raise OptionError(
+                lambda spelt: (
+                    f"{spelt('arch')} must be an architecture that predicts text (got {architecture.name}, "
+                    "which is for embeddings); use another one"
+                ),
+                code="predicts-no-text",
+            )
         if architecture.tied is False and self.tie_embeddings:
             raise OptionError(
                 lambda spelt: (

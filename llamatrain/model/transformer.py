@@ -4,7 +4,7 @@ The blocks are those of the architecture (architectures/).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
@@ -38,6 +38,7 @@ from llamatrain.model.forward import (
 )
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
+from llamatrain.model.visible_keys import range_names, visible_windows
 
 MASKED = np.float32(-1e30)  # added to scores of masked keys; finite, so that infinities are errors
 # the number of scored tokens is rounded to sixteenths of a batch and to whole tiles
@@ -192,9 +193,12 @@ def forward(
     """Run all blocks on the inputs; return the output weight's input and the input of each block."""
 
     def attend_flash(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return flash_attn(
-            q, k, v, inputs["starts"], **vars(h.attention_mask(layer)), name=f"blk.{layer}.attn"
-        )[0]
+        mask = h.attention_mask(layer)
+        if h.architecture.causal:
+            ranges = [inputs["starts"]]
+        else:
+            ranges, mask = [inputs[name] for name in range_names(mask.window)], replace(mask, window=0)
+        return flash_attn(q, k, v, *ranges, **vars(mask), name=f"blk.{layer}.attn")[0]
 
     def attend_plain(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return plain_attention(h.attention_mask(layer), q, k, v, inputs["mask"])
@@ -210,6 +214,26 @@ def forward(
         scored_tokens=inputs.get("scored_indices"),
     )
     return last_hidden(forward_pass)
+
+
+@dataclass(frozen=True)
+class HiddenGraph:
+    """The inputs of a graph by name, the last hidden state of each token, and the input of each block."""
+
+    inputs: dict[str, Tensor]
+    hidden: Tensor  # (batch · length, width)
+    block_inputs: list[Tensor]
+
+
+def build_hidden(h: Hyperparameters, weights: Weights, batch: int, length: int, table: Tensor) -> HiddenGraph:
+    """Build the graph of the output of the final norm, in which a model for embeddings ends.
+
+    `visible_keys.visible_ranges` gives its inputs besides tokens and positions.
+    """
+    ranges = [name for window in visible_windows(h) for name in range_names(window)]
+    inputs = {name: placeholder(name, (batch, length), I32) for name in ("tokens", "positions", *ranges)}
+    hidden, block_inputs = forward(h, weights, inputs, table)
+    return HiddenGraph(inputs, hidden, block_inputs)
 
 
 def recurrence_of_rows(starts: Tensor | None) -> Recurrence:

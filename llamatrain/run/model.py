@@ -106,7 +106,7 @@ def add_vocabulary(base: Gguf, path: Path | None) -> tuple[Gguf, dict[str, Value
 
 def check_teacher_vocab(model: RunModel, teacher: Gguf) -> None:
     """Raise if the teacher's vocabulary differs from the model's."""
-    key, teacher_tokens = "tokenizer.ggml.tokens", hyperparameters.read_hyperparameters(teacher).vocab
+    key, teacher_tokens = "tokenizer.ggml.tokens", hyperparameters.read_text_model(teacher).vocab
     tokens = [
         metadata[key].raw if key in metadata else None
         for metadata in (model.metadata, teacher.metadata.raw_values)
@@ -169,7 +169,7 @@ def read_model(gguf: Gguf, ctx: int | None, default_ctx: int) -> RunModel:
 
     Without `ctx`, rows have the default length or the model's, whichever is shorter.
     """
-    h = hyperparameters.read_hyperparameters(gguf)
+    h = hyperparameters.read_text_model(gguf)
     metadata = {
         key: value for key, value in gguf.metadata.raw_values.items() if not key.startswith(FILE_KEYS)
     }

@@ -8,14 +8,16 @@ from bench.llama_step import LlamaStep
 from bench.random_models import M, S
 from bench.timer import choice_of, print_header, time_in_turns
 from llamatrain.graph.op_cost import estimate_cost
-from llamatrain.model.architectures import DEFAULT, supported_names
+from llamatrain.model.architectures import DEFAULT, text_model_names
 
 SIZES = {"S": S, "M": M}
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `families`."""
-    command.add_argument("names", nargs="*", type=choice_of(supported_names()), default=[], help="only these")
+    command.add_argument(
+        "names", nargs="*", type=choice_of(text_model_names()), default=[], help="only these"
+    )
     command.add_argument("--size", choices=SIZES, default="M")
 
 
@@ -30,7 +32,7 @@ def bench_architectures(args: argparse.Namespace) -> int:
     columns = f"{'ms':>9} {'quartiles':>15} {'GFLOP/s':>9} {'llama':>9} {'x llama':>8}"
     print(f"\n{'architecture':12} {'precision':9} {columns}")
     size = SIZES[args.size]
-    for name in args.names or [name for name in supported_names() if name != DEFAULT]:
+    for name in args.names or [name for name in text_model_names() if name != DEFAULT]:
         for precision in args.precision:
             options: dict[str, Any] = {"precision": precision, "threads": args.threads, "two_programs": True}
             step = LlamaStep(replace(size, arch=name), **options)

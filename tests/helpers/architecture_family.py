@@ -194,6 +194,7 @@ class Family:
     input_order: Callable[[Any, str], np.ndarray | None] = lambda shape, name: None
     # the shape that llama.cpp is compared with, if it does not take a smaller one
     llama_cpp_shape: Callable[[Any], Any] = lambda shape: shape
+    predicts_text: bool = True  # else it is for embeddings, and has other tests
     shifts_context: bool = True  # llama.cpp shifts a full context, and as we do
     fills_width: bool = (
         False  # this version of llama.cpp takes no heads that are wider together than the model

@@ -32,7 +32,7 @@ def model(shape: Shape, arrays: Arrays) -> Any:
             whole, _, number = part.partition("#")
             parts = [state[whole]] if number not in ("", "0") else []
             state[whole] = torch.cat([*parts, torch.from_numpy(array)])
-    if shape.tied:
+    if shape.tied and family.predicts_text:
         state["lm_head.weight"] = state[rows(shape)[EMBEDDINGS][0]]
     constants = family.their_constants(shape)
     state |= {name: torch.from_numpy(np.asarray(array)) for name, array in constants.items()}

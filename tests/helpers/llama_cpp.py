@@ -45,9 +45,16 @@ class Served:
 
 @contextmanager
 def served(
-    model: Path, ctx_shift: bool = False, adapter: Path | None = None, ctx: int = 64
+    model: Path,
+    ctx_shift: bool = False,
+    adapter: Path | None = None,
+    ctx: int = 64,
+    pooling: str | None = None,
 ) -> Iterator[Served]:
-    """By xllamacpp, with caches in float32, and without flash attention, which works in half floats there."""
+    """By xllamacpp, with caches in float32, and without flash attention, which works in half floats there.
+
+    With `pooling`, such as mean, it gives embeddings.
+    """
     xllamacpp = pytest.importorskip("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path = str(model)
@@ -56,6 +63,9 @@ def served(
     params.cpuparams.n_threads = 1
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    if pooling:
+        kinds = xllamacpp.llama_pooling_type
+        params.embedding, params.pooling_type = True, getattr(kinds, f"LLAMA_POOLING_TYPE_{pooling.upper()}")
     if adapter:
         info = xllamacpp.CommonAdapterLoraInfo()
         info.path, info.scale = os.fspath(adapter), 1.0

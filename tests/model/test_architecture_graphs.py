@@ -11,7 +11,7 @@ from llamatrain.errors import FileError
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.values import Kind, number, numbers, strings
 from llamatrain.graph.tensor import collect_leaves
-from llamatrain.model.architectures import find_architecture, supported_names
+from llamatrain.model.architectures import find_architecture, supported_names, text_model_names
 from llamatrain.model.distill import Teacher
 from llamatrain.model.hyperparameters import Hyperparameters, default_extra, read_hyperparameters
 from llamatrain.model.limits import BadHyperparameter
@@ -38,6 +38,7 @@ OWN = {  # numbers that only some have, such that all of them matter
     "key_heads": 2,
     "value_heads": 4,
     "value_width": 24,
+    "pooling": 1,
     "temperature_scale": 0.6,
     "yarn_log_multiplier": 1.0,
     "yarn_beta_fast": 8.0,
@@ -71,7 +72,7 @@ def of(name: str) -> Hyperparameters:
 FACTORS = np.linspace(1, 4, 6).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", supported_names())
+@pytest.mark.parametrize("name", text_model_names())
 def test_gradients_of_each(name: str) -> None:
     """Of all weights at once, by differences."""
     h, random, step = of(name), np.random.default_rng(2), 1e-6
@@ -86,7 +87,7 @@ def test_gradients_of_each(name: str) -> None:
     assert all(np.abs(grad).max() > 0 for grad in grads.values())
 
 
-@pytest.mark.parametrize("name", supported_names())
+@pytest.mark.parametrize("name", text_model_names())
 def test_attention_in_pieces_is_the_same(name: str) -> None:
     """As a product, a softmax and a product; of windows and caps too."""
     h = of(name)
@@ -168,7 +169,7 @@ def test_numbers_that_cannot_be(name: str, tmp_path: Path) -> None:
 
 
 def test_embeddings_of_new_models_are_tied_where_those_of_the_family_are() -> None:
-    tied = {name for name in supported_names() if ModelOptions(arch=name).hyperparameters(300).tied}
+    tied = {name for name in text_model_names() if ModelOptions(arch=name).hyperparameters(300).tied}
     gemmas = {"gemma", "gemma2", "gemma3", "gemma3n", "gemma4"}
     assert tied == {"command-r", "cohere2", "lfm2", *gemmas}
 

@@ -107,10 +107,6 @@ def test_what_is_none(name: str) -> None:
             "nemotron_h",
             "'nemotron_h', a hybrid of attention and .*, is not supported; use .*, such as nemotron, which is the nearest",
         ),
-        (
-            "gemma-embedding",
-            "'gemma-embedding', an embedding model, is not supported; use .*, such as gemma3, which is the nearest",
-        ),
         ("olmo3", "'olmo3' is not supported; use .*, such as olmo2?, which is the nearest"),
         (
             "qwen9moe",

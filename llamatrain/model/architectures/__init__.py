@@ -16,12 +16,19 @@ if TYPE_CHECKING:
     from llamatrain.model.architecture import Architecture
 
 DEFAULT = "llama"  # for new models, and for adapters that do not name one
+NO_TEXT = re.compile(r"^    causal=False", re.MULTILINE)  # what a module declares if its model predicts none
 DECLARATION = re.compile(r'^    name="([^"]+)"', re.MULTILINE)
 
 
 def supported_names() -> list[str]:
     """Return the names of supported architectures."""
     return sorted(declared_name(module) for module in pkgutil.iter_modules(__path__))
+
+
+def text_model_names() -> list[str]:
+    """Return the names of supported architectures that predict text."""
+    modules = [*pkgutil.iter_modules(__path__)]
+    return sorted(declared_name(module) for module in modules if not NO_TEXT.search(read_source(module)))
 
 
 def declared_name(module: pkgutil.ModuleInfo) -> str:
@@ -31,10 +38,15 @@ def declared_name(module: pkgutil.ModuleInfo) -> str:
     """
     if "_" not in module.name:
         return module.name
-    spec = module.module_finder.find_spec(module.name, None)
-    source = spec.loader.get_source(module.name) if spec and isinstance(spec.loader, InspectLoader) else None
-    declaration = DECLARATION.search(source or "")
+    declaration = DECLARATION.search(read_source(module))
     return declaration[1] if declaration else load_architecture(module.name).name
+
+
+def read_source(module: pkgutil.ModuleInfo) -> str:
+    """Return the source of a module; empty if there is none."""
+    spec = module.module_finder.find_spec(module.name, None)
+    loader = spec.loader if spec else None
+    return (loader.get_source(module.name) or "") if isinstance(loader, InspectLoader) else ""
 
 
 def find_architecture(name: str) -> "Architecture[Any, Any]":
@@ -56,7 +68,7 @@ def describe_unknown(name: str) -> str:
 
     from llamatrain.gguf.parser import quote
 
-    names = supported_names()
+    names = text_model_names()
     related = dict(related_names(names))
     nearest = related[name][0] if name in related else next(iter(get_close_matches(name, names, 1)), DEFAULT)
     description = related[name][1] if name in related else "a mixture of experts" if "moe" in name else ""

@@ -57,7 +57,4 @@ ARCHITECTURE = Architecture(
     ties_by_default=True,
     new_model_values={"window": 512},
     supported_values=layers.SUPPORTED_VALUES,
-    unsupported_names={
-        "gemma-embedding": "an embedding model",
-    },
 )

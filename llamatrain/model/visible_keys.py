@@ -1,0 +1,30 @@
+"""The keys that a token sees in a model whose tokens see earlier and later ones: those of its sample, within a window.
+
+A window is symmetric: half of it lies to each side of a token. Attention takes the first and the last key of each
+token; the windows of a model lead to different ones.
+"""
+
+import numpy as np
+
+from llamatrain.model.hyperparameters import Hyperparameters
+
+
+def visible_windows(h: Hyperparameters) -> list[int]:
+    """Return the windows of all blocks, each once; 0 is none."""
+    return sorted({h.attention_mask(layer).window for layer in range(h.layers)})
+
+
+def range_names(window: int) -> tuple[str, ...]:
+    """Return the names of the inputs with the first and the last key that each token sees."""
+    return (f"starts.{window}", f"lasts.{window}") if window else ("starts", "lasts")
+
+
+def visible_ranges(h: Hyperparameters, starts: np.ndarray, lasts: np.ndarray) -> dict[str, np.ndarray]:
+    """Return these inputs by name, given the first and the last token of each token's sample: (batch, length)."""
+    positions, found = np.arange(starts.shape[1], dtype=np.int32), {}
+    for window in visible_windows(h):
+        first, last = range_names(window)
+        half = window // 2 if window else starts.shape[1]
+        found[first] = np.maximum(starts, positions - half)
+        found[last] = np.minimum(lasts, positions + half)
+    return found
