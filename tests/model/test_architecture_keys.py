@@ -135,6 +135,16 @@ def test_models_whose_scores_are_scaled_by_their_width(arch: str, layers: int, t
     alike(written(tmp_path / "m.gguf", shape, weights(shape)), 2e-2)
 
 
+@pytest.mark.llama_cpp
+def test_weights_tell_the_variant_of_stablelm(tmp_path: Path) -> None:
+    """Not the key for it, which converters also write for models whose configuration has none."""
+    shape = shape_of("stablelm", "a")
+    arrays, other = weights(shape), keys(shape) | {"use_parallel_residual": True}
+    alike(written(tmp_path / "in-turn.gguf", shape, arrays, other), near("stablelm"))
+    side_by_side = {name: array for name, array in arrays.items() if "ffn_norm" not in name}
+    alike(written(tmp_path / "side-by-side.gguf", shape, side_by_side), near("stablelm"))
+
+
 def with_biases(arch: str, kinds: str) -> Arrays:
     shape = shape_of(arch, "a")
     arrays, random = weights(shape), np.random.default_rng(5)

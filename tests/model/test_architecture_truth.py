@@ -43,6 +43,7 @@ OTHER_WAYS = (
     "phi3",
     "qwen2",
     "qwen35",
+    "stablelm",
     "starcoder2",
 )
 
