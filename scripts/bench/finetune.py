@@ -13,6 +13,7 @@ from statistics import median
 
 from bench.processes import PEERS, make_random_model, run_command, run_measured, run_program
 from bench.timer import print_header
+from llamatrain.platform import cpu
 
 ROWS = {
     "1.1b": (512, 1),
@@ -20,6 +21,7 @@ ROWS = {
     "small": (64, 8),
     "qwen35-0.8b": (512, 1),
 }  # tokens in a row, rows in a batch
+MODES = ["eager", "compiled"]
 STEPS = 5  # of a run; the first of them is not counted
 
 
@@ -55,15 +57,20 @@ def build_contender(name: str, base: Path, text: Path, folder: Path, options: li
 
 
 def build_peft_contender(python: str, shape: str, mode: str, threads: int) -> Contender:
-    """Return a run of PEFT on a base of the same shape in bf16; `mode` is eager or compiled."""
+    """Return a run of PEFT on a base of the same shape; `mode` is eager or compiled.
+
+    The base is in bf16, but in float32 on processors without products in bf16, where torch's take many times as
+    long.
+    """
     ctx, batch = ROWS[shape]
-    words = [python, PEERS / "peft_step.py", shape, ctx, batch, threads, mode, STEPS - 1]
+    precision = "bf16" if cpu.enabled_units() & {"avx512bf16", "amx"} else "f32"
+    words = [python, PEERS / "peft_step.py", shape, ctx, batch, threads, mode, STEPS - 1, precision]
 
     def run() -> tuple[list[float], int]:
         result = json.loads(run_program(words).splitlines()[-1])
         return result["seconds"], result["peak"]
 
-    return Contender(f"peft, {mode}", run)
+    return Contender(f"peft {precision} {mode}", run)
 
 
 def has_peft(python: str) -> bool:
@@ -73,7 +80,13 @@ def has_peft(python: str) -> bool:
 
 
 def build_contenders(
-    types: list[str], shape: str, precisions: list[str], threads: int, peer: str | None, folder: Path
+    types: list[str],
+    shape: str,
+    precisions: list[str],
+    threads: int,
+    peer: str | None,
+    modes: list[str],
+    folder: Path,
 ) -> tuple[list[Contender], list[Contender]]:
     """Return our contenders and PEFT's.
 
@@ -94,7 +107,7 @@ def build_contenders(
                 ours.append(build_contender(f"{kind} {precision} {cache}", base, text, folder, options))
     theirs = []
     if peer and has_peft(peer):
-        theirs = [build_peft_contender(peer, shape, mode, threads) for mode in ("eager", "compiled")]
+        theirs = [build_peft_contender(peer, shape, mode, threads) for mode in modes]
     return ours, theirs
 
 
@@ -102,6 +115,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `finetune`."""
     command.add_argument("types", nargs="*", default=["q4_0"])
     command.add_argument("--shape", choices=ROWS, default="1.1b")
+    command.add_argument(
+        "--modes", nargs="+", choices=MODES, default=MODES, help="of PEFT; large models compile for long"
+    )
     add_peer_arguments(command)
 
 
@@ -118,7 +134,7 @@ def bench_finetune(args: argparse.Namespace) -> int:
     peer = args.peer if args.torch else None
     with tempfile.TemporaryDirectory() as folder:
         ours, theirs = build_contenders(
-            args.types, args.shape, args.precision, args.threads, peer, Path(folder)
+            args.types, args.shape, args.precision, args.threads, peer, args.modes, Path(folder)
         )
         for _ in range(args.rounds):
             for contender in (*ours, *theirs):

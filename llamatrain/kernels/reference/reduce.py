@@ -26,6 +26,8 @@ def sum_sqr(x):
 @kernel
 def repeat(x, *, shape):
     """Tile x to fill a shape."""
+    if all(n in (1, size) for size, n in zip(shape, x.shape, strict=True)):
+        return np.broadcast_to(x, shape)  # takes no memory
     return np.tile(x, [size // n for size, n in zip(shape, x.shape, strict=True)])
 
 

@@ -1,6 +1,6 @@
-"""Times steps of an adapter by transformers and PEFT on a base with random weights in bf16.
+"""Times steps of an adapter by transformers and PEFT on a base with random weights.
 
-    python scripts/bench/peers/peft_step.py SHAPE CTX BATCH THREADS eager|compiled [STEPS]
+    python scripts/bench/peers/peft_step.py SHAPE CTX BATCH THREADS eager|compiled STEPS bf16|f32
 
 `bench.py finetune` starts it. A step is forward, backward and AdamW. Prints one JSON object: the seconds of
 each step, and the peak resident memory in bytes.
@@ -51,11 +51,12 @@ def choose_model(shape: str, ctx: int) -> tuple[type[PreTrainedModel], PreTraine
     return Qwen3_5ForCausalLM, Qwen3_5TextConfig(**sizes, **heads_of_values, tie_word_embeddings=tied)
 
 
-def build_model(shape: str, ctx: int) -> torch.nn.Module:
+def build_model(shape: str, ctx: int, precision: str) -> torch.nn.Module:
     """Return a model with random weights and an adapter on each linear layer."""
     kind, config = choose_model(shape, ctx)
     targets = LINEAR + DELTA_NET * (shape in FAMILIES)
-    torch.set_default_dtype(torch.bfloat16)  # so that the base never takes the memory of float32
+    if precision == "bf16":
+        torch.set_default_dtype(torch.bfloat16)  # so that the base never takes the memory of float32
     base = kind(config)
     torch.set_default_dtype(torch.float32)
     # adapters in bf16, too: in float32, PEFT's default, each of their products would first convert its input
@@ -64,11 +65,11 @@ def build_model(shape: str, ctx: int) -> torch.nn.Module:
     ).train()
 
 
-def main(shape: str, ctx: str, batch: str, threads: str, mode: str, steps: str = "4") -> None:
+def main(shape: str, ctx: str, batch: str, threads: str, mode: str, steps: str, precision: str) -> None:
     """Run the steps and print the times."""
     torch.set_num_threads(int(threads))
     torch.manual_seed(0)
-    model = build_model(shape, int(ctx))
+    model = build_model(shape, int(ctx), precision)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1e-4)
     run = torch.compile(model, dynamic=False) if mode == "compiled" else model
