@@ -24,7 +24,7 @@ from tests.helpers.architectures import FAMILIES
 Arrays = dict[str, np.ndarray]
 SHAPES = {arch: family.shapes for arch, family in FAMILIES.items() if family.predicts_text}
 # architectures that differ in more than a table; others are variants of them
-BASIC = ("gemma3", "gemma4", "lfm2", "llama", "olmo2", "phi3", "qwen35", "starcoder2")
+BASIC = ("gemma3", "gemma4", "granitehybrid", "lfm2", "llama", "olmo2", "phi3", "qwen35", "starcoder2")
 CASES = [(arch, name) for arch, shapes in SHAPES.items() for name in shapes]
 
 

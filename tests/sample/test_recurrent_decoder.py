@@ -13,7 +13,7 @@ from tests.helpers.cli import run
 from tests.helpers.errors import raises
 from tests.helpers.small_models import loaded
 
-ARCHITECTURES = ["qwen35", "lfm2"]
+ARCHITECTURES = ["qwen35", "lfm2", "granitehybrid", "falcon-h1"]
 IDS = prompt(60)
 
 

@@ -5,6 +5,7 @@ has attention if it has key/value heads; most models do not rotate them.
 """
 
 from dataclasses import replace
+from functools import partial
 from math import gcd
 
 import numpy as np
@@ -14,7 +15,7 @@ from llamatrain.graph.ops import silu, softplus, split_columns, swiglu
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture, Key, Shape
-from llamatrain.model.architectures import granite
+from llamatrain.model.architectures import granite, lfm2
 from llamatrain.model.architectures.lfm2 import attends
 from llamatrain.model.architectures.qwen35 import initial_decay, initial_step, sized_by, width
 from llamatrain.model.forward import ForwardPass
@@ -40,11 +41,6 @@ NEW_SCAN = {  # sizes of new models
 def scans(h: Hyperparameters, layer: int) -> bool:
     """Return True if a block has a scan."""
     return not attends(h, layer)
-
-
-def new_model_blocks(count: int, kv_heads: int) -> dict[str, tuple[int, ...]]:
-    """Return the key/value heads of each block of a new model."""
-    return {"kv_heads": tuple(kv_heads * (layer % PERIOD == PERIOD - 1) for layer in range(count))}
 
 
 def group_width(h: Hyperparameters) -> int:
@@ -215,7 +211,7 @@ ARCHITECTURE = Architecture(
     states=states,
     check=check_scan,
     shifts_context=False,
-    new_model_blocks=new_model_blocks,
+    new_model_blocks=partial(lfm2.new_model_blocks, period=PERIOD),
     new_model_values={**granite.NEW_MODEL_VALUES, **NEW_SCAN},
     supported_values=layers.SUPPORTED_VALUES,
 )

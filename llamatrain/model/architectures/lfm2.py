@@ -25,9 +25,13 @@ def convolves(h: Hyperparameters, layer: int) -> bool:
     return not attends(h, layer)
 
 
-def new_model_blocks(count: int, kv_heads: int) -> dict[str, tuple[int, ...]]:
-    """Return the key/value heads of each block of a new model."""
-    return {"kv_heads": tuple(kv_heads * (layer % PERIOD == PERIOD - 1) for layer in range(count))}
+def new_model_blocks(count: int, kv_heads: int, period: int = PERIOD) -> dict[str, tuple[int, ...]]:
+    """Return the key/value heads of each block of a new model: the last block of each period has some.
+
+    If there are fewer blocks, so has the last of them.
+    """
+    period = min(period, count)
+    return {"kv_heads": tuple(kv_heads * (layer % period == period - 1) for layer in range(count))}
 
 
 MODULES = {
