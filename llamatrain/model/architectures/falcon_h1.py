@@ -38,7 +38,7 @@ def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
 
 
 def states(h: Hyperparameters, layer: int) -> dict[str, Shape]:
-    """Return the state that a block keeps while decoding, beside keys and values."""
+    """Return the state that a block keeps while decoding, besides its keys and values."""
     return granitehybrid.scan_states(h)
 
 
@@ -63,5 +63,4 @@ ARCHITECTURE = Architecture(
     new_model_values=granitehybrid.NEW_SCAN,
     peft_problem="its files have the multipliers of Hugging Face's model in their weights and do not name them",
     supported_values=layers.SUPPORTED_VALUES,
-    unsupported_names={"mamba": "a model without attention", "mamba2": "a model without attention"},
 )

@@ -6,7 +6,7 @@ from llamatrain.model.architecture import Architecture
 UNSUPPORTED = {  # architectures that are not supported, by kind
     "a mixture of experts": "llama4 deepseek deepseek2 gpt-oss grok dbrx arctic bailingmoe dots1 minimax-m2 smallthinker",
     "a recurrent model": "mamba mamba2 rwkv6 rwkv7 arwkv7 rwkv6qwen2",
-    "a hybrid of attention and recurrent blocks": "jamba falcon-h1 plamo2 kimi-linear",
+    "a hybrid of attention and recurrent blocks": "jamba plamo2 kimi-linear",
     "an embedding model": "bert modern-bert nomic-bert jina-bert-v2 llama-embed",
     "an encoder-decoder model": "t5",
     "a model whose layers differ in shape": "deci openelm",
