@@ -51,7 +51,7 @@ OTHER_WAYS = (
 def agrees(found: dict[str, list[float]], truth: dict[str, list[float]]) -> None:
     assert found.keys() == truth.keys()
     for kind, (norm, part) in truth.items():
-        assert norm > 0 and found[kind] == pytest.approx([norm, part], abs=1e-4 * norm), kind
+        assert norm > 0 and found[kind] == pytest.approx([norm, part], abs=3e-5 * norm), kind
 
 
 def test_rows(tmp_path: Path) -> None:
