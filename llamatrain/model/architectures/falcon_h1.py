@@ -10,7 +10,7 @@ from llamatrain.graph.ops import rms_norm
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture, Shape
-from llamatrain.model.architectures import granitehybrid
+from llamatrain.model.architectures import granitehybrid, qwen35
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 
@@ -39,7 +39,7 @@ def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
 
 def states(h: Hyperparameters, layer: int) -> dict[str, Shape]:
     """Return the state that a block keeps while decoding, besides its keys and values."""
-    return granitehybrid.scan_states(h)
+    return qwen35.rule_states(h)
 
 
 ARCHITECTURE = Architecture(
@@ -58,7 +58,7 @@ ARCHITECTURE = Architecture(
     block=block,
     final_norm=layers.final_norm,
     states=states,
-    check=granitehybrid.check_scan,
+    check=qwen35.check,
     shifts_context=False,
     new_model_values=granitehybrid.NEW_SCAN,
     peft_problem="its files have the multipliers of Hugging Face's model in their weights and do not name them",

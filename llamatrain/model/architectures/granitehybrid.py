@@ -17,10 +17,19 @@ from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture, Key, Shape
 from llamatrain.model.architectures import granite, lfm2
 from llamatrain.model.architectures.lfm2 import attends
-from llamatrain.model.architectures.qwen35 import initial_decay, initial_step, sized_by, width
+from llamatrain.model.architectures.qwen35 import (
+    channels,
+    check,
+    initial_decay,
+    initial_step,
+    key_width,
+    rule_states,
+    sized_by,
+    value_size,
+    width,
+)
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
-from llamatrain.model.limits import BadHyperparameter
 
 HEAD_SIZE = 64  # of new models, if it divides their width
 PERIOD = 4  # in new models, each fourth block has attention
@@ -41,21 +50,6 @@ NEW_SCAN = {  # sizes of new models
 def scans(h: Hyperparameters, layer: int) -> bool:
     """Return True if a block has a scan."""
     return not attends(h, layer)
-
-
-def group_width(h: Hyperparameters) -> int:
-    """Return the width of the keys of all groups."""
-    return int(h.extra["key_heads"] * h.extra["key_size"])
-
-
-def channels(h: Hyperparameters) -> int:
-    """Return the number of convolved channels: values, keys and queries."""
-    return int(h.extra["value_width"]) + 2 * group_width(h)
-
-
-def value_size(h: Hyperparameters) -> int:
-    """Return the size of a value."""
-    return int(h.extra["value_width"] // h.extra["value_heads"])
 
 
 # ---- weights ----------------------------------------------------------------
@@ -129,7 +123,7 @@ def scan(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
     )
     mixed = O.reshape(mixed, shape=(rows, channels(h)))
     mixed = silu(O.add(mixed, model.weights[f"{prefix}.ssm_conv1d.bias"]))
-    values, keys, queries = split_columns(mixed, sizes=(inner, group_width(h), group_width(h)))
+    values, keys, queries = split_columns(mixed, sizes=(inner, key_width(h), key_width(h)))
     k, q = spread_keys(model, keys), spread_keys(model, queries)
     values = O.reshape(values, shape=(*grid, heads, value_size(h)))
     steps = softplus(O.add(steps, model.weights[f"{prefix}.ssm_dt.bias"]))
@@ -161,33 +155,14 @@ def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
     return O.add(x, granite.multiply(model, output, "residual_scale"))
 
 
-def scan_states(h: Hyperparameters) -> dict[str, Shape]:
-    """Return what a scan keeps while decoding: the last inputs of the convolution, and the matrices."""
-    return {
-        "conv": (int(h.extra["taps"]) - 1, channels(h)),
-        "rule": (1, int(h.extra["value_heads"]), int(h.extra["key_size"]), value_size(h)),
-    }
-
-
 def states(h: Hyperparameters, layer: int) -> dict[str, Shape]:
     """Return the state that a block keeps while decoding."""
-    return {} if attends(h, layer) else scan_states(h)
+    return {} if attends(h, layer) else rule_states(h)
 
 
 def rope_index(h: Hyperparameters, layer: int) -> int | None:
     """Return the only rotation, or None if the model has none."""
     return 0 if h.extra["rotates"] else None
-
-
-def check_scan(h: Hyperparameters) -> None:
-    """Raise BadHyperparameter if the sizes of the scan do not fit together."""
-    groups, heads, inner = (int(h.extra[name]) for name in ("key_heads", "value_heads", "value_width"))
-    if heads % groups:
-        raise BadHyperparameter("key_heads", f"{groups}", f"must divide the {heads} heads of a scan")
-    if inner % heads:
-        raise BadHyperparameter(
-            "value_width", f"{inner}", f"must be a multiple of the {heads} heads of a scan"
-        )
 
 
 ARCHITECTURE = Architecture(
@@ -209,7 +184,7 @@ ARCHITECTURE = Architecture(
     ties_by_default=True,
     attends=attends,
     states=states,
-    check=check_scan,
+    check=check,
     shifts_context=False,
     new_model_blocks=partial(lfm2.new_model_blocks, period=PERIOD),
     new_model_values={**granite.NEW_MODEL_VALUES, **NEW_SCAN},

@@ -246,16 +246,19 @@ def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
     return O.add(x, layers.feed_forward(model, layer, model.norm(x, f"{prefix}.post_attention_norm")))
 
 
-def states(h: Hyperparameters, layer: int) -> dict[str, Shape]:
-    """Return the state that a block keeps while decoding: the last inputs of the convolution, and the matrices."""
-    if attends(h, layer):
-        return {}
+def rule_states(h: Hyperparameters) -> dict[str, Shape]:
+    """Return what a block with the rule keeps while decoding: the last inputs of the convolution, and the matrices."""
     heads, size = int(h.extra["value_heads"]), int(h.extra["key_size"])
     return {"conv": (int(h.extra["taps"]) - 1, channels(h)), "rule": (1, heads, size, value_size(h))}
 
 
+def states(h: Hyperparameters, layer: int) -> dict[str, Shape]:
+    """Return the state that a block keeps while decoding."""
+    return {} if attends(h, layer) else rule_states(h)
+
+
 def check(h: Hyperparameters) -> None:
-    """Raise BadHyperparameter if the sizes of the delta net do not fit together."""
+    """Raise BadHyperparameter if the sizes of the heads do not fit together."""
     key_heads, heads, all_values = (
         int(h.extra[name]) for name in ("key_heads", "value_heads", "value_width")
     )
