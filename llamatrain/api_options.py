@@ -179,6 +179,9 @@ class FromScratchOptions(TypedDict, total=False):
     block:3,wide:2; auto: light, or whatever fits the memory best."""
     memory: int | str | None
     """Memory limit of the run, such as 6GB; default: all that is free."""
+    device: Literal["auto", "cpu", "cuda", "xpu", "mps", "torch-cpu"]
+    """Processor: cpu, or with PyTorch a graphics card (cuda: NVIDIA or AMD, xpu: Intel, mps: Apple); auto: a card if PyTorch
+    finds one."""
     kernels: Literal["cpu", "reference"]
     """Compiled kernels, or the numpy ones that define them."""
     threads: int | None
@@ -409,6 +412,9 @@ class FinetuneOptions(TypedDict, total=False):
     block:3,wide:2; auto: light, or whatever fits the memory best."""
     memory: int | str | None
     """Memory limit of the run, such as 6GB; default: all that is free."""
+    device: Literal["auto", "cpu", "cuda", "xpu", "mps", "torch-cpu"]
+    """Processor: cpu, or with PyTorch a graphics card (cuda: NVIDIA or AMD, xpu: Intel, mps: Apple); auto: a card if PyTorch
+    finds one."""
     kernels: Literal["cpu", "reference"]
     """Compiled kernels, or the numpy ones that define them."""
     threads: int | None
@@ -499,6 +505,9 @@ class EvaluateOptionsGiven(TypedDict, total=False):
     """Rows per batch."""
     threads: int | None
     """Threads; default: one per processor."""
+    device: Literal["auto", "cpu", "cuda", "xpu", "mps", "torch-cpu"]
+    """Processor: cpu, or with PyTorch a graphics card (cuda: NVIDIA or AMD, xpu: Intel, mps: Apple); auto: a card if PyTorch
+    finds one."""
     precision: Literal["f32", "bf16"]
     """Number type of matrix products."""
     lora: Place | Sequence[Place]
@@ -631,6 +640,9 @@ class LoadOptionsGiven(TypedDict, total=False):
     """Tokens of prompt and text together; default: the context of the model, at most 4096."""
     threads: int | None
     """Threads; default: one per processor."""
+    device: Literal["auto", "cpu", "cuda", "xpu", "mps", "torch-cpu"]
+    """Processor: cpu, or with PyTorch a graphics card (cuda: NVIDIA or AMD, xpu: Intel, mps: Apple); auto: a card if PyTorch
+    finds one."""
     lora: Place | Sequence[Place]
     """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
     lora_scaled: Sequence[tuple[Place, float]]
@@ -669,6 +681,9 @@ class ChatOptionsGiven(TypedDict, total=False):
     """Tokens of prompt and text together; default: the context of the model, at most 4096."""
     threads: int | None
     """Threads; default: one per processor."""
+    device: Literal["auto", "cpu", "cuda", "xpu", "mps", "torch-cpu"]
+    """Processor: cpu, or with PyTorch a graphics card (cuda: NVIDIA or AMD, xpu: Intel, mps: Apple); auto: a card if PyTorch
+    finds one."""
     lora: Place | Sequence[Place]
     """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
     lora_scaled: Sequence[tuple[Place, float]]

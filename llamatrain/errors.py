@@ -35,6 +35,10 @@ class MemoryPlanError(LlamatrainError):
     """A plan does not fit the memory limit."""
 
 
+class DeviceError(LlamatrainError):
+    """A device is missing, out of memory, or reports an error."""
+
+
 class FileError(LlamatrainError):
     """A file cannot be read or written. The message names the file and the position."""
 

@@ -10,12 +10,13 @@ if TYPE_CHECKING:
 
     from llamatrain.adapters.adapter import Adapter
     from llamatrain.gguf.reader import Gguf
+    from llamatrain.model.frozen_weights import Decodes
     from llamatrain.model.hyperparameters import Hyperparameters
     from llamatrain.model.lora import Weights
 
 
 def load_with_adapters(
-    gguf: "Gguf", options: AdapterOptions, threads: int
+    gguf: "Gguf", options: AdapterOptions, threads: int, decodes: "Decodes | None" = None
 ) -> "tuple[Hyperparameters, Weights, dict[str, np.ndarray]]":
     """Return hyperparameters, weights with adapters, and the arrays by name."""
     from llamatrain.adapters import read as reading
@@ -23,11 +24,15 @@ def load_with_adapters(
 
     h = read_text_model(gguf)
     adapters = [reading.read_adapter(path, h).scale_by(scale) for path, scale in options.scaled]
-    return h, *add_adapters(gguf, h, adapters, threads)
+    return h, *add_adapters(gguf, h, adapters, threads, decodes)
 
 
 def add_adapters(
-    gguf: "Gguf", h: "Hyperparameters", adapters: "Iterable[Adapter]", threads: int
+    gguf: "Gguf",
+    h: "Hyperparameters",
+    adapters: "Iterable[Adapter]",
+    threads: int,
+    decodes: "Decodes | None" = None,
 ) -> "tuple[Weights, dict[str, np.ndarray]]":
     """Return weights with adapters, and the arrays by name."""
     from llamatrain.adapters.adapter import checked_factors
@@ -35,8 +40,8 @@ def add_adapters(
     from llamatrain.model.load import check_memory
 
     factors = [checked_factors(adapter, h, gguf.path) for adapter in adapters]
-    weights, arrays = load_frozen(gguf, h, threads)
+    weights, arrays = load_frozen(gguf, h, threads, decodes=decodes)
     leaves = [leaf for name, leaf in weights.tensors.items() if name not in arrays]
     check_memory(gguf, sum(leaf.nbytes for leaf in leaves))
-    arrays |= copy_weights(gguf, leaves, threads)
+    arrays |= dict(copy_weights(gguf, leaves, threads))
     return add_frozen_adapters(weights, arrays, factors)

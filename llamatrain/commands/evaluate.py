@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from llamatrain.adapters.options import AdapterOptions
-from llamatrain.config.common import BATCH, CTX, THREADS
+from llamatrain.config.common import BATCH, CTX, DEVICE, THREADS, DeviceName
 from llamatrain.config.options import Option, Options, changed_options, reject_unused, unused_options
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError
@@ -33,6 +33,7 @@ class EvaluateOptions(Options, panel="Evaluation"):
     ctx: Annotated[int | None, CTX] = None
     batch: Annotated[int, BATCH] = 4
     threads: Annotated[int | None, THREADS] = None
+    device: Annotated[DeviceName, DEVICE] = "cpu"
     precision: Annotated[Literal["f32", "bf16"], Option("Number type of matrix products.")] = "f32"
 
 
@@ -72,6 +73,7 @@ def evaluate_model(
     from llamatrain.data.dataset import open_dataset
     from llamatrain.distributed.cores import count_cores
     from llamatrain.distributed.once import run_once_per_host
+    from llamatrain.engine.device import create_device, resolve_device
     from llamatrain.gguf.reader import open_gguf
     from llamatrain.preference.batches import batches_class
     from llamatrain.preference.dataset import KINDS
@@ -80,7 +82,8 @@ def evaluate_model(
     changed = changed_options(given, DataOptions, PreferenceOptions)
     check_options(options, preference, lora, data_options, changed)
     gguf, threads = open_gguf(model), options.threads or count_cores()
-    h, weights, arrays = load_with_adapters(gguf, lora, threads)
+    device = resolve_device(options.device)
+    h, weights, arrays = load_with_adapters(gguf, lora, threads, create_device(device).can_decode)
     tokenizer = load_tokenizer(gguf, h.vocab)
     # each token is judged once
     options_once = replace(data_options, shuffle=False, overlapping_samples=False)
@@ -97,6 +100,7 @@ def evaluate_model(
         rope_length=max(rows.lengths),
         precision=options.precision,
         threads=threads,
+        kernels=device,
         has_untrained_tokens=rows.has_untrained_tokens,
         objective=preference.built,
         reference=replace(weights, deltas={}),
@@ -140,10 +144,12 @@ def make_programs(
 
     graphs = StepGraphs(spec)
     plans = [graphs.plan(graphs.eval_graph(length)) for length in rows.lengths]
-    check_memory(
-        gguf, max(plan.total - plan.role_bytes("state") for plan in plans), "a smaller --ctx or --batch"
-    )
-    return EvalPrograms(graphs, arrays, max(plan.arena for plan in plans))
+    if spec.device.memory_limit() is None:
+        check_memory(
+            gguf, max(plan.total - plan.role_bytes("state") for plan in plans), "a smaller --ctx or --batch"
+        )
+    memory = {name: spec.device.upload(array) for name, array in arrays.items()}
+    return EvalPrograms(graphs, memory, max(plan.arena for plan in plans))
 
 
 def score(

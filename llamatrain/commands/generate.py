@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from llamatrain.adapters.options import AdapterOptions
-from llamatrain.config.common import CTX, THREADS
+from llamatrain.config.common import CTX, DEVICE, THREADS, DeviceName
 from llamatrain.config.options import Options
 from llamatrain.errors import FileError, UsageError
 from llamatrain.sample.options import SamplingOptions
@@ -38,6 +38,7 @@ class LoadOptions(Options, panel="Text"):
         ),
     ] = None
     threads: Annotated[int | None, THREADS] = None
+    device: Annotated[DeviceName, DEVICE] = "cpu"
 
 
 class TextModel:
@@ -46,15 +47,22 @@ class TextModel:
     def __init__(self, path: Path, options: LoadOptions, lora: AdapterOptions) -> None:
         from llamatrain.adapters.load_adapted import load_with_adapters
         from llamatrain.distributed.cores import count_cores
+        from llamatrain.engine.device import create_device, resolve_device
         from llamatrain.gguf.reader import open_gguf
         from llamatrain.model.load import check_memory
         from llamatrain.sample.decoder import Decoder
 
         self.gguf, self.threads = open_gguf(path), options.threads or count_cores()
-        self.h, self.weights, self.arrays = load_with_adapters(self.gguf, lora, self.threads)
+        self.device = resolve_device(options.device)
+        device = create_device(self.device, self.threads)
+        self.h, self.weights, self.arrays = load_with_adapters(
+            self.gguf, lora, self.threads, device.can_decode
+        )
         self.ctx = options.ctx or min(DEFAULT_CTX, self.h.ctx)
-        cost = Decoder.plan(self.h, self.ctx, self.threads, weights=self.weights)
-        check_memory(self.gguf, cost.total, "a smaller --ctx")
+        if device.memory_limit() is None:
+            cost = Decoder.plan(self.h, self.ctx, self.threads, self.device, self.weights)
+            check_memory(self.gguf, cost.total, "a smaller --ctx")
+        self.memory = {name: device.upload(array) for name, array in self.arrays.items()}
         self.tokenizer = load_tokenizer(self.gguf, self.h)
         # several, if a text begins before another has ended
         self._free_decoders: list[Decoder] = []
@@ -99,7 +107,14 @@ class TextModel:
         try:
             return self._free_decoders.pop()
         except IndexError:
-            return Decoder(self.h, self.arrays, ctx=self.ctx, threads=self.threads, weights=self.weights)
+            return Decoder(
+                self.h,
+                self.memory,
+                ctx=self.ctx,
+                threads=self.threads,
+                kernels=self.device,
+                weights=self.weights,
+            )
 
     def return_decoder(self, decoder: "Decoder") -> None:
         """Make a decoder available for other texts."""

@@ -1,1 +1,1 @@
-"""The engine: schedules a graph, plans its memory, and runs it on a backend."""
+"""The engine: schedules a graph, plans its memory, and runs it on a device."""

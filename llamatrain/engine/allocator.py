@@ -1,6 +1,6 @@
 """Assigns arena offsets to memory blocks with known lifetimes, so that no two live blocks overlap.
 
-If a backend limits the size of an allocation, there are several arenas. They lie end to end in one address
+If a device limits the size of an allocation, there are several arenas. They lie end to end in one address
 range, each as large as possible, and no block crosses from one to the next.
 
 The allocator asks which addresses are taken during a span of time. Lifetimes are kept as in a segment tree: a

@@ -20,6 +20,7 @@ from llamatrain.graph.tensor import Node, QuantizedType, Tensor, collect_leaves
 from llamatrain.platform.memory import ALIGNMENT
 
 Scratch = Callable[[Node], int]  # bytes that a node's kernel needs besides its outputs
+Rewrite = Callable[[Sequence[Tensor]], list[Tensor]]
 Resident = Callable[[Iterable[int]], int]  # resident bytes of read-only weights of these sizes
 
 
@@ -84,6 +85,7 @@ def plan(
     pinned: Iterable[Tensor] = (),
     scratch: Scratch = lambda node: 0,
     resident: Resident = sum,
+    rewrite: Rewrite = list,
     naive: bool = False,
     max_arena: int = UNLIMITED,
     order: Sequence[Tensor] = (),
@@ -93,17 +95,17 @@ def plan(
     Of two evaluation orders, the one with the lower peak is used. With `order`, these values are computed in
     this order, and others before their first reader.
 
-    No arena exceeds `max_arena` bytes, for a backend that limits allocations; then there may be several.
+    No arena exceeds `max_arena` bytes, for a device that limits allocations; then there may be several.
     `pinned` outputs lie in the caller's memory. With `naive`, each value has its own memory: if results
-    differ from those of a normal plan, the planner is wrong, not a kernel. `scratch` and `resident` are the
-    backend's rules for kernels and for quantized weights.
+    differ from those of a normal plan, the planner is wrong, not a kernel. `scratch`, `resident` and `rewrite`
+    are the device's rules for kernels, for quantized weights and for nodes that it computes together.
     """
     requested, pinned = list(dict.fromkeys(outputs)), set(pinned)
     dense = [
         cont(output) if output in pinned and find_owner(output) is not output else output
         for output in requested
     ]
-    contiguous = make_contiguous([*dense, *order])
+    contiguous = rewrite(make_contiguous([*dense, *order]))
     laid_out, order = dict(zip(requested, contiguous, strict=False)), contiguous[len(dense) :]
     pins = frozenset(laid_out[tensor] for tensor in pinned)
     verify(laid_out.values())

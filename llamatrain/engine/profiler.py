@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from llamatrain.graph.node_roles import NodeRole
 from llamatrain.graph.op_cost import OpCost, estimate_cost
@@ -28,6 +28,16 @@ IMPORTS = "Python and imports"
 MIN_IMPORT = 1e-4  # the shortest recorded import, in seconds
 NOTHING = nullcontext()
 _recorders = list["Recorder"]()
+
+
+class Clock(Protocol):
+    """The clock of a device."""
+
+    def mark(self) -> Any:
+        """Return the moment at which all work that was issued so far will be done."""
+
+    def seconds(self, moment: Any) -> float:
+        """Wait for a moment, and return it in seconds of `time.perf_counter`."""
 
 
 class TraceSpan(NamedTuple):
@@ -95,6 +105,7 @@ class Recorder:
         self.trace: Path | None = None  # the trace file
         self._thread = threading.get_ident()
         self._open_phases: list[OpenPhase] = []
+        self._timed: list[tuple[OpTimer, Clock, Any, Any]] = []  # ops of the current step, with two moments
         self._step_start = now  # the start of the next step
         self._step_first_op: float | None = None  # the first op of the current step
         if before:
@@ -155,29 +166,35 @@ class Recorder:
 
     # ---- steps -------------------------------------------------------------
 
-    def time_ops(self, steps: Iterable[tuple[Node, NodeRole, list[Run]]]) -> list[Run]:
+    def time_ops(self, steps: Iterable[tuple[Node, NodeRole, list[Run]]], device: Clock) -> list[Run]:
         """Return a timed callable for each op."""
         return [
-            self._time_op(OpTimer(node, part, estimate_cost(node)), runs)
+            self._time_op(OpTimer(node, part, estimate_cost(node)), runs, device)
             for node, part, runs in steps
             if runs
         ]
 
-    def _time_op(self, op: OpTimer, runs: Sequence[Run]) -> Run:
+    def _time_op(self, op: OpTimer, runs: Sequence[Run], device: Clock) -> Run:
         self.ops.append(op)
 
         def run() -> None:
-            start = clock()
             if self._step_first_op is None:
-                self._begin_step(start)
+                self._begin_step(clock())
+            start = device.mark()
             for each in runs:
                 each()
-            end = clock()
+            self._timed.append((op, device, start, device.mark()))
+
+        return run
+
+    def _add_timed(self) -> None:
+        """Wait for the ops of the current step, and add their times."""
+        for op, device, first, last in self._timed:
+            start, end = device.seconds(first), device.seconds(last)
             op.add(end - start)
             if self.steps < TRACED_STEPS and not self.ops_are_full:
                 self.traced.append(TraceSpan(op.node.op.name, op.role, start, end, op.node))
-
-        return run
+        self._timed.clear()
 
     def _begin_step(self, start: float) -> None:
         self._step_first_op = start
@@ -186,6 +203,7 @@ class Recorder:
 
     def end_step(self, number: int, waited: float) -> None:
         """Record the end of a step that waited `waited` seconds for its rows."""
+        self._add_timed()
         now = clock()
         first = now if self._step_first_op is None else self._step_first_op
         self.steps, self.seconds = self.steps + 1, self.seconds + now - self._step_start
@@ -199,6 +217,7 @@ class Recorder:
 
     def discard_step(self) -> None:
         """Discard what ran since the last step: it belongs to no step."""
+        self._timed.clear()
         for op in self.ops:
             op.discard()
         self._step_start, self._step_first_op = clock(), None

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from llamatrain.engine.backend import Backend, Call, Memory, View, create_backend
+from llamatrain.engine.device import Call, Device, Memory, View, create_device
 from llamatrain.engine.plan import Plan, plan
 from llamatrain.engine.profiler import current_recorder, phase
 from llamatrain.engine.schedule import find_layout, find_owner
@@ -31,7 +31,7 @@ class Segment:
 
     length: int
     steps: list[tuple[Node, list[Call]]]
-    batches: list[Run]  # the backend's own
+    batches: list[Run]  # the device's own
     runs: list[Run]  # the same, or timed ones
 
 
@@ -42,12 +42,12 @@ class Program:
         self,
         plan: Plan,
         memory: Mapping[Tensor, Memory],
-        backend: Backend,
+        device: Device,
         *,
         arena: Memory | None = None,
         callbacks: Mapping[Tensor, Run] | None = None,
     ) -> None:
-        """Bind a plan to memory and a backend.
+        """Bind a plan to memory and a device.
 
         `memory` has memory for leaves and pinned outputs; other leaves are allocated. `callbacks` run as soon
         as their output is computed, between two calls.
@@ -55,16 +55,16 @@ class Program:
         Programs that never run at the same time may share an `arena`, allocated for the largest of them;
         outputs in it are valid until the next run of any. If a plan has several arenas, it is the first.
         """
-        self.plan, self.backend = plan, backend
+        self.plan, self.device = plan, device
         with phase("binding"):
             self.arenas = [
-                backend.allocate(size, None if number else arena) for number, size in enumerate(plan.arenas)
+                device.allocate(size, None if number else arena) for number, size in enumerate(plan.arenas)
             ]
             changed = _written_tensors(plan)
             given = {plan.outputs.get(tensor, tensor): array for tensor, array in memory.items()}
             # memory outside the arena, by owning tensor
             self.owned = {
-                tensor: backend.use_memory(tensor, array, find_owner(tensor) in changed)
+                tensor: device.use_memory(tensor, array, find_owner(tensor) in changed)
                 for tensor, array in given.items()
             }
             self._views: dict[tuple[Tensor, Shape], View] = {}
@@ -99,12 +99,17 @@ class Program:
         naive: bool = False,
     ) -> "Program":
         """Plan and bind a graph; outputs with memory in `memory` are pinned to it."""
-        outputs, memory, backend = list(outputs), memory or {}, create_backend(kernels, threads, drop_base)
+        outputs, memory, device = list(outputs), memory or {}, create_device(kernels, threads, drop_base)
         pinned = [output for output in outputs if output in memory and output.node]
         laid_out = plan(
-            outputs, pinned=pinned, scratch=backend.scratch, resident=backend.resident_bytes, naive=naive
+            outputs,
+            pinned=pinned,
+            scratch=device.scratch,
+            resident=device.resident_bytes,
+            rewrite=device.rewrite,
+            naive=naive,
         )
-        return cls(laid_out, memory, backend, arena=arena)
+        return cls(laid_out, memory, device, arena=arena)
 
     def __call__(self) -> None:
         """Run all calls."""
@@ -131,13 +136,13 @@ class Program:
 
     def read(self, tensor: Tensor) -> np.ndarray:
         """Return the contents of a leaf or output as a read-only array, valid until the next run."""
-        return self.backend.read(self.get_view(tensor))
+        return self.device.read(self.get_view(tensor))
 
     def write(self, leaf: Tensor, values: Any, at: Any = ...) -> None:
         """Write values to a leaf or a part of it; a number fills it."""
         if leaf.node:
             raise GraphError(f"cannot write {leaf!r}: this program computes it", code="not-a-leaf")
-        self.backend.write(self.get_view(leaf), values, at)
+        self.device.write(self.get_view(leaf), values, at)
 
     def get_view(self, tensor: Tensor) -> View:
         """Return the view of a leaf or output, for another program to read or change."""
@@ -150,7 +155,7 @@ class Program:
     def compile(self) -> None:
         """Compile or load everything that the program needs to run."""
         with phase("kernels"):
-            self.backend.compile(part for stretch in self.segments for part in stretch.batches)
+            self.device.compile(part for stretch in self.segments for part in stretch.batches)
 
     def find_not_finite(self) -> Tensor | None:
         """Run the program, and return the first tensor with NaN or infinity: leaves first, then values in order.
@@ -158,16 +163,16 @@ class Program:
         Changes that a step makes are made. `graph.printing.describe` describes an unnamed value.
         """
         for leaf in (leaf for role in ("parameter", "state", "input") for leaf in self.plan.leaves(role)):
-            if not self.backend.is_finite(self._view(leaf)):
+            if not self.device.is_finite(self._view(leaf)):
                 return leaf
         return next((bad for stretch in self.segments if (bad := self._find_not_finite_in(stretch))), None)
 
     def _find_not_finite_in(self, stretch: Segment) -> Tensor | None:
         for node, calls in stretch.steps:
-            for part in self.backend.batch(calls):
+            for part in self.device.batch(calls, record=False):
                 part()
             for output in node.outputs:
-                if not self.backend.is_finite(
+                if not self.device.is_finite(
                     self._view(output, stretch.length), output.index in node.op.masked_outputs
                 ):
                     return output
@@ -182,7 +187,7 @@ class Program:
             owner, size = find_owner(seen), tensor.dtype.size
             memory, start = self._locate(owner)
             strides = [stride * size for stride in at.strides]
-            self._views[key] = self.backend.view(memory, shown, start + at.offset * size, strides)
+            self._views[key] = self.device.view(memory, shown, start + at.offset * size, strides)
         return self._views[key]
 
     def _locate(self, owner: Tensor) -> tuple[Memory, int]:
@@ -190,7 +195,7 @@ class Program:
         if owner not in self.owned and owner in self.plan.offsets:
             return self._find_arena(self.plan.offsets[owner])
         if owner not in self.owned:
-            self.owned[owner] = self.backend.allocate(owner.nbytes)
+            self.owned[owner] = self.device.allocate(owner.nbytes)
         return self.owned[owner], 0
 
     def _bind_segment(self, nodes: list[Node], length: int) -> Segment:
@@ -201,14 +206,18 @@ class Program:
             parts = self._batch_calls(steps)
             return Segment(length, steps, parts, parts)
         single = [
-            (node, [*self.backend.batch(calls), *self._callbacks.get(node, ())]) for node, calls in steps
+            (node, [*self.device.batch(calls, record=False), *self._callbacks.get(node, ())])
+            for node, calls in steps
         ]
         timed = (
             (resize_node(node, length) if length else node, self._node_roles[node], parts)
             for node, parts in single
         )
         return Segment(
-            length, steps, [part for _, parts in single for part in parts], recorder.time_ops(timed)
+            length,
+            steps,
+            [part for _, parts in single for part in parts],
+            recorder.time_ops(timed, self.device),
         )
 
     def _batch_calls(self, steps: list[tuple[Node, list[Call]]]) -> list[Run]:
@@ -216,9 +225,9 @@ class Program:
         for node, calls in steps:
             waiting += calls
             if node in self._callbacks:
-                runs += [*self.backend.batch(waiting), *self._callbacks[node]]
+                runs += [*self.device.batch(waiting), *self._callbacks[node]]
                 waiting = []
-        return [*runs, *self.backend.batch(waiting)]
+        return [*runs, *self.device.batch(waiting)]
 
     def _bind(self, node: Node, length: int) -> list[Call]:
         if not any(output.size for output in node.outputs):
@@ -228,7 +237,7 @@ class Program:
             [self._view(tensor, length) for tensor in tensors] for tensors in (node.outputs, node.sources)
         )
         shown = resize_node(node, length) if length else node
-        return self.backend.bind(shown, outs, ins, self.backend.allocate(size, *self._find_arena(offset)))
+        return self.device.bind(shown, outs, ins, self.device.allocate(size, *self._find_arena(offset)))
 
     def _find_arena(self, offset: int) -> tuple[Memory, int]:
         """Return the arena of an offset, and the offset in it."""

@@ -6,10 +6,13 @@ rounded: products round it while packing, and its float32 master is the only cop
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 from llamatrain.graph.ops import cast, join_columns, reshape
 from llamatrain.graph.rewrite import rebuild
 from llamatrain.graph.tensor import BF16, F32, Node, QuantizedType, Tensor, find_base
+
+Precision = Literal["f32", "bf16"]  # of the sources of products
 
 
 def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:

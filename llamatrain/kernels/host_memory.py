@@ -1,5 +1,6 @@
-"""Host memory as numpy arrays, for the backends that compute on this machine."""
+"""Host memory as numpy arrays, for the devices that compute on this machine."""
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +19,8 @@ CHECKED_ELEMENTS = 1 << 21  # elements of a quantized weight that are checked at
 class HostMemory:
     """Memory is an array of bytes; a view in it is an array, or the blocks of a quantized weight."""
 
+    is_host = True
+
     def __init__(self, threads: int = 1, drop_pages: bool = False) -> None:
         """Set the threads; with `drop_pages`, pages of mapped files are released after each read.
 
@@ -26,6 +29,18 @@ class HostMemory:
         self.threads, self.drop_pages = threads, drop_pages
 
     # ---- memory ------------------------------------------------------------
+
+    def memory_limit(self) -> int | None:
+        """Return None: there is no other memory than the host's."""
+        return None
+
+    def peak_bytes(self) -> int | None:
+        """Return None: there is no other memory than the host's."""
+        return None
+
+    def upload(self, array: np.ndarray) -> np.ndarray:
+        """Return the array itself."""
+        return array
 
     def allocate(self, size: int, within: np.ndarray | None = None, start: int = 0) -> np.ndarray:
         """Return aligned, zeroed bytes, or a part of an arena."""
@@ -94,6 +109,21 @@ class HostMemory:
     def is_finite(self, place: np.ndarray | Blocks, masks: bool = False) -> bool:
         """Return True if no element is NaN or infinite; with `masks`, minus infinity is allowed."""
         return all(_is_finite(piece, masks) for piece in _decoded_chunks(place))
+
+    # ---- time --------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Do nothing: a call returns when its work is done."""
+
+    def mark(self) -> float:
+        """Return the present moment."""
+        return time.perf_counter()
+
+    def seconds(self, moment: float) -> float:
+        """Return the moment in seconds."""
+        return moment
+
+    # ---- pages of files ----------------------------------------------------
 
     def release_calls(self, places: Sequence[np.ndarray | Blocks]) -> list[Any]:
         """Return calls that release the pages of mapped sources, except small ones."""

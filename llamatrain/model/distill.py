@@ -48,7 +48,7 @@ class Teacher:
 
     def load(self, gguf: Gguf, threads: int) -> dict[str, np.ndarray]:
         """Load the weights from a file, by the names of their leaves."""
-        arrays = copy_weights(gguf, (self.leaf(name, "") for name in self.h.shapes), threads)
+        arrays = dict(copy_weights(gguf, (self.leaf(name, "") for name in self.h.shapes), threads))
         return {f"{PREFIX}{name}": array for name, array in arrays.items()}
 
 

@@ -1,6 +1,6 @@
 """Frozen weights: graph leaves that are not trained, and their arrays, mapped or copied."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from llamatrain.gguf import quants
 from llamatrain.gguf.quants.kinds import COMPILED
 from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.types import GgmlType
-from llamatrain.graph.tensor import BF16, F32, Tensor, quantized, state
+from llamatrain.graph.tensor import BF16, F32, QuantizedType, Tensor, quantized, state
 from llamatrain.io.madvise import release_pages
 from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.model import load
@@ -18,17 +18,30 @@ from llamatrain.platform.memory import allocate
 
 Arrays = dict[str, np.ndarray]
 
+Decodes = Callable[[QuantizedType], bool]  # returns True if products decode weights of a type
+
 CHUNK_BYTES = 8 << 20  # bytes of a file that are copied at a time
 
 
+def has_compiled_decoder(dtype: QuantizedType) -> bool:
+    """Return True if compiled products decode weights of a type."""
+    return dtype.kind.number in COMPILED
+
+
 def load_frozen(
-    gguf: Gguf, h: Hyperparameters, threads: int = 1, copied: bool = False, half: bool = False
+    gguf: Gguf,
+    h: Hyperparameters,
+    threads: int = 1,
+    copied: bool = False,
+    half: bool = False,
+    decodes: Decodes | None = None,
 ) -> tuple[Weights, Arrays]:
     """Return the leaves of all weights, and the arrays of those that are used as they lie in the file.
 
     Matrices that are `copied` to bf16 have a leaf only, until `copy_weights` makes the array. The same holds
-    for matrices of types that products cannot decode; these become float32, or bf16 with `half`.
+    for matrices of types that products cannot decode, as `decodes` says; these become float32, or bf16 with `half`.
     """
+    decodes = decodes or has_compiled_decoder
     tensors: dict[str, Tensor] = {}
     arrays: Arrays = {}
     for name, shape in h.shapes.items():
@@ -40,7 +53,7 @@ def load_frozen(
         elif load.is_mapped_f32(tensor) and not copied:
             tensors[name] = state(name, shape, F32)
             arrays[name] = tensor.raw.view(np.float32)
-        elif copied or tensor.type.number not in COMPILED or len(shape) > 2:
+        elif copied or len(shape) > 2 or not decodes(quantized(tensor.type.name)):
             tensors[name] = state(name, shape, BF16 if copied or half else F32)
         else:
             tensors[name] = state(name, shape, quantized(tensor.type.name))
@@ -48,18 +61,16 @@ def load_frozen(
     return Weights(tensors), arrays
 
 
-def copy_weights(gguf: Gguf, leaves: Iterable[Tensor], threads: int = 1) -> Arrays:
-    """Decode matrices to the types of their leaves and release the pages of the file."""
-    arrays: Arrays = {}
+def copy_weights(gguf: Gguf, leaves: Iterable[Tensor], threads: int = 1) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield matrices by name, decoded to the types of their leaves, and release the pages of the file."""
     with verify_unchanged(gguf.mapped_files):
         for leaf in leaves:
             tensor = gguf.tensors[leaf.name]
             if leaf.dtype is BF16:
-                arrays[leaf.name] = copy_as_bf16(tensor.raw, tensor.type, leaf.shape, threads)
+                yield leaf.name, copy_as_bf16(tensor.raw, tensor.type, leaf.shape, threads)
             else:
-                arrays[leaf.name] = load.decode_tensor(gguf, tensor, threads)
+                yield leaf.name, load.decode_tensor(gguf, tensor, threads)
                 release_pages(tensor.raw)
-    return arrays
 
 
 def copy_as_bf16(raw: np.ndarray, kind: GgmlType, shape: tuple[int, ...], threads: int = 1) -> np.ndarray:

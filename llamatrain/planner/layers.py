@@ -40,6 +40,7 @@ def extrapolate_plan(spec: StepSpec, policy: Policy, demand: MemoryDemand, split
         graphs=StepGraphs(own, policy),
         arena=sizes["arena"],
         breakdown=MemoryBreakdown(**sizes),
+        own_memory=demand.own_memory,
     )
 
 

@@ -42,12 +42,19 @@ class MemoryBreakdown:
     inputs: int
     arena: int
     decoding: int
+    temporaries: int  # what a device's kernels allocate while they run
+    staging: int  # copies in the host's memory of vectors that a device holds
     interpreter: int
 
     @property
     def total(self) -> int:
         """The total in bytes."""
         return sum(asdict(self).values())
+
+    @property
+    def on_host(self) -> int:
+        """The bytes that a run with a device of its own memory takes of the host's."""
+        return self.exchange + self.staging + self.interpreter
 
     def describe(self) -> str:
         """Return the total and its parts in words."""
@@ -65,7 +72,9 @@ class MemoryDemand:
     resident: int  # what the process takes already
     batches: int = 1  # per step
     copy_bytes: int = 0  # bf16 copies of the base's matrices
-    page_bytes: int = 0  # float32 weights of the base that are in memory at once, read from the mapped file
+    # float32 weights of the base that are in memory at once, read from the mapped file; on a device, all of it
+    page_bytes: int = 0
+    own_memory: bool = False  # the device has memory of its own, for which the limit is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +87,20 @@ class MemoryPlan:
     graphs: StepGraphs
     arena: int  # bytes of the arena that programs share
     breakdown: MemoryBreakdown
+    own_memory: bool = False  # the device has memory of its own
 
     @property
     def total(self) -> int:
-        """The total in bytes."""
-        return self.breakdown.total
+        """The bytes of the memory that is limited: the device's own, or the host's."""
+        return self.breakdown.total - (self.breakdown.on_host if self.own_memory else 0)
+
+    def describe(self) -> str:
+        """Return the memory and its parts in words."""
+        text = self.breakdown.describe()
+        if not self.own_memory:
+            return text
+        own, host = Size(self.total).text, Size(self.breakdown.on_host).text
+        return f"{own} on the device and {host} on the host: {text.partition(': ')[2]}"
 
 
 def fixed_bytes(spec: StepSpec, demand: MemoryDemand) -> int:
@@ -194,6 +212,7 @@ def plan_memory(spec: StepSpec, policy: Policy, demand: MemoryDemand, splits: in
         + RESIZED_NODE_BYTES * RESIZED_LENGTHS * resized_nodes
         + UPDATE_NODE_BYTES * (update_nodes - plain_update_nodes)
     )
+    device, all_plans = spec.device, (*plans, *updates)
     breakdown = MemoryBreakdown(
         weights=size,
         gradients=kept_gradients,
@@ -204,10 +223,18 @@ def plan_memory(spec: StepSpec, policy: Policy, demand: MemoryDemand, splits: in
         inputs=inputs,
         arena=arena_bytes,
         decoding=decoding,
+        temporaries=max(device.temporaries(node) for plan in all_plans for node in plan.nodes),
+        staging=0 if device.is_host else size + kept_gradients + state_bytes(graphs),
         interpreter=demand.resident + program_bytes,
     )
     return MemoryPlan(
-        spec=spec, policy=policy, splits=splits, graphs=graphs, arena=arena, breakdown=breakdown
+        spec=spec,
+        policy=policy,
+        splits=splits,
+        graphs=graphs,
+        arena=arena,
+        breakdown=breakdown,
+        own_memory=demand.own_memory,
     )
 
 

@@ -20,7 +20,7 @@ from llamatrain.compiler.cache import cache_key, code_cache, find_missing
 from llamatrain.compiler.store import ObjectStore, object_name, seal
 from llamatrain.compiler.thread_pool import CallTable
 from llamatrain.distributed.cores import count_cores
-from llamatrain.engine.backend import kernel_class
+from llamatrain.engine.device import Device, Memory, kernel_class
 from llamatrain.engine.profiler import Recorder, record
 from llamatrain.engine.program import Program
 from llamatrain.graph.op_cost import OpCost, estimate_cost
@@ -249,10 +249,10 @@ def time_model(spec: StepSpec, max_disturbed: float = MAX_DISTURBED_SECONDS) -> 
     step_graphs = [graphs.grad_graph(length, True), graphs.update_graph(length)]
     if spec.gradients == "flat":
         step_graphs.insert(1, graphs.grad_graph(length, False))
-    weights = make_zeros(step_graphs)
+    weights = make_zeros(step_graphs, spec.device)
     with record(recorder := Recorder()):
         programs = [
-            Program(graphs.plan(graph), graph_weights(graph, weights), spec.backend) for graph in step_graphs
+            Program(graphs.plan(graph), graph_weights(graph, weights), spec.device) for graph in step_graphs
         ]
     if code_cache.lookup_only and any(map(needs_compiling, programs)):
         return ModelTiming([])
@@ -301,19 +301,19 @@ def needs_compiling(program: Program) -> bool:
     return bool(find_missing(call.entry for table in tables for call in table.calls))
 
 
-def make_zeros(graphs: Iterable[StepGraph]) -> dict[Tensor, np.ndarray]:
-    """Return zeros for all weights of some graphs, in the types the weights have."""
+def make_zeros(graphs: Iterable[StepGraph], device: Device) -> dict[Tensor, Memory]:
+    """Return a device's memory with zeros for all weights of some graphs."""
     leaves = {
         leaf
         for graph in graphs
         for leaf in collect_leaves(graph.outputs)
         if leaf.role in ("state", "parameter")
     }
-    return {leaf: np.zeros(leaf.dtype.storage_shape(leaf.shape), leaf.dtype.numpy) for leaf in leaves}
+    return {leaf: device.allocate(leaf.nbytes) for leaf in leaves}
 
 
-def graph_weights(graph: StepGraph, weights: Mapping[Tensor, np.ndarray]) -> dict[Tensor, np.ndarray]:
-    """Return the arrays of the weights in a graph."""
+def graph_weights(graph: StepGraph, weights: Mapping[Tensor, Memory]) -> dict[Tensor, Memory]:
+    """Return the memory of the weights in a graph."""
     return {leaf: weights[leaf] for leaf in collect_leaves(graph.outputs) if leaf in weights}
 
 

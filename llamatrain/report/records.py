@@ -27,6 +27,7 @@ class StepLine:
     ranks: int | None = None  # that shared the step
     seconds_exposed: float | None = None  # waiting for other ranks
     slowest: int | None = None  # the last rank to finish
+    device_peak_bytes: int | None = None  # the most of the device's own memory so far
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

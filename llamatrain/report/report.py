@@ -178,7 +178,9 @@ class Report:
         facts |= {
             name: getattr(line, name) for name in ("margin", "accuracy", "reward_chosen", "reward_rejected")
         }
-        facts |= {name: getattr(line, name) for name in ("ranks", "seconds_exposed", "slowest")}
+        facts |= {
+            name: getattr(line, name) for name in ("ranks", "seconds_exposed", "slowest", "device_peak_bytes")
+        }
         facts["total_seconds"] = line.total_seconds and round(line.total_seconds, 6)
         self.metrics.write(
             {name: value for name, value in facts.items() if value is not None or name == "loss"}

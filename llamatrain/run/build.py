@@ -8,6 +8,7 @@ import numpy as np
 
 from llamatrain.compiler.thread_pool import compile_together_with
 from llamatrain.distributed.comm import get_comm
+from llamatrain.engine.device import Memory
 from llamatrain.engine.profiler import phase
 from llamatrain.report.report import Report
 from llamatrain.run.input_watch import InputWatcher
@@ -42,12 +43,10 @@ def run_loop(
 def build_programs(prepared: PreparedRun) -> TrainPrograms:
     """Build the programs of a run, and load their weights from the checkpoint, the base or random numbers."""
     plan = prepared.fitted.plan
-    weights = prepared.fitted.weights
     trainable = prepared.trainable
     resume_point = prepared.inputs.resume_point
     with phase("weights"):
-        trainable.load_copies(weights)
-        frozen = weights.frozen | load_teacher(prepared)
+        frozen = upload_frozen(prepared)
         if plan.spec.groups > 1:
             batches = prepared.resolved.loop_config(plan.splits).microbatches
             programs: TrainPrograms = ShardedPrograms(
@@ -59,6 +58,7 @@ def build_programs(prepared: PreparedRun) -> TrainPrograms:
             load_weights(resume_point.checkpoint, programs.weights.parts)
         else:
             trainable.init_weights(programs.weights.parts)
+        programs.weights.push()
     get_comm().assert_equal_on_all(
         {"first weights": zlib.crc32(programs.weights.vector.data) if get_comm().size > 1 else 0}
     )
@@ -71,7 +71,8 @@ def build_loop(
     """Build the loop of a new or resumed run. The caller sets `save`, `save_best` and `sample`."""
     data, loop_config = prepared.data, prepared.resolved.loop_config(prepared.fitted.plan.splits)
     minimizer = prepared.resolved.optimizer.create_minimizer(programs.weights.vector)
-    inputs, arrays = prepared.inputs, prepared.fitted.weights.frozen.values()
+    inputs, reads_base = prepared.inputs, prepared.fitted.plan.spec.device.is_host
+    arrays = prepared.fitted.weights.frozen.values() if reads_base else ()
     return Loop(
         programs=programs,
         loader=data.rows,
@@ -90,6 +91,15 @@ def build_loop(
         epoch_samples=data.samples,
         comm=get_comm(),
     )
+
+
+def upload_frozen(prepared: PreparedRun) -> dict[str, Memory]:
+    """Load the frozen weights of the base and of the teacher to the device."""
+    weights, device = prepared.fitted.weights, prepared.fitted.plan.spec.device
+    loaded = weights.frozen | load_teacher(prepared)
+    weights.frozen.update({name: device.upload(array) for name, array in loaded.items()})
+    prepared.trainable.load_copies(weights, device.upload)
+    return weights.frozen
 
 
 def load_teacher(prepared: PreparedRun) -> dict[str, np.ndarray]:

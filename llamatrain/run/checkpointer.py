@@ -12,7 +12,7 @@ from llamatrain.checkpoints.checkpoint import GRADIENTS, KERNELS, Checkpoint
 from llamatrain.checkpoints.filenames import BEST, best_filename
 from llamatrain.checkpoints.run_folder import RunFolder
 from llamatrain.config.options import format_flag
-from llamatrain.engine.backend import kernel_class
+from llamatrain.engine.device import kernel_class
 from llamatrain.engine.profiler import phase
 from llamatrain.errors import FileError
 from llamatrain.gguf.values import Value
@@ -62,7 +62,7 @@ class Checkpointer:
         self.metrics.open()
         self.folder.remove_replaced()
         # last, so that a run that cannot begin leaves nothing
-        self.trainable.write_extra(self.programs.weights.parts)
+        self.trainable.write_extra(self.programs.weights.pull().parts)
         if state.counters.step:  # a kill may have come between the last save and its copies
             try:
                 self._copy(state)
@@ -116,7 +116,7 @@ class Checkpointer:
     def _write_extra(self, state: RunState) -> None:
         """Write the files that are wanted outside the run's folder."""
         self._copy(state)
-        self.trainable.write_extra(self.programs.weights.parts)
+        self.trainable.write_extra(self.programs.weights.pull().parts)
 
     def _copy(self, state: RunState) -> None:
         """Copy the checkpoint and the result of this step to the extra outputs."""
@@ -130,7 +130,7 @@ class Checkpointer:
         self.metrics.flush()
         path = self.folder.save(self.make_checkpoint(state), self.keep)
         result = self.folder.result_path(self.trainable.result_name)
-        self.trainable.write_result(result, self.programs.weights.parts)
+        self.trainable.write_result(result, self.programs.weights.pull().parts)
         if state.best.step == state.counters.step:
             self.folder.link_best(state.best.step, result)
         self.folder.prune_best()
@@ -154,7 +154,7 @@ class Checkpointer:
 
     def _write_best(self, step: int) -> None:
         path = self.folder.path / best_filename(step)
-        self.trainable.write_result(path, self.programs.weights.parts)
+        self.trainable.write_result(path, self.programs.weights.pull().parts)
         self.folder.link_best(step, path)
         self.folder.prune_best()
 
@@ -193,7 +193,7 @@ class Checkpointer:
 
     def make_checkpoint(self, state: RunState) -> Checkpoint:
         """Return a checkpoint of the present state."""
-        optimizer, parts = self.programs.spec.optimizer, self.programs.weights.parts
+        optimizer, parts = self.programs.spec.optimizer, self.programs.weights.pull().parts
         assert optimizer
         minimizer_state: dict[str, Any] = self.minimizer.state_values() if self.minimizer else {}
         numbers = {
@@ -211,7 +211,7 @@ class Checkpointer:
             if isinstance(value, np.ndarray)
         }
         if state.partial and self.programs.grads:
-            vectors[GRADIENTS] = self.programs.grads.vector
+            vectors[GRADIENTS] = self.programs.grads.pull().vector
         return Checkpoint(
             kind=self.trainable.kind,
             metadata=dict(self.metadata),

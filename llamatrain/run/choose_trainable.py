@@ -51,6 +51,7 @@ def choose_trainable(config: RunConfig, model: RunModel, inputs: RunInputs, peft
         seed=config.train.seed,
         threads=threads,
         half=resolve_precision(config.train) == "bf16",
+        device=config.train.processor,
         number_type=config.tune.adapter_type,
         peft=peft,
     )

@@ -1,6 +1,6 @@
 """Makes a run fit the memory: chooses recomputation, micro-batches and copies of the base."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,7 +66,8 @@ def fit_memory(
 
     With `refuse`, raise MemoryPlanError at once if it is clear without a plan that none can fit.
     """
-    limit = shared_limit(resolved.config.train.memory)
+    train = resolved.config.train
+    limit = shared_limit(train.memory, train.processor)
     resident = max(get_comm().all_gather(resident_bytes())) + shape.later_bytes
     candidates, weights = list[PlanCandidate](), dict[str, TrainableWeights]()
     caches = cache_choices(resolved, trainable.h, limit)
@@ -107,9 +108,9 @@ def make_search(resolved: ResolvedConfig, shape: DataShape, layers: int, limit: 
     )
 
 
-def shared_limit(option: int | None) -> int | None:
+def shared_limit(option: int | None, device: str) -> int | None:
     """Return the memory limit of the rank that has least; `option` is the limit that the user gave."""
-    limits = [limit for limit in get_comm().all_gather(memory_limit(option)) if limit is not None]
+    limits = [limit for limit in get_comm().all_gather(memory_limit(option, device)) if limit is not None]
     return min(limits, default=None)
 
 
@@ -134,8 +135,8 @@ def make_candidate(
     cache: Cache,
 ) -> PlanCandidate:
     """Describe a step to the planner; `resident` is what the process takes already."""
-    matrices = [array for array in weights.frozen.values() if array.dtype == np.float32 and array.ndim > 1]
     spec = make_spec(resolved, h, weights, shape)
+    device = spec.device
     demand = MemoryDemand(
         lengths=shape.lengths,
         has_validation=shape.has_validation,
@@ -143,14 +144,27 @@ def make_candidate(
         resident=resident + process_growth(spec, shape.decoder_positions > 0),
         batches=resolved.config.train.grad_acc,
         copy_bytes=weights.copy_bytes + (shape.teacher.nbytes if shape.teacher else 0),
-        page_bytes=max((array.nbytes for array in matrices if find_mapping(array) is not None), default=0),
+        page_bytes=base_bytes(weights.frozen.values(), device.is_host),
+        own_memory=device.memory_limit() is not None,
     )
     return PlanCandidate(cache=cache, spec=spec, demand=demand)
 
 
+def base_bytes(arrays: Iterable[np.ndarray], is_host: bool) -> int:
+    """Return the bytes of frozen arrays that are resident, besides quantized ones on a host.
+
+    A host reads the float32 weights of a file one at a time; another device has all frozen weights.
+    """
+    if not is_host:
+        return sum(array.nbytes for array in arrays)
+    matrices = (array for array in arrays if array.dtype == np.float32 and array.ndim > 1)
+    return max((array.nbytes for array in matrices if find_mapping(array) is not None), default=0)
+
+
 def least_bytes(candidate: PlanCandidate) -> int:
     """Return what every plan of a candidate takes at least."""
-    return fixed_bytes(candidate.spec, candidate.demand) + candidate.demand.resident
+    resident = 0 if candidate.demand.own_memory else candidate.demand.resident
+    return fixed_bytes(candidate.spec, candidate.demand) + resident
 
 
 def make_spec(
@@ -166,7 +180,7 @@ def make_spec(
         rope_length=max(shape.lengths),
         precision=resolved.precision,
         threads=resolved.threads,
-        kernels=train.kernels,
+        kernels=train.processor,
         flash=train.flash,
         squared=train.loss == "squared-error",
         optimizer=resolved.optimizer,
@@ -208,8 +222,8 @@ def check_fixed(candidate: PlanCandidate, limit: int, has_copies: bool) -> None:
         if has_copies
         else (parts, "use a smaller model")
     )
+    program = "" if candidate.demand.own_memory else f" and the program {Size(resident).text}"
     raise MemoryPlanError(
-        f"{parts} take {Size(size).text} and the program {Size(resident).text}, "
-        f"and the limit is {Size(limit).text}; {advice}",
+        f"{parts} take {Size(size).text}{program}, and the limit is {Size(limit).text}; {advice}",
         code="out-of-memory",
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from llamatrain.config.common import BATCH, EVERY, SEED, THREADS
+from llamatrain.config.common import BATCH, DEVICE, EVERY, SEED, THREADS, DeviceName
 from llamatrain.config.options import COUNT, Condition, Option, OptionError, Options, Values, needs
 from llamatrain.config.units import Duration, Size
 from llamatrain.optim import registry
@@ -298,10 +298,16 @@ class TrainOptions(Options, panel="Training"):
             resumable=True,
         ),
     ] = None
+    device: Annotated[DeviceName, replace(DEVICE, panel=SPEED)] = "cpu"
     kernels: Annotated[
         Literal["cpu", "reference"],
         Option("Compiled kernels, or the numpy ones that define them.", panel=SPEED),
     ] = "cpu"
+
+    @property
+    def processor(self) -> str:
+        """The name of the device for the engine, to which the numpy kernels are another one."""
+        return self.kernels if self.device == "cpu" else self.device
 
     def validate(self) -> None:
         """Raise OptionError if options contradict each other."""
@@ -315,6 +321,13 @@ class TrainOptions(Options, panel="Training"):
             raise OptionError(
                 lambda spelt: (
                     f"{spelt('restart_growth')} needs {spelt('schedule')} cosine (got {self.schedule})"
+                ),
+                code="conflicting-options",
+            )
+        if self.device != "cpu" and self.kernels != "cpu":
+            raise OptionError(
+                lambda spelt: (
+                    f"{spelt('kernels')} {self.kernels} is for {spelt('device')} cpu (got {self.device})"
                 ),
                 code="conflicting-options",
             )

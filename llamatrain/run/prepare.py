@@ -6,9 +6,11 @@ import shlex
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from llamatrain.adapters import peft as peft_files
 from llamatrain.checkpoints.run_folder import RunFolder
+from llamatrain.config.common import DeviceName
 from llamatrain.config.options import COUNT
 from llamatrain.config.toml import config_text
 from llamatrain.config.units import Size
@@ -16,6 +18,7 @@ from llamatrain.data.batches import row_lengths
 from llamatrain.data.find_files import find_data
 from llamatrain.data.sine import Sine
 from llamatrain.distributed.comm import get_comm
+from llamatrain.engine.device import resolve_device
 from llamatrain.engine.profiler import phase
 from llamatrain.errors import FileError, MemoryPlanError, UsageError
 from llamatrain.model import hyperparameters
@@ -59,7 +62,7 @@ class PreparedRun:
 
     def compile_ahead(self, programs: TrainPrograms) -> None:
         """Compile the programs that are needed after the first step."""
-        self.sampler.compile(self.fitted.weights, programs.weights.parts)
+        self.sampler.compile(self.fitted.weights, programs.memory)
         self.compile_validation(programs)
 
     def compile_validation(self, programs: TrainPrograms) -> None:
@@ -79,6 +82,10 @@ def start_request(request: RunRequest) -> tuple[RunConfig, RunInputs, list[str]]
         notes += more_notes
         if resume_point.has_options:
             check_inputs(config, named_config, resume_point, folder_options)
+    if config.train.device == "auto":
+        found = cast(DeviceName, resolve_device("auto"))
+        config = replace(config, train=replace(config.train, device=found))
+        notes.append(f"--device auto: {config.train.device}")
     if config.train.seed < 0:
         config = replace(
             config, train=replace(config.train, seed=get_comm().broadcast(secrets.randbelow(COUNT)))
@@ -101,7 +108,7 @@ def prepare(
     teacher = teacher_for(config, model, inputs)
     # before the data is read: broken adapters show at once
     trainable = choose_trainable(config, model, inputs, peft)
-    check_resident(config.train.memory)
+    check_resident(config.train.memory, config.train.processor)
     with phase("data"):
         data = load_data(config.files, model, config.data, config.train.seed, config.preference.data_kind)
     if data.packed:  # store the default that was chosen, so that a resumed run packs too
@@ -139,7 +146,7 @@ def prepare(
 
 def check(config: RunConfig) -> None:
     """Check what can be checked at once."""
-    check_resident(config.train.memory)
+    check_resident(config.train.memory, config.train.processor)
     check_loggers(config.run.log)
     if config.files:
         check_first_rows(config.files, config.data, config.preference.data_kind)
@@ -163,7 +170,7 @@ def build_sampler(resolved: ResolvedConfig, model: RunModel, sine: Sine | None) 
         run.sample_prompt if run.sample_every else None,
         train.seed,
         resolved.threads,
-        train.kernels,
+        train.processor,
     )
 
 
@@ -224,7 +231,7 @@ def plan_run(request: RunRequest, graphs: bool = True, ranks: int = 0) -> Planne
     """Plan a run on a number of ranks, without reading its text or writing anything."""
     with request.naming_sources():
         config, inputs, _ = start_request(request)
-        check_resident(config.train.memory)
+        check_resident(config.train.memory, config.train.processor)
         files_named = [file for file in config.files if file != "-"]
         found_files = find_data(files_named, raw=config.data.raw) if files_named else None
         plain = all(source.kind == "text" for source in (found_files.sources if found_files else ()))

@@ -8,19 +8,18 @@ from typing import Literal
 from llamatrain.config.options import COUNT, OptionError
 from llamatrain.distributed.comm import get_comm, get_launch_info
 from llamatrain.distributed.cores import count_cores
-from llamatrain.engine.backend import is_compiled
+from llamatrain.engine.device import default_precision
 from llamatrain.errors import UsageError
+from llamatrain.graph.precision import Precision
 from llamatrain.optim.early_stop import StopRules
 from llamatrain.optim.optimizer import ElementwiseRule, Optimizer
 from llamatrain.optim.registry import get_optimizer
 from llamatrain.optim.schedule import Schedule
-from llamatrain.platform.cpu import enabled_units
 from llamatrain.run.config import RunConfig
 from llamatrain.run.options import ITERS, LR_MIN, WARMUP, WSD_DECAY, TrainOptions
 from llamatrain.train.config import LoopConfig
 from llamatrain.train.graphs import Gradients
 
-Precision = Literal["f32", "bf16"]
 GROUPS = 8  # default number of gradient groups, for up to as many ranks
 
 
@@ -206,7 +205,7 @@ def resolve_precision(options: TrainOptions) -> Precision:
         return options.precision
     if get_optimizer(options.optimizer).needs_f32:
         return "f32"
-    return "bf16" if enabled_units() & {"amx", "avx512bf16"} and is_compiled(options.kernels) else "f32"
+    return default_precision(options.processor)
 
 
 def choose_gradients(train: TrainOptions, optimizer: Optimizer, reads_base: bool) -> Gradients:

@@ -14,7 +14,7 @@ from llamatrain.config.not_found import missing_file
 from llamatrain.config.options import format_flag, option_specs, reject_unused
 from llamatrain.data.find_files import check_saved_names
 from llamatrain.distributed.comm import get_comm, get_launch_info
-from llamatrain.engine.backend import kernel_class
+from llamatrain.engine.device import kernel_class
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.platform.terminal import log_line
@@ -133,7 +133,7 @@ def apply_resume(
         and "schedule" not in merged.unused
     ):
         notes.append(describe_schedule_change(stored.train, merged.train, resume_point.step))
-    old_kernels, kernels = resume_point.checkpoint.extra.get(KERNELS), kernel_class(merged.train.kernels)
+    old_kernels, kernels = resume_point.checkpoint.extra.get(KERNELS), kernel_class(merged.train.processor)
     if old_kernels not in (None, kernels):
         notes.append(f"the kernels are now those for {kernels} (they were for {old_kernels!s:.40})")
     regrouped = (merged.train.grad_groups is None and get_launch_info() is not None) or (

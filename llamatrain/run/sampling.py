@@ -1,5 +1,6 @@
 """Shows what the model has learned while it trains: a text, or the sine wave."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -7,16 +8,18 @@ import numpy as np
 from llamatrain.data.shuffle import mix
 from llamatrain.data.sine import BEGIN, PERIOD, Sine
 from llamatrain.data.tokenizer import StreamDecoder, Tokenizer
+from llamatrain.engine.device import Memory
 from llamatrain.errors import UsageError
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.report.report import Report
 from llamatrain.run.model import RunModel
-from llamatrain.run.trainable import Arrays, TrainableWeights
+from llamatrain.run.trainable import TrainableWeights
 from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions
 from llamatrain.sample.text import stream_text
 
 SAMPLE_TOKENS = 64  # tokens of a sample
+Leaves = Mapping[str, Memory]  # of all weights, by name
 PHASE = 1.0  # phase of the sine wave in the prompt
 
 
@@ -25,13 +28,13 @@ class Sampler(Protocol):
 
     positions: int  # of the decoder's cache; 0: none
 
-    def compile(self, weights: TrainableWeights, parts: Arrays) -> None:
+    def compile(self, weights: TrainableWeights, memory: Leaves) -> None:
         """Compile the programs that samples need."""
 
-    def show(self, step: int, weights: TrainableWeights, parts: Arrays, report: Report) -> None:
+    def show(self, step: int, weights: TrainableWeights, memory: Leaves, report: Report) -> None:
         """Show a sample at a step."""
 
-    def end(self, weights: TrainableWeights, parts: Arrays, report: Report) -> None:
+    def end(self, weights: TrainableWeights, memory: Leaves, report: Report) -> None:
         """Show a sample at the end of the run."""
 
 
@@ -40,13 +43,13 @@ class NoSampler:
 
     positions = 0
 
-    def compile(self, weights: TrainableWeights, parts: Arrays) -> None:
+    def compile(self, weights: TrainableWeights, memory: Leaves) -> None:
         """Do nothing."""
 
-    def show(self, step: int, weights: TrainableWeights, parts: Arrays, report: Report) -> None:
+    def show(self, step: int, weights: TrainableWeights, memory: Leaves, report: Report) -> None:
         """Do nothing."""
 
-    def end(self, weights: TrainableWeights, parts: Arrays, report: Report) -> None:
+    def end(self, weights: TrainableWeights, memory: Leaves, report: Report) -> None:
         """Do nothing."""
 
 
@@ -72,15 +75,15 @@ class TextSampler:
         self.positions = min(h.ctx, len(self.prompt) + SAMPLE_TOKENS)
         self.decoder: Decoder | None = None
 
-    def compile(self, weights: TrainableWeights, parts: Arrays) -> None:
+    def compile(self, weights: TrainableWeights, memory: Leaves) -> None:
         """Compile the decoder."""
-        self.get_decoder(weights, parts).precompile(len(self.prompt), 1)
+        self.get_decoder(weights, memory).precompile(len(self.prompt), 1)
 
-    def get_decoder(self, leaves: TrainableWeights, parts: Arrays) -> Decoder:
+    def get_decoder(self, leaves: TrainableWeights, memory: Leaves) -> Decoder:
         """Return the decoder, which shares its weights with training."""
         self.decoder = self.decoder or Decoder(
             self.h,
-            {**leaves.frozen, **parts},
+            memory,
             ctx=self.positions,
             threads=self.threads,
             kernels=self.kernels,
@@ -89,17 +92,17 @@ class TextSampler:
         )
         return self.decoder
 
-    def show(self, step: int, weights: TrainableWeights, parts: Arrays, report: Report) -> None:
+    def show(self, step: int, weights: TrainableWeights, memory: Leaves, report: Report) -> None:
         """Print a sample."""
         options = SamplingOptions(n=SAMPLE_TOKENS, seed=mix(self.seed, step) >> 33)
         # the last stand for no text
         ends = {*self.tokenizer.ends.all, *range(len(self.tokenizer), self.h.vocab)}
-        generation = Generation(self.get_decoder(weights, parts), self.prompt, options, ends)
+        generation = Generation(self.get_decoder(weights, memory), self.prompt, options, ends)
         decoder = StreamDecoder(self.tokenizer)
         start = self.tokenizer.decode(self.prompt, special=False).decode("utf-8", "replace")
         report.print_sample(step, start + "".join(stream_text(generation, decoder)))
 
-    def end(self, weights: TrainableWeights, parts: Arrays, report: Report) -> None:
+    def end(self, weights: TrainableWeights, memory: Leaves, report: Report) -> None:
         """Do nothing."""
 
 
@@ -112,15 +115,15 @@ class SineSampler:
         self.positions = len(self.prompt) + SAMPLE_TOKENS
         self.decoder: Decoder | None = None
 
-    def compile(self, weights: TrainableWeights, parts: Arrays) -> None:
+    def compile(self, weights: TrainableWeights, memory: Leaves) -> None:
         """Compile the decoder."""
-        self.get_decoder(weights, parts).precompile(len(self.prompt), 1)
+        self.get_decoder(weights, memory).precompile(len(self.prompt), 1)
 
-    def get_decoder(self, leaves: TrainableWeights, parts: Arrays) -> Decoder:
+    def get_decoder(self, leaves: TrainableWeights, memory: Leaves) -> Decoder:
         """Return the decoder, which shares its weights with training."""
         self.decoder = self.decoder or Decoder(
             self.h,
-            parts,
+            memory,
             ctx=self.positions,
             threads=self.threads,
             kernels=self.kernels,
@@ -128,24 +131,24 @@ class SineSampler:
         )
         return self.decoder
 
-    def compare(self, weights: TrainableWeights, parts: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    def compare(self, weights: TrainableWeights, memory: Leaves) -> tuple[np.ndarray, np.ndarray]:
         """Return the true heights after the prompt, and those of the model."""
         tokens = list(
             Generation(
-                self.get_decoder(weights, parts), self.prompt, SamplingOptions(n=SAMPLE_TOKENS, temp=0.0)
+                self.get_decoder(weights, memory), self.prompt, SamplingOptions(n=SAMPLE_TOKENS, temp=0.0)
             )
         )
         steps = PERIOD + np.arange(1, SAMPLE_TOKENS + 1)
         return np.sin(PHASE + 2 * np.pi / PERIOD * steps), self.sine.to_heights(np.array(tokens))
 
-    def show(self, step: int, weights: TrainableWeights, parts: Arrays, report: Report) -> None:
+    def show(self, step: int, weights: TrainableWeights, memory: Leaves, report: Report) -> None:
         """Draw both waves."""
-        target, model = self.compare(weights, parts)
+        target, model = self.compare(weights, memory)
         report.print_waves(target.tolist(), model.tolist())
 
-    def end(self, weights: TrainableWeights, parts: Arrays, report: Report) -> None:
+    def end(self, weights: TrainableWeights, memory: Leaves, report: Report) -> None:
         """Draw both waves, and print their correlation."""
-        target, model = self.compare(weights, parts)
+        target, model = self.compare(weights, memory)
         report.print_waves(target.tolist(), model.tolist())
         with np.errstate(invalid="ignore"):  # a model that stays on one level has no correlation
             correlation = float(np.nan_to_num(np.corrcoef(target, model)[0, 1]))

@@ -46,7 +46,7 @@ def describe_run(prepared: PreparedRun, folder: Path) -> list[tuple[str, str]]:
             "training",
             f"{train.optimizer}, {steps} of {rows}, {train.precision}, {plan.spec.threads} threads",
         ),
-        ("memory", plan.breakdown.describe() + recomputed),
+        ("memory", plan.describe() + recomputed),
         ("folder", str(folder)),
         *([("note", note)] if (note := prepared.config.run.note) else []),
     ]

@@ -10,7 +10,7 @@ from llamatrain.checkpoints.run_folder import RunFolder
 from llamatrain.checkpoints.signature import SIGNATURE, sign
 from llamatrain.distributed.comm import get_comm
 from llamatrain.distributed.once import run_once_per_value
-from llamatrain.engine.backend import kernel_class
+from llamatrain.engine.device import kernel_class
 from llamatrain.engine.profiler import phase
 from llamatrain.platform.terminal import is_verbose, log_line
 from llamatrain.report.console import null_console
@@ -125,7 +125,7 @@ def compare_ranks(prepared: PreparedRun) -> None:
     inputs, data, config = prepared.inputs, prepared.data, prepared.config
     base, teacher = inputs.base, inputs.teacher
     facts = {
-        "kernels": kernel_class(config.train.kernels),
+        "kernels": kernel_class(config.train.processor),
         "base": run_once_per_value(file_identity(base), lambda: fingerprint_fully(base)) if base else None,
         "teacher": run_once_per_value(file_identity(teacher), lambda: fingerprint_fully(teacher))
         if teacher
@@ -165,9 +165,7 @@ def run_rank_zero(
     with Report(metrics, iters=resolved.iters, every=every, console=console) as report:
         report.page = page = open_page(prepared, folder, metrics)
         options = [("options", join_settings(format_config(prepared.config)))] if verbose else []
-        report.print_header(
-            [*describe_run(prepared, folder.path), *options], prepared.fitted.plan.breakdown.total
-        )
+        report.print_header([*describe_run(prepared, folder.path), *options], prepared.fitted.plan.total)
         for line in prepared.notes:
             report.log(f"note: {line}")
         programs = build_programs(prepared)
@@ -177,9 +175,7 @@ def run_rank_zero(
             RankZeroCheckpointer(checkpointer, get_comm()) if get_comm().size > 1 else checkpointer
         )
         loop.save, loop.save_best = sink.save, sink.keep_best
-        loop.sample = partial(
-            prepared.sampler.show, weights=weights, parts=programs.weights.parts, report=report
-        )
+        loop.sample = partial(prepared.sampler.show, weights=weights, memory=programs.memory, report=report)
 
         def on_start() -> None:
             interrupts.saved_folder = folder.path
@@ -190,7 +186,7 @@ def run_rank_zero(
                 loop, prepared.data.rows, sink, lambda: prepared.compile_ahead(programs), on_start
             )
             interrupts.saved_folder = folder.path
-            prepared.sampler.end(weights, programs.weights.parts, report)
+            prepared.sampler.end(weights, programs.memory, report)
             report.end(folder.path)
             sink.end(loop.state)
         write_trace(prepared.config.command, folder, report.warn)

@@ -1,7 +1,7 @@
 """Trains all weights of a model, or an adapter for a frozen base: makes the weights, and writes the result."""
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -12,6 +12,7 @@ from llamatrain.adapters import gguf as adapter_files
 from llamatrain.adapters import peft
 from llamatrain.adapters.adapter import Adapter, LoraPair, select_norms
 from llamatrain.checkpoints.checkpoint import write_model
+from llamatrain.engine.device import Memory, create_device
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.values import Value
@@ -26,6 +27,12 @@ from llamatrain.run.inputs import MERGED_ADAPTERS, RunInputs
 LOG = ".log"  # ends the name of a weight that is trained as its logarithm
 Arrays = Mapping[str, np.ndarray]
 Cache = Literal["auto", "bf16", "off"]
+Upload = Callable[[np.ndarray], Memory]
+
+
+def as_it_is(array: np.ndarray) -> np.ndarray:
+    """Return the array."""
+    return array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +41,8 @@ class TrainableWeights:
 
     weights: Weights
     trainable: Mapping[str, Tensor]  # in the order of the file
-    frozen: dict[str, np.ndarray] = field(default_factory=dict)  # arrays of frozen weights, by name
+    # arrays of frozen weights, by name; copies are uploaded as soon as they are made
+    frozen: dict[str, Memory] = field(default_factory=dict)
     drop_base: bool = False  # release pages of the base's file after each read
     reference: Weights | None = None  # the weights without the trained adapter
     # tensors that hold copies of the base's matrices; their arrays exist after load_copies
@@ -64,8 +72,8 @@ class Trainable(Protocol):
     def make_weights(self, cache: Cache) -> TrainableWeights:
         """Return the weights of the graph; `cache` says how a base's matrices are held."""
 
-    def load_copies(self, leaves: TrainableWeights) -> None:
-        """Make the copies of the base that the plan counts."""
+    def load_copies(self, leaves: TrainableWeights, upload: Upload = as_it_is) -> None:
+        """Make the copies of the base that the plan counts, and upload each."""
 
     def init_weights(self, parts: Arrays) -> None:
         """Set the initial values of the trained weights."""
@@ -122,7 +130,7 @@ class FullModel:
         """Return the value of a weight by what is trained of it."""
         return parts[name] if name in parts else -np.exp(parts[f"{name}{LOG}"])
 
-    def load_copies(self, leaves: TrainableWeights) -> None:
+    def load_copies(self, leaves: TrainableWeights, upload: Upload = as_it_is) -> None:
         """Do nothing: there is no frozen base."""
 
     def init_weights(self, parts: Arrays) -> None:
@@ -187,6 +195,7 @@ class LoraAdapter:
     seed: int
     threads: int
     half: bool  # the run's products are in bf16
+    device: str  # of the run
     number_type: Literal["f32", "f16"]  # type of the numbers in the adapter's file
     peft: Path | None  # a folder for the adapter in Hugging Face's PEFT format
     kind: str = "finetune_lora"
@@ -195,7 +204,14 @@ class LoraAdapter:
     def make_weights(self, cache: Cache) -> TrainableWeights:
         """Return the frozen weights of the base with trained adapter factors."""
         all_copied = cache == "bf16"
-        weights, arrays = load_frozen(self.base, self.h, self.threads, all_copied, self.half)
+        weights, arrays = load_frozen(
+            self.base,
+            self.h,
+            self.threads,
+            all_copied,
+            self.half,
+            create_device(self.device).can_decode,
+        )
         copied = [leaf for name, leaf in weights.tensors.items() if name not in arrays]
         reference, arrays = add_frozen_adapters(weights, arrays, self.sources.merged_factors)
         weights, trained = adapted(reference, self.h, self.ranks, self.scales, self.dropout)
@@ -209,9 +225,10 @@ class LoraAdapter:
             copied_tensors=copied,
         )
 
-    def load_copies(self, leaves: TrainableWeights) -> None:
+    def load_copies(self, leaves: TrainableWeights, upload: Upload = as_it_is) -> None:
         """Copy the base's matrices to bf16, if the plan says so."""
-        leaves.frozen.update(copy_weights(self.base, leaves.copied_tensors, self.threads))
+        for name, array in copy_weights(self.base, leaves.copied_tensors, self.threads):
+            leaves.frozen[name] = upload(array)
 
     def init_weights(self, parts: Arrays) -> None:
         """Initialize one factor randomly and the other to zero, so that the adapter adds nothing at first."""

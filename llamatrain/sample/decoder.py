@@ -11,7 +11,7 @@ from itertools import count, takewhile
 
 import numpy as np
 
-from llamatrain.engine.backend import Backend, Memory, create_backend
+from llamatrain.engine.device import Device, Memory, create_device
 from llamatrain.engine.plan import Plan, plan
 from llamatrain.engine.program import Program
 from llamatrain.errors import LlamatrainError, UsageError
@@ -55,7 +55,7 @@ class Decoder:
     def __init__(
         self,
         h: Hyperparameters,
-        arrays: Mapping[str, np.ndarray],
+        arrays: Mapping[str, Memory],
         *,
         ctx: int,
         threads: int = 1,
@@ -70,13 +70,17 @@ class Decoder:
         """
         self.h, self.ctx = h, ctx
         self._cached: list[int] = []  # the tokens in the cache
-        self._backend = create_backend(kernels, threads, drop_base)
-        self._graphs = DecodingGraphs(h, ctx, self._backend, weights)
-        leaves = {tensor: arrays[tensor.name] for tensor in self._graphs.leaves}
-        self._memory = leaves | {cache: self._backend.allocate(cache.nbytes) for cache in self._graphs.caches}
-        self._memory[self._graphs.table] = h.rope_table(ctx)
+        self._device = create_device(kernels, threads, drop_base)
+        self._graphs = DecodingGraphs(h, ctx, self._device, weights)
+        leaves = {tensor: self._upload(arrays[tensor.name]) for tensor in self._graphs.leaves}
+        self._memory = leaves | {cache: self._device.allocate(cache.nbytes) for cache in self._graphs.caches}
+        self._memory[self._graphs.table] = self._upload(h.rope_table(ctx))
         self._arena = arena
         self._programs: dict[int, tuple[DecodingGraph, Program]] = {}
+
+    def _upload(self, memory: Memory) -> Memory:
+        """Return memory of the device: an array's copy, or what is there already."""
+        return self._device.upload(memory) if isinstance(memory, np.ndarray) else memory
 
     @staticmethod
     def plan(
@@ -88,7 +92,7 @@ class Decoder:
         drop_base: bool = False,
     ) -> DecodeCost:
         """Return the memory that a decoder will need; nothing is allocated."""
-        graphs = DecodingGraphs(h, ctx, create_backend(kernels, threads, drop_base), weights)
+        graphs = DecodingGraphs(h, ctx, create_device(kernels, threads, drop_base), weights)
         cached_bytes = sum(tensor.nbytes for tensor in (*graphs.caches, graphs.table))
         return DecodeCost(cached_bytes, graphs.arena_bytes())
 
@@ -103,7 +107,7 @@ class Decoder:
         for cache in self._graphs.caches:
             if cache.name.startswith("state."):
                 strides = [stride * cache.dtype.size for stride in dense(cache.shape)]
-                self._backend.write(self._backend.view(self._memory[cache], cache, 0, strides), 0)
+                self._device.write(self._device.view(self._memory[cache], cache, 0, strides), 0)
 
     def rewind(self, tokens: Sequence[int]) -> int:
         """Keep the part of the cache that is a prefix of `tokens`, and return its length.
@@ -162,7 +166,7 @@ class Decoder:
         if dropped < 1:
             return False
         graph = shift_cache(self.h, self._graphs.caches, keep, keep + dropped, self.position)
-        program = Program(self._graphs.plan_memory(graph.caches), self._memory, self._backend)
+        program = Program(self._graphs.plan_memory(graph.caches), self._memory, self._device)
         program.write(graph.positions, 0)
         program.write(graph.rotation, self.h.rope_shift(dropped, self.ctx))
         program()
@@ -186,9 +190,9 @@ class Decoder:
     def _program(self, size: int) -> tuple[DecodingGraph, Program]:
         if size not in self._programs:
             if self._arena is None:
-                self._arena = self._backend.allocate(self._graphs.arena_bytes())
+                self._arena = self._device.allocate(self._graphs.arena_bytes())
             graph, memory_plan = self._graphs.graph_and_plan(size)
-            program = Program(memory_plan, self._memory, self._backend, arena=self._arena)
+            program = Program(memory_plan, self._memory, self._device, arena=self._arena)
             self._programs[size] = graph, program
         return self._programs[size]
 
@@ -196,10 +200,8 @@ class Decoder:
 class DecodingGraphs:
     """The graphs for each chunk size, over the same weights and caches."""
 
-    def __init__(
-        self, h: Hyperparameters, ctx: int, backend: Backend, weights: Weights | None = None
-    ) -> None:
-        self.h, self.backend = h, backend
+    def __init__(self, h: Hyperparameters, ctx: int, device: Device, weights: Weights | None = None) -> None:
+        self.h, self.device = h, device
         self.chunks = sorted({min(chunk, ctx) for chunk in CHUNKS})
         self.weights = weights or trainable_weights(h)
         self.caches = make_caches(h, ctx)
@@ -232,7 +234,12 @@ class DecodingGraphs:
 
     def plan_memory(self, outputs: Sequence[Tensor]) -> Plan:
         """Return a memory plan for outputs."""
-        return plan(outputs, scratch=self.backend.scratch, resident=self.backend.resident_bytes)
+        return plan(
+            outputs,
+            scratch=self.device.scratch,
+            resident=self.device.resident_bytes,
+            rewrite=self.device.rewrite,
+        )
 
     def arena_bytes(self) -> int:
         """Return the size of an arena that fits every chunk size."""

@@ -13,7 +13,7 @@ from typing import Concatenate, Literal, ParamSpec
 
 import numpy as np
 
-from llamatrain.engine.backend import Backend, create_backend
+from llamatrain.engine.device import Device, create_device
 from llamatrain.engine.plan import Plan, plan
 from llamatrain.graph.ops import mul, sum_sqr
 from llamatrain.graph.precision import round_products
@@ -83,9 +83,9 @@ class StepSpec:
         return self.gradients == "flat" or not (self.rule and self.rule.takes_sparse_rows)
 
     @cached_property
-    def backend(self) -> Backend:
-        """The backend that the graphs run on."""
-        return create_backend(self.kernels, self.threads, self.drop_base)
+    def device(self) -> Device:
+        """The device that the graphs run on."""
+        return create_device(self.kernels, self.threads, self.drop_base)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -351,9 +351,13 @@ class StepGraphs:
         Accumulated gradients have memory of their own; otherwise they stay in the arena.
         """
         if graph not in self._plans:
-            backend, pinned = self.spec.backend, graph.memory_names if self.spec.gradients == "flat" else ()
+            device, pinned = self.spec.device, graph.memory_names if self.spec.gradients == "flat" else ()
             self._plans[graph] = plan(
-                graph.outputs, pinned=pinned, scratch=backend.scratch, resident=backend.resident_bytes
+                graph.outputs,
+                pinned=pinned,
+                scratch=device.scratch,
+                resident=device.resident_bytes,
+                rewrite=device.rewrite,
             )
         return self._plans[graph]
 

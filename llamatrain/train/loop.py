@@ -4,13 +4,10 @@ The loop is given everything and opens nothing. All micro-batches of a step are 
 token's weight is a share of the whole step's. A run can be interrupted and resumed between two micro-batches.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypedDict
-
-import numpy as np
 
 from llamatrain.data.batches import Batch
 from llamatrain.distributed.comm import Comm
@@ -186,6 +183,7 @@ class Loop:
                 tokens_per_second=tokens / seconds if seconds else 0.0,
                 evaluations=result.evaluations,
                 total_seconds=counters.seconds,
+                device_peak_bytes=self.programs.spec.device.peak_bytes(),
                 **self._epoch_position(),
                 **self._rank_stats(result),
                 **(result.rewards or Rewards()).metrics,
@@ -305,7 +303,7 @@ class Loop:
 
     def _save(self, last: bool = False) -> bool:
         """Save a checkpoint and return True. A failure raises if this is the last chance to save."""
-        if not math.isfinite(float(self.programs.weights.vector.sum(dtype=np.float64))):
+        if not self.programs.weights.is_finite():
             raise TrainingError(
                 f"step {self.state.counters.step}: a weight is NaN or infinite; last good "
                 f"checkpoint: {self.last_checkpoint}; try a lower learning rate",

@@ -6,19 +6,21 @@ Parameters, gradients and moments are flat vectors with one layout, in the order
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
 from llamatrain.data.batches import Batch, StepTotals
-from llamatrain.engine.backend import Backend, Memory
+from llamatrain.engine.device import Device, Memory
 from llamatrain.engine.profiler import phase
 from llamatrain.engine.program import Program
 from llamatrain.graph.printing import describe
-from llamatrain.graph.tensor import Tensor, collect_leaves
+from llamatrain.graph.tensor import Tensor, collect_leaves, state
 from llamatrain.io.madvise import release_pages
 from llamatrain.model import transformer
 from llamatrain.model.limits import MANY_LAYERS
+from llamatrain.platform.memory import allocate
 from llamatrain.platform.terminal import log_if_slow
 from llamatrain.preference.batch import Rewards
 from llamatrain.preference.inputs import InputSource
@@ -29,37 +31,66 @@ DropoutKey = tuple[int, int]  # seed and first row of a batch
 
 
 class FlatParams:
-    """One flat vector for all weights, or for one value per weight, as a NumPy array.
+    """One flat vector for all weights, or for one value per weight, in a device's memory.
 
-    Initialization, checkpoints and minimizers read and write it.
+    Initialization, checkpoints and minimizers use `vector` and its parts: on a host they are the memory itself,
+    elsewhere a copy, which `pull` and `push` bring up to date.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], backend: Backend) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: Device) -> None:
         sizes = [int(np.prod(shape)) for shape in shapes.values()]
-        self.vector = backend.allocate(4 * sum(sizes)).view(np.float32)
-        parts = np.split(self.vector, np.cumsum(sizes)[:-1]) if sizes else []
+        self.device = device
+        self.memory = device.allocate(4 * sum(sizes))
+        self.vector = (self.memory if device.is_host else allocate(4 * sum(sizes))).view(np.float32)
+        self.offsets = [0, *accumulate(sizes)]
         self.parts = {
-            name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)
+            name: self.vector[start : start + size].reshape(shape)
+            for (name, shape), start, size in zip(shapes.items(), self.offsets, sizes, strict=False)
         }
+        self._whole = device.view(self.memory, state("vector", self.vector.shape), 0, (4,))
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Copy values for some weights, and release the pages of the mapped file they come from."""
         for name, array in arrays.items():
             self.parts[name][...] = array
             release_pages(array)
+        self.push()
 
-    def with_suffix(self, suffix: str) -> dict[str, np.ndarray]:
-        """Return the arrays by name, with a suffix such as ".grad"."""
-        return {f"{name}{suffix}": part for name, part in self.parts.items()}
+    def pull(self, ranges: Sequence[slice] = (slice(None),)) -> "FlatParams":
+        """Copy the device's memory, or ranges of it, to the vector; on a host there is nothing to do."""
+        if not self.device.is_host:
+            for start, stop, _ in (part.indices(self.vector.size) for part in ranges):
+                part = state("part", (stop - start,))
+                place = self.device.view(self.slice_memory(start, stop), part, 0, (4,))
+                self.vector[start:stop] = self.device.read(place)
+        return self
+
+    def push(self) -> None:
+        """Copy the vector to the device's memory; on a host there is nothing to do."""
+        if not self.device.is_host and self.vector.size:
+            self.device.write(self._whole, self.vector)
+
+    def is_finite(self) -> bool:
+        """Return True if no value is NaN or infinite."""
+        return self.device.is_finite(self._whole)
+
+    def slice_memory(self, start: int, stop: int) -> Memory:
+        """Return the memory of a part of the vector."""
+        return self.device.allocate(4 * (stop - start), self.memory, 4 * start)
+
+    def with_suffix(self, suffix: str) -> dict[str, Memory]:
+        """Return the memory of each weight by name, with a suffix such as ".grad"."""
+        ranges = zip(self.parts, pairwise(self.offsets), strict=True)
+        return {f"{name}{suffix}": self.slice_memory(*ends) for name, ends in ranges}
 
 
 class EvalPrograms:
     """Runs evaluation graphs over given arrays. Programs are compiled when they are first needed."""
 
-    def __init__(self, graphs: StepGraphs, arrays: Mapping[str, np.ndarray], arena: int) -> None:
-        self.graphs, self.spec, self.arena = graphs, graphs.spec, graphs.spec.backend.allocate(arena)
+    def __init__(self, graphs: StepGraphs, memory: Mapping[str, Memory], arena: int) -> None:
+        self.graphs, self.spec, self.arena = graphs, graphs.spec, graphs.spec.device.allocate(arena)
         table = self.spec.h.rope_table(self.spec.rope_length)
-        self._arrays = {**arrays, graphs.table.name: table}
+        self.memory = {**memory, graphs.table.name: self.spec.device.upload(table)}  # by the name of a leaf
         self._programs: dict[tuple[str, int], BoundGraph] = {}
         self._last: BoundGraph | None = None
 
@@ -104,9 +135,16 @@ class EvalPrograms:
                 graph = build()
             callbacks = self.output_callbacks(graph)
             self._programs[kind, length] = BoundGraph(
-                self.graphs, graph, self._arrays | self.graphs.states, self.arena, callbacks
+                self.graphs, graph, self.all_memory(), self.arena, callbacks
             )
         return self._programs[kind, length]
+
+    def all_memory(self) -> dict[str, Memory]:
+        """Return the memory of all leaves that the graphs built so far have, besides their inputs."""
+        for name, array in self.graphs.states.items():
+            if name not in self.memory:
+                self.memory[name] = self.spec.device.upload(array)
+        return self.memory
 
     def output_callbacks(self, graph: StepGraph) -> dict[Tensor, Callable[[], None]]:
         """Return callbacks to run as soon as an output of the graph is computed."""
@@ -131,21 +169,19 @@ class TrainPrograms(EvalPrograms):
 
     exposed_seconds: float | None = None  # seconds of this step spent waiting for other ranks
 
-    def __init__(
-        self, graphs: StepGraphs, arena: int, frozen: Mapping[str, np.ndarray] | None = None
-    ) -> None:
-        spec, shapes, backend = graphs.spec, graphs.spec.shapes, graphs.spec.backend
-        self.weights = FlatParams(shapes, backend)
-        self.grads = FlatParams(shapes, backend) if spec.gradients == "flat" else None
+    def __init__(self, graphs: StepGraphs, arena: int, frozen: Mapping[str, Memory] | None = None) -> None:
+        spec, shapes, device = graphs.spec, graphs.spec.shapes, graphs.spec.device
+        self.weights = FlatParams(shapes, device)
+        self.grads = FlatParams(shapes, device) if spec.gradients == "flat" else None
         self.states = {
-            kind: FlatParams(state_shapes, backend) for kind, state_shapes in graphs.state_shapes.items()
+            kind: FlatParams(state_shapes, device) for kind, state_shapes in graphs.state_shapes.items()
         }
-        arrays = {**(frozen or {}), **self.weights.with_suffix("")}
+        memory = {**(frozen or {}), **self.weights.with_suffix("")}
         for kind, flat in self.states.items():
-            arrays |= flat.with_suffix(f".{kind}")
+            memory |= flat.with_suffix(f".{kind}")
         if self.grads:
-            arrays |= self.grads.with_suffix(".grad")
-        super().__init__(graphs, arrays, arena)
+            memory |= self.grads.with_suffix(".grad")
+        super().__init__(graphs, memory, arena)
 
     def compile_for(self, batches: Sequence[Batch]) -> float:
         """Compile the programs that these batches need, and return the seconds that took."""
@@ -169,7 +205,7 @@ class TrainPrograms(EvalPrograms):
 
     def full_state(self, kind: str) -> Any:
         """Return an optimizer state of all weights as one vector."""
-        return self.states[kind].vector
+        return self.states[kind].pull().vector
 
     def send_state(self, kind: str) -> None:
         """Send this rank's part of a state to rank 0, which saves it.
@@ -205,7 +241,7 @@ class TrainPrograms(EvalPrograms):
     def total_gradient(self) -> np.ndarray:
         """Return the gradient of the whole step."""
         assert self.grads
-        return self.grads.vector
+        return self.grads.pull().vector
 
     def update_weights(self, step: int, rate: float) -> float:
         """Update the weights by the stored gradients; return the gradients' norm before clipping."""
@@ -246,7 +282,7 @@ class TrainPrograms(EvalPrograms):
                 if arena
                 else {}
             )
-            arrays = grad_memory | self._arrays | self.graphs.states
+            arrays = grad_memory | self.all_memory()
             with phase("planning"):
                 graph = self.graphs.update_graph(grad_program.length)
             self._programs[key] = BoundGraph(self.graphs, graph, arrays)
@@ -273,7 +309,7 @@ class BoundGraph:
             for output, name in graph.memory_names.items()
             if plan.outputs[output] in plan.pinned
         }
-        self.program = Program(plan, memory, graphs.spec.backend, arena=arena, callbacks=output_callbacks)
+        self.program = Program(plan, memory, graphs.spec.device, arena=arena, callbacks=output_callbacks)
 
     @property
     def length(self) -> int:

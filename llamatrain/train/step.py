@@ -181,10 +181,11 @@ class StepRunner:
         self, state: RunState, minimizer: MinimizerState, batches: list[Batch], totals: StepTotals
     ) -> StepResult:
         """Run one iteration of a minimizer on fixed rows; the result has loss and norm before it."""
-        weights, sharded = self.programs.weights.vector, self.programs.spec.groups > 1
+        weights, sharded = self.programs.weights, self.programs.spec.groups > 1
 
         def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
-            weights[:] = x
+            weights.vector[:] = x
+            weights.push()
             losses = []
             for number, batch in enumerate(batches):
                 losses.append(self._run_microbatch(batch, totals, number, self._dropout_key(state, number)))
@@ -208,7 +209,8 @@ class StepRunner:
             evaluations = minimizer.evaluations
             reason = minimizer.step(evaluate)
         finally:
-            weights[:] = minimizer.x  # the best point, not the last one tried
+            weights.vector[:] = minimizer.x  # the best point, not the last one tried
+            weights.push()
         return StepResult(
             loss=loss,
             norm=norm,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from llamatrain.compiler.store import ObjectStore
-from llamatrain.engine.backend import create_backend
+from llamatrain.engine.device import create_device
 from llamatrain.engine.plan import plan
 from llamatrain.engine.program import Program
 from llamatrain.errors import GraphError
@@ -138,7 +138,7 @@ def test_memory_that_cannot_be_written_is_refused() -> None:
 def test_a_plan_without_the_kernels_scratch_is_refused() -> None:
     x, w = placeholder("x", (256, 512)), parameter("w", (512, 512))
     with pytest.raises(GraphError, match="scratch"):
-        Program(plan([ops.matmul(x, w)]), {}, create_backend())
+        Program(plan([ops.matmul(x, w)]), {}, create_device())
 
 
 @pytest.mark.parametrize("how", [{"kernels": "refrence"}, {"threads": 0}, {"threads": -1}])

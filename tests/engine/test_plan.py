@@ -21,7 +21,7 @@ from llamatrain.engine.allocator import (
     memory_profile,
     place_in_order,
 )
-from llamatrain.engine.backend import create_backend
+from llamatrain.engine.device import create_device
 from llamatrain.engine.plan import Plan, Scratch, _lay_out_best, _Lifetimes, plan
 from llamatrain.engine.program import Program
 from llamatrain.engine.schedule import find_layout, order_nodes
@@ -326,7 +326,7 @@ def test_no_gaps_are_left_beside_gradients_that_stay(precision: str, monkeypatch
         "llamatrain.engine.plan.assign_offsets",
         lambda blocks, most: seen.append(blocks) or assign_offsets(blocks, most),
     )
-    laid = plan([made.loss, *made.first], scratch=create_backend("cpu", 2).scratch)
+    laid = plan([made.loss, *made.first], scratch=create_device("cpu", 2).scratch)
     assert laid.arena == min(int(memory_profile(blocks).max()) for blocks in seen)
     assert laid.arena < min(
         sum(place_in_order(blocks, largest_first(blocks), UNLIMITED)[1]) for blocks in seen
@@ -401,7 +401,7 @@ BIG = Size(vocab=32000, width=8192, layers=48, heads=64, kv_heads=8, ff=22016, c
 
 @cache
 def big_plan(kernels: str) -> tuple[float, Llama, Plan]:
-    rule = create_backend(kernels, 2).scratch
+    rule = create_device(kernels, 2).scratch
     start = time.process_time()
     model = llama(BIG)
     laid = plan(training(model, remat="block", precision="bf16"), scratch=rule)

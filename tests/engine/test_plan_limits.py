@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from llamatrain.engine.allocator import Allocation, assign_offsets
-from llamatrain.engine.backend import create_backend
+from llamatrain.engine.device import create_device
 from llamatrain.engine.plan import Plan, plan
 from llamatrain.engine.program import Program
 from llamatrain.errors import GraphError, MemoryPlanError
@@ -28,7 +28,7 @@ def assert_runs(laid: Plan, graph: RandomGraph) -> None:
     with np.errstate(all="ignore"):
         expected = evaluated(graph.outputs, graph.arrays)
     program = Program(
-        laid, {leaf: array.copy() for leaf, array in graph.arrays.items()}, create_backend("reference")
+        laid, {leaf: array.copy() for leaf, array in graph.arrays.items()}, create_device("reference")
     )
     for arena in program.arenas:
         arena[:] = 0xFF

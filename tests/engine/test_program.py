@@ -1,12 +1,11 @@
 """Whole programs: what goes in and out, and state that lasts."""
 
-from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from llamatrain.engine.backend import create_backend
+from llamatrain.engine.device import create_device
 from llamatrain.engine.plan import plan
 from llamatrain.engine.program import Program
 from llamatrain.errors import GraphError
@@ -14,9 +13,9 @@ from llamatrain.graph import ops as O
 from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.ops import flash_attn, silu, soft_max
 from llamatrain.graph.printing import describe
-from llamatrain.graph.tensor import BF16, F32, F64, I32, Node, Tensor, parameter, placeholder, state
-from llamatrain.kernels.reference.backend import ReferenceBackend
+from llamatrain.graph.tensor import BF16, F32, F64, I32, Tensor, parameter, placeholder, state
 from llamatrain.platform.memory import allocate
+from tests.helpers.opaque_device import OpaqueDevice
 
 Arrays = dict[Tensor, np.ndarray]
 
@@ -119,67 +118,14 @@ def test_what_is_computed_is_not_written_and_what_is_read_is_no_way_in() -> None
         program.read(x)[0] = 1.0
 
 
-def test_a_backend_says_which_nodes_have_a_kernel_of_their_own() -> None:
+def test_a_device_says_which_nodes_have_a_kernel_of_their_own() -> None:
     x = placeholder("x", (2, 3))
     made, widened = O.sqr(x), O.log(x)  # log has none
     for kernels, expected in (("cpu", [True, False]), ("reference", [True, True])):
-        assert [create_backend(kernels).has_kernel(each.node) for each in (made, widened)] == expected
+        assert [create_device(kernels).has_kernel(each.node) for each in (made, widened)] == expected
 
 
-class Box:
-    """Memory of another machine, and places in it: from here they cannot be seen."""
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
-
-
-class Elsewhere:
-    """Arrays are copied to where nobody sees them, and all that was bound is captured, to be launched as one."""
-
-    def __init__(self) -> None:
-        self.plain, self.launches = ReferenceBackend(), 0
-        self.has_kernel, self.scratch, self.resident_bytes = (
-            self.plain.has_kernel,
-            self.plain.scratch,
-            self.plain.resident_bytes,
-        )
-
-    def allocate(self, size: int, within: Box | None = None, start: int = 0) -> Box:
-        return Box(self.plain.allocate(size, within.held if within else None, start))
-
-    def use_memory(self, tensor: Tensor, memory: np.ndarray | Box, changed: bool) -> Box:
-        return Box(
-            self.plain.use_memory(tensor, memory.held if isinstance(memory, Box) else memory.copy(), changed)
-        )
-
-    def view(self, memory: Box, tensor: Tensor, offset: int, strides: Sequence[int]) -> Box:
-        return Box(self.plain.view(memory.held, tensor, offset, strides))
-
-    def read(self, place: Box) -> np.ndarray:
-        return self.plain.read(place.held).copy()
-
-    def write(self, place: Box, values: Any, at: Any = ...) -> None:
-        self.plain.write(place.held, values, at)
-
-    def is_finite(self, place: Box, masks: bool = False) -> bool:
-        return self.plain.is_finite(place.held, masks)
-
-    def bind(self, node: Node, outs: Sequence[Box], ins: Sequence[Box], scratch: Box) -> list[Box]:
-        calls = self.plain.bind(node, [each.held for each in outs], [each.held for each in ins], scratch.held)
-        return [Box(call) for call in calls]
-
-    def batch(self, calls: Iterable[Box]) -> list[Callable[[], None]]:
-        captured = [call.held for call in calls]
-
-        def launch() -> None:
-            self.launches += 1
-            for call in captured:
-                call()
-
-        return [launch]
-
-
-def test_a_backend_may_have_memory_that_nobody_sees() -> None:
+def test_a_device_may_have_memory_that_nobody_sees() -> None:
     """Gradients in an arena, and a step on the weights by a program that reads them there: to the bit as it is done here."""
     x, w = placeholder("x", (6, 4)), parameter("w", (3, 4))
     loss, (grad,) = value_and_gradients(O.sum_sqr(silu(O.matmul(x, w))), [w])
@@ -188,15 +134,15 @@ def test_a_backend_may_have_memory_that_nobody_sees() -> None:
     stepped = list(
         O.opt_step_adamw(w, *moments, left, schedule, one, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1)
     )
-    found, away = [], Elsewhere()
-    for backend in (create_backend("reference"), away):
+    found, away = [], OpaqueDevice()
+    for device in (create_device("reference"), away):
         arrays: dict[Tensor, Any] = {
             w: random(3, 4, seed=1),
             **{each: np.zeros(w.shape, np.float32) for each in moments},
         }
-        there = {tensor: backend.use_memory(tensor, array, True) for tensor, array in arrays.items()}
-        back = Program(plan([loss, grad]), {w: there[w]}, backend)
-        update = Program(plan(stepped), there | {left: back.get_view(grad)}, backend)
+        there = {tensor: device.use_memory(tensor, array, True) for tensor, array in arrays.items()}
+        back = Program(plan([loss, grad]), {w: there[w]}, device)
+        update = Program(plan(stepped), there | {left: back.get_view(grad)}, device)
         update.write(schedule, [0.1, 0.1, 0.001])
         for seed in (2, 3):
             back.write(x, random(6, 4, seed=seed))

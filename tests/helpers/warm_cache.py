@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-import llamatrain.kernels.cpu.backend  # noqa: F401  brings the bricks
+import llamatrain.kernels.cpu.device  # noqa: F401  brings the bricks
 from llamatrain.compiler import prebuilt
 from llamatrain.compiler.cache import cache_key, code_cache
 from llamatrain.compiler.declare import SharedKernel

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.engine.backend import create_backend
+from llamatrain.engine.device import create_device
 from llamatrain.engine.plan import plan
 from llamatrain.engine.program import Program
 from llamatrain.errors import GraphError
@@ -220,7 +220,7 @@ def test_scratch_stays_small(op: Callable[..., Tensor]) -> None:
     for out, width in ((2048, 2048), (5632, 2048), (2048, 5632), (11008, 4096)):
         x = placeholder("x", (512, width if op is ops.matmul else out))
         node = op(x, state("w", (out, width), quantized("Q4_K"))).node
-        assert node and create_backend("cpu", 2).scratch(node) < 11 << 20
+        assert node and create_device("cpu", 2).scratch(node) < 11 << 20
 
 
 def test_float64_reads_them_too() -> None:

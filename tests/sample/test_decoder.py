@@ -149,9 +149,9 @@ def test_pages_of_a_base_may_be_let_go(tmp_path: Path, monkeypatch: pytest.Monke
     """By a decoder that is told to, as that of a run's samples is where the run does it itself."""
     bound = list[HostMemory]()
 
-    def program(plan: Plan, memory: Any, backend: HostMemory, **more: Any) -> Program:
-        bound.append(backend)
-        return Program(plan, memory, backend, **more)
+    def program(plan: Plan, memory: Any, device: HostMemory, **more: Any) -> Program:
+        bound.append(device)
+        return Program(plan, memory, device, **more)
 
     monkeypatch.setattr("llamatrain.sample.decoder.Program", program)
     model = base(tmp_path / "base.gguf", WIDE, "Q8_0")
@@ -161,7 +161,7 @@ def test_pages_of_a_base_may_be_let_go(tmp_path: Path, monkeypatch: pytest.Monke
         Decoder(h, arrays, ctx=8, weights=leaves, drop_base=drops).feed(tokens(3)).copy()
         for drops in (False, True)
     ]
-    assert [backend.drop_pages for backend in bound] == [False, True] and np.array_equal(*found)
+    assert [device.drop_pages for device in bound] == [False, True] and np.array_equal(*found)
     assert Decoder.plan(h, 8, weights=leaves, drop_base=True) == Decoder.plan(h, 8, weights=leaves)
     bound.clear()
     run = (
@@ -179,7 +179,7 @@ def test_pages_of_a_base_may_be_let_go(tmp_path: Path, monkeypatch: pytest.Monke
         tmp_path / "run",
     )
     ran("finetune", model, text_file(tmp_path, 300), *run)
-    assert bound and all(backend.drop_pages for backend in bound)
+    assert bound and all(device.drop_pages for device in bound)
 
 
 # ---- generating ------------------------------------------------------------

@@ -54,6 +54,25 @@ def _(node: Node, dx: Tensor):
     return matmul(dx, w), out_prod(y, dx)
 
 
+FUSED = "it is made of nodes whose gradients exist already (graph/fuse.py)"
+
+
+@op(in_place=((0, 0),), quantized_source=2, no_gradient=FUSED)
+def matmul_add(y: Spec, x: Spec, w: Spec) -> Spec:
+    """Return y + x wᵀ: (m, n), (m, k), (n, k) -> (m, n)."""
+    (made,) = matmul.infer_specs(x, w)
+    require(y == made and len(y.shape) == 2, "needs y like the product of two matrices")
+    return y
+
+
+@op(in_place=((0, 0),), quantized_source=2, no_gradient=FUSED)
+def matmul_nn_add(y: Spec, x: Spec, w: Spec) -> Spec:
+    """Return y + x w: (m, k), (m, n), (n, k) -> (m, k)."""
+    (made,) = matmul_nn.infer_specs(x, w)
+    require(y == made and len(y.shape) == 2, "needs y like the product of two matrices")
+    return y
+
+
 @op(rounded_sources=(0, 1))
 def out_prod(a: Spec, b: Spec) -> Spec:
     """Return aᵀ b: (t, n), (t, k) -> (n, k)."""

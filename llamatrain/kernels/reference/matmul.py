@@ -21,6 +21,18 @@ def matmul_nn(y, w):
 
 
 @kernel
+def matmul_add(y, x, w):
+    """Return y + x wᵀ."""
+    return y + matmul(x, w)
+
+
+@kernel
+def matmul_nn_add(y, x, w):
+    """Return y + x w."""
+    return y + matmul_nn(x, w)
+
+
+@kernel
 def out_prod(a, b):
     """Return aᵀ b: (t, n), (t, k) -> (n, k)."""
     a, b = operands(a, b)

@@ -10,13 +10,15 @@ import numpy as np
 
 from llamatrain.data.batches import Batch, StepTotals
 from llamatrain.distributed.comm import Comm
+from llamatrain.engine.device import Memory
 from llamatrain.engine.profiler import phase
 from llamatrain.graph.tensor import Tensor
 from llamatrain.io.madvise import release_pages
+from llamatrain.platform.memory import allocate
 from llamatrain.train.graphs import StepGraph, StepGraphs
 from llamatrain.train.parallel.accumulate import GroupStep, plan_accumulation
 from llamatrain.train.parallel.gather import GatheredState
-from llamatrain.train.parallel.partition import rank_range
+from llamatrain.train.parallel.partition import merge_ranges, rank_range
 from llamatrain.train.parallel.reduce import TreeReduce
 from llamatrain.train.programs import BoundGraph, DropoutKey, TrainPrograms
 
@@ -35,7 +37,7 @@ class ShardedPrograms(TrainPrograms):
         self,
         graphs: StepGraphs,
         arena: int,
-        frozen: Mapping[str, np.ndarray] | None = None,
+        frozen: Mapping[str, Memory] | None = None,
         *,
         comm: Comm,
         batches: int,
@@ -49,16 +51,13 @@ class ShardedPrograms(TrainPrograms):
             rank_range(spec.groups, spec.ranks, spec.rank), spec.groups, batches
         )
         size = self.grads.vector.nbytes
-        more = [
-            spec.backend.allocate(size).view(np.float32) for _ in range(1, self.accumulation.vector_count)
-        ]
+        more = [allocate(size).view(np.float32) for _ in range(1, self.accumulation.vector_count)]
         self._vectors = [self.grads.vector, *more]
         self._reduce = TreeReduce(comm, partition, self.accumulation, self._vectors, spec.comm_bf16)
         self.exposed_seconds = 0.0
         for part in graphs.shard_slices if spec.rule else ():
-            location = np.s_[part.start : part.stop]
-            self._arrays[part.key] = self.weights.vector[location].reshape(part.shape)
-            self._arrays[f"{part.key}.grad"] = self.grads.vector[location].reshape(part.shape)
+            self.memory[part.key] = self.weights.slice_memory(part.start, part.stop)
+            self.memory[f"{part.key}.grad"] = self.grads.slice_memory(part.start, part.stop)
 
     def local_microbatches(self, batches: int) -> range:
         """Return the indices of a step's micro-batches that this rank runs."""
@@ -79,9 +78,8 @@ class ShardedPrograms(TrainPrograms):
         assert rule
         slices = ((part, rank) for rank in range(partition.ranks) for part in partition.rank_slices(rank))
         owned = ((part, rank) for part, rank in slices if rule.has_state(kind, part.name, part.shape))
-        return GatheredState(
-            self.comm, kind, sorted(owned, key=lambda entry: entry[0].start), self.states[kind]
-        )
+        pieces = sorted(owned, key=lambda entry: entry[0].start)
+        return GatheredState(self.comm, kind, pieces, self.states[kind].pull())
 
     def send_state(self, kind: str) -> None:
         """Send this rank's part of a state to rank 0."""
@@ -96,6 +94,7 @@ class ShardedPrograms(TrainPrograms):
                 states[part.key][...] = (
                     arrays[part.name].reshape(-1)[start : start + states[part.key].size].reshape(part.shape)
                 )
+        self.states[kind].push()
         for array in arrays.values():
             release_pages(array)
 
@@ -119,7 +118,11 @@ class ShardedPrograms(TrainPrograms):
         return {grad: partial(self._mark_final, buckets) for grad, buckets in last.items()}
 
     def _mark_final(self, buckets: list[int]) -> None:
+        assert self.grads
         for bucket in buckets:
+            self.grads.pull(
+                merge_ranges(cut for segment in self.partition.buckets[bucket] for cut in segment)
+            )
             self._reduce.mark_final(bucket)
 
     def compute_gradients(
@@ -137,6 +140,8 @@ class ShardedPrograms(TrainPrograms):
             self._reduce.cancel()
             raise
         if not last and (group := self.accumulation.ending_group(index)):
+            assert self.grads
+            self.grads.pull()
             self._accumulate(group)
         return loss
 
@@ -151,6 +156,8 @@ class ShardedPrograms(TrainPrograms):
 
     def update_weights(self, step: int, rate: float) -> float:
         """Update this rank's slices and exchange the weights; return the norm of the whole gradient."""
+        assert self.grads
+        self.grads.push()
         own_squares = list[float]()
         if self.graphs.shard_slices:  # with whole weights a rank may have none
             norm_program = self._norm_program()
@@ -172,7 +179,9 @@ class ShardedPrograms(TrainPrograms):
             )
             self._last = update_program
             update_program.program()
-        self._time_exposed(lambda: self._all_gather(self.weights.vector))
+        if self.comm.size > 1:
+            self._time_exposed(lambda: self._all_gather(self.weights.pull().vector))
+            self.weights.push()
         return norm
 
     def total_gradient(self) -> np.ndarray:
@@ -218,5 +227,5 @@ class ShardedPrograms(TrainPrograms):
         if (kind, 0) not in self._programs:
             with phase("planning"):
                 graph = build()
-            self._programs[kind, 0] = BoundGraph(self.graphs, graph, self._arrays | self.graphs.states)
+            self._programs[kind, 0] = BoundGraph(self.graphs, graph, self.all_memory())
         return self._programs[kind, 0]

@@ -1,4 +1,4 @@
-"""The backend of compiled kernels. Nodes that none takes use their reference kernel."""
+"""The device of compiled kernels. Nodes that none takes use their reference kernel."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ from llamatrain.errors import GraphError
 from llamatrain.graph.tensor import Node, QuantizedType, Tensor
 from llamatrain.kernels.cpu.registry import BINDINGS, Binding
 from llamatrain.kernels.quantized import Blocks
-from llamatrain.kernels.reference.backend import ReferenceBackend
+from llamatrain.kernels.reference.device import ReferenceDevice
+from llamatrain.platform.cpu import processor
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,15 @@ class ArraySpec:
         return prod(self.shape)
 
 
-class CpuBackend(ReferenceBackend):
+class CpuDevice(ReferenceDevice):
     """Combines consecutive calls into a table that the thread pool runs without returning to Python."""
+
+    name = "cpu"
+
+    @property
+    def kernel_class(self) -> str:
+        """The processor class that the kernels are compiled for."""
+        return processor().name
 
     def has_kernel(self, node: Node) -> bool:
         """Return True if a compiled kernel takes the node."""
@@ -50,13 +58,13 @@ class CpuBackend(ReferenceBackend):
             return super().bind(node, outs, ins, scratch)
         if scratch.size < (needed := found.scratch(self.threads)):
             raise GraphError(
-                f"{node!r} needs {needed} bytes of scratch memory, but {scratch.size} are planned; plan with this backend's rule",
+                f"{node!r} needs {needed} bytes of scratch memory, but {scratch.size} are planned; plan with this device's rule",
                 code="scratch-too-small",
             )
         calls = found.binding.bind(outs, ins, node.attrs, scratch, self.threads)
         return [*calls, *self.release_calls(ins)]
 
-    def batch(self, calls: Iterable[Any]) -> list[Callable[[], None]]:
+    def batch(self, calls: Iterable[Any], record: bool = True) -> list[Callable[[], None]]:
         """Combine compiled calls into tables; others stay as they are."""
         runs: list[Callable[[], None]] = []
         for plain, group in groupby(calls, callable):
