@@ -16,7 +16,22 @@ def main() -> None:
     from llamatrain.platform.exit import install_exit_handlers
 
     install_exit_handlers()
-    main()
+    try:
+        main()
+    finally:
+        end_with_torch()
+
+
+def end_with_torch() -> None:
+    """Exit at once with the status of the command if it used torch, whose threads abort a normal exit."""
+    import sys
+
+    status = sys.exc_info()[1]
+    if "torch" in sys.modules and isinstance(status, SystemExit) and isinstance(status.code, int):
+        from llamatrain.platform.exit import clean_up
+
+        clean_up()
+        os._exit(status.code)
 
 
 def leave(number: int, frame: FrameType | None) -> None:

@@ -1,35 +1,63 @@
-"""Fuses sums with the products that they add, for devices whose products can add to what is there.
+"""Fuses nodes for devices on which reading and writing takes most of the time.
 
-An adapter adds a product to the product of its weight, and gradients of one tensor by several readers are added
-up: as nodes of their own, such sums would read and write everything once more.
+A product that is added to something adds to what is there: an adapter's product to that of its weight, or the
+gradients of one tensor by several readers. What is only read in bf16 is written in bf16.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 
-from llamatrain.graph.ops import add, matmul, matmul_add, matmul_nn, matmul_nn_add
-from llamatrain.graph.tensor import Node, Op, Tensor, collect_nodes
+from llamatrain.graph.ops import (
+    add,
+    cast,
+    matmul,
+    matmul_add,
+    matmul_nn,
+    matmul_nn_add,
+    rms_norm,
+    rms_norm_half,
+    rope,
+    rope_half,
+)
+from llamatrain.graph.tensor import BF16, F32, Node, Op, Tensor, collect_nodes
 
 ADDING: dict[Op, Op] = {matmul: matmul_add, matmul_nn: matmul_nn_add}
+HALVED: dict[Op, Op] = {rms_norm: rms_norm_half, rope: rope_half}
 
 
-def fuse_sums(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the outputs with products that add to another value instead of being added to it."""
+def fuse(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the outputs of an equal graph with fused nodes."""
     nodes = collect_nodes(outputs)
     readers = Counter(source for node in nodes for source in node.sources) + Counter(outputs)
     new: dict[Tensor, Tensor] = {}
     for node in nodes:
         sources = tuple(new.get(source, source) for source in node.sources)
-        index = find_product(node, readers)
-        if index is not None and (product := sources[index].node):
-            value = sources[1 - index]
-            made = Node(ADDING[product.op], (value, *product.sources), {}, node.outputs[0].name)
-        elif sources != node.sources:
+        made = fuse_sum(node, sources, readers) or fuse_cast(node, sources, readers)
+        if made is None and sources != node.sources:
             made = Node(node.op, sources, node.attrs, node.outputs[0].name)
-        else:
-            continue
-        new.update(zip(node.outputs, made.outputs, strict=True))
+        if made:
+            new.update(zip(node.outputs, made.outputs, strict=True))
     return [new.get(output, output) for output in outputs]
+
+
+def fuse_sum(node: Node, sources: Sequence[Tensor], readers: Counter[Tensor]) -> Node | None:
+    """Return a product that adds to the other source of a sum, if one of them is such a product."""
+    index = find_product(node, readers)
+    product = sources[index].node if index is not None else None
+    if index is None or product is None:
+        return None
+    return Node(ADDING[product.op], (sources[1 - index], *product.sources), {}, node.outputs[0].name)
+
+
+def fuse_cast(node: Node, sources: Sequence[Tensor], readers: Counter[Tensor]) -> Node | None:
+    """Return a node that writes bf16 itself, if it makes what is only read by a cast to bf16."""
+    source = node.sources[0] if node.op is cast else None
+    if not (source and source.node and source.node.op in HALVED and node.attrs["dtype"] is BF16):
+        return None
+    maker = sources[0].node
+    if source.dtype is not F32 or readers[source] != 1 or not maker:
+        return None
+    return Node(HALVED[maker.op], maker.sources, maker.attrs, node.outputs[0].name)
 
 
 def find_product(node: Node, readers: Counter[Tensor]) -> int | None:

@@ -187,9 +187,9 @@ def write_base(path: Path, case: Case, kind: GgmlType) -> None:
 
 
 def write_text(path: Path, case: Case) -> None:
-    """Write random letters, of which each is a token, for two steps; further steps repeat them."""
+    """Write random letters, of which each is a token, for many steps."""
     letters = np.frombuffer(b"abcdefgh ", np.uint8)
-    path.write_bytes(np.random.default_rng(0).choice(letters, 2 * case.tokens + 1).tobytes())
+    path.write_bytes(np.random.default_rng(0).choice(letters, 32 * case.tokens).tobytes())
 
 
 def command_words(case: Case, kind: str, folder: Path) -> list[object]:
@@ -217,11 +217,7 @@ def read_metrics(path: Path) -> Result:
     for line in lines:
         found |= {key: value for key, value in line.items() if key.startswith("device_")}
     seconds = [line["seconds"] for line in lines if "grad_norm" in line][WARM_UP:]
-    return Result(
-        seconds,
-        int(found.get("device_peak_bytes", found.get("device_peak", 0))),
-        int(found.get("device_planned_bytes", found.get("device_planned", 0))),
-    )
+    return Result(seconds, int(found.get("device_peak_bytes", 0)))
 
 
 def build_ours(
@@ -229,15 +225,18 @@ def build_ours(
 ) -> Contender:
     """Return a run of llamatrain with these further options."""
     out = folder / "run"
-    command = [sys.executable, "-m", "llamatrain", *words, "--out", out, "--overwrite", "--quiet"]
-    command += ["--ctx", case.size.ctx, "--batch", case.size.batch, "--iters", WARM_UP + args.steps]
-    command += ["--precision", "bf16", "--save-every", 0, "--eval-every", 0]
+    program: list[object] = [sys.executable, "-m", "llamatrain"]
+    more = ["--out", out, "--overwrite", "--quiet", "--save-every", 0, "--eval-every", 0]
+    common: list[object] = ["--ctx", case.size.ctx, "--batch", case.size.batch, "--precision", "bf16"]
+    common += ["--iters", WARM_UP + args.steps]
     if args.device != "none":
-        command += ["--device", args.device]
+        common += ["--device", args.device]
 
     def run() -> Result:
-        run_limited([*command, *shlex.split(options)], args.limit)
-        return read_metrics(out / "metrics.jsonl")
+        settings = [*common, *shlex.split(options)]
+        plan = run_limited([*program, "plan", *words, *settings, "--json"], args.limit)
+        run_limited([*program, *words, *settings, *more], args.limit)
+        return replace(read_metrics(out / "metrics.jsonl"), planned=json.loads(plan)["total"])
 
     kind = "new" if case.is_new else args.type
     return Contender(f"{kind} {options}".strip(), run)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import llamatrain
-from llamatrain.commands.doctor import dependencies, system
+from llamatrain.commands.doctor import cards, dependencies, system
 from llamatrain.commands.doctor.dependencies import Requirement
 from llamatrain.commands.doctor.problems import Fact, Problem, make_fact
 from llamatrain.compiler import prebuilt
@@ -28,6 +28,13 @@ from tests.platform.test_cache_prune import BOUNDS, fill, kernels, never, open_o
 
 MAKES_KERNELS = re.compile(r"^@(Entry|Brick|Routine|Function)\b", re.MULTILINE)
 SECTIONS = ["versions", "processor", "kernels", "threads", "memory", "caches", "mpi", "gpu"]
+
+
+@pytest.fixture(autouse=True)
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading PyTorch takes seconds; the tests of cards have stand-ins for it."""
+    monkeypatch.setattr(cards, "find_spec", lambda name: None)
+    monkeypatch.setattr(cards, "NVIDIA_DRIVER", Path("/nowhere"))
 
 
 @pytest.fixture
@@ -70,7 +77,7 @@ def test_a_whole_machine(root: Path) -> None:
         and found["caches"]["folder"] == str(root)
     )
     assert found["kernels"]["needed"] == len(list_compilables()) > 60
-    assert found["gpu"] == {"used": False}
+    assert found["gpu"] == {"cards": None, "used": None}
     assert code_cache.compiled == before and not any(root.iterdir())
 
 
@@ -252,7 +259,7 @@ def test_a_dependency_that_is_missing_or_too_old(root: Path, monkeypatch: pytest
 def test_requirements_are_those_of_the_package() -> None:
     found = {each.name: each for each in dependencies.list_requirements()}
     assert (
-        {"numpy", "gguf", "typer", "numba", "mpi4py"} <= found.keys()
+        {"numpy", "gguf", "typer", "numba", "mpi4py", "torch"} <= found.keys()
         and "pytest" not in found
         and "ruff" not in found
     )
@@ -296,7 +303,7 @@ main()
 """
 
 
-OPTIONAL = ["mpi4py", "numba", "llvmlite", "pyarrow", "zstandard"]
+OPTIONAL = ["mpi4py", "numba", "llvmlite", "pyarrow", "zstandard", "torch"]
 
 
 @pytest.mark.parametrize("absent", [*([each] for each in OPTIONAL), OPTIONAL], ids="-".join)
@@ -325,6 +332,74 @@ def test_kernels_are_declared_where_they_are_looked_for() -> None:
             assert not MAKES_KERNELS.search(source.read_text()), (
                 f"{name} declares kernels that doctor does not know"
             )
+
+
+# ---- graphics cards ----------------------------------------------------------
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Let this program answer in place of PyTorch's process."""
+    monkeypatch.setattr(cards, "find_spec", lambda name: name)
+    monkeypatch.setattr(cards, "COMMAND", [sys.executable, "-c", program])
+
+
+def test_cards_and_how_to_use_them(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [["cuda", "A card", 80 * 10**9], ["cuda", "Another", 24 * 10**9]]
+    answering(monkeypatch, f"print('a greeting'); print({json.dumps(json.dumps(found))})")
+    status, report = told()
+    first, second = report["gpu"]["cards"]
+    assert status == 0 and first == {"device": "cuda", "name": "A card", "nbytes": 80 * 10**9}
+    assert second["name"] == "Another" and report["gpu"]["used"] == "cuda"
+    lines = run("doctor").out.splitlines()
+    assert "gpu\tcards\tA card with 80 GB (cuda), Another with 24 GB (cuda)" in lines
+    assert "gpu\tused\tthe first, with --device cuda or auto" in lines
+
+
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [
+        ("import time; time.sleep(99)", "it has not answered for 1 seconds"),
+        ("import signal, os; os.kill(os.getpid(), signal.SIGKILL)", "exit code -9"),
+        ("raise ImportError('libcudart.so.13: no such file')", "ImportError: libcudart.so.13: no such file"),
+        ("print('[[1]]')", "exit code 0"),
+        ("print('{}') or print('3')", "exit code 0"),
+        ("pass", "exit code 0"),
+    ],
+)
+def test_a_broken_torch_is_told(
+    root: Path, monkeypatch: pytest.MonkeyPatch, program: str, problem: str
+) -> None:
+    answering(monkeypatch, program)
+    monkeypatch.setattr(cards, "TIMEOUT", 1.0 if "sleep" in program else 60.0)
+    done = run("doctor")
+    remedy = "reinstall it, or check the card's driver"
+    assert finding(done) == [f"the installed PyTorch does not work ({problem}); {remedy}"]
+    assert "gpu\tused\tnone: all work is done by the processor\n" in done.out
+
+
+def test_a_python_that_cannot_be_started(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch, "")
+    monkeypatch.setattr(cards, "COMMAND", [str(root / "none")])
+    (said,) = finding(run("doctor"))
+    assert said.startswith("the installed PyTorch does not work (No such file")
+
+
+def test_an_nvidia_card_that_is_not_used(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "NVIDIA_DRIVER", root.parent)
+    root.mkdir(parents=True)
+    done = run("doctor")
+    assert done.code == 0 and "the processor; pip install 'llamatrain[torch]' installs PyTorch" in done.out
+    answering(monkeypatch, "print('[]')")
+    done = run("doctor")
+    assert done.code == 0 and "the processor; PyTorch does not find the NVIDIA card" in done.out
+    assert "gpu\tcards\tnone\n" in done.out
+
+
+@pytest.mark.reference
+def test_torch_lists_its_cards() -> None:
+    torch = pytest.importorskip("torch")
+    found = [card for card in cards.find_cards() if card.device == "cuda"]
+    assert len(found) == torch.cuda.device_count() and all(card.nbytes > 1 << 20 for card in found)
 
 
 # ---- cleaning ----------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from llamatrain.compiler.prebuilt import PACKAGE
 
 NAME = "llamatrain"
-EXTRAS = "compile", "mpi"  # those that people install; the others are for who works on it
+EXTRAS = "compile", "mpi", "torch"  # those that people install; the others are for who works on it
 REQUIREMENT = re.compile(r"\s*([\w.-]+)\s*([^;\s][^;]*)?(?:;.*extra\s*==\s*[\"']([\w-]+)[\"'].*)?")
 NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from llamatrain import __version__
 from llamatrain.commands.doctor.caches import clean_caches, describe_caches
+from llamatrain.commands.doctor.cards import describe_cards
 from llamatrain.commands.doctor.problems import Fact, Findings, Problem, bytes_fact, make_fact
 from llamatrain.errors import LlamatrainError, words_of
 
@@ -216,11 +217,6 @@ def describe_mpi() -> Findings:
     )
 
 
-def describe_gpu() -> Findings:
-    """Yield that no GPU is used."""
-    yield make_fact("used", False, "none: all work is done by the processor")
-
-
 SECTIONS: dict[str, Callable[[], Findings]] = {
     "versions": describe_versions,
     "processor": describe_processor,
@@ -229,5 +225,5 @@ SECTIONS: dict[str, Callable[[], Findings]] = {
     "memory": describe_memory,
     "caches": describe_caches,
     "mpi": describe_mpi,
-    "gpu": describe_gpu,
+    "gpu": describe_cards,
 }

@@ -7,7 +7,7 @@ is decoded to float32, and frozen.
 """
 
 from llamatrain.graph.ops.reduce import sum_to
-from llamatrain.graph.ops.shape_rules import broadcast, floats, require
+from llamatrain.graph.ops.shape_rules import FUSED, broadcast, floats, require
 from llamatrain.graph.tensor import BF16, F32, Node, QuantizedType, Spec, Tensor, gradient, op
 
 
@@ -52,9 +52,6 @@ def matmul_nn(y: Spec, w: Spec) -> Spec:
 def _(node: Node, dx: Tensor):
     y, w = node.sources
     return matmul(dx, w), out_prod(y, dx)
-
-
-FUSED = "it is made of nodes whose gradients exist already (graph/fuse.py)"
 
 
 @op(in_place=((0, 0),), quantized_source=2, no_gradient=FUSED)

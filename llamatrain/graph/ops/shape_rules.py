@@ -56,4 +56,5 @@ def region(x: Spec, slices: Slices) -> Shape:
     return tuple(len(range(*each)) for each in slices)
 
 
+FUSED = "it is made of nodes whose gradients exist already (graph/fuse.py)"
 SECOND = "it is a gradient itself, and not one whose own is simple"  # why some ops have no gradient

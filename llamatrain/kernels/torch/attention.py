@@ -4,6 +4,8 @@ The fused kernels take q, k and v as (B, H, T, d) with as many heads for keys as
 minus infinity for keys that are not seen. They have no soft cap, and no rows that see nothing.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from llamatrain.graph.tensor import BF16, Node
 from llamatrain.kernels.torch.elementwise import Outs, apply_cap
 from llamatrain.kernels.torch.matmul import multiply, operands
+from llamatrain.kernels.torch.memory import zero_inputs
 from llamatrain.kernels.torch.registry import kernel, writing_kernel
 
 aten = torch.ops.aten
@@ -74,6 +77,13 @@ def takes_fused(q: Tensor, k: Tensor, ranges: tuple[Tensor, ...], cap: float) ->
     return q.device.type == "cpu" and q.dtype is torch.float32 and q.shape[1] > 1
 
 
+def choose_bias(q: Tensor, k: Tensor, starts: Tensor, window: int) -> Tensor | None:
+    """Return what is added to the scores, or None if each query sees all keys up to its own."""
+    if (not window or window >= k.shape[1]) and starts in zero_inputs:
+        return None
+    return make_bias(visible_keys(q, k, starts, window=window), q)
+
+
 def make_bias(seen: Tensor, q: Tensor) -> Tensor:
     """Return what is added to the scores: (B, H, T, S), a view with rows at aligned addresses."""
     batch, _, queries, keys = seen.shape
@@ -83,32 +93,55 @@ def make_bias(seen: Tensor, q: Tensor) -> Tensor:
     return whole[..., :keys].expand(batch, q.shape[2], queries, keys)
 
 
-def fused_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def fused_forward(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
     """Return the output as (B, H, T, d), and the log of the sums as (B, H, T)."""
+    causal = bias is None
     if q.device.type == "cpu":
-        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=bias, scale=scale)
-        return out, lse
-    out, lse, _, _ = aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, scale=scale)
+        forward = aten._scaled_dot_product_flash_attention_for_cpu
+        out, lse = forward(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
+    elif causal and q.dtype is torch.bfloat16:
+        out, lse = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)[:2]
+    else:
+        forward = aten._scaled_dot_product_efficient_attention
+        out, lse = forward(q, k, v, bias, True, 0.0, causal, scale=scale)[:2]
     return out, lse[..., : q.shape[2]]
 
 
 def fused_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor, scale: float
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None, scale: float
 ) -> Outs:
     """Return the gradients of q, k and v as (B, H, T, d)."""
+    causal, length = bias is None, q.shape[2]
     if q.device.type == "cpu":
         backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
-        grads: Outs = backward(dout, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=scale)
+        grads: Outs = backward(dout, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=scale)
         return grads
-    padded = torch.full(
-        (*lse.shape[:2], -(-lse.shape[2] // LSE_STEP) * LSE_STEP), torch.inf, dtype=lse.dtype, device=q.device
-    )
-    padded[..., : lse.shape[2]] = lse
-    seed = torch.zeros((), dtype=torch.int64, device=q.device)
-    wanted = [True, True, True, False]
-    return aten._scaled_dot_product_efficient_attention_backward(
-        dout, q, k, v, bias, out, padded, seed, seed, 0.0, wanted, scale=scale
-    )[:3]
+    unused = torch.empty(2, dtype=torch.int64, device=q.device)  # the state of a dropout
+    with same_bits():
+        if causal and q.dtype is torch.bfloat16:
+            seed = unused.view(torch.uint64)
+            backward = aten._scaled_dot_product_flash_attention_backward
+            sizes = None, None, length, k.shape[2]
+            return backward(dout, q, k, v, out, lse, *sizes, 0.0, True, seed, seed[0], scale=scale)[:3]
+        padded = torch.full(
+            (*lse.shape[:2], -(-length // LSE_STEP) * LSE_STEP), torch.inf, dtype=lse.dtype, device=q.device
+        )
+        padded[..., :length] = lse
+        backward, wanted = aten._scaled_dot_product_efficient_attention_backward, [True, True, True, False]
+        seed = unused[0]
+        return backward(dout, q, k, v, bias, out, padded, seed, seed, 0.0, wanted, causal, scale=scale)[:3]
+
+
+@contextmanager
+def same_bits() -> Iterator[None]:
+    """Let attention add up its gradients in a fixed order, which it does only if nothing else is tolerated."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 # ---- products and softmax --------------------------------------------------
@@ -140,15 +173,16 @@ def flash_attn(
 ) -> None:
     """Write softmax(scale · q kᵀ) v and the log of the softmax's sums."""
     q, k, v = operands(q, k, v)
-    seen, heads = visible_keys(q, k, *ranges, window=window), q.shape[2]
+    heads = q.shape[2]
     if takes_fused(q, k, ranges, cap):
-        bias = make_bias(seen, q)
+        bias = choose_bias(q, k, ranges[0], window)
         attended, lse = fused_forward(
             split_heads(q, heads), split_heads(k, heads), split_heads(v, heads), bias, scale
         )
         out[0].copy_(attended.transpose(1, 2))
         out[1].copy_(lse)
         return
+    seen = visible_keys(q, k, *ranges, window=window)
     q, k, v = (split_heads(x, heads) for x in (q, k, v))
     scores = torch.where(seen, attention_scores(q, k, scale, cap), -torch.inf)
     top = scores.amax(dim=-1, keepdim=True)
@@ -174,7 +208,7 @@ def flash_attn_back(
 ) -> Outs:
     """Return the gradients of q, k and v."""
     q, k, v = operands(q, k, v)
-    seen, heads, group = visible_keys(q, k, *ranges, window=window), q.shape[2], q.shape[2] // k.shape[2]
+    heads, group = q.shape[2], q.shape[2] // k.shape[2]
     if takes_fused(q, k, ranges, cap):
         grads = fused_backward(
             split_heads(dout.to(q.dtype), heads),
@@ -183,10 +217,11 @@ def flash_attn_back(
             split_heads(v, heads),
             split_heads(out.to(q.dtype), heads),
             lse,
-            make_bias(seen, q),
+            choose_bias(q, k, ranges[0], window),
             scale,
         )
         return grads[0].transpose(1, 2), *(sum_groups(grad, group) for grad in grads[1:])
+    seen = visible_keys(q, k, *ranges, window=window)
     q, k, v, dout = (split_heads(x, heads).to(dout.dtype) for x in (q, k, v, dout))
     out = split_heads(out, heads).to(dout.dtype)
     scores = attention_scores(q, k, scale, cap)

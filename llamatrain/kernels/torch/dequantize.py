@@ -4,22 +4,27 @@ A function of each type turns blocks into integer codes, a scale and perhaps an 
 scale · code + offset to the result. What counts on a graphics processor is how many bytes are moved and how many
 numbers the slow kernels for strided tensors handle, so the codes stay bytes, are unpacked in words of up to
 eight bytes, and are not shifted if the scale can be divided instead: a code that lies in the high bits of its
-byte is a multiple of a power of two.
+byte is a multiple of a power of two. Where Triton works, its kernels decode the types that they know
+(triton_decode.py).
 
 Where there is an offset, the scale has at most 17 significant bits and the code five. Their product is exact, so
 that a fused multiply-add, which torch uses on some devices, rounds like two operations.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from math import gcd
+from types import ModuleType
 
 import numpy as np
 import torch
 
 from llamatrain.gguf.quants.kinds import IQ4_VALUES
 from llamatrain.gguf.types import GgmlType
+from llamatrain.platform.terminal import log_line
 
 CHUNK_ELEMENTS = 1 << 24  # weights that are decoded at once
 SMALL_CHUNK_ELEMENTS = 1 << 20  # the same on a CPU, which converts operands in memory, or if rows are copied
@@ -53,6 +58,7 @@ class Layout:
 
 
 LAYOUTS: dict[str, Layout] = {}
+not_in_triton: set[str] = set()  # types whose Triton kernels could not be compiled or launched
 
 
 def can_decode(kind: GgmlType) -> bool:
@@ -83,7 +89,7 @@ def dequantize(raw: torch.Tensor, kind: GgmlType, out: torch.Tensor) -> torch.Te
     rows, columns = out.shape
     if raw.shape != (rows, kind.row_bytes(columns)):
         raise ValueError(f"{kind.name} rows of {columns} do not have the shape {tuple(raw.shape)} in bytes")
-    if not out.numel():
+    if not out.numel() or _decode_in_triton(raw, kind, out):
         return out
     aligned = _has_whole_words(raw, kind)
     if kind.name in PLAIN and aligned:
@@ -94,6 +100,35 @@ def dequantize(raw: torch.Tensor, kind: GgmlType, out: torch.Tensor) -> torch.Te
         part = raw[lo : lo + step]
         _decode_rows(part if aligned else _copy(part), kind, out[lo : lo + step])
     return out
+
+
+def _decode_in_triton(raw: torch.Tensor, kind: GgmlType, out: torch.Tensor) -> bool:
+    """Return True if a Triton kernel has decoded rows, or False if torch has to."""
+    if kind.name not in LAYOUTS or kind.name in not_in_triton:
+        return False
+    try:
+        kernels = _load_triton(raw.device.type)
+        if not kernels or not kernels.can_decode(kind, raw, out):
+            return False
+        kernels.decode(raw, kind, out)
+    except Exception as error:
+        not_in_triton.add(kind.name)
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        log_line(f"Triton cannot decode {kind.name} here, so torch does, more slowly: {reason[:120]}")
+        return False
+    return True
+
+
+@cache
+def _load_triton(device_type: str) -> ModuleType | None:
+    """Return the module of Triton kernels, or None if the device or the installation has no Triton."""
+    if device_type not in ("cuda", "xpu") and os.environ.get("TRITON_INTERPRET") != "1":
+        return None
+    if find_spec("triton") is None:
+        return None
+    from llamatrain.kernels.torch import triton_decode
+
+    return triton_decode
 
 
 def _has_whole_words(raw: torch.Tensor, kind: GgmlType) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor as Torch
 
 from llamatrain.errors import DeviceError
-from llamatrain.graph.fuse import fuse_sums
+from llamatrain.graph.fuse import fuse
 from llamatrain.graph.precision import Precision
 from llamatrain.graph.tensor import Node, QuantizedType, Tensor
 from llamatrain.kernels.quantized import Blocks
@@ -35,12 +35,14 @@ from llamatrain.kernels.torch import (  # noqa: F401 - each registers its kernel
     recurrent,
 )
 from llamatrain.kernels.torch.dequantize import can_decode
-from llamatrain.kernels.torch.memory import TorchMemory, View, device_errors
+from llamatrain.kernels.torch.memory import TorchMemory, View, device_errors, zero_inputs
 from llamatrain.kernels.torch.registry import KERNELS, TorchKernel
 from llamatrain.platform.terminal import log_line
 
 FREE_SHARE = 0.9  # share of the free memory that is the limit by default
 WORKSPACE = ":4096:8"  # cuBLAS gives the same bits only with workspaces of fixed size
+# of cuBLAS: 32 MiB for the stream that runs calls one by one, and as many for the one that records them
+WORKSPACE_BYTES = 64 << 20
 
 
 def available_gpus() -> list[str]:
@@ -131,8 +133,8 @@ class TorchDevice(TorchMemory):
         return can_decode(dtype.kind)
 
     def rewrite(self, outputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return the outputs with sums in the products that they add."""
-        return fuse_sums(outputs)
+        """Return the outputs with fewer nodes that only move memory."""
+        return fuse(outputs)
 
     def has_kernel(self, node: Node) -> bool:
         """Return True if the op has a kernel here."""
@@ -226,6 +228,10 @@ class CudaDevice(TorchDevice):
         if not torch.cuda.is_bf16_supported(including_emulation=False):
             self.precisions = ("f32", "bf16")
 
+    def temporaries(self, node: Node) -> int:
+        """Return the bytes that torch allocates while the node runs."""
+        return super().temporaries(node) + WORKSPACE_BYTES
+
     def batch(self, calls: Iterable[TorchCall], record: bool = True) -> list[Callable[[], None]]:
         """Return a recorded callable for each stretch of calls that can be recorded."""
         return [
@@ -247,26 +253,40 @@ class CudaDevice(TorchDevice):
             return self.first_time + self.first_event.elapsed_time(moment) / 1e3
 
 
+Choices = frozenset[int]  # the inputs that are zero, of those that kernels chose by
+
+
 class RecordedCalls:
-    """Calls that run one by one at first, are recorded at the second run, and from then on launched together."""
+    """Calls that run one by one at first, are recorded at the second run, and from then on launched together.
+
+    There is a recording for each set of zero inputs that kernels chose by.
+    """
 
     def __init__(self, device: CudaDevice, runs: Sequence[Callable[[], None]]) -> None:
         self.device, self.runs = device, runs
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.has_run = self.failed = False
+        self.asked = set[int]()
+        self.graphs: dict[Choices, torch.cuda.CUDAGraph | None] = {}  # None: run, but not recorded
+        self.failed = False
 
     def __call__(self) -> None:
         """Run all calls."""
-        if self.has_run and not self.graph and not self.failed:
-            self.record()
-        self.has_run = True
-        if not self.graph:
-            self.device.run_all(self.runs)
-            return
-        with device_errors(self.device.name):
-            self.graph.replay()
+        choices = frozenset(self.asked & zero_inputs.addresses)
+        if choices in self.graphs and not self.graphs[choices] and not self.failed:
+            self.graphs[choices] = self.record()
+        if graph := self.graphs.get(choices):
+            with device_errors(self.device.name):
+                graph.replay()
+        else:
+            self.run_each()
 
-    def record(self) -> None:
+    def run_each(self) -> None:
+        """Issue the calls one by one, and note the inputs that kernels chose by."""
+        zero_inputs.asked.clear()
+        self.device.run_all(self.runs)
+        self.asked |= zero_inputs.asked
+        self.graphs.setdefault(frozenset(self.asked & zero_inputs.addresses))
+
+    def record(self) -> torch.cuda.CUDAGraph | None:
         """Record the calls; if torch cannot do so, they run one by one from now on."""
         self.device.synchronize()
         torch.cuda.empty_cache()  # the first run's temporary memory, of which a recording has its own
@@ -281,5 +301,5 @@ class RecordedCalls:
         except RuntimeError as error:
             self.failed = True
             log_line(f"the step cannot be recorded, so its calls are issued one by one: {str(error)[:120]}")
-            return
-        self.graph = graph
+            return None
+        return graph

@@ -7,6 +7,7 @@ from torch.nn import functional
 from llamatrain.graph.ops.activations import A, B
 from llamatrain.graph.ops.log_prob import MAX_LOG_PROB
 from llamatrain.graph.tensor import Node
+from llamatrain.kernels.torch.fast import run_fast
 from llamatrain.kernels.torch.registry import kernel, result_bytes, writing_kernel
 
 aten = torch.ops.aten
@@ -215,17 +216,30 @@ def glu_back(dy: Tensor, gate: Tensor, up: Tensor) -> Outs:
     return (1 - s).mul_(s).mul_(up).mul_(dy), s.mul_(dy)
 
 
-@kernel(several_results)
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+def gated(gate: Tensor, up: Tensor) -> Tensor:
     """Return silu(gate) · up, computed in float32."""
     return functional.silu(in_full(gate)).mul_(up)
 
 
-@kernel(several_results)
-def swiglu_back(dy: Tensor, gate: Tensor, up: Tensor) -> Outs:
+def gate_gradients(dy: Tensor, gate: Tensor, up: Tensor) -> Outs:
     """Return the gradients of gate and up."""
     dy, full = in_full(dy), in_full(gate)
     return aten.silu_backward(dy * up, full), functional.silu(full).mul_(dy)
+
+
+@writing_kernel(several_results)
+def swiglu(gate: Tensor, up: Tensor, *, out: Outs) -> None:
+    """Write silu(gate) · up, computed in float32."""
+    if not run_fast("swiglu", gate, up, out[0]):
+        out[0].copy_(gated(gate, up))
+
+
+@writing_kernel(several_results)
+def swiglu_back(dy: Tensor, gate: Tensor, up: Tensor, *, out: Outs) -> None:
+    """Write the gradients of gate and up."""
+    if not run_fast("swiglu_back", dy, gate, up, *out):
+        for place, grad in zip(out, gate_gradients(dy, gate, up), strict=True):
+            place.copy_(grad)
 
 
 @kernel(several_results)
@@ -244,13 +258,13 @@ def geglu_back(dy: Tensor, gate: Tensor, up: Tensor) -> Outs:
 @kernel(several_results)
 def swiglu_halves(x: Tensor) -> Tensor:
     """Return swiglu of the first half of each row, the gate, and the second half."""
-    return swiglu(*x.chunk(2, dim=-1))
+    return gated(*x.chunk(2, dim=-1))
 
 
 @kernel(several_results)
 def swiglu_halves_back(dy: Tensor, x: Tensor) -> Tensor:
     """Return both gradients as the halves of each row."""
-    return torch.cat(swiglu_back(dy, *x.chunk(2, dim=-1)), dim=-1)
+    return torch.cat(gate_gradients(dy, *x.chunk(2, dim=-1)), dim=-1)
 
 
 # ---- log probabilities -----------------------------------------------------

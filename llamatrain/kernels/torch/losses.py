@@ -9,7 +9,8 @@ from llamatrain.graph.op_cost import head_operands
 from llamatrain.graph.tensor import BF16, Node
 from llamatrain.kernels.quantized import Blocks
 from llamatrain.kernels.torch.elementwise import Outs, apply_cap, several_results
-from llamatrain.kernels.torch.matmul import multiply, operand_bytes, operands
+from llamatrain.kernels.torch.fast import run_fast
+from llamatrain.kernels.torch.matmul import add_product, multiply, operand_bytes, operands
 from llamatrain.kernels.torch.movement import wide
 from llamatrain.kernels.torch.registry import kernel, writing_kernel
 
@@ -165,13 +166,26 @@ def linear_cross_entropy_back(
     losses = []
     for number, rows in enumerate(chunks(x, w)):
         logits = logits_of(x[rows], w, cap)
-        logs = log_soft_max(logits)
-        losses.append(weighted_sum(row_losses(logs, targets[rows]), weights[rows]))
-        d = subtract_targets(logs.exp_(), targets[rows]).mul_((weights[rows] * dloss)[:, None])
+        loss_of_rows, d = logit_gradients(logits, targets[rows], weights[rows], dloss, x.dtype)
+        losses.append(weighted_sum(loss_of_rows, weights[rows]))
         if cap:
-            d.mul_(logits.div_(cap).square_().neg_().add_(1))
-        write_gradients(d.to(x.dtype), x[rows], w, rows, [*grads], (dx, dw), number > 0)
+            d = (logits.div_(cap).square_().neg_().add_(1)).mul_(d).to(x.dtype)
+        write_gradients(d, x[rows], w, rows, [*grads], (dx, dw), number > 0)
     loss.copy_(torch.stack(losses).sum())
+
+
+def logit_gradients(
+    logits: Tensor, targets: Tensor, weights: Tensor, dloss: Tensor, dtype: torch.dtype
+) -> Outs:
+    """Return the losses of rows, and the gradients of their logits in a type."""
+    losses = torch.empty(len(logits), dtype=logits.dtype, device=logits.device)
+    d = torch.empty_like(logits, dtype=dtype)
+    if run_fast("cross_entropy", logits, targets, weights, dloss, losses, d):
+        return losses, d
+    logs = log_soft_max(logits)
+    losses = row_losses(logs, targets)
+    d.copy_(subtract_targets(logs.exp_(), targets).mul_((weights * dloss)[:, None]))
+    return losses, d
 
 
 def write_gradients(
@@ -181,9 +195,7 @@ def write_gradients(
     if wanted[0]:
         multiply(d, w, grads.pop(0)[rows])
     if wanted[1] and more:
-        part = torch.empty_like(grads[0])
-        multiply(d.mT, x, part)
-        grads[0].add_(part)
+        add_product(d.mT, x, grads[0], grads[0])
     elif wanted[1]:
         multiply(d.mT, x, grads[0])
 

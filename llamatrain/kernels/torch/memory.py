@@ -23,6 +23,34 @@ TYPES: dict[DType, torch.dtype] = {
 }
 COPIED_BYTES = 64 << 20  # bytes of an array that are copied to a device at a time
 CHECKED_ELEMENTS = 1 << 24  # elements of a quantized weight that are checked at a time
+
+
+class ZeroInputs:
+    """The inputs that were last filled with zeros: kernels may choose by them, since recordings are kept apart.
+
+    `asked` has the addresses of inputs that a kernel chose by.
+    """
+
+    def __init__(self) -> None:
+        self.addresses, self.asked = set[int](), set[int]()
+
+    def note(self, place: Torch, values: Any, is_whole: bool) -> None:
+        """Note what is written to an input."""
+        if is_whole and not np.any(values):
+            self.addresses.add(place.data_ptr())
+        else:
+            self.addresses.discard(place.data_ptr())
+
+    def forget(self, memory: Torch) -> None:
+        """Note that an address is used for something else."""
+        self.addresses.discard(memory.data_ptr())
+
+    def __contains__(self, place: Torch) -> bool:
+        self.asked.add(place.data_ptr())
+        return place.data_ptr() in self.addresses
+
+
+zero_inputs = ZeroInputs()
 View: TypeAlias = Torch | Blocks
 
 
@@ -52,7 +80,9 @@ class TorchMemory:
         if within is None:
             with device_errors(self.name):
                 padded = -(-size // ALIGNMENT) * ALIGNMENT
-                return torch.zeros(padded, dtype=torch.uint8, device=self.device)[:size]
+                memory = torch.zeros(padded, dtype=torch.uint8, device=self.device)[:size]
+            zero_inputs.forget(memory)
+            return memory
         if within.numel() < start + size:
             raise GraphError(
                 f"the plan needs an arena of {start + size:,} bytes (got {within.numel():,} bytes)",
@@ -67,11 +97,14 @@ class TorchMemory:
         """
         flat = array.reshape(-1).view(np.uint8)
         if self.device.type == "cpu":
-            return torch.from_numpy(flat)
+            copy = torch.from_numpy(flat)
+            zero_inputs.forget(copy)
+            return copy
         with device_errors(self.name):
             copy = torch.empty(flat.size, dtype=torch.uint8, device=self.device)
             for first in range(0, flat.size, COPIED_BYTES):
                 copy[first : first + COPIED_BYTES].copy_(torch.from_numpy(flat[first : first + COPIED_BYTES]))
+        zero_inputs.forget(copy)
         release_pages(array)
         return copy
 
@@ -113,7 +146,9 @@ class TorchMemory:
 
     def write(self, place: View, values: Any, at: Any = ...) -> None:
         """Write values to a view or a part of it."""
-        target = as_bits(place.raw if isinstance(place, Blocks) else place)[at]
+        whole = as_bits(place.raw if isinstance(place, Blocks) else place)
+        target = whole[at]
+        zero_inputs.note(whole, values, at is ...)
         if np.ndim(values) == 0 and target.dtype is not torch.uint16:
             target.fill_(values.item() if isinstance(values, np.generic | np.ndarray) else values)
             return

@@ -9,6 +9,7 @@ from llamatrain.graph.tensor import F32, DType, Node
 from llamatrain.kernels.quantized import Blocks
 from llamatrain.kernels.torch.dequantize import decode_bytes, dequantize
 from llamatrain.kernels.torch.elementwise import Outs, copy_unless_same, in_full, several_results
+from llamatrain.kernels.torch.fast import run_fast
 from llamatrain.kernels.torch.registry import kernel, result_bytes, writing_kernel
 
 Slices = tuple[tuple[int, int, int], ...]
@@ -203,6 +204,8 @@ def last_of_equals(ids: Tensor) -> Tensor:
 
 def rotate(x: Tensor, positions: Tensor, table: Tensor, direction: int, halves: bool, place: Tensor) -> None:
     """Write x with its pairs rotated by the table's angles, forward (1) or backward (-1)."""
+    if run_fast("rope", x, positions, table, place, direction=direction, halves=halves):
+        return
     table = table if halves else table.transpose(1, 2)
     pairs = table.shape[2]
     angles = table.contiguous().index_select(0, positions.reshape(-1)).view(*positions.shape, 1, 2, pairs)
@@ -223,6 +226,12 @@ def rotate(x: Tensor, positions: Tensor, table: Tensor, direction: int, halves: 
 @writing_kernel(several_results)
 def rope(x: Tensor, positions: Tensor, table: Tensor, *, halves: bool = False, out: Outs) -> None:
     """Write heads rotated by their positions."""
+    rotate(x, positions, table, 1, halves, out[0])
+
+
+@writing_kernel(several_results)
+def rope_half(x: Tensor, positions: Tensor, table: Tensor, *, halves: bool = False, out: Outs) -> None:
+    """Write heads rotated by their positions, in bf16."""
     rotate(x, positions, table, 1, halves, out[0])
 
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from llamatrain.kernels.torch.elementwise import Outs, several_results
+from llamatrain.kernels.torch.fast import run_fast
 from llamatrain.kernels.torch.registry import kernel, writing_kernel
 
 
@@ -21,19 +22,30 @@ def sum_over_rows(x: Tensor) -> Tensor:
 @writing_kernel()
 def rms_norm(x: Tensor, w: Tensor, *, eps: float, out: Outs) -> None:
     """Write x / rms(x) · w."""
-    torch.mul(x, inverse_rms(x, eps), out=out[0])
-    out[0].mul_(w)
+    if not run_fast("rms_norm", x, w, out[0], eps=eps):
+        torch.mul(x, inverse_rms(x, eps), out=out[0])
+        out[0].mul_(w)
 
 
-@kernel(several_results)
-def rms_norm_back(dy: Tensor, x: Tensor, w: Tensor, *, eps: float) -> Outs:
-    """Return the gradients of x and w."""
+@writing_kernel(several_results)
+def rms_norm_half(x: Tensor, w: Tensor, *, eps: float, out: Outs) -> None:
+    """Write rms_norm in bf16."""
+    if not run_fast("rms_norm", x, w, out[0], eps=eps):
+        torch.mul(x * inverse_rms(x, eps), w, out=out[0])
+
+
+@writing_kernel(several_results)
+def rms_norm_back(dy: Tensor, x: Tensor, w: Tensor, *, eps: float, out: Outs) -> None:
+    """Write the gradients of x and w."""
+    if run_fast("rms_norm_back", dy, x, w, *out, eps=eps):
+        return
     inverse = inverse_rms(x, eps)
     normal = x * inverse
     dw = sum_over_rows(dy * normal)
     dx = dy * w
     mean = torch.mean(dx * normal, dim=-1, keepdim=True)
-    return dx.addcmul_(normal, mean, value=-1).mul_(inverse), dw
+    torch.mul(dx.addcmul_(normal, mean, value=-1), inverse, out=out[0])
+    out[1].copy_(dw)
 
 
 def normed(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from llamatrain.graph.tensor import Node
+from llamatrain.kernels.torch.fast import run_fast
 from llamatrain.kernels.torch.registry import kernel, result_bytes, writing_kernel
 
 PIECE = 1 << 24  # numbers
@@ -85,6 +86,9 @@ def opt_step_adamw(
     out: tuple[Tensor, ...],
 ) -> None:
     """Update a weight and its moments as torch.optim.AdamW does."""
+    settings = {"beta1": beta1, "beta2": beta2, "eps": eps, "decay": decay}
+    if places is None and run_fast("adamw", *out, g, schedule, factor, **settings):
+        return
     rate, bias1, bias2 = schedule.unbind()
     kept, scale, far = 1 - rate * decay, rate / bias1 * bias2.sqrt(), bias2.sqrt() * eps
     for dw, w, m, v in pieces(places, g, *out):
