@@ -186,6 +186,7 @@ def to_json(planned: "PlannedRun", time: "TimeForecast | str | None") -> dict[st
     return {
         **asdict(memory_plan.breakdown),
         "total": memory_plan.total,
+        "on_host": memory_plan.breakdown.on_host if memory_plan.own_memory else memory_plan.total,
         "remat": str(memory_plan.policy),
         "batch": spec.batch,
         "splits": memory_plan.splits,
@@ -205,7 +206,10 @@ def memory_lines(planned: "PlannedRun") -> Iterator[str]:
     parts = f" in {memory_plan.splits} micro-batches each" if memory_plan.splits > 1 else ""
     rows = f"batches of {spec.batch * memory_plan.splits} rows{parts}"
     yield f"{spec.precision}, {spec.threads} threads, {rows}, recomputing: {memory_plan.policy}\n"
-    for name, size in {**asdict(memory_plan.breakdown), "total": memory_plan.total}.items():
+    totals = {"total": memory_plan.total}
+    if memory_plan.own_memory:
+        totals = {"on the device": memory_plan.total, "on the host": memory_plan.breakdown.on_host}
+    for name, size in {**asdict(memory_plan.breakdown), **totals}.items():
         if size:
             yield f"{name.replace('_', ' '):14} {size:>18,}  {Size(size).text:>8}"
 

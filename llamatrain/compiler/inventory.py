@@ -16,7 +16,8 @@ def kernel_modules() -> Iterator[str]:
         module = import_module(f"llamatrain.{name}")
         yield module.__name__
         for info in walk_packages(getattr(module, "__path__", ()), f"{module.__name__}."):
-            if "llvm" not in info.name.split("."):  # it builds code with LLVM and declares no kernels
+            # code for LLVM and kernels in PyTorch declare nothing, and need what may not be installed
+            if not {"llvm", "torch"} & {*info.name.split(".")}:
                 yield info.name
 
 

@@ -11,11 +11,16 @@ from llamatrain.platform.memory import available_bytes, resident_bytes
 FREE_SHARE = 0.9  # share of the free memory that is the limit by default
 
 
+def own_memory(device: str) -> int | None:
+    """Return the bytes that a run may take of a device's own memory; None if it has only the host's."""
+    return None if device in ("cpu", "reference") else create_device(device).memory_limit()
+
+
 def memory_limit(option: int | None, device: str = "cpu") -> int | None:
     """Return the bytes that a run may take: the --memory option, or nearly all that is free on its device."""
     if option is not None:
         return option
-    if (own := create_device(device).memory_limit()) is not None:
+    if (own := own_memory(device)) is not None:
         return own
     free = available_bytes()
     return None if free is None else int((free / get_comm().local_size + resident_bytes()) * FREE_SHARE)
@@ -26,7 +31,7 @@ def check_resident(limit: int | None, device: str = "cpu") -> None:
 
     On a device with memory of its own, the limit is for that.
     """
-    if create_device(device).memory_limit() is not None:
+    if own_memory(device) is not None:
         return
     if limit is not None and (resident := resident_bytes()) > limit:
         raise MemoryPlanError(

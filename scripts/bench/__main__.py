@@ -10,6 +10,7 @@
     python scripts/bench.py quality [TEXT]           validation loss of AdamW and Muon; some ten minutes
     python scripts/bench.py scale [S M lora]         steps on 1 to 4 ranks and on hosts with limited links
     python scripts/bench.py useful                   an epoch over chats, packed and not, in turns with PEFT
+    python scripts/bench.py gpu [7b:1024x4 ...]      training on a GPU, in turns with torch and PEFT in 4 bits
     python scripts/bench.py readme                   the table of README: new models and adapters
 
 Times are medians with quartiles. Where torch is installed, both are timed in turns in one run. A ratio above
@@ -26,7 +27,7 @@ if not __package__:  # `python scripts/bench` puts the folder itself on the path
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from bench import architectures, finetune, memory, muon_vs_adamw, packing, readme_table, scaling, steps
+from bench import architectures, finetune, gpu, memory, muon_vs_adamw, packing, readme_table, scaling, steps
 from bench.kernels import bench_kernels
 from bench.processes import MALLOC
 from bench.random_models import SIZES
@@ -45,6 +46,7 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {
     "useful": (packing.bench_packing, 0.0),
     "families": (architectures.bench_architectures, 20.0),
     "scale": (scaling.bench_scaling, 0.0),
+    "gpu": (gpu.bench_gpu, 0.0),
     "readme": (readme_table.print_table, 20.0),
 }
 ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
@@ -55,6 +57,7 @@ ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "useful": packing.add_arguments,
     "families": architectures.add_arguments,
     "scale": scaling.add_arguments,
+    "gpu": gpu.add_arguments,
     "readme": readme_table.add_arguments,
 }
 
@@ -77,7 +80,7 @@ def parse_arguments() -> argparse.Namespace:
         command.add_argument("--seconds", type=float, default=seconds, help=f"for each line ({seconds:g})")
         command.add_argument("--kernels", choices=["cpu", "reference"], default="cpu")
         command.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")
-        if name not in ("kernels", "quality"):
+        if name not in ("kernels", "quality", "gpu"):
             command.add_argument("--precision", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"])
         if name == "step":
             command.add_argument("--profile", action="store_true", help="also show the most expensive ops")

@@ -1,7 +1,6 @@
 """Times training on a GPU in turns with torch, and with PEFT on a base in 4 bits: `bench.py gpu`.
 
-    python scripts/bench/gpu.py [CASE...]            also runs without bench.py
-    python scripts/bench/gpu.py 7b:512x4 M:256x64    adapters of a 7b base in Q4_K, and a new model
+    python scripts/bench.py gpu 7b:1024x4 M:256x64    adapters of a 7b base in Q4_K, and a new model
 
 A case is NAME:CTXxBATCH. S and M are new models, trained by `llamatrain from-scratch`; the others are bases
 with random weights, for which `llamatrain finetune` trains an adapter. The peers of a new model are eager,
@@ -21,10 +20,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-if not __package__:  # `python scripts/bench/gpu.py` puts the folder of this file on the path
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-
 import numpy as np
 from random_model import make_vocabulary
 
@@ -38,7 +33,7 @@ from llamatrain.gguf.types import GgmlType, TensorInfo, type_by_name
 from llamatrain.gguf.values import u32
 from llamatrain.gguf.writer import create_gguf
 
-CASES = ["M:256x64", "M:256x256", "1.1b:512x8", "7b:512x4"]
+CASES = ["M:256x64", "1.1b:1024x8", "7b:1024x4"]
 NEW_MODELS = {name: SIZES[name] for name in ("S", "M")}
 NEW_PEERS = ("eager", "compiled", "graphs")
 ADAPTER_PEERS = ("eager", "eager+bf16", "compiled+bf16")
@@ -361,17 +356,3 @@ def bench_gpu(args: argparse.Namespace) -> int:
         if args.json:
             args.json.write_text("\n".join(lines) + "\n")
     return 0
-
-
-def main() -> int:
-    """Run the benchmark without bench.py."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave the peers out")
-    add_arguments(parser)
-    return bench_gpu(parser.parse_args())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

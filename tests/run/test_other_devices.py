@@ -67,6 +67,8 @@ def test_a_whole_finetuning_with_resume_and_samples(place: Path, opaque: OpaqueD
         ("--optimizer", "sgd", "--remat", "block"),
         ("--optimizer", "adamw", "--clip", 0, "--precision", "bf16", "--cache-base", "bf16"),
         ("--full", "--optimizer", "muon"),
+        ("--grad-groups", 2, "--grad-acc", 2),
+        ("--full", "--grad-groups", 2, "--grad-acc", 4, "--optimizer", "muon"),
         ("--optimizer", "lbfgs"),
     ],
     ids=lambda way: " ".join(map(str, way)),
@@ -146,6 +148,69 @@ def test_an_adapter_by_torch(kind: str, place: Path) -> None:
     weights = [read_checkpoint(place / out / "checkpoint-4.gguf").weights for out in ("torch", "host")]
     for name, array in weights[0].items():
         np.testing.assert_allclose(array, weights[1][name], atol=2e-5, err_msg=name)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(
+    "way",
+    [
+        ("--optimizer", "sgd"),
+        ("--optimizer", "muon"),
+        ("--optimizer", "lbfgs"),
+        ("--arch", "qwen35", "--head", 2),
+        ("--no-flash", "--loss", "cross-entropy"),
+        ("--precision", "bf16"),
+    ],
+    ids=lambda way: " ".join(map(str, way)),
+)
+def test_a_new_model_by_torch(way: tuple[Argument, ...], place: Path) -> None:
+    for out, device in (("host", ("--kernels", "reference")), ("torch", ("--device", "torch-cpu"))):
+        ran("from-scratch", "text.txt", *SCRATCH, *way, "--iters", 4, *device, "--out", out)
+    tolerance = 2e-3 if "bf16" in way else 2e-5
+    np.testing.assert_allclose(losses(place / "torch"), losses(place / "host"), rtol=tolerance)
+
+
+@pytest.mark.reference
+def test_evaluation_and_generation_by_torch(place: Path) -> None:
+    base(place / "base.gguf", WIDE, "Q5_K")
+    random_adapter(place / "adapter.gguf", WIDE, ["blk.0.attn_q.weight"])
+    words = ("--lora", "adapter.gguf", "--device")
+    evaluate = ("evaluate", "base.gguf", "text.txt", "--ctx", 32, "--json", *words)
+    here, there = (json.loads(ran(*evaluate, device).out) for device in ("cpu", "torch-cpu"))
+    assert there["loss"] == pytest.approx(here["loss"], rel=1e-5) and there["tokens"] == here["tokens"]
+    generate = ("generate", "base.gguf", "--prompt", "a", "-n", 12, "--temp", 0, *words)
+    assert ran(*generate, "torch-cpu").out == ran(*generate, "cpu").out
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("code", ["device-out-of-memory", "device-failed"])
+def test_an_error_of_the_device_loses_nothing(
+    code: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line, exit code 1, and the run goes on from its last checkpoint to the same bits."""
+    import torch
+
+    from llamatrain.kernels.torch.device import TorchDevice
+
+    base(place / "base.gguf", WIDE, "Q4_K")
+    ran(*finetune("whole", *LORA, "--iters", 6, "--device", "torch-cpu"))
+    run_all, count = TorchDevice.run_all, 0
+
+    def fail_later(device: TorchDevice, runs: list) -> None:
+        nonlocal count
+        count += 1
+        error = torch.OutOfMemoryError if code == "device-out-of-memory" else RuntimeError
+        run_all(
+            device, runs if count < 9 else [lambda: (_ for _ in ()).throw(error("the driver\nwent away"))]
+        )
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TorchDevice, "run_all", fail_later)
+        done = run(*finetune("parts", *LORA, "--iters", 6, "--device", "torch-cpu"))
+    assert done.code == 1 and len(done.errors) == 1 and done.errors[0].endswith(f"[{code}]")
+    assert "Traceback" not in done.err
+    ran("finetune", "--resume", "parts")
+    assert (place / "parts" / "adapter.gguf").read_bytes() == (place / "whole" / "adapter.gguf").read_bytes()
 
 
 @pytest.mark.reference

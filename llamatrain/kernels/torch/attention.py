@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llamatrain.graph.tensor import BF16, Node
 from llamatrain.kernels.torch.elementwise import Outs, apply_cap
-from llamatrain.kernels.torch.matmul import multiply, operands
+from llamatrain.kernels.torch.matmul import has_mixed_products, multiply, operands
 from llamatrain.kernels.torch.memory import zero_inputs
 from llamatrain.kernels.torch.registry import kernel, writing_kernel
 
@@ -72,7 +72,7 @@ def takes_fused(q: Tensor, k: Tensor, ranges: tuple[Tensor, ...], cap: float) ->
     """Return True if a fused kernel of the device computes this."""
     if len(ranges) != 1 or cap or q.shape[1] != k.shape[1]:
         return False
-    if q.device.type == "cuda":
+    if has_mixed_products(q):
         return q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 and q.dtype is not torch.float64
     return q.device.type == "cpu" and q.dtype is torch.float32 and q.shape[1] > 1
 

@@ -46,11 +46,16 @@ def decoded(weight: Blocks, dtype: torch.dtype) -> Tensor:
     return dequantize(weight.raw, weight.kind, weight.raw.new_empty(weight.shape, dtype=dtype))
 
 
+def has_mixed_products(x: Tensor) -> bool:
+    """Return True if the device has products of bf16 whose results are float32: on NVIDIA's cards."""
+    return x.device.type == "cuda" and torch.version.hip is None
+
+
 def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
     """Write the product of two matrices, or of stacks of them, in full precision."""
     if a.dtype is not torch.bfloat16:
         torch.matmul(a, b, out=out)
-    elif a.device.type != "cuda":
+    elif not has_mixed_products(a):
         torch.matmul(a.float(), b.float(), out=out)
     elif a.dim() == b.dim() == 2:
         aten.mm.dtype_out(a, b, torch.float32, out=out)
@@ -79,7 +84,7 @@ def matmul_nn(y: Tensor, w: Tensor | Blocks, *, out: Outs) -> None:
 def add_product(a: Tensor, b: Tensor, y: Tensor, out: Tensor) -> None:
     """Write y plus the product of two matrices, in full precision."""
     copy_unless_same(y, out)
-    if a.dtype is torch.bfloat16 and a.device.type == "cuda":
+    if a.dtype is torch.bfloat16 and has_mixed_products(a):
         aten.addmm.dtype_out(out, a, b, torch.float32, out=out)
     else:
         out.addmm_(a.to(out.dtype), b.to(out.dtype))
