@@ -238,6 +238,17 @@ def plan_memory(spec: StepSpec, policy: Policy, demand: MemoryDemand, splits: in
     )
 
 
+def host_error(plan: MemoryPlan, limit: int | None) -> str | None:
+    """Return the message for a run on a device that takes more than the host's memory, or None if it fits."""
+    size = plan.breakdown.on_host
+    if not plan.own_memory or limit is None or size <= limit:
+        return None
+    return (
+        f"the run needs {Size(size).text} of the host's memory besides the device's (copies for checkpoints: "
+        f"{Size(plan.breakdown.staging).text}), but only {Size(limit).text} are free; use a smaller model"
+    )
+
+
 def memory_error(plan: MemoryPlan, option: int | None, limit: int | None) -> str | None:
     """Return the message for a plan that exceeds the memory, or None if it fits."""
     if limit is None or plan.total <= limit:

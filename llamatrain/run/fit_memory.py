@@ -20,6 +20,7 @@ from llamatrain.planner.memory import (
     MemoryPlan,
     batch_bytes,
     fixed_bytes,
+    host_error,
     memory_error,
     plan_memory,
     process_growth,
@@ -89,7 +90,7 @@ def fit_memory(
         plan=plan,
         weights=weights[trial.candidate.cache],
         cache=next(cache for cache in caches if cache == trial.candidate.cache),
-        error=memory_error(plan, resolved.config.train.memory, limit),
+        error=memory_error(plan, train.memory, limit) or host_error(plan, memory_limit(None)),
         trials=[*others, trial],
         memory_limit=limit,
     )

@@ -4,7 +4,7 @@ Parameters, gradients and moments are flat vectors with one layout, in the order
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import accumulate, pairwise
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from llamatrain.data.batches import Batch, StepTotals
-from llamatrain.engine.device import Device, Memory
+from llamatrain.engine.device import Device, Memory, View
 from llamatrain.engine.profiler import phase
 from llamatrain.engine.program import Program
 from llamatrain.graph.printing import describe
@@ -27,6 +27,7 @@ from llamatrain.preference.inputs import InputSource
 from llamatrain.train.graphs import StepGraph, StepGraphs
 from llamatrain.train.inputs import INPUTS, MASKS, STEP_INPUTS
 
+PIECE = 1 << 22  # numbers of a vector that are copied or checked at a time
 DropoutKey = tuple[int, int]  # seed and first row of a batch
 
 
@@ -47,7 +48,6 @@ class FlatParams:
             name: self.vector[start : start + size].reshape(shape)
             for (name, shape), start, size in zip(shapes.items(), self.offsets, sizes, strict=False)
         }
-        self._whole = device.view(self.memory, state("vector", self.vector.shape), 0, (4,))
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Copy values for some weights, and release the pages of the mapped file they come from."""
@@ -58,21 +58,28 @@ class FlatParams:
 
     def pull(self, ranges: Sequence[slice] = (slice(None),)) -> "FlatParams":
         """Copy the device's memory, or ranges of it, to the vector; on a host there is nothing to do."""
-        if not self.device.is_host:
-            for start, stop, _ in (part.indices(self.vector.size) for part in ranges):
-                part = state("part", (stop - start,))
-                place = self.device.view(self.slice_memory(start, stop), part, 0, (4,))
-                self.vector[start:stop] = self.device.read(place)
+        for part in () if self.device.is_host else self._pieces(ranges):
+            self.vector[part] = self.device.read(self._view(part))
         return self
 
     def push(self) -> None:
         """Copy the vector to the device's memory; on a host there is nothing to do."""
-        if not self.device.is_host and self.vector.size:
-            self.device.write(self._whole, self.vector)
+        for part in () if self.device.is_host else self._pieces():
+            self.device.write(self._view(part), self.vector[part])
 
     def is_finite(self) -> bool:
         """Return True if no value is NaN or infinite."""
-        return self.device.is_finite(self._whole)
+        return all(self.device.is_finite(self._view(part)) for part in self._pieces())
+
+    def _pieces(self, ranges: Sequence[slice] = (slice(None),)) -> Iterator[slice]:
+        """Yield parts of ranges that are small enough to be copied or checked at a time."""
+        for start, stop, _ in (part.indices(self.vector.size) for part in ranges):
+            for first in range(start, stop, PIECE):
+                yield slice(first, min(stop, first + PIECE))
+
+    def _view(self, part: slice) -> View:
+        memory = self.slice_memory(part.start, part.stop)
+        return self.device.view(memory, state("part", (part.stop - part.start,)), 0, (4,))
 
     def slice_memory(self, start: int, stop: int) -> Memory:
         """Return the memory of a part of the vector."""

@@ -8,6 +8,7 @@ import pytest
 
 from llamatrain.checkpoints.read import read_checkpoint
 from llamatrain.engine import device as devices
+from llamatrain.planner import limits
 from tests.helpers.cli import TINY, Argument, losses, ran, run, same_bits, text_file
 from tests.helpers.lora_runs import WIDE, base, random_adapter
 from tests.helpers.opaque_device import LIMIT, OpaqueDevice
@@ -123,6 +124,16 @@ def test_the_limit_is_the_memory_of_the_device(place: Path, opaque: OpaqueDevice
     assert refused.code == 1 and len(refused.errors) == 1 and "and the limit is 100 kB" in refused.errors[0]
     assert not (place / "run").exists()
     ran(*finetune("run", *LORA, "--iters", 1, "--device", "torch-cpu", "--memory", "3MB"))
+
+
+def test_the_host_must_have_room_for_its_copies(
+    place: Path, opaque: OpaqueDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base(place / "base.gguf", small(), "Q4_0")
+    monkeypatch.setattr(limits, "available_bytes", lambda: 0)
+    monkeypatch.setattr(limits, "resident_bytes", lambda: 1 << 20)
+    done = run(*finetune("run", *LORA, "--device", "torch-cpu"))
+    assert done.code == 1 and len(done.errors) == 1 and "of the host's memory" in done.errors[0]
 
 
 def test_the_plan_is_what_the_device_allocates(place: Path, opaque: OpaqueDevice) -> None:

@@ -67,11 +67,9 @@ def open_device(name: str, threads: int) -> "TorchDevice":
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.use_deterministic_algorithms(True, warn_only=True)
-    warnings.filterwarnings("ignore", message=".*(deterministic|NumPy array is not writable)")
+    warnings.filterwarnings("ignore", message=".*deterministic")
     torch.utils.deterministic.fill_uninitialized_memory = False
-    if name == "torch-cpu":
-        torch.set_num_threads(threads)
-    return CudaDevice(name) if name == "cuda" else TorchDevice(name)
+    return CudaDevice(name, threads) if name == "cuda" else TorchDevice(name, threads)
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,9 @@ class TorchDevice(TorchMemory):
 
     is_host = False
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, threads: int) -> None:
         super().__init__(name, torch.device(name.removeprefix("torch-")))
+        self.threads = threads
         self.library: Any = getattr(torch, self.device.type)
         self.precisions: Sequence[Precision] = ("bf16", "f32") if name in ("cuda", "xpu") else ("f32", "bf16")
 
@@ -176,6 +175,8 @@ class TorchDevice(TorchMemory):
 
     def run_all(self, runs: Sequence[Callable[[], None]]) -> None:
         """Issue calls one by one."""
+        if self.name == "torch-cpu" and torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)  # bits depend on it
         with device_errors(self.name), torch.no_grad():
             for run in runs:
                 run()
@@ -216,8 +217,8 @@ def run_and_copy(
 class CudaDevice(TorchDevice):
     """A CUDA device, which records the calls of a step, and times them by events."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, threads: int) -> None:
+        super().__init__(name, threads)
         with device_errors(name):
             torch.cuda.init()
             self.pool = torch.cuda.graph_pool_handle()

@@ -1,5 +1,6 @@
 """Memory of a torch device: bytes in a tensor, and views of them."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -97,13 +98,13 @@ class TorchMemory:
         """
         flat = array.reshape(-1).view(np.uint8)
         if self.device.type == "cpu":
-            copy = torch.from_numpy(flat)
+            copy = from_array(flat)
             zero_inputs.forget(copy)
             return copy
         with device_errors(self.name):
             copy = torch.empty(flat.size, dtype=torch.uint8, device=self.device)
             for first in range(0, flat.size, COPIED_BYTES):
-                copy[first : first + COPIED_BYTES].copy_(torch.from_numpy(flat[first : first + COPIED_BYTES]))
+                copy[first : first + COPIED_BYTES].copy_(from_array(flat[first : first + COPIED_BYTES]))
         zero_inputs.forget(copy)
         release_pages(array)
         return copy
@@ -140,7 +141,7 @@ class TorchMemory:
         """Return a read-only array of a view."""
         tensor = place.raw if isinstance(place, Blocks) else place
         with device_errors(self.name):
-            array: np.ndarray = as_bits(tensor.detach()).cpu().contiguous().numpy()[...]
+            array: np.ndarray = as_bits(tensor.detach().cpu()).contiguous().numpy()[...]
         array.flags.writeable = False
         return array
 
@@ -161,6 +162,13 @@ class TorchMemory:
         """Return True if no element is NaN or infinite; with `masks`, minus infinity is allowed."""
         with device_errors(self.name):
             return all(is_finite(piece, masks) for piece in decoded_chunks(place))
+
+
+def from_array(array: np.ndarray) -> Torch:
+    """Return a tensor with an array's memory, which may be read-only: nothing is written to it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.from_numpy(array)
 
 
 def as_bits(tensor: Torch) -> Torch:
