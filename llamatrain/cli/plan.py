@@ -186,7 +186,7 @@ def to_json(planned: "PlannedRun", time: "TimeForecast | str | None") -> dict[st
     return {
         **asdict(memory_plan.breakdown),
         "total": memory_plan.total,
-        "on_host": memory_plan.breakdown.on_host if memory_plan.own_memory else memory_plan.total,
+        **({"on_host": memory_plan.breakdown.on_host} if memory_plan.own_memory else {}),
         "remat": str(memory_plan.policy),
         "batch": spec.batch,
         "splits": memory_plan.splits,

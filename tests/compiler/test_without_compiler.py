@@ -40,7 +40,7 @@ import json, os, sys
 import importlib, pkgutil
 import llamatrain
 for each in pkgutil.walk_packages(llamatrain.__path__, "llamatrain."):
-    if not {"__main__", "compiler", "llvm", "mpi"} & {*each.name.split(".")}:
+    if not {"__main__", "compiler", "llvm", "mpi", "torch"} & {*each.name.split(".")}:
         importlib.import_module(each.name)
 from llamatrain.cli.main import main
 for at, words in enumerate(json.load(sys.stdin)):

@@ -17,7 +17,7 @@ MODULES = (
 import importlib, pkgutil
 import llamatrain
 for each in pkgutil.walk_packages(llamatrain.__path__, "llamatrain."):
-    if not each.name.endswith("__main__"):
+    if not {"__main__", "torch"} & {*each.name.split(".")}:  # torch need not be installed
         importlib.import_module(each.name)
 """
 )

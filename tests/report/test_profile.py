@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from llamatrain.engine.device import create_device
 from llamatrain.engine.profiler import IMPORTS, Recorder
 from llamatrain.engine.program import Program
 from llamatrain.graph import ops as O
@@ -246,7 +247,7 @@ def test_what_an_op_loads_is_of_its_step() -> None:
 
     assert made.node
     with recorder.phase("before"):
-        (run,) = recorder.time_ops([(made.node, "backward", [loading])])
+        (run,) = recorder.time_ops([(made.node, "backward", [loading])], create_device("reference"))
     run()
     phases, whole = recorder.startup_times()
     assert phases.keys() == {IMPORTS, "before"} and 1 <= sum(phases.values()) <= whole
