@@ -255,6 +255,19 @@ def test_a_missing_card_is_one_line(place: Path) -> None:
     ran(*finetune("run", *LORA, "--iters", 1, "--device", "auto"))
 
 
+@pytest.mark.reference
+def test_an_old_torch_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from llamatrain.kernels.torch import device
+
+    monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")
+    monkeypatch.setattr(device, "open_device", device.open_device.__wrapped__)
+    base(place / "base.gguf", small(), "Q4_0")
+    done = run(*finetune("run", *LORA, "--device", "torch-cpu"))
+    assert done.code == 1 and len(done.errors) == 1 and "2.8 or newer (got 2.5.1+cpu)" in done.errors[0]
+
+
 def test_without_torch_the_error_says_what_to_install(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "find_spec", lambda name: None)
     base(place / "base.gguf", small(), "Q4_0")

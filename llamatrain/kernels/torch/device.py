@@ -39,6 +39,7 @@ from llamatrain.kernels.torch.memory import TorchMemory, View, device_errors, ze
 from llamatrain.kernels.torch.registry import KERNELS, TorchKernel
 from llamatrain.platform.terminal import log_line
 
+OLDEST = (2, 8)  # the first version that has all of the operations below
 FREE_SHARE = 0.9  # share of the free memory that is the limit by default
 WORKSPACE = ":4096:8"  # cuBLAS gives the same bits only with workspaces of fixed size
 # of cuBLAS: 32 MiB for the stream that runs calls one by one, and as many for the one that records them
@@ -53,9 +54,19 @@ def available_gpus() -> list[str]:
         return [name for name in GPUS if (library := found[name]) and library.is_available()]
 
 
+def version_of(text: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version."""
+    return tuple(int(number) for number in text.split(".")[:2])
+
+
 @cache
 def open_device(name: str, threads: int) -> "TorchDevice":
     """Return a device; torch computes the same bits in every run from now on."""
+    if version_of(torch.__version__) < OLDEST:
+        raise DeviceError(
+            f"--device {name} needs PyTorch {'.'.join(map(str, OLDEST))} or newer (got {torch.__version__})",
+            code="old-torch",
+        )
     if name in GPUS and name not in available_gpus():
         have = ", ".join(available_gpus()) or "none"
         raise DeviceError(
