@@ -5,7 +5,11 @@ from llamatrain.platform.cpu import vector_width
 TILE = 1024  # bytes
 ROW = 64  # bytes of a tile's row
 
-# Rows of C in a vector kernel, 32 or 16 columns wide: sums take half of the registers, operands the rest.
-SUMS = 16 if vector_width() == 16 else 8
-WIDE_ROWS = max(1, SUMS * vector_width() // 32)
-NARROW_ROWS = 2 * WIDE_ROWS
+# The part of C that a vector kernel computes: columns, and rows of a panel of 16, the last of which may be fewer.
+# Narrow registers hold one panel's columns, but more rows, because there are more sums than a product takes cycles.
+COLUMNS, ROWS, LAST_ROWS = (32, 8, 8) if vector_width() == 16 else (16, 6, 4)
+NARROW_ROWS = 16 if vector_width() == 16 else ROWS  # if C has 16 columns
+
+# Of 8-bit integers: rows and columns of C in a vector kernel, and the bytes in front of a block's tiles.
+INT8_ROWS, INT8_COLUMNS = (8, 32) if vector_width() == 16 else (4, 16)
+INT8_HEADER = 128

@@ -20,7 +20,7 @@ TILES (AMX). All of them sum in float32. `choose_mode("bf16")` is the fastest th
 """
 
 from llamatrain.compiler.declare import LazyModule, SharedKernel, inline
-from llamatrain.kernels.cpu.tile_shape import NARROW_ROWS, ROW, TILE, WIDE_ROWS
+from llamatrain.kernels.cpu.tile_shape import COLUMNS, LAST_ROWS, NARROW_ROWS, ROW, ROWS, TILE
 from llamatrain.platform import cpu
 
 micro, tile_rows = (
@@ -202,22 +202,28 @@ def multiply_by_amx(c, ldc, a, b, panel, m, n, words, accumulate):
 @inline
 def multiply_by_vectors(mode, c, ldc, a, b, panel, m, n, words, accumulate):
     """Compute a block of C with vectors."""
-    wide, space = n > 16, micro.scratch_block()
-    columns, high = (SIDE, WIDE_ROWS) if wide else (16, NARROW_ROWS)
-    for i in range(0, min(m, SIDE), high):
-        whole = m - i >= high and n >= columns
-        target, pitch, more = (c + i * ldc * 4, ldc * 4, accumulate) if whole else (space, SIDE * 4, 0)
-        left = a + i // 16 * panel + i % 16 * ROW
-        if mode == PAIRS and wide:
-            micro.pair_wide(target, pitch, left, b, panel, words, more)
-        elif mode == PAIRS:
-            micro.pair_narrow(target, pitch, left, b, panel, words, more)
-        elif wide:
-            micro.float_wide(target, pitch, left, b, panel, words, more)
-        else:
-            micro.float_narrow(target, pitch, left, b, panel, words, more)
-        if not whole:
-            store_edge(space, c + i * ldc * 4, ldc, min(high, m - i), min(columns, n), accumulate)
+    space, wide = micro.scratch_block(), COLUMNS == SIDE and n > 16
+    columns, usual = (COLUMNS, ROWS) if wide else (16, NARROW_ROWS)
+    for j in range(0, min(n, SIDE), columns):
+        right, i = b + j // 16 * panel, 0
+        while i < min(m, SIDE):
+            high = min(usual, 16 - i % 16)
+            corner, whole = c + (i * ldc + j) * 4, m - i >= high and n - j >= columns
+            target, pitch, more = (corner, ldc * 4, accumulate) if whole else (space, SIDE * 4, 0)
+            left = a + i // 16 * panel + i % 16 * ROW
+            if mode == PAIRS and wide:
+                micro.pair_block(target, pitch, left, right, panel, words, more)
+            elif mode == PAIRS:
+                micro.pair_narrow(target, pitch, left, right, panel, words, more)
+            elif wide:
+                micro.float_block(target, pitch, left, right, panel, words, more)
+            elif high == usual:
+                micro.float_narrow(target, pitch, left, right, panel, words, more)
+            else:
+                micro.float_last(target, pitch, left, right, panel, words, more)
+            if not whole:
+                store_edge(space, corner, ldc, min(high, m - i), min(columns, n - j), accumulate)
+            i += high
 
 
 @SharedKernel

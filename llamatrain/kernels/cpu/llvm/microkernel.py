@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from llamatrain.compiler.simd import llvm_ops as W
 from llamatrain.compiler.simd.llvm_ops import BYTE, FLOAT, INT, LONG, POINTER, VOID, load, store
-from llamatrain.kernels.cpu.tile_shape import NARROW_ROWS, ROW, TILE, WIDE_ROWS
+from llamatrain.kernels.cpu.tile_shape import COLUMNS, LAST_ROWS, NARROW_ROWS, ROW, ROWS, TILE
 from llamatrain.platform import cpu
 
 STEP = 4  # words along k in one iteration of the vector kernels
@@ -249,9 +249,10 @@ def define_vector_kernel(rows: int, count: int, pairs: bool) -> Any:
     return call
 
 
-float_wide = define_vector_kernel(WIDE_ROWS, 2, pairs=False)
+float_block = define_vector_kernel(ROWS, COLUMNS // 16, pairs=False)
+float_last = define_vector_kernel(LAST_ROWS, COLUMNS // 16, pairs=False)
 float_narrow = define_vector_kernel(NARROW_ROWS, 1, pairs=False)
-pair_wide = define_vector_kernel(WIDE_ROWS, 2, pairs=True)
+pair_block = define_vector_kernel(ROWS, COLUMNS // 16, pairs=True)
 pair_narrow = define_vector_kernel(NARROW_ROWS, 1, pairs=True)
 
 
