@@ -274,6 +274,8 @@ class FinetuneOptions(TypedDict, total=False):
     """Number type in adapter.gguf."""
     peft: Place | None
     """Also write the adapter in PEFT's format, into this folder."""
+    base_precision: Literal["auto", "same", "int8"]
+    """Number type of products with the base's weights; same: that of precision."""
     cache_base: Literal["auto", "off", "bf16"]
     """Copy the base's weights to bf16, for speed; auto: if there is memory for it."""
     rope_freq_base: float | None

@@ -191,6 +191,7 @@ def to_json(planned: "PlannedRun", time: "TimeForecast | str | None") -> dict[st
         "batch": spec.batch,
         "splits": memory_plan.splits,
         "precision": spec.precision,
+        "base_precision": "int8" if spec.int8 else "same",
         "threads": spec.threads,
         "parameters": spec.h.parameter_count,
         **seconds,
@@ -205,7 +206,7 @@ def memory_lines(planned: "PlannedRun") -> Iterator[str]:
     yield f"{spec.h.describe()}: {spec.h.parameter_count:,} parameters"
     parts = f" in {memory_plan.splits} micro-batches each" if memory_plan.splits > 1 else ""
     rows = f"batches of {spec.batch * memory_plan.splits} rows{parts}"
-    yield f"{spec.precision}, {spec.threads} threads, {rows}, recomputing: {memory_plan.policy}\n"
+    yield f"{spec.describe_precision()}, {spec.threads} threads, {rows}, recomputing: {memory_plan.policy}\n"
     totals = {"total": memory_plan.total}
     if memory_plan.own_memory:
         totals = {"on the device": memory_plan.total, "on the host": memory_plan.breakdown.on_host}

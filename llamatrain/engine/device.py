@@ -33,6 +33,7 @@ class Device(Protocol):
     name: str
     is_host: bool  # arrays are used in place, and a view that is read is the memory itself
     precisions: Sequence[Precision]  # of products; the first is the default
+    has_int8_products: bool  # products with frozen weights may be in 8-bit integers
 
     @property
     def kernel_class(self) -> str:

@@ -104,6 +104,8 @@ FLOPS: dict[str, Callable[[Node], int]] = {
     "gated_delta_step": delta_step_flops,
     "matmul": matmul_flops,
     "matmul_nn": matmul_flops,
+    "matmul_int8": matmul_flops,
+    "matmul_nn_int8": matmul_flops,
     "matmul_add": lambda node: 2 * node.outputs[0].size * node.sources[1].shape[-1],
     "matmul_nn_add": lambda node: 2 * node.outputs[0].size * node.sources[1].shape[-1],
     "out_prod": lambda node: matmul_flops(node, -2),

@@ -13,6 +13,7 @@ from llamatrain.graph.rewrite import rebuild
 from llamatrain.graph.tensor import BF16, F32, Node, QuantizedType, Tensor, find_base
 
 Precision = Literal["f32", "bf16"]  # of the sources of products
+BasePrecision = Literal["same", "int8"]  # of the sources of products with frozen weights
 
 
 def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:

@@ -5,6 +5,7 @@ What is chosen by this cost must not depend on a clock: splitting a batch or cop
 
 from collections.abc import Callable
 
+from llamatrain.graph.int8 import INT8_FORMS
 from llamatrain.graph.op_cost import estimate_cost
 from llamatrain.graph.remat_policy import Policy
 from llamatrain.graph.tensor import Node, collect_nodes
@@ -18,6 +19,7 @@ BYTE_SECONDS = 1e-10
 EXP_SECONDS = 3e-9
 DEQUANT_SECONDS = 3.8e-10
 BF16_FACTOR = 0.5  # relative to FLOP_SECONDS
+INT8_FACTOR = 0.4
 SAMPLE_DEPTHS = 3, 4  # layers of the models from which the cost of a deeper one is extrapolated
 
 NodeCost = Callable[[Node], float]
@@ -29,9 +31,10 @@ def nominal_cost(node: Node) -> float:
         return 0.0
     cost = estimate_cost(node)
     is_bf16 = node.sources and node.sources[0].dtype.size < 4
+    factor = INT8_FACTOR if node.op in INT8_FORMS.values() else BF16_FACTOR if is_bf16 else 1.0
     return (
         CALL_SECONDS
-        + FLOP_SECONDS * (BF16_FACTOR if is_bf16 else 1.0) * cost.flops
+        + FLOP_SECONDS * factor * cost.flops
         + BYTE_SECONDS * cost.bytes_moved
         + EXP_SECONDS * cost.exponentials
         + DEQUANT_SECONDS * cost.dequantized

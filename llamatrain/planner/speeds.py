@@ -121,6 +121,7 @@ def get_speeds(spec: StepSpec, measure: bool = False) -> OpSpeeds | None:
     base, rule = frozen_type(spec), spec.rule
     spec_facts = (
         spec.precision,
+        spec.int8,
         spec.threads,
         kernel_class(spec.kernels),
         spec.flash,
@@ -220,6 +221,7 @@ def small_spec(spec: StepSpec, base: DType | None, size: Sequence[int]) -> StepS
         batch=batch,
         rope_length=length,
         precision=spec.precision,
+        int8=spec.int8,
         threads=spec.threads,
         kernels=spec.kernels,
         flash=spec.flash,

@@ -18,8 +18,10 @@ from llamatrain.errors import UsageError
 # unit: (the features it needs, the unit it builds on)
 UNITS = {
     "avx512": (("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"), None),
-    "avx512bf16": (("avx512bf16",), "avx512"),
-    "amx": (("amxtile", "amxbf16"), "avx512"),
+    "avx512vnni": (("avx512vnni",), "avx512"),
+    "avx512bf16": (("avx512bf16",), "avx512vnni"),
+    "amx": (("amxtile", "amxbf16", "amxint8"), "avx512bf16"),
+    "avxvnni": (("avxvnni",), None),
 }
 DISABLE_VARIABLE = "LLAMATRAIN_WITHOUT"
 CLASS_VARIABLE = "LLAMATRAIN_CLASS"  # to compile for other machines
@@ -52,12 +54,25 @@ CLASSES = {
     each.name: each
     for each in (
         Processor(
-            "sapphirerapids", "x86-64-v4", f"{WIDE_VECTORS},+avx512bf16,+amx-tile,+amx-bf16", frozenset(UNITS)
+            "sapphirerapids",
+            "x86-64-v4",
+            f"{WIDE_VECTORS},+avx512vnni,+avx512bf16,+amx-tile,+amx-bf16,+amx-int8",
+            frozenset({"avx512", "avx512vnni", "avx512bf16", "amx"}),
         ),
         Processor(
-            "x86-64-v4-bf16", "x86-64-v4", f"{WIDE_VECTORS},+avx512bf16", frozenset({"avx512", "avx512bf16"})
+            "x86-64-v4-bf16",
+            "x86-64-v4",
+            f"{WIDE_VECTORS},+avx512vnni,+avx512bf16",
+            frozenset({"avx512", "avx512vnni", "avx512bf16"}),
+        ),
+        Processor(
+            "x86-64-v4-vnni",
+            "x86-64-v4",
+            f"{WIDE_VECTORS},+avx512vnni",
+            frozenset({"avx512", "avx512vnni"}),
         ),
         Processor("x86-64-v4", "x86-64-v4", WIDE_VECTORS, frozenset({"avx512"})),
+        Processor("x86-64-v3-vnni", "x86-64-v3", "+avxvnni", frozenset({"avxvnni"})),
         Processor("x86-64-v3", "x86-64-v3", "", frozenset()),
     )
 }
@@ -175,6 +190,11 @@ def count_cpus() -> int:
         return max(1, min(count, int(quota) // int(period)))
     except (OSError, ValueError):  # no such group, or "max"
         return count
+
+
+def has_int8_products() -> bool:
+    """Return True if kernels for this process can multiply 8-bit integers: all classes of x86 can."""
+    return processor().name in CLASSES
 
 
 def vector_width() -> int:

@@ -120,6 +120,10 @@ def cache_choices(resolved: ResolvedConfig, h: Hyperparameters, limit: int | Non
     tune, is_bf16 = resolved.config.tune, resolved.precision == "bf16"
     if not is_bf16 and tune.cache_base == "bf16":
         raise UsageError("--cache-base bf16 needs --precision bf16", code="conflicting-options")
+    if resolved.base_precision == "int8":
+        if tune.cache_base == "bf16":
+            raise UsageError("--cache-base bf16 needs --base-precision same", code="conflicting-options")
+        return ("off",)
     if tune.cache_base != "auto" or tune.full or resolved.config.command != "finetune":
         return (tune.cache_base,)
     # half of the memory is left to everything else
@@ -180,6 +184,7 @@ def make_spec(
         batch=train.batch,
         rope_length=max(shape.lengths),
         precision=resolved.precision,
+        int8=resolved.base_precision == "int8",
         threads=resolved.threads,
         kernels=train.processor,
         flash=train.flash,

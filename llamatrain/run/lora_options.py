@@ -120,6 +120,15 @@ class LoraOptions(Options, panel="An adapter"):
             resumable=True,
         ),
     ] = None
+    base_precision: Annotated[
+        Literal["auto", "same", "int8"],
+        Option(
+            "Number type of products with the base's weights; same: that of --precision.",
+            when=(NOT_FULL,),
+            resumable=True,
+            announced=True,
+        ),
+    ] = "auto"
     cache_base: Annotated[
         Literal["auto", "off", "bf16"],
         Option(

@@ -8,9 +8,9 @@ from typing import Literal
 from llamatrain.config.options import COUNT, OptionError
 from llamatrain.distributed.comm import get_comm, get_launch_info
 from llamatrain.distributed.cores import count_cores
-from llamatrain.engine.device import default_precision
+from llamatrain.engine.device import create_device, default_precision
 from llamatrain.errors import UsageError
-from llamatrain.graph.precision import Precision
+from llamatrain.graph.precision import BasePrecision, Precision
 from llamatrain.optim.early_stop import StopRules
 from llamatrain.optim.optimizer import ElementwiseRule, Optimizer
 from llamatrain.optim.registry import get_optimizer
@@ -35,6 +35,7 @@ class ResolvedConfig:
     row_length: int  # tokens
     threads: int
     precision: Precision
+    base_precision: BasePrecision
     optimizer: Optimizer
     gradients: Gradients
     ranks: int
@@ -103,7 +104,13 @@ class ResolvedConfig:
                 grad_acc=batches,
             ),
             preference=asked.preference.with_defaults,
-            tune=replace(asked.tune, ctx=self.row_length, lora_alpha=self.lora_alpha, cache_base=cache),
+            tune=replace(
+                asked.tune,
+                ctx=self.row_length,
+                lora_alpha=self.lora_alpha,
+                base_precision=self.base_precision,
+                cache_base=cache,
+            ),
         )
 
 
@@ -137,6 +144,7 @@ def resolve(
         row_length=row_length,
         threads=config.run.threads or count_cores(),
         precision=resolve_precision(train),
+        base_precision=resolve_base_precision(config),
         optimizer=optimizer,
         ranks=ranks or get_comm().size,
         forced_splits=requested.batch // config.train.batch if requested.grad_groups is None else 1,
@@ -206,6 +214,21 @@ def resolve_precision(options: TrainOptions) -> Precision:
     if get_optimizer(options.optimizer).needs_f32:
         return "f32"
     return default_precision(options.processor)
+
+
+def resolve_base_precision(config: RunConfig) -> BasePrecision:
+    """Return the number type of products with frozen weights.
+
+    Raise UsageError for 8-bit integers on a device that has no kernels for them.
+    """
+    if config.command != "finetune" or config.tune.full or config.tune.base_precision != "int8":
+        return "same"
+    if not create_device(config.train.processor).has_int8_products:
+        raise UsageError(
+            f"--base-precision int8 needs --device cpu (got {config.train.processor})",
+            code="conflicting-options",
+        )
+    return "int8"
 
 
 def choose_gradients(train: TrainOptions, optimizer: Optimizer, reads_base: bool) -> Gradients:

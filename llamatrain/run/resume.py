@@ -102,6 +102,8 @@ def apply_resume(
         files=find_moved(stored.files, folder),
         data=replace(stored.data, val=find_moved(stored.data.val, folder)),
     )
+    if stored.tune.base_precision == "auto":  # older checkpoints know no other than --precision
+        stored = replace(stored, tune=replace(stored.tune, base_precision="same"))
     check_files(stored, config)
     changed, notes = merge_changes(stored, config, given)
     if (
@@ -146,7 +148,7 @@ def apply_resume(
         )
     if (
         "precision" in changed["train"]
-        or "cache_base" in changed["tune"]
+        or {"cache_base", "base_precision"} & {*changed["tune"]}
         or old_kernels not in (None, kernels)
         or regrouped
     ):

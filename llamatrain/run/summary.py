@@ -44,7 +44,7 @@ def describe_run(prepared: PreparedRun, folder: Path) -> list[tuple[str, str]]:
         ),
         (
             "training",
-            f"{train.optimizer}, {steps} of {rows}, {train.precision}, {plan.spec.threads} threads",
+            f"{train.optimizer}, {steps} of {rows}, {plan.spec.describe_precision()}, {plan.spec.threads} threads",
         ),
         ("memory", plan.describe() + recomputed),
         ("folder", str(folder)),

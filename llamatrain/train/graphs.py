@@ -15,6 +15,7 @@ import numpy as np
 
 from llamatrain.engine.device import Device, create_device
 from llamatrain.engine.plan import Plan, plan
+from llamatrain.graph.int8 import use_int8_products
 from llamatrain.graph.ops import mul, sum_sqr
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.remat_policy import Policy
@@ -54,6 +55,7 @@ class StepSpec:
     batch: int
     rope_length: int  # length of the RoPE table
     precision: str
+    int8: bool = False  # products with frozen weights are in 8-bit integers
     threads: int
     kernels: str = "cpu"
     flash: bool = True
@@ -82,10 +84,25 @@ class StepSpec:
         """True if sparse gradients (few rows) are stored densely, like those of all other weights."""
         return self.gradients == "flat" or not (self.rule and self.rule.takes_sparse_rows)
 
+    def describe_precision(self) -> str:
+        """Return the number types of products as text."""
+        return f"{self.precision} (products with the base in int8)" if self.int8 else self.precision
+
     @cached_property
     def device(self) -> Device:
         """The device that the graphs run on."""
         return create_device(self.kernels, self.threads, self.drop_base)
+
+    @cached_property
+    def int8_weights(self) -> frozenset[Tensor]:
+        """The frozen weights whose products are in 8-bit integers: matrices of blocks, but not of the output."""
+        if not self.int8:
+            return frozenset()
+        return frozenset(
+            tensor
+            for name, tensor in self.weights.tensors.items()
+            if name not in self.trainable and len(tensor.shape) == 2 and name != self.h.output_weight
+        )
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -199,6 +216,7 @@ class StepGraphs:
             borders=graph.block_inputs,
             remat=self.policy,
             more=extra,
+            int8_weights=self.spec.int8_weights,
         )
 
     def _hold_gradients(self, length: int) -> HeldGradients:
@@ -333,6 +351,7 @@ class StepGraphs:
             if graph.rewards
             else [*(graph.evaluation or (graph.loss,))]
         )
+        outputs = use_int8_products(outputs, self.spec.int8_weights)
         if self.spec.precision == "bf16":
             outputs = round_products(outputs)
         if graph.rewards:

@@ -81,7 +81,8 @@ def parse_arguments() -> argparse.Namespace:
         command.add_argument("--kernels", choices=["cpu", "reference"], default="cpu")
         command.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")
         if name not in ("kernels", "quality", "gpu"):
-            command.add_argument("--precision", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"])
+            choices = ["f32", "bf16"] + ["int8"] * (name == "finetune")
+            command.add_argument("--precision", nargs="+", choices=choices, default=choices)
         if name == "step":
             command.add_argument("--profile", action="store_true", help="also show the most expensive ops")
         if name in ("step", "memory"):

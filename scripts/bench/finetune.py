@@ -90,7 +90,8 @@ def build_contenders(
 ) -> tuple[list[Contender], list[Contender]]:
     """Return our contenders and PEFT's.
 
-    Ours are a run on a base of each type, with its weights used in the file's format and also cached in bf16.
+    Ours are a run on a base of each type, with its weights used in the file's format and also cached in bf16. With
+    int8, all products but those with the base are in the processor's faster precision.
     """
     ctx, batch = ROWS[shape]
     text = folder / "text.txt"
@@ -103,7 +104,11 @@ def build_contenders(
         for precision in precisions:
             for cache in ("off", "bf16") if precision == "bf16" else ("off",):
                 options: list[object] = ["--ctx", ctx, "--batch", batch, "--cache-base", cache]
-                options += ["--precision", precision, "--threads", threads]
+                options += ["--threads", threads]
+                if precision == "int8":
+                    options += ["--base-precision", "int8"]
+                else:
+                    options += ["--precision", precision, "--base-precision", "same"]
                 ours.append(build_contender(f"{kind} {precision} {cache}", base, text, folder, options))
     theirs = []
     if peer and has_peft(peer):

@@ -171,6 +171,19 @@ for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "F16"):
         )
 
 
+def int8_linear(c: Case, kind: str, out: int) -> Case:
+    """Build y and dx in 8-bit integers, with a weight in a file's format."""
+    w, x, dy = c.weight(out, 2048, kind), c.x(512, 2048), c.x(512, out)
+    c.outputs = [O.matmul_int8(x, w), O.matmul_nn_int8(dy, w)]
+    c.shape, c.tolerance = f"512 x {out} x 2048", 0.0
+    return c
+
+
+for kind in ("Q8_0", "Q4_K"):
+    for out in (2048, 5632):
+        CASES[f"{kind.lower()}-int8-512x{out}"] = partial(int8_linear, kind=kind, out=out)
+
+
 # ---- the head --------------------------------------------------------------
 
 

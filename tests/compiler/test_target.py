@@ -31,8 +31,12 @@ def test_what_a_machine_has_says_its_class(machine: pytest.MonkeyPatch) -> None:
     machine.setattr(cpu, "request_amx", lambda: False)  # a kernel too old for them
     assert cpu.processor().name == "x86-64-v4-bf16"
     machine.setattr(cpu, "cpu_features", lambda: LARGE - {"avx512bf16"})
+    assert cpu.processor().name == "x86-64-v4-vnni"
+    machine.setattr(cpu, "cpu_features", lambda: LARGE - {"avx512vnni"})
     assert cpu.processor().name == "x86-64-v4"
     machine.setattr(cpu, "cpu_features", lambda: LARGE - {"avx512vl"})
+    assert cpu.processor().name == "x86-64-v3-vnni"
+    machine.setattr(cpu, "cpu_features", lambda: LARGE - {"avx512vl", "avxvnni"})
     assert cpu.processor().name == "x86-64-v3"
 
 
@@ -40,10 +44,12 @@ def test_what_a_machine_has_says_its_class(machine: pytest.MonkeyPatch) -> None:
     ("without", "name"),
     [
         ("amx", "x86-64-v4-bf16"),
-        ("avx512bf16", "x86-64-v4"),
-        ("amx, avx512bf16", "x86-64-v4"),
-        ("avx512", "x86-64-v3"),
-        ("avx512bf16,avx512,amx", "x86-64-v3"),
+        ("avx512bf16", "x86-64-v4-vnni"),
+        ("amx, avx512bf16", "x86-64-v4-vnni"),
+        ("avx512vnni", "x86-64-v4"),
+        ("avx512", "x86-64-v3-vnni"),
+        ("avx512bf16,avx512,amx", "x86-64-v3-vnni"),
+        ("avx512,avxvnni", "x86-64-v3"),
     ],
 )
 def test_what_is_switched_off_makes_a_smaller_class(
@@ -63,6 +69,8 @@ def test_each_class_asks_for_no_more_than_its_units_are(machine: pytest.MonkeyPa
         assert cpu.processor() == each
         assert ("+amx" in each.features) == ("amx" in each.units)
         assert ("bf16" in each.features.replace("amx-bf16", "")) == ("avx512bf16" in each.units)
+        assert ("+avx512vnni" in each.features) == ("avx512vnni" in each.units)
+        assert ("+avxvnni" in each.features) == ("avxvnni" in each.units)
         assert (each.cpu == "x86-64-v4") == ("avx512" in each.units)
 
 

@@ -12,7 +12,7 @@ from llamatrain.compiler.inventory import list_compilables
 from llamatrain.platform import cpu
 
 FILES = ("test_cpu_elementwise.py", "test_cpu_attention.py", "test_matmul.py", "test_fused_ce.py")
-WITHOUT = "amx,avx512bf16,avx512"
+WITHOUT = "amx,avx512bf16,avx512vnni,avx512,avxvnni"
 PROGRAM = """
 import sys
 import pytest

@@ -144,6 +144,8 @@ JUDGING = {  # no gradient goes through them, and they are part of none
     "matmul_nn_add": lambda c: O.matmul_nn_add(
         c.x(3, 4, fixed=True), c.x(3, 5, fixed=True), c.x(5, 4, fixed=True)
     ),
+    "matmul_int8": lambda c: O.matmul_int8(c.x(3, 5, fixed=True), c.x(4, 5, fixed=True), c.x(4, fixed=True)),
+    "matmul_nn_int8": lambda c: O.matmul_nn_int8(c.x(3, 4, fixed=True), c.x(4, 5, fixed=True)),
     "rms_norm_half": lambda c: O.cast(
         O.rms_norm_half(c.x(2, 3, fixed=True), c.x(3, fixed=True), eps=1e-5), dtype=F32
     ),

@@ -32,6 +32,7 @@ class OpaqueDevice:
     name, is_host = "opaque", False
     kernel_class = "opaque"
     precisions: Sequence[Precision] = ("f32", "bf16")
+    has_int8_products = False
 
     def __init__(self) -> None:
         self.plain, self.launches, self.allocated = ReferenceDevice(), 0, 0

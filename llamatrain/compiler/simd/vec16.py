@@ -39,7 +39,9 @@ BYTES = types.CPointer(types.uint8)
 REALS, INTS = FLOATS.llvm, WORDS.llvm
 
 define_operators(FLOATS, add="fadd", sub="fsub", mul="fmul", truediv="fdiv")
-define_operators(WORDS, add="add", sub="sub", mul="mul", and_="and_", or_="or_", lshift="shl", rshift="lshr")
+define_operators(
+    WORDS, add="add", sub="sub", mul="mul", and_="and_", or_="or_", xor="xor", lshift="shl", rshift="lshr"
+)
 
 minimum, maximum = define_extreme(FLOATS, "<"), define_extreme(FLOATS, ">")
 reduce_sum, reduce_min, reduce_max = (
@@ -51,6 +53,62 @@ to_ints = define_function(WORDS, FLOATS, lambda builder, x: builder.fptosi(x, IN
 round_to_nearest = define_function(FLOATS, FLOATS, lambda builder, x: W.call_intrinsic(builder, "rint", x))
 floor = define_function(FLOATS, FLOATS, lambda builder, x: W.call_intrinsic(builder, "floor", x))
 absolute = define_function(FLOATS, FLOATS, lambda builder, x: W.call_intrinsic(builder, "fabs", x))
+
+
+# A magnitude's bits, as an integer, are in the order of magnitudes; infinity and NaN are above all others.
+magnitude_bits = define_function(
+    WORDS, FLOATS, lambda builder, x: builder.and_(builder.bitcast(x, INTS), W.constant(INTS, 0x7FFFFFFF))
+)
+bits_to_float = define_function(
+    types.float32, types.int64, lambda builder, x: builder.bitcast(builder.trunc(x, W.INT), W.FLOAT)
+)
+spread = define_function(WORDS, types.int64, lambda builder, x: W.splat(builder, x, INTS))
+count_up = define_function(
+    WORDS,
+    types.int64,
+    lambda builder, x: builder.add(W.splat(builder, x, INTS), ir.Constant(INTS, list(range(LANES)))),
+)  # x, x + 1, ..
+
+
+@intrinsic
+def where_nonzero(typing_context: Any, condition: Any, value: Any) -> Any:
+    """Return `value`, or 0 in the lanes where the condition is 0."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        zero = W.constant(REALS, 0.0)
+        return builder.select(builder.fcmp_ordered("==", args[0], zero), zero, args[1])
+
+    return FLOATS(FLOATS, FLOATS), generate
+
+
+def _reduce_words(name: str) -> Any:
+    def reduce(builder: Any, x: Any) -> Any:
+        return builder.sext(W.call(builder, f"llvm.vector.reduce.{name}.v{LANES}i32", W.INT, x), W.LONG)
+
+    return define_function(types.int64, WORDS, reduce)
+
+
+reduce_word_sum, reduce_word_max = _reduce_words("add"), _reduce_words("smax")
+
+
+@intrinsic
+def larger_words(typing_context: Any, x: Any, y: Any) -> Any:
+    """Return the larger word of each lane."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.select(builder.icmp_signed(">", *args), *args)
+
+    return WORDS(WORDS, WORDS), generate
+
+
+def _add_neighbor(distance: int) -> Any:
+    lanes = ir.Constant(INTS, [lane ^ distance for lane in range(LANES)])
+    return define_function(
+        FLOATS, FLOATS, lambda builder, x: builder.fadd(x, builder.shuffle_vector(x, x, lanes))
+    )
+
+
+add_neighbor_of_one, add_neighbor_of_four = _add_neighbor(1), _add_neighbor(4)
 
 
 @intrinsic
@@ -189,6 +247,7 @@ get_halves, put_halves = _make_load(W.SHORT, FLOATS, _widen(from_half)), _make_s
 get_bf16s, put_bf16s = _make_load(W.SHORT, FLOATS, W.from_bf16), _make_store(FLOATS, W.to_bf16)
 get_bytes = _make_load(W.BYTE, WORDS, _widen())
 put_bytes = _make_store(WORDS, lambda builder, x: builder.trunc(x, W.with_element(INTS, W.BYTE)))
+get_words, put_words = _make_load(W.INT, WORDS, _identity), _make_store(WORDS, _identity)
 get_signed = _make_load(W.BYTE, WORDS, lambda builder, value: builder.sext(value, INTS))
 
 get_float, put_float = _make_load(W.FLOAT, types.float32, _identity), _make_store(types.float32, _identity)
@@ -198,6 +257,8 @@ get_bf16, put_bf16 = _make_load(W.SHORT, types.float32, W.from_bf16), _make_stor
 get_byte = _make_load(W.BYTE, types.int64, lambda builder, value: builder.zext(value, W.LONG))
 get_short = _make_load(W.SHORT, types.int64, lambda builder, value: builder.zext(value, W.LONG))
 get_int8 = _make_load(W.BYTE, types.int64, lambda builder, value: builder.sext(value, W.LONG))
+get_word = _make_load(W.INT, types.int64, lambda builder, value: builder.sext(value, W.LONG))
+put_word = _make_store(types.int64, lambda builder, value: builder.trunc(value, W.INT))
 put_byte = _make_store(types.int64, lambda builder, value: builder.trunc(value, W.BYTE))
 put_short = _make_store(types.int64, lambda builder, value: builder.trunc(value, W.SHORT))
 

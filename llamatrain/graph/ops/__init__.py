@@ -11,6 +11,7 @@ from llamatrain.graph.ops.attention import *
 from llamatrain.graph.ops.dropout import *
 from llamatrain.graph.ops.gates import *
 from llamatrain.graph.ops.ggml_extra import *
+from llamatrain.graph.ops.int8 import *
 from llamatrain.graph.ops.log_prob import *
 from llamatrain.graph.ops.losses import *
 from llamatrain.graph.ops.matmul import *

@@ -101,7 +101,7 @@ class FusedLoss:
         return (
             self.packed_bytes(self.columns, self.k_block)
             + self.rows * self.columns * 4
-            + self.weight_operand.slab_bytes
+            + self.weight_operand.slab_bytes(self.mode)
         )
 
     @property
@@ -213,11 +213,15 @@ def fused_loss_calls(
         left, right = (
             each.to_side(fused.mode, 0, d, fused.k_block) for each in (tokens, fused.weight_operand)
         )
-        whole = Packed(memory=work, entry_bytes=0, thread_offset=0, thread_bytes=0)
+        whole = Packed(memory=work, entry_bytes=0, thread_offset=0, thread_bytes=0, slab_bytes=0)
         calls.append(pack_call(tokens, left, np.zeros(1, np.int64), whole, is_a=True))
         chunk_args = fused.make_chunk(rows, part, targets[token_range])
         packed = Packed(
-            memory=work, entry_bytes=0, thread_offset=fused.chunk_bytes, thread_bytes=fused.slice_bytes
+            memory=work,
+            entry_bytes=0,
+            thread_offset=fused.chunk_bytes,
+            thread_bytes=fused.slice_bytes,
+            slab_bytes=fused.weight_operand.slab_bytes(fused.mode),
         )
         own = fused.packed_bytes(fused.columns, fused.k_block)
         calls.append(logits_slices.call(right, packed, own, chunk_args, items=fused.slices, block=1))

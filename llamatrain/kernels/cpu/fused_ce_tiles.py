@@ -19,7 +19,6 @@ from llamatrain.compiler.vectors import (
     to_bf16,
 )
 from llamatrain.kernels.cpu import tiles
-from llamatrain.kernels.cpu.dequantize import SLAB_BYTES
 from llamatrain.kernels.cpu.pack import Packed, Side, pack_part
 from llamatrain.kernels.cpu.softcap import cap_flat, cap_slope
 from llamatrain.kernels.cpu.softmax import row_max
@@ -70,7 +69,7 @@ def logits_slices(lo, hi, thread, side: Side, packed: Packed, own, chunk: Chunk)
     """
     mode, width, rows, logits, targets = side.mode, chunk.width, chunk.rows, chunk.logits, chunk.targets
     mine = packed.memory + packed.thread_offset + thread * packed.thread_bytes
-    made, decoding = mine + own, mine + packed.thread_bytes - SLAB_BYTES  # only quantized weights have a slab
+    made, decoding = mine + own, mine + packed.thread_bytes - packed.slab_bytes
     inverse = np.float32(1 / chunk.cap) if chunk.cap != 0 and chunk.keeps_logits else ZERO
     tiles.configure_tiles(mode)
     for item in range(lo, hi):

@@ -8,7 +8,7 @@ large to be packed at once, a range of k or a group of batch entries is processe
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, prod
 from typing import Any, NamedTuple
@@ -18,20 +18,23 @@ import numpy as np
 from llamatrain.compiler.declare import I64, Call, KernelEntry, f32, inline
 from llamatrain.compiler.vectors import LANES, load_until, store_until
 from llamatrain.kernels.cpu import tiles
-from llamatrain.kernels.cpu.dequantize import SLAB_BYTES
 from llamatrain.kernels.cpu.gemv import MAX_ROWS, GemvPlan
 from llamatrain.kernels.cpu.pack import (
     HALVES,
+    INT8,
     MIN_WORK,
     Operand,
     Packed,
     Side,
     can_pack,
     entry_address,
+    multiply,
     pack_call,
     pack_part,
+    panel_bytes,
 )
 from llamatrain.kernels.cpu.registry import Array, kernel
+from llamatrain.platform.cpu import has_int8_products
 
 MAX_PACKED_BYTES = 3 << 20  # the most bytes of the whole operand that are packed at a time
 
@@ -49,6 +52,8 @@ def largest_slice(mode: int) -> Slice:
     C is read and written once more for each block of k. The tile unit finishes a slice before the next one
     arrives, so its slices are larger.
     """
+    if mode == INT8:
+        return Slice(256, 512)
     return Slice(256, 2048) if mode == tiles.TILES else Slice(128, 1024)
 
 
@@ -83,7 +88,7 @@ class Product:
 
     def packed_bytes(self, count: int, k: int) -> int:
         """Return the bytes of a packed operand."""
-        return tiles.packed_bytes(self.mode, count, k)
+        return panel_bytes(INT8, count, k) if self.mode == INT8 else tiles.packed_bytes(self.mode, count, k)
 
     @property
     def k_block(self) -> int:
@@ -120,7 +125,12 @@ class Product:
     @property
     def slice_bytes(self) -> int:
         """The bytes that a thread needs: a packed slice, and a slab to decode."""
-        return self.packed_bytes(self.slice_rows, self.k_block) + self.a.slab_bytes + self.b.slab_bytes
+        return self.packed_bytes(self.slice_rows, self.k_block) + self.slab_bytes
+
+    @property
+    def slab_bytes(self) -> int:
+        """The bytes that a thread needs to decode a slab of an operand."""
+        return max(each.slab_bytes(self.mode) for each in (self.a, self.b))
 
     @property
     def scratch(self) -> int:
@@ -149,7 +159,11 @@ class Product:
         """Return the layout of the packed operands in the scratch memory."""
         spare = self.entries_at_once * self.entry_bytes
         return Packed(
-            memory=scratch, entry_bytes=self.entry_bytes, thread_offset=spare, thread_bytes=self.slice_bytes
+            memory=scratch,
+            entry_bytes=self.entry_bytes,
+            thread_offset=spare,
+            thread_bytes=self.slice_bytes,
+            slab_bytes=self.slab_bytes,
         )
 
     def pack_call(self, scratch: np.ndarray, entries: np.ndarray, start: int) -> Call:
@@ -218,7 +232,7 @@ def multiply_slices(
     mode, count, transpose = side.mode, side.rows, 1 - side.across if whole_is_a else side.across
     slices = (count + width - 1) // width
     thread_memory = packed.memory + packed.thread_offset + thread * packed.thread_bytes
-    decoding = thread_memory + packed.thread_bytes - SLAB_BYTES  # only quantized sources have a slab
+    decoding = thread_memory + packed.thread_bytes - packed.slab_bytes
     ldc = count if whole_is_a else other
     tiles.configure_tiles(mode)
     for item in range(lo, hi):
@@ -233,8 +247,8 @@ def multiply_slices(
             left, right, m, n = (
                 (whole, thread_memory, other, rows) if whole_is_a else (thread_memory, whole, rows, other)
             )
-            tiles.multiply(mode, corner, ldc, left, right, m, n, depth, more, whole_is_a)
-            whole += tiles.panel_bytes(mode, other, depth)
+            multiply(mode, corner, ldc, left, right, m, n, depth, more, whole_is_a)
+            whole += panel_bytes(mode, other, depth)
         if bias:
             m, n = (other, rows) if whole_is_a else (rows, other)
             add_bias(f32(corner), ldc, f32(bias + 4 * first if whole_is_a else bias), m, n)
@@ -282,6 +296,24 @@ def matmul_nn_plan(ins: Sequence[Any], threads: int) -> Product:
     return make_product(*make_operands(y, w, across=1), threads)
 
 
+def int8_product(x: Array, w: Array, across: int, threads: int) -> Product:
+    """Return the product of activations and a weight, rounded to 8-bit integers; dy w is rounded at random."""
+    a, b = make_operands(x, w, across)
+    return Product(replace(a, at_random=bool(across)), b, INT8, threads)
+
+
+def int8_plan(ins: Sequence[Any], threads: int) -> Product:
+    """Return the plan of x wᵀ in 8-bit integers."""
+    x, w, *_ = ins
+    return int8_product(x, w, 0, threads)
+
+
+def int8_nn_plan(ins: Sequence[Any], threads: int) -> Product:
+    """Return the plan of y w in 8-bit integers."""
+    y, w = ins
+    return int8_product(y, w, 1, threads)
+
+
 def out_prod_plan(ins: Sequence[Any], threads: int) -> Product:
     """Return the plan of aᵀ b."""
     a, b = (Operand(x, 1, x.shape[-1], x.shape[-2], tuple(x.shape[:-2])) for x in ins)
@@ -293,7 +325,12 @@ def takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) ->
     return outs[0].dtype == np.float32 and all(can_pack(x) for x in ins)
 
 
-def register(op: str, plan: Any) -> None:
+def takes_int8(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) -> bool:
+    """Return True if this processor multiplies 8-bit integers, too."""
+    return has_int8_products() and takes(outs, ins, attrs)
+
+
+def register(op: str, plan: Any, takes: Any = takes) -> None:
     """Register the kernel of a product by its plan."""
 
     def scratch(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any], threads: int) -> int:
@@ -314,3 +351,5 @@ def register(op: str, plan: Any) -> None:
 register("matmul", choose_matmul)
 register("matmul_nn", matmul_nn_plan)
 register("out_prod", out_prod_plan)
+register("matmul_int8", int8_plan, takes_int8)
+register("matmul_nn_int8", int8_nn_plan, takes_int8)

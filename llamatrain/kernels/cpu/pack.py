@@ -1,6 +1,7 @@
 """Operands of matrix products: how a source is laid out, and how it is packed, whole by all threads or in part by one.
 
 All products are C[m, n] = sum over k of A[m, k] B[n, k]; they differ in which axis of a source is contiguous.
+The modes are those of tiles.py, and INT8 for products of 8-bit integers (int8_tiles.py).
 """
 
 from dataclasses import dataclass
@@ -10,14 +11,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llamatrain.compiler.declare import I64, Call, KernelEntry, inline
-from llamatrain.gguf.quants.kinds import COMPILED
+from llamatrain.gguf.quants.kinds import BF16, COMPILED, F32
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.dequantize import SLAB_BYTES, pack_quantized
+from llamatrain.kernels.cpu.int8_tiles import (
+    INT8_SLAB_BYTES,
+    int8_panel_bytes,
+    multiply_int8_call,
+    pack_int8,
+)
 from llamatrain.kernels.cpu.registry import Array
 from llamatrain.kernels.quantized import Blocks
 
 STRIP_ROWS = 64  # rows of the whole operand that one job packs
 MIN_WORK = 200_000  # multiply-adds that are worth a job
+INT8 = tiles.TILES + 1  # a further mode
 FLOATS, HALVES, BLOCKS = range(3)  # forms of a source; quantized: BLOCKS + the number of its type
 
 
@@ -36,6 +44,7 @@ class Operand:
     k: int
     lead: tuple[int, ...] = ()
     row_stride: int = 0  # elements between rows, or between neighbors along k; 0: dense
+    at_random: bool = False  # 8-bit integers are rounded up or down at random
 
     @property
     def form(self) -> int:
@@ -66,10 +75,9 @@ class Operand:
             return self.source.row_bytes
         return self.row_stride or (self.count if self.across else self.k)
 
-    @property
-    def slab_bytes(self) -> int:
-        """The bytes that each thread needs to decode a slab of it."""
-        return SLAB_BYTES if self.form >= BLOCKS else 0
+    def slab_bytes(self, mode: int) -> int:
+        """Return the bytes that each thread needs to decode a slab of it."""
+        return INT8_SLAB_BYTES if mode == INT8 else SLAB_BYTES if self.form >= BLOCKS else 0
 
     def entries(self, lead: tuple[int, ...]) -> np.ndarray:
         """Return which entry of this operand is used for each entry of the result."""
@@ -88,6 +96,7 @@ class Operand:
             start=start,
             depth=min(depth, self.k - start),
             k_block=k_block,
+            at_random=self.at_random,
         )
 
 
@@ -104,18 +113,21 @@ class Side(NamedTuple):
     start: int
     depth: int
     k_block: int
+    at_random: int
 
 
 class Packed(NamedTuple):
     """The memory of packed operands.
 
-    `entry_bytes` for each entry of the whole one; from `thread_offset` on, `thread_bytes` for each thread.
+    `entry_bytes` for each entry of the whole one; from `thread_offset` on, `thread_bytes` for each thread, which
+    end with `slab_bytes` to decode a slab.
     """
 
     memory: Any
     entry_bytes: int
     thread_offset: int
     thread_bytes: int
+    slab_bytes: int
 
 
 def pack_call(whole: Operand, side: Side, entries: np.ndarray, packed: Packed, *, is_a: bool) -> Call:
@@ -130,13 +142,33 @@ def pack_call(whole: Operand, side: Side, entries: np.ndarray, packed: Packed, *
 
 
 @inline
+def panel_bytes(mode, count, k):
+    """Return the packed bytes of `count` rows of A or columns of B."""
+    return int8_panel_bytes(count, k) if mode == INT8 else tiles.panel_bytes(mode, count, k)
+
+
+@inline
+def multiply(mode, c, ldc, a, b, m, n, k, accumulate, by_rows):
+    """Multiply packed operands."""
+    if mode == INT8:
+        multiply_int8_call((c, ldc, a, b, m, n, k, accumulate))
+    else:
+        tiles.multiply(mode, c, ldc, a, b, m, n, k, accumulate, by_rows)
+
+
+@inline
 def pack_part(side, to, source, transpose, first, rows, start, depth, slab):
     """Pack `rows` rows from `first` on, with `depth` elements of k from `start` on.
 
-    `slab` is SLAB_BYTES of memory for quantized sources.
+    `slab` is memory to decode into, for quantized sources and 8-bit integers.
     """
     form, across, stride = side.form, side.across, side.stride
-    if form >= BLOCKS and across:
+    if side.mode == INT8:
+        kind = form - BLOCKS if form >= BLOCKS else BF16 if form else F32
+        row_bytes = stride if form >= BLOCKS else stride * (2 if form else 4)
+        is_a = transpose == across
+        pack_int8(is_a, across, to, kind, source, row_bytes, first, rows, start, depth, side.at_random, slab)
+    elif form >= BLOCKS and across:
         pack_quantized(side.mode, to, form - BLOCKS, source, stride, across, start, depth, first, rows, slab)
     elif form >= BLOCKS:
         pack_quantized(side.mode, to, form - BLOCKS, source, stride, across, first, rows, start, depth, slab)
@@ -165,8 +197,8 @@ def pack_whole(lo, hi, thread, side: Side, entries: I64, packed: Packed, is_a, s
         k0 = item // strips % blocks * side.k_block
         rows, depth = min(strip, side.rows - first), min(side.k_block, side.depth - k0)
         to = packed.memory + entry * packed.entry_bytes
-        to += tiles.panel_bytes(side.mode, side.rows, side.k_block) * (k0 // side.k_block)
-        to += tiles.panel_bytes(side.mode, first, depth)
+        to += panel_bytes(side.mode, side.rows, side.k_block) * (k0 // side.k_block)
+        to += panel_bytes(side.mode, first, depth)
         pack_part(
             side,
             to,

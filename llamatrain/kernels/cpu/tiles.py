@@ -20,7 +20,7 @@ TILES (AMX). All of them sum in float32. `choose_mode("bf16")` is the fastest th
 """
 
 from llamatrain.compiler.declare import LazyModule, SharedKernel, inline
-from llamatrain.kernels.cpu.tile_shape import COLUMNS, LAST_ROWS, NARROW_ROWS, ROW, ROWS, TILE
+from llamatrain.kernels.cpu.tile_shape import COLUMNS, NARROW_ROWS, ROW, ROWS, TILE
 from llamatrain.platform import cpu
 
 micro, tile_rows = (

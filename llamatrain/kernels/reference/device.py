@@ -19,6 +19,7 @@ class ReferenceDevice(HostMemory):
 
     name = "reference"
     precisions: Sequence[Precision] = ("f32", "bf16")
+    has_int8_products = True
 
     @property
     def kernel_class(self) -> str:

@@ -95,6 +95,7 @@ class TorchDevice(TorchMemory):
     """A device that issues each call by itself. Ops without a torch kernel run on the host."""
 
     is_host = False
+    has_int8_products = False
 
     def __init__(self, name: str, threads: int) -> None:
         super().__init__(name, torch.device(name.removeprefix("torch-")))

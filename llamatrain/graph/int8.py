@@ -1,0 +1,20 @@
+"""Products with frozen weights in 8-bit integers, as a rewrite of a graph whose gradients were derived already."""
+
+from collections.abc import Collection, Sequence
+
+from llamatrain.graph.ops import matmul, matmul_int8, matmul_nn, matmul_nn_int8
+from llamatrain.graph.rewrite import rebuild
+from llamatrain.graph.tensor import Node, Op, Tensor
+
+INT8_FORMS: dict[Op, Op] = {matmul: matmul_int8, matmul_nn: matmul_nn_int8}
+
+
+def use_int8_products(outputs: Sequence[Tensor], weights: Collection[Tensor]) -> list[Tensor]:
+    """Return the outputs with every product with one of these weights in 8-bit integers."""
+
+    def change(node: Node) -> Node | None:
+        if node.op not in INT8_FORMS or node.sources[1] not in weights:
+            return None
+        return Node(INT8_FORMS[node.op], node.sources, node.attrs, node.outputs[0].name)
+
+    return rebuild(outputs, {}, change) if weights else list(outputs)

@@ -1,0 +1,181 @@
+"""The inner loop of products of 8-bit integers: one block of k, for some rows and columns of C.
+
+Operands are tiles as in microkernel.py; a word is four integers that are neighbors along k, unsigned in A and
+signed in B. A block is a header, with 16 scales and 16 first sums, and the tiles of its words.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from llamatrain.compiler.simd import llvm_ops as W
+from llamatrain.compiler.simd.llvm_ops import BYTE, FLOAT, INT, LONG, SHORT, load, store
+from llamatrain.kernels.cpu.llvm.microkernel import add_offset, prefetch
+from llamatrain.kernels.cpu.tile_shape import INT8_HEADER, INT8_ROWS, ROW
+from llamatrain.platform import cpu
+
+WORDS_IN_TILE = 16
+STEP = 4  # words along k in one iteration
+Step = Callable[[Any, Any, list[Any], list[Any]], Any]  # builder, sums, words of A, vectors of B -> sums
+
+
+def add_by_pairs(builder: Any, total: Any, left: list[Any], right: list[Any]) -> Any:
+    """Add the products of two words without VNNI: four products are added in 16 bits, which hold them."""
+    count = total.type.count
+    bytes_of, shorts = ir.VectorType(BYTE, 4 * count), ir.VectorType(SHORT, 2 * count)
+    multiply_bytes, multiply_shorts = (
+        ("avx512.pmaddubs.w.512", "avx512.pmaddw.d.512")
+        if count == 16
+        else ("avx2.pmadd.ub.sw", "avx2.pmadd.wd")
+    )
+    pairs = [
+        W.call(
+            builder, f"llvm.x86.{multiply_bytes}", shorts, *(builder.bitcast(each, bytes_of) for each in word)
+        )
+        for word in zip(left, right, strict=True)
+    ]
+    fours, ones = builder.add(*pairs), W.constant(shorts, 1)
+    return builder.add(total, W.call(builder, f"llvm.x86.{multiply_shorts}", total.type, fours, ones))
+
+
+def add_by_vnni(builder: Any, total: Any, left: list[Any], right: list[Any]) -> Any:
+    """Add the products of two words by the dot products of VNNI."""
+    name = f"llvm.x86.avx512.vpdpbusd.{32 * total.type.count}"
+    for a, b in zip(left, right, strict=True):
+        total = W.call(builder, name, total.type, total, a, b)
+    return total
+
+
+@dataclass(frozen=True)
+class BlockKernel:
+    """Emits the product of one block: `rows` rows and 16 * `panels` columns, in vectors of `lanes` columns."""
+
+    rows: int
+    panels: int
+    lanes: int
+    step: Step
+
+    @property
+    def words(self) -> Any:
+        """The type of a vector of integers."""
+        return ir.VectorType(INT, self.lanes)
+
+    @property
+    def floats(self) -> Any:
+        """The type of a vector of float32."""
+        return ir.VectorType(FLOAT, self.lanes)
+
+    def emit(
+        self,
+        builder: Any,
+        c: Any,
+        ldc: Any,
+        a: Any,
+        scales: Any,
+        b: Any,
+        panel: Any,
+        tiles: Any,
+        accumulate: Any,
+    ) -> None:
+        """Emit the kernel. `a` is the first row in its first tile, `scales` are those of the rows."""
+        places = [(j, 4 * v) for j in range(self.panels) for v in range(0, 16, self.lanes)]
+        headers = [add_offset(builder, builder.add(b, builder.mul(panel, LONG(j))), v) for j, v in places]
+        rows = [builder.add(c, builder.mul(ldc, LONG(i))) for i in range(self.rows)]
+        for row in rows:
+            prefetch(builder, row)
+        first = [load(builder, add_offset(builder, header, ROW), self.words, 32) for header in headers]
+        sums = self.emit_loop(builder, first * self.rows, a, headers, tiles)
+        old = W.splat(
+            builder, builder.icmp_signed("!=", accumulate, LONG(0)), ir.VectorType(W.BIT, self.lanes)
+        )
+        factors = [load(builder, header, self.floats, 32) for header in headers]
+        for i, row in enumerate(rows):
+            scale = W.splat(builder, load(builder, add_offset(builder, scales, 4 * i), FLOAT, 4), self.floats)
+            for at, (j, offset) in enumerate(places):
+                place = add_offset(builder, row, ROW * j + offset)
+                made = builder.fmul(builder.sitofp(sums[i * len(places) + at], self.floats), scale)
+                made = builder.fmul(made, factors[at])
+                before = builder.select(
+                    old, load(builder, place, self.floats, 4), W.constant(self.floats, 0.0)
+                )
+                store(builder, builder.fadd(before, made), place, 4)
+
+    def emit_loop(self, builder: Any, first: list[Any], a: Any, headers: list[Any], tiles: Any) -> list[Any]:
+        """Emit the loop over the words of the block, STEP words at a time."""
+        enter = builder.block
+        loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        word, *totals = (builder.phi(kind) for kind in (LONG, *[self.words] * len(first)))
+        for phi, value in zip((word, *totals), (LONG(0), *first), strict=True):
+            phi.add_incoming(value, enter)
+        sums = self.emit_step(builder, totals, a, headers, word)
+        following = builder.add(word, LONG(STEP))
+        for phi, value in zip((word, *totals), (following, *sums), strict=True):
+            phi.add_incoming(value, builder.block)
+        builder.cbranch(builder.icmp_signed("<", following, builder.shl(tiles, LONG(4))), loop, done)
+        builder.position_at_end(done)
+        return sums
+
+    def emit_step(self, builder: Any, totals: list[Any], a: Any, headers: list[Any], word: Any) -> list[Any]:
+        """Emit one iteration and return the new sums."""
+        within = builder.shl(builder.and_(word, LONG(WORDS_IN_TILE - 1)), LONG(2))
+        left = builder.add(a, builder.add(builder.shl(builder.and_(word, LONG(-16)), LONG(6)), within))
+        down, sums = add_offset(builder, builder.shl(word, LONG(6)), INT8_HEADER), list(totals)
+        bases = [builder.add(header, down) for header in headers]
+        for step in range(0, STEP, 2):
+            right = [
+                [
+                    load(builder, add_offset(builder, base, ROW * (step + each)), self.words, 32)
+                    for each in (0, 1)
+                ]
+                for base in bases
+            ]
+            for i in range(self.rows):
+                words = [
+                    W.splat(
+                        builder,
+                        load(builder, add_offset(builder, left, ROW * i + 4 * (step + each)), INT, 4),
+                        self.words,
+                    )
+                    for each in (0, 1)
+                ]
+                for j, pair in enumerate(right):
+                    at = i * len(right) + j
+                    sums[at] = self.step(builder, sums[at], words, pair)
+        return sums
+
+
+def choose_kernel(panels: int) -> BlockKernel | None:
+    """Return the kernel for the units of this process; None if it has none of them."""
+    if not cpu.has_int8_products():
+        return None
+    step = add_by_vnni if cpu.enabled_units() & {"avx512vnni", "avxvnni"} else add_by_pairs
+    return BlockKernel(INT8_ROWS, panels, cpu.vector_width(), step)
+
+
+def define_block_kernel(panels: int) -> Any:
+    """Return an intrinsic `(c, ldc, a, scales, b, panel, tiles, accumulate)`.
+
+    `panel` is the distance from 16 columns of B to the next 16.
+    """
+
+    @intrinsic
+    def call(
+        context: Any, c: Any, ldc: Any, a: Any, scales: Any, b: Any, panel: Any, tiles: Any, accumulate: Any
+    ) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            if kernel := choose_kernel(panels):
+                kernel.emit(builder, *values)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 8), generate
+
+    return call
+
+
+block_wide, block_narrow = define_block_kernel(2), define_block_kernel(1)
