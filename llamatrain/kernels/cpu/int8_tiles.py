@@ -13,7 +13,7 @@ from llamatrain.compiler.vectors import vec16 as L
 from llamatrain.gguf.quants import kinds as K
 from llamatrain.kernels.cpu.dequantize import decode
 from llamatrain.kernels.cpu.dropout import STEP, mix_uint32
-from llamatrain.kernels.cpu.tile_shape import INT8_COLUMNS, INT8_HEADER, INT8_ROWS, ROW, TILE
+from llamatrain.kernels.cpu.tile_shape import INT8_BY_TILES, INT8_COLUMNS, INT8_HEADER, INT8_ROWS, ROW, TILE
 from llamatrain.kernels.reference.int8 import BLOCK, LARGEST, LARGEST_SUM, SMALLEST
 
 int8_kernel, micro, tile_rows = (
@@ -21,6 +21,7 @@ int8_kernel, micro, tile_rows = (
 )
 
 DEPTH = 64  # elements along k in a tile
+SIDE = 32  # rows and columns of a block of C that the tile unit computes
 BLOCK_BYTES = INT8_HEADER + BLOCK // DEPTH * TILE
 PITCH = 4 * BLOCK + ROW  # between rows of a slab: a column's elements must not share few lines of the cache
 INT8_SLAB_BYTES = BLOCK * PITCH
@@ -241,9 +242,54 @@ def multiply_blocks(c, pitch, left, right, row, panel, columns, k, accumulate):
         left, right = left + BLOCK_BYTES, right + BLOCK_BYTES
 
 
-@SharedKernel
-def multiply_int8(c, ldc, a, b, m, n, k, accumulate):
-    """Multiply packed operands, 16 or 32 columns of B with all rows of A at a time."""
+@exact
+def add_sums(c, ldc, space, left, right, panel, rows, columns, more):
+    """Scale the integer sums of a block of 32 x 32, and add them to C."""
+    for i in range(rows):
+        scale = L.get_float(u8(left + i // 16 * panel + i % 16 * 4))
+        for j in range(0, columns, 16):
+            header = u8(right + j // 16 * panel)
+            sums = L.get_words(u8(space + (i * SIDE + j) * 4)) + L.get_words(header + ROW)
+            made = L.to_floats(sums) * scale * L.get_floats(header)
+            place, there = c + (i * ldc + j) * 4, min(16, columns - j)
+            if there == 16:
+                old = L.get_floats(u8(place)) if more else L.splat(ZERO)
+                L.put_floats(u8(place), old + made)
+            else:
+                L.put_floats(u8(space + (i * SIDE + j) * 4), made)
+                for lane in range(there):
+                    before = f32(place)[lane] if more else ZERO
+                    f32(place)[lane] = before + f32(space + (i * SIDE + j) * 4)[lane]
+
+
+@inline
+def multiply_by_tiles(c, ldc, a, b, m, n, k, accumulate):
+    """Multiply packed operands by the tile unit, 32 x 32 elements of C at a time."""
+    panel, space = int8_panel_bytes(16, k), micro.scratch_block()
+    for j in range(0, n, SIDE):
+        for i in range(0, m, SIDE):
+            left, right = a + i // 16 * panel, b + j // 16 * panel
+            a_panel, b_panel = panel if m - i > 16 else 0, panel if n - j > 16 else 0
+            for at in range(0, max(1, k), BLOCK):
+                tiles = (min(BLOCK, k - at) + DEPTH - 1) // DEPTH
+                micro.multiply_byte_tiles(
+                    space,
+                    SIDE * 4,
+                    left + INT8_HEADER,
+                    a_panel,
+                    right + INT8_HEADER,
+                    b_panel,
+                    tiles * 16,
+                    0,
+                )
+                rows, columns, more = min(SIDE, m - i), min(SIDE, n - j), accumulate or at > 0
+                add_sums(c + (i * ldc + j) * 4, ldc, space, left, right, panel, rows, columns, more)
+                left, right = left + BLOCK_BYTES, right + BLOCK_BYTES
+
+
+@inline
+def multiply_by_vectors(c, ldc, a, b, m, n, k, accumulate):
+    """Multiply packed operands by vectors, 16 or 32 columns of B with all rows of A at a time."""
     panel, space = int8_panel_bytes(16, k), micro.scratch_block()
     for j in range(0, n, INT8_COLUMNS):
         for i in range(0, m, INT8_ROWS):
@@ -257,6 +303,15 @@ def multiply_int8(c, ldc, a, b, m, n, k, accumulate):
             multiply_blocks(target, pitch, left, right, i % 16, panel, columns, k, accumulate)
             if not is_whole:
                 copy_edge(corner, ldc * 4, target, pitch, rows, columns)
+
+
+@SharedKernel
+def multiply_int8(c, ldc, a, b, m, n, k, accumulate):
+    """Multiply packed operands."""
+    if INT8_BY_TILES:
+        multiply_by_tiles(c, ldc, a, b, m, n, k, accumulate)
+    else:
+        multiply_by_vectors(c, ldc, a, b, m, n, k, accumulate)
 
 
 multiply_int8_call = multiply_int8.call

@@ -34,6 +34,7 @@ from llamatrain.kernels.cpu.pack import (
     panel_bytes,
 )
 from llamatrain.kernels.cpu.registry import Array, kernel
+from llamatrain.kernels.cpu.tile_shape import INT8_BY_TILES
 from llamatrain.platform.cpu import has_int8_products
 
 MAX_PACKED_BYTES = 3 << 20  # the most bytes of the whole operand that are packed at a time
@@ -234,7 +235,8 @@ def multiply_slices(
     thread_memory = packed.memory + packed.thread_offset + thread * packed.thread_bytes
     decoding = thread_memory + packed.thread_bytes - packed.slab_bytes
     ldc = count if whole_is_a else other
-    tiles.configure_tiles(mode)
+    unit = tiles.TILES if INT8_BY_TILES and mode == INT8 else mode
+    tiles.configure_tiles(unit)
     for item in range(lo, hi):
         entry, first = item // slices, item % slices * width
         rows, whole = min(width, count - first), packed.memory + slots[entry] * packed.entry_bytes
@@ -252,7 +254,7 @@ def multiply_slices(
         if bias:
             m, n = (other, rows) if whole_is_a else (rows, other)
             add_bias(f32(corner), ldc, f32(bias + 4 * first if whole_is_a else bias), m, n)
-    tiles.release_tiles(mode)
+    tiles.release_tiles(unit)
 
 
 # ---- the ops -----------------------------------------------------------------------------------

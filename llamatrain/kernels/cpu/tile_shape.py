@@ -1,6 +1,6 @@
 """The size of tiles, and of the part of C that a vector kernel holds in registers (llvm/microkernel.py)."""
 
-from llamatrain.platform.cpu import vector_width
+from llamatrain.platform.cpu import enabled_units, vector_width
 
 TILE = 1024  # bytes
 ROW = 64  # bytes of a tile's row
@@ -13,3 +13,4 @@ NARROW_ROWS = 16 if vector_width() == 16 else ROWS  # if C has 16 columns
 # Of 8-bit integers: rows and columns of C in a vector kernel, and the bytes in front of a block's tiles.
 INT8_ROWS, INT8_COLUMNS = (8, 32) if vector_width() == 16 else (4, 16)
 INT8_HEADER = 128
+INT8_BY_TILES = "amx" in enabled_units()  # the tile unit multiplies them

@@ -165,9 +165,18 @@ QUARTERS = ((0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7))
 
 
 def emit_tile_kernel(
-    builder: Any, c: Any, ldc: Any, a: Any, a_panel: Any, b: Any, b_panel: Any, words: Any, accumulate: Any
+    builder: Any,
+    c: Any,
+    ldc: Any,
+    a: Any,
+    a_panel: Any,
+    b: Any,
+    b_panel: Any,
+    words: Any,
+    accumulate: Any,
+    dot: str = "tdpbf16ps",
 ) -> None:
-    """Emit the product of 32 rows and 32 columns by the tile unit."""
+    """Emit the product of 32 rows and 32 columns by the tile unit; `dot` is its instruction."""
 
     def tile(name: str, number: int, *values: Any) -> None:
         W.call(builder, f"llvm.x86.{name}", VOID, BYTE(number), *values)
@@ -192,7 +201,7 @@ def emit_tile_kernel(
         for number, panel in zip((4, 6, 7, 5), (a, b, b2, a2), strict=True):
             tile("tileloadd64", number, at(builder.add(panel, offset)), LONG(ROW))
         for quarter, left, right in QUARTERS:
-            tile("tdpbf16ps", quarter, BYTE(left), BYTE(right))
+            tile(dot, quarter, BYTE(left), BYTE(right))
         tile(
             "tilestored64", 4, awake, LONG(ROW)
         )  # a dummy store: after some 1,800 cycles without one, the next takes 1,000
@@ -256,18 +265,32 @@ pair_block = define_vector_kernel(ROWS, COLUMNS // 16, pairs=True)
 pair_narrow = define_vector_kernel(NARROW_ROWS, 1, pairs=True)
 
 
-@intrinsic
-def multiply_tiles(
-    context: Any, c: Any, ldc: Any, a: Any, a_panel: Any, b: Any, b_panel: Any, words: Any, accumulate: Any
-) -> Any:
-    """Compute 32 x 32 elements of C by the tile unit."""
+def define_tile_kernel(dot: str) -> Any:
+    """Return an intrinsic that computes 32 x 32 elements of C by an instruction of the tile unit."""
 
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        if "amx" in cpu.enabled_units():
-            emit_tile_kernel(builder, *values)
-        return context.get_dummy_value()
+    @intrinsic
+    def call(
+        context: Any,
+        c: Any,
+        ldc: Any,
+        a: Any,
+        a_panel: Any,
+        b: Any,
+        b_panel: Any,
+        words: Any,
+        accumulate: Any,
+    ) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            if "amx" in cpu.enabled_units():
+                emit_tile_kernel(builder, *values, dot=dot)
+            return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 8), generate
+        return types.void(*[types.int64] * 8), generate
+
+    return call
+
+
+multiply_tiles, multiply_byte_tiles = map(define_tile_kernel, ("tdpbf16ps", "tdpbusd"))
 
 
 def define_switch(emit: Callable[[Any], None]) -> Any:
