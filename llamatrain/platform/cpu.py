@@ -197,6 +197,14 @@ def has_int8_products() -> bool:
     return processor().name in CLASSES
 
 
+def int8_unit() -> str:
+    """Return the unit that multiplies 8-bit integers; "numpy" if this process has no kernels for them."""
+    if not has_int8_products():
+        return "numpy"
+    fastest = ("amx", "avx512vnni", "avxvnni", "avx512")
+    return next((unit for unit in fastest if unit in enabled_units()), "avx2")
+
+
 def vector_width() -> int:
     """Return the number of float32 in a vector register."""
     if "avx512" in enabled_units():

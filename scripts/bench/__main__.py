@@ -8,6 +8,7 @@
     python scripts/bench.py finetune [TYPE ...]      the command on a quantized base, in turns with PEFT
     python scripts/bench.py families [qwen3 ...]     FLOP/s of each architecture, in turns with a llama
     python scripts/bench.py quality [TEXT]           validation loss of AdamW and Muon; some ten minutes
+    python scripts/bench.py int8 BASE DATA --val V   adapters trained with int8, bf16 and f32 products
     python scripts/bench.py scale [S M lora]         steps on 1 to 4 ranks and on hosts with limited links
     python scripts/bench.py useful                   an epoch over chats, packed and not, in turns with PEFT
     python scripts/bench.py gpu [7b:1024x4 ...]      training on a GPU, in turns with torch and PEFT in 4 bits
@@ -27,7 +28,18 @@ if not __package__:  # `python scripts/bench` puts the folder itself on the path
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from bench import architectures, finetune, gpu, memory, muon_vs_adamw, packing, readme_table, scaling, steps
+from bench import (
+    architectures,
+    finetune,
+    gpu,
+    int8_quality,
+    memory,
+    muon_vs_adamw,
+    packing,
+    readme_table,
+    scaling,
+    steps,
+)
 from bench.kernels import bench_kernels
 from bench.processes import MALLOC
 from bench.random_models import SIZES
@@ -43,6 +55,7 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {
     "context": (steps.bench_context, 20.0),
     "finetune": (finetune.bench_finetune, 0.0),
     "quality": (muon_vs_adamw.bench_optimizers, 0.0),
+    "int8": (int8_quality.bench_int8, 0.0),
     "useful": (packing.bench_packing, 0.0),
     "families": (architectures.bench_architectures, 20.0),
     "scale": (scaling.bench_scaling, 0.0),
@@ -54,6 +67,7 @@ ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "context": steps.add_context_arguments,
     "finetune": finetune.add_arguments,
     "quality": muon_vs_adamw.add_arguments,
+    "int8": int8_quality.add_arguments,
     "useful": packing.add_arguments,
     "families": architectures.add_arguments,
     "scale": scaling.add_arguments,
@@ -80,7 +94,7 @@ def parse_arguments() -> argparse.Namespace:
         command.add_argument("--seconds", type=float, default=seconds, help=f"for each line ({seconds:g})")
         command.add_argument("--kernels", choices=["cpu", "reference"], default="cpu")
         command.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")
-        if name not in ("kernels", "quality", "gpu"):
+        if name not in ("kernels", "quality", "int8", "gpu"):
             choices = ["f32", "bf16"] + ["int8"] * (name == "finetune")
             command.add_argument("--precision", nargs="+", choices=choices, default=choices)
         if name == "step":

@@ -87,6 +87,7 @@ def describe_processor() -> Findings:
         sorted(cpu.enabled_units()),
         ", ".join(sorted(cpu.enabled_units())) or f"none of {', '.join(cpu.UNITS)}",
     )
+    yield make_fact("int8", cpu.int8_unit(), f"products by {cpu.int8_unit()}")
     if off := sorted(cpu.disabled_units()):
         yield make_fact("switched off", off, f"{', '.join(off)} (by {cpu.DISABLE_VARIABLE})")
 
