@@ -36,7 +36,8 @@ LINE = 8  # words in a cache line
 ENTRY, ARGS, ITEMS, BLOCK, NEXT, DONE = range(0, 6 * 8, 8)
 ROW_BYTES = LINE * 8
 
-# The words of the pool, each in its own cache line: a table is open, its address, the published row, the helpers inside.
+# The words of the pool, each in its own cache line: the threads of the open table (0: none is open), its address,
+# the published row, the helpers inside.
 OPEN, TABLE, ROW, INSIDE = (line * ROW_BYTES for line in range(4))
 FINISHED = -1
 SPINS_BEFORE_YIELD = 2000  # checks before the processor is yielded
@@ -85,11 +86,11 @@ def spin(spins):
 
 
 @Routine
-def open_table(table, pool):
-    """Open a table, so that helpers may enter."""
+def open_table(table, pool, threads):
+    """Open a table for this many threads, so that helpers may enter."""
     store(pool + TABLE, table)
     store(pool + ROW, 0)
-    store(pool + OPEN, 1)
+    store(pool + OPEN, threads)
 
 
 @Routine
@@ -134,15 +135,18 @@ def help_with_table(pool, thread):
 
 @Routine
 def help_leader(pool, thread):
-    """Help with open tables, and wait a moment for the next one before returning."""
+    """Help with open tables, and wait a moment for the next one before returning.
+
+    A table with fewer threads than the one before has no scratch memory for the last helpers: they stay outside.
+    """
     spins = LINGER_SPINS  # a helper that comes too late leaves at once
-    while load(pool + OPEN) or spins < LINGER_SPINS:
+    while load(pool + OPEN) > thread or spins < LINGER_SPINS:
         fetch_add(pool + INSIDE, 1)
-        if load(pool + OPEN):
+        if load(pool + OPEN) > thread:
             help_with_table(pool, thread)
             spins = 0
         fetch_add(pool + INSIDE, -1)
-        while not load(pool + OPEN) and spins < LINGER_SPINS:
+        while load(pool + OPEN) <= thread and spins < LINGER_SPINS:
             pause_spinning()
             spins += 1
 
@@ -192,7 +196,7 @@ class ThreadPool:
                 self._start_helper()
         if (cpu := current_cpu()) != self.leader_cpu:
             self._move_helpers_off(cpu)
-        open_table.native(table, self.address)
+        open_table.native(table, self.address, helper_count + 1)
         for wake_lock in self.wake_locks[:helper_count]:
             if wake_lock.locked():
                 wake_lock.release()

@@ -56,6 +56,26 @@ def held(blocks: int, count: int = 0) -> tuple[CallTable, np.ndarray]:
     return CallTable([until.call(at, at + 8, items=blocks, block=1)], count or blocks), words
 
 
+@KernelEntry
+def note_thread(lo, hi, thread, seen: I32):
+    """Each thread counts its blocks, which take a moment."""
+    seen[thread] += 1
+    for _ in range(20):
+        pause_spinning()
+
+
+def test_helpers_of_a_larger_table_stay_out_of_a_smaller_one() -> None:
+    """They still look for work when it opens, but its kernels have no scratch memory for them."""
+    larger, smaller = np.zeros(3, np.int32), np.zeros(3, np.int32)
+    three = CallTable([note_thread.call(larger, items=64, block=1)], 3)
+    two = CallTable([note_thread.call(smaller, items=64, block=1)], 2)
+    for _ in range(300):
+        three()
+        two()
+    assert larger.sum() == smaller.sum() == 300 * 64
+    assert smaller[2] == 0
+
+
 @contextmanager
 def at_work(table: CallTable, words: np.ndarray) -> Iterator[np.ndarray]:
     """While this is open, two or more are in the table."""
