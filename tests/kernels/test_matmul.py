@@ -195,13 +195,14 @@ def test_scratch_is_a_slice_for_each_thread_and_a_few_megabytes():
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the unit is x86's")
-def test_the_tile_units_code_is_made_where_the_unit_is_not():
+@pytest.mark.parametrize("dot", ["tdpbf16ps", "tdpbusd"])
+def test_the_tile_units_code_is_made_where_the_unit_is_not(dot):
     word = ir.IntType(64)
     module = ir.Module()
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [word] * 8), "kernel")
     builder = ir.IRBuilder(function.append_basic_block())
     microkernel.emit_configure(builder)
-    microkernel.emit_tile_kernel(builder, *function.args)
+    microkernel.emit_tile_kernel(dot, builder, *function.args)
     microkernel.emit_release(builder)
     builder.ret_void()
     llvm.initialize_native_target()
@@ -210,13 +211,13 @@ def test_the_tile_units_code_is_made_where_the_unit_is_not():
     text = target.create_target_machine(cpu="sapphirerapids").emit_assembly(llvm.parse_assembly(str(module)))
     made = {
         name: text.count(f"\t{name}")
-        for name in ("ldtilecfg", "tilezero", "tileloadd", "tdpbf16ps", "tilestored", "tilerelease")
+        for name in ("ldtilecfg", "tilezero", "tileloadd", dot, "tilestored", "tilerelease")
     }
     assert made == {
         "ldtilecfg": 1,
         "tilezero": 4,
         "tileloadd": 8,
-        "tdpbf16ps": 4,
+        dot: 4,
         "tilestored": 5,
         "tilerelease": 1,
     }

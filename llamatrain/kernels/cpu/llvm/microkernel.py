@@ -165,6 +165,7 @@ QUARTERS = ((0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7))
 
 
 def emit_tile_kernel(
+    dot: str,
     builder: Any,
     c: Any,
     ldc: Any,
@@ -174,7 +175,6 @@ def emit_tile_kernel(
     b_panel: Any,
     words: Any,
     accumulate: Any,
-    dot: str = "tdpbf16ps",
 ) -> None:
     """Emit the product of 32 rows and 32 columns by the tile unit; `dot` is its instruction."""
 
@@ -282,7 +282,7 @@ def define_tile_kernel(dot: str) -> Any:
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             if "amx" in cpu.enabled_units():
-                emit_tile_kernel(builder, *values, dot=dot)
+                emit_tile_kernel(dot, builder, *values)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 8), generate
