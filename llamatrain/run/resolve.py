@@ -225,7 +225,7 @@ def resolve_base_precision(config: RunConfig) -> BasePrecision:
         return "same"
     if not create_device(config.train.processor).has_int8_products:
         raise UsageError(
-            f"--base-precision int8 needs --device cpu (got {config.train.processor})",
+            f"--base-precision int8 needs --device cpu with an x86 processor (got {config.train.processor})",
             code="conflicting-options",
         )
     return "int8"

@@ -14,7 +14,7 @@ from llamatrain.graph.tensor import Node, QuantizedType, Tensor
 from llamatrain.kernels.cpu.registry import BINDINGS, Binding
 from llamatrain.kernels.quantized import Blocks
 from llamatrain.kernels.reference.device import ReferenceDevice
-from llamatrain.platform.cpu import processor
+from llamatrain.platform.cpu import has_int8_products, processor
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class CpuDevice(ReferenceDevice):
     """Combines consecutive calls into a table that the thread pool runs without returning to Python."""
 
     name = "cpu"
+    has_int8_products = has_int8_products()
 
     @property
     def kernel_class(self) -> str:

@@ -65,13 +65,14 @@ def stage(slab, kind, source, length):
 
 @exact
 def draw(x, column, seed):
-    """Add a hash of each column, from 0 to 1, to 16 numbers, and round them down to at most 127."""
+    """Round 16 numbers up or down, to at most 127, by a hash of each column."""
     z = L.count_up(column) * np.int64(STEP) + np.int64(seed)
     z = (z ^ (z >> 16)) * 0x85EBCA6B
     z = (z ^ (z >> 13)) * 0xC2B2AE35
     z = z ^ (z >> 16)
     fractions = L.to_floats(z >> 8) * np.float32(2.0**-24)
-    return L.minimum(L.floor(x + fractions), LIMIT)
+    below = L.floor(x)
+    return L.minimum(below + L.floor((x - below) + fractions), LIMIT)
 
 
 @exact

@@ -4,14 +4,16 @@ Both sources of a product are rounded to integers in blocks of BLOCK elements al
 sums over; each block of each row has a scale of its own:
 
     activations    the largest magnitude becomes 127
-    weights        the largest sum of the magnitudes of four neighbors becomes 126
+    weights        the largest sum of four magnitudes becomes 126: of elements 0, 1, 4 and 5 and of 2, 3, 6 and 7
+                   of each eight, whose products are added together
 
 An activation is stored with 128 added, as an unsigned byte. Then a sum of four products is within ±32,640 and fits
 16 bits, so that processors that add products in 16 bits give exact results, too. A weight has about seven bits
 of precision. Integers are summed exactly; then each block's sum is multiplied by the scale of the activations and
 by that of the weight, and added in float32, block after block. Every processor gives these bits.
 
-A block whose largest value is below SMALLEST counts as zero. A block with an infinity or NaN has the scale NaN.
+A block whose largest value is below SMALLEST counts as zero. A block with an infinity or NaN, or with a sum of
+magnitudes that is infinite, has the scale NaN.
 """
 
 import numpy as np
@@ -22,7 +24,7 @@ from llamatrain.kernels.reference.registry import from_bf16, kernel
 
 BLOCK = 256  # elements along k that share a scale
 LARGEST = 127  # magnitude of an activation's integer
-LARGEST_SUM = 126  # of four neighbors' magnitudes before rounding, which adds at most 2
+LARGEST_SUM = 126  # of four magnitudes before rounding, which adds at most 2
 SMALLEST = 2.0**-120  # smaller blocks have no finite reciprocal
 STEP = np.uint32(0x9E3779B9)
 
@@ -59,7 +61,9 @@ def round_activations(x: np.ndarray, at_random: bool) -> tuple[np.ndarray, np.nd
     values = finite_products(blocks, factors)
     if not at_random:
         return np.rint(values), scale
-    return np.minimum(np.floor(values + draw_fractions(largest)), np.float32(LARGEST)), scale
+    below = np.floor(values)  # what is left is exact, and so is the mean of what is drawn
+    rounded = below + np.floor((values - below) + draw_fractions(largest))
+    return np.minimum(rounded, np.float32(LARGEST)), scale
 
 
 def draw_fractions(largest: np.ndarray) -> np.ndarray:
