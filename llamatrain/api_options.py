@@ -275,7 +275,8 @@ class FinetuneOptions(TypedDict, total=False):
     peft: Place | None
     """Also write the adapter in PEFT's format, into this folder."""
     base_precision: Literal["auto", "same", "int8"]
-    """Number type of products with the base's weights; same: that of precision."""
+    """Number type of products with the base's weights; int8: 8-bit integers, which are faster; same: that of precision; auto:
+    same."""
     cache_base: Literal["auto", "off", "bf16"]
     """Copy the base's weights to bf16, for speed; auto: if there is memory for it."""
     rope_freq_base: float | None

@@ -123,7 +123,8 @@ class LoraOptions(Options, panel="An adapter"):
     base_precision: Annotated[
         Literal["auto", "same", "int8"],
         Option(
-            "Number type of products with the base's weights; same: that of --precision.",
+            "Number type of products with the base's weights; int8: 8-bit integers, which are faster; "
+            "same: that of --precision; auto: same.",
             when=(NOT_FULL,),
             resumable=True,
             announced=True,
