@@ -6,7 +6,7 @@ TILE = 1024  # bytes
 ROW = 64  # bytes of a tile's row
 
 # The part of C that a vector kernel computes: columns, and rows of a panel of 16, the last of which may be fewer.
-# Narrow registers hold one panel's columns, but more rows, because there are more sums than a product takes cycles.
+# With narrow registers it is the columns of one panel, and as many rows as there are registers for their sums.
 COLUMNS, ROWS, LAST_ROWS = (32, 8, 8) if vector_width() == 16 else (16, 6, 4)
 NARROW_ROWS = 16 if vector_width() == 16 else ROWS  # if C has 16 columns
 
