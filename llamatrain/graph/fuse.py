@@ -1,11 +1,11 @@
-"""Fuses nodes for devices on which reading and writing takes most of the time.
+"""Fuses nodes, so that less memory is read and written.
 
 A product that is added to something adds to what is there: an adapter's product to that of its weight, or the
 gradients of one tensor by several readers. What is only read in bf16 is written in bf16.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from llamatrain.graph.ops import (
     add,
@@ -24,15 +24,18 @@ from llamatrain.graph.tensor import BF16, F32, Node, Op, Tensor, collect_nodes
 ADDING: dict[Op, Op] = {matmul: matmul_add, matmul_nn: matmul_nn_add}
 HALVED: dict[Op, Op] = {rms_norm: rms_norm_half, rope: rope_half}
 
+# A node, its sources in the new graph, and how often each old tensor is read -> the node to use, or None.
+Rule = Callable[[Node, Sequence[Tensor], Counter[Tensor]], Node | None]
 
-def fuse(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the outputs of an equal graph with fused nodes."""
+
+def fuse(outputs: Sequence[Tensor], *rules: Rule) -> list[Tensor]:
+    """Return the outputs of an equal graph in which the first rule that fits changed each node."""
     nodes = collect_nodes(outputs)
     readers = Counter(source for node in nodes for source in node.sources) + Counter(outputs)
     new: dict[Tensor, Tensor] = {}
     for node in nodes:
         sources = tuple(new.get(source, source) for source in node.sources)
-        made = fuse_sum(node, sources, readers) or fuse_cast(node, sources, readers)
+        made = next((made for rule in rules if (made := rule(node, sources, readers))), None)
         if made is None and sources != node.sources:
             made = Node(node.op, sources, node.attrs, node.outputs[0].name)
         if made:

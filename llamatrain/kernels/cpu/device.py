@@ -10,6 +10,7 @@ import numpy as np
 
 from llamatrain.compiler import thread_pool as team
 from llamatrain.errors import GraphError
+from llamatrain.graph.fuse import fuse, fuse_sum
 from llamatrain.graph.tensor import Node, QuantizedType, Tensor
 from llamatrain.kernels.cpu.registry import BINDINGS, Binding
 from llamatrain.kernels.quantized import Blocks
@@ -40,6 +41,10 @@ class CpuDevice(ReferenceDevice):
     def kernel_class(self) -> str:
         """The processor class that the kernels are compiled for."""
         return processor().name
+
+    def rewrite(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return the outputs with products that add to what is there."""
+        return fuse(outputs, fuse_sum)
 
     def has_kernel(self, node: Node) -> bool:
         """Return True if a compiled kernel takes the node."""

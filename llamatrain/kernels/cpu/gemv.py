@@ -75,8 +75,10 @@ class GemvPlan:
         """The bytes of scratch memory."""
         return self.copy_bytes + self.threads * self.decode_bytes
 
-    def calls(self, y: np.ndarray, scratch: np.ndarray, bias: Any = 0) -> list[Call]:
-        """Return the calls that compute y."""
+    def calls(
+        self, y: np.ndarray, scratch: np.ndarray, accumulate: bool = False, bias: Any = 0
+    ) -> list[Call]:
+        """Return the calls that compute y, or add to it, plus a bias for each column if given."""
         calls, x, (*_, n, k) = [], self.x, self.w.shape
         if self.rounds_x:
             rounding = {"source": x, "source_pitch": k * 4, "to": scratch, "to_pitch": k * 2, "elements": k}
@@ -88,7 +90,7 @@ class GemvPlan:
         weight = {"kind": self.kind, "w": w, "row_bytes": row_bytes}
         spare = {"scratch": scratch[self.copy_bytes :], "decode_bytes": self.decode_bytes}
         block = choose_block(n, self.rows * k // LANES)
-        how = {"y": y, "n": n, "bias": bias, **spare}
+        how = {"y": y, "n": n, "accumulate": accumulate, "bias": bias, **spare}
         return [*calls, multiply_rows.call(self.half, x, self.rows, k, **weight, **how, items=n, block=block)]
 
 
@@ -112,7 +114,7 @@ def dot(x, w, count):
 
 @KernelEntry
 def multiply_rows(
-    lo, hi, thread, half, x, rows, k, kind, w, row_bytes, y: F32, n, bias, scratch, decode_bytes
+    lo, hi, thread, half, x, rows, k, kind, w, row_bytes, y: F32, n, accumulate, bias, scratch, decode_bytes
 ):
     """Compute columns lo to hi of y."""
     buffer = scratch + thread * decode_bytes
@@ -122,9 +124,10 @@ def multiply_rows(
             decode(kind, buffer, half, row_address, k)
             row_address = buffer
         for row in range(rows):
+            before = y[row * n + column] if accumulate else ZERO
             if half:
-                y[row * n + column] = dot(u16(x + row * k * 2), u16(row_address), k)
+                y[row * n + column] = before + dot(u16(x + row * k * 2), u16(row_address), k)
             else:
-                y[row * n + column] = dot(f32(x + row * k * 4), f32(row_address), k)
+                y[row * n + column] = before + dot(f32(x + row * k * 4), f32(row_address), k)
             if bias:
                 y[row * n + column] += f32(bias)[column]

@@ -34,6 +34,8 @@ from llamatrain.kernels.cpu.pack import (
     panel_bytes,
 )
 from llamatrain.kernels.cpu.registry import Array, kernel
+from llamatrain.kernels.cpu.split_concat import as_columns, copy_calls
+from llamatrain.kernels.cpu.thin import ThinPlan, choose_thin
 from llamatrain.kernels.cpu.tile_shape import INT8_BY_TILES
 from llamatrain.platform.cpu import has_int8_products
 
@@ -283,19 +285,24 @@ def matmul_plan(ins: Sequence[Any], threads: int) -> Product:
     return make_product(*make_operands(x, w, across=0), threads)
 
 
-def choose_matmul(ins: Sequence[Any], threads: int) -> Product | GemvPlan:
-    """Return the plan of x wᵀ, or one without packing for few rows."""
+def prefer_thin(made: Product) -> Product | ThinPlan:
+    """Return the plan of a product, or a better one if an axis is short."""
+    return choose_thin(made.a, made.b, made.threads) or made
+
+
+def choose_matmul(ins: Sequence[Any], threads: int) -> Product | GemvPlan | ThinPlan:
+    """Return the plan of x wᵀ, or one without packing for few rows or a short axis."""
+    x, w, *bias = ins
     made = matmul_plan(ins, threads)
     if made.lead or made.a.count > MAX_ROWS or not made.a.k:
-        return made
-    x, w, *_ = ins
+        return made if bias else prefer_thin(made)
     return GemvPlan(x, w, made.mode != tiles.FLOAT32, threads)
 
 
-def matmul_nn_plan(ins: Sequence[Any], threads: int) -> Product:
+def matmul_nn_plan(ins: Sequence[Any], threads: int) -> Product | ThinPlan:
     """Return the plan of y w."""
     y, w = ins
-    return make_product(*make_operands(y, w, across=1), threads)
+    return prefer_thin(make_product(*make_operands(y, w, across=1), threads))
 
 
 def int8_product(x: Array, w: Array, across: int, threads: int) -> Product:
@@ -316,10 +323,10 @@ def int8_nn_plan(ins: Sequence[Any], threads: int) -> Product:
     return int8_product(y, w, 1, threads)
 
 
-def out_prod_plan(ins: Sequence[Any], threads: int) -> Product:
+def out_prod_plan(ins: Sequence[Any], threads: int) -> Product | ThinPlan:
     """Return the plan of aᵀ b."""
     a, b = (Operand(x, 1, x.shape[-1], x.shape[-2], tuple(x.shape[:-2])) for x in ins)
-    return make_product(a, b, threads)
+    return prefer_thin(make_product(a, b, threads))
 
 
 def takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) -> bool:
@@ -350,8 +357,28 @@ def register(op: str, plan: Any, takes: Any = takes) -> None:
         )
 
 
+def register_sum(op: str, plan: Any) -> None:
+    """Register the kernel of a product that is added to the first source."""
+
+    def scratch(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any], threads: int) -> int:
+        return int(plan(ins[1:], threads).scratch) if prod(outs[0].shape) else 0
+
+    @kernel(op, scratch, takes)
+    def bind(
+        outs: Sequence[np.ndarray], ins: Sequence[np.ndarray], attrs: Any, scratch: np.ndarray, threads: int
+    ) -> list[Call]:
+        (y,), (start, *factors) = outs, ins
+        if not y.size:
+            return []
+        is_there = y.ctypes.data == start.ctypes.data
+        copying = [] if is_there else copy_calls([(as_columns(start), as_columns(y))], [y.shape[-1]], False)
+        return [*copying, *plan(factors, threads).calls(y, scratch, accumulate=True)]
+
+
 register("matmul", choose_matmul)
 register("matmul_nn", matmul_nn_plan)
 register("out_prod", out_prod_plan)
+register_sum("matmul_add", choose_matmul)
+register_sum("matmul_nn_add", matmul_nn_plan)
 register("matmul_int8", int8_plan, takes_int8)
 register("matmul_nn_int8", int8_nn_plan, takes_int8)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor as Torch
 
 from llamatrain.errors import DeviceError
-from llamatrain.graph.fuse import fuse
+from llamatrain.graph.fuse import fuse, fuse_cast, fuse_sum
 from llamatrain.graph.precision import Precision
 from llamatrain.graph.tensor import Node, QuantizedType, Tensor
 from llamatrain.kernels.quantized import Blocks
@@ -145,7 +145,7 @@ class TorchDevice(TorchMemory):
 
     def rewrite(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         """Return the outputs with fewer nodes that only move memory."""
-        return fuse(outputs)
+        return fuse(outputs, fuse_sum, fuse_cast)
 
     def has_kernel(self, node: Node) -> bool:
         """Return True if the op has a kernel here."""
