@@ -277,8 +277,8 @@ class FinetuneOptions(TypedDict, total=False):
     base_precision: Literal["auto", "same", "int8"]
     """Number type of products with the base's weights; int8: 8-bit integers, which are faster; same: that of precision; auto:
     same."""
-    cache_base: Literal["auto", "off", "bf16"]
-    """Copy the base's weights to bf16, for speed; auto: if there is memory for it."""
+    cache_base: Literal["auto", "off", "bf16", "int8"]
+    """Copy the base's weights to the number type of its products, for speed; auto: if there is memory for it."""
     rope_freq_base: float | None
     """RoPE frequency base; default: the model's."""
     rope_freq_scale: float | None

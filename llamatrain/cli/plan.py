@@ -192,6 +192,7 @@ def to_json(planned: "PlannedRun", time: "TimeForecast | str | None") -> dict[st
         "splits": memory_plan.splits,
         "precision": spec.precision,
         "base_precision": "int8" if spec.int8 else "same",
+        "cache_base": planned.fitted.cache,
         "threads": spec.threads,
         "parameters": spec.h.parameter_count,
         **seconds,
@@ -252,7 +253,7 @@ def format_age(when: float) -> str:
 def trial_lines(fitted: "FittedRun", time: "TimeForecast | str | None") -> Iterator[str]:
     """Yield a table of the plans that were tried, the fastest first; times are relative to the chosen plan."""
     *others, chosen = fitted.trials
-    copies = {"bf16": "copied", "off": "as it is", "auto": ""}
+    copies = {"bf16": "copied", "int8": "copied", "off": "as it is", "auto": ""}
     has_base = any(copies[trial.candidate.cache] for trial in fitted.trials)
     forecast = None if time is None or isinstance(time, str) else time
     head = f"\n{'recomputing':30} {'parts':>6} {'base' if has_base else '':>9} {'memory':>9} {'time':>7}"

@@ -1,6 +1,6 @@
 """Products with frozen weights in 8-bit integers, as a rewrite of a graph whose gradients were derived already."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 from llamatrain.graph.ops import matmul, matmul_int8, matmul_nn, matmul_nn_int8
 from llamatrain.graph.rewrite import rebuild
@@ -9,12 +9,19 @@ from llamatrain.graph.tensor import Node, Op, Tensor
 INT8_FORMS: dict[Op, Op] = {matmul: matmul_int8, matmul_nn: matmul_nn_int8}
 
 
-def use_int8_products(outputs: Sequence[Tensor], weights: Collection[Tensor]) -> list[Tensor]:
+# What `matmul_int8` and `matmul_nn_int8` read: copies that are packed for them, or twice the weight itself.
+Int8Copy = tuple[Tensor, Tensor]
+Int8Weights = Mapping[Tensor, Int8Copy]  # by weight
+
+
+def use_int8_products(outputs: Sequence[Tensor], weights: Int8Weights) -> list[Tensor]:
     """Return the outputs with every product with one of these weights in 8-bit integers."""
 
     def change(node: Node) -> Node | None:
         if node.op not in INT8_FORMS or node.sources[1] not in weights:
             return None
-        return Node(INT8_FORMS[node.op], node.sources, node.attrs, node.outputs[0].name)
+        x, w, *bias = node.sources
+        source = weights[w][node.op is matmul_nn]
+        return Node(INT8_FORMS[node.op], (x, source, *bias), node.attrs, node.outputs[0].name)
 
     return rebuild(outputs, {}, change) if weights else list(outputs)

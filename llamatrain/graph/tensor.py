@@ -48,6 +48,17 @@ class QuantizedType(DType):
         return (*shape[:-1], self.kind.row_bytes(shape[-1]))
 
 
+@dataclass(frozen=True, repr=False)
+class PackedType(DType):
+    """A frozen matrix that a device has packed for its own products, in as many bytes as it says."""
+
+    nbytes: int
+
+    def storage_shape(self, shape: "Shape") -> "Shape":
+        """Return the shape in bytes."""
+        return (self.nbytes,)
+
+
 F32 = DType("f32", np.dtype(np.float32))
 F64 = DType("f64", np.dtype(np.float64))
 BF16 = DType("bf16", np.dtype(np.uint16))  # numpy has no bfloat16; the bits are held as uint16

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 
 from llamatrain.errors import GraphError
-from llamatrain.graph.tensor import QuantizedType, Tensor
+from llamatrain.graph.tensor import PackedType, QuantizedType, Tensor
 from llamatrain.io.madvise import find_mapping, release_pages
-from llamatrain.kernels.quantized import Blocks
+from llamatrain.kernels.quantized import Blocks, PackedWeight
 from llamatrain.platform.memory import ALIGNMENT, allocate
 
+HostView = np.ndarray | Blocks | PackedWeight
 CHECKED_ELEMENTS = 1 << 21  # elements of a quantized weight that are checked at a time
 
 
 class HostMemory:
-    """Memory is an array of bytes; a view in it is an array, or the blocks of a quantized weight."""
+    """Memory is an array of bytes; a view in it is an array, or a quantized or packed weight."""
 
     is_host = True
 
@@ -78,10 +79,10 @@ class HostMemory:
             )
         return memory.reshape(-1).view(np.uint8)
 
-    def view(
-        self, memory: np.ndarray, tensor: Tensor, offset: int, strides: Sequence[int]
-    ) -> np.ndarray | Blocks:
+    def view(self, memory: np.ndarray, tensor: Tensor, offset: int, strides: Sequence[int]) -> HostView:
         """Return a tensor's view in memory."""
+        if isinstance(tensor.dtype, PackedType):
+            return PackedWeight(tensor.shape, memory)
         if isinstance(tensor.dtype, QuantizedType):
             return Blocks(
                 tensor.dtype.kind, tensor.shape, memory.reshape(tensor.dtype.storage_shape(tensor.shape))
@@ -96,17 +97,17 @@ class HostMemory:
 
     # ---- what lies there ---------------------------------------------------
 
-    def read(self, place: np.ndarray | Blocks) -> np.ndarray:
+    def read(self, place: HostView) -> np.ndarray:
         """Return a read-only array of a view."""
         seen: np.ndarray = _array(place)[...]
         seen.flags.writeable = False
         return seen
 
-    def write(self, place: np.ndarray | Blocks, values: Any, at: Any = ...) -> None:
+    def write(self, place: HostView, values: Any, at: Any = ...) -> None:
         """Write values to a view or a part of it."""
         _array(place)[at] = values
 
-    def is_finite(self, place: np.ndarray | Blocks, masks: bool = False) -> bool:
+    def is_finite(self, place: HostView, masks: bool = False) -> bool:
         """Return True if no element is NaN or infinite; with `masks`, minus infinity is allowed."""
         return all(_is_finite(piece, masks) for piece in _decoded_chunks(place))
 
@@ -125,7 +126,7 @@ class HostMemory:
 
     # ---- pages of files ----------------------------------------------------
 
-    def release_calls(self, places: Sequence[np.ndarray | Blocks]) -> list[Any]:
+    def release_calls(self, places: Sequence[HostView]) -> list[Any]:
         """Return calls that release the pages of mapped sources, except small ones."""
         arrays = (_array(place) for place in places) if self.drop_pages else ()
         return [
@@ -135,8 +136,8 @@ class HostMemory:
         ]
 
 
-def _array(place: np.ndarray | Blocks) -> np.ndarray:
-    return place.raw if isinstance(place, Blocks) else place
+def _array(place: HostView) -> np.ndarray:
+    return place.raw if isinstance(place, Blocks | PackedWeight) else place
 
 
 def _is_finite(array: np.ndarray, masks: bool) -> bool:
@@ -147,10 +148,10 @@ def _is_finite(array: np.ndarray, masks: bool) -> bool:
     return bool(np.all(array < np.inf if masks else np.isfinite(array)))
 
 
-def _decoded_chunks(place: np.ndarray | Blocks) -> Iterator[np.ndarray]:
+def _decoded_chunks(place: HostView) -> Iterator[np.ndarray]:
     """Yield the array, or a quantized weight some decoded rows at a time."""
     if not isinstance(place, Blocks):
-        yield place
+        yield _array(place)
         return
     step = max(1, CHECKED_ELEMENTS // place.shape[1])
     for first in range(0, place.shape[0], step):

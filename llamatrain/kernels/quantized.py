@@ -1,4 +1,4 @@
-"""A quantized weight as kernels get it: the bytes of its file, with their type and shape."""
+"""Frozen weights as kernels get them: the bytes of a file, or those that a device packed, with their shape."""
 
 from dataclasses import dataclass
 from math import prod
@@ -35,3 +35,17 @@ class Blocks:
     def decode_rows(self, selection: np.ndarray | slice = np.s_[:]) -> np.ndarray:
         """Decode some rows, or all, to float32."""
         return quants.decode(self.raw[selection], self.kind)
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A frozen matrix that is packed for products of a device, with the shape of its elements; a plan has no bytes."""
+
+    shape: tuple[int, ...]
+    raw: Any = None
+    dtype: ClassVar[np.dtype] = np.dtype(np.uint8)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)

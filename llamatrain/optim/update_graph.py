@@ -6,13 +6,13 @@ of an embedding is dense only if others are added to it; otherwise it is stored 
 occurred.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from llamatrain.errors import GraphError
 from llamatrain.graph.autodiff import value_and_gradients
-from llamatrain.graph.int8 import use_int8_products
+from llamatrain.graph.int8 import Int8Weights, use_int8_products
 from llamatrain.graph.ops import (
     acc,
     clip_factor,
@@ -80,14 +80,14 @@ def differentiate(
     borders: Sequence[Tensor] = (),
     remat: str | int = "none",
     more: Sequence[Tensor] = (),
-    int8_weights: Collection[Tensor] = (),
+    int8_weights: Int8Weights | None = None,
 ) -> LossAndGradients:
     """Return a loss with its gradients, in a precision; products with `int8_weights` are in 8-bit integers.
 
     Values between the `borders` of blocks are recomputed (see remat).
     """
     value, grads = value_and_gradients(loss, parameters)
-    outputs = use_int8_products([value, *more, *grads, loss, *borders], int8_weights)
+    outputs = use_int8_products([value, *more, *grads, loss, *borders], int8_weights or {})
     if precision == "bf16":
         outputs = round_products(outputs)
     elif precision != "f32":

@@ -71,7 +71,7 @@ class MemoryDemand:
     decoder_positions: int  # positions of the cache for samples; 0: none
     resident: int  # what the process takes already
     batches: int = 1  # per step
-    copy_bytes: int = 0  # bf16 copies of the base's matrices
+    copy_bytes: int = 0  # copies of the base's matrices
     # float32 weights of the base that are in memory at once, read from the mapped file; on a device, all of it
     page_bytes: int = 0
     own_memory: bool = False  # the device has memory of its own, for which the limit is
@@ -257,7 +257,7 @@ def memory_error(plan: MemoryPlan, option: int | None, limit: int | None) -> str
         f"--memory is {Size(limit).text}" if option is not None else f"only {Size(limit).text} are free"
     )
     need_text = f"{Size(plan.total).text} ({plan.breakdown.describe().partition(': ')[2]})"
-    has_copies = plan.breakdown.packed_copies and not plan.spec.drop_base
+    has_copies = plan.breakdown.packed_copies and (plan.spec.int8_copies or not plan.spec.drop_base)
     advice = (
         "--cache-base off, a smaller --batch or --ctx" if has_copies else "a smaller --batch, --ctx or model"
     )

@@ -26,6 +26,7 @@ from llamatrain.engine.program import Program
 from llamatrain.graph.op_cost import OpCost, estimate_cost
 from llamatrain.graph.tensor import F32, DType, Node, Tensor, collect_leaves, collect_nodes, parameter, state
 from llamatrain.model.architectures import DEFAULT, find_architecture
+from llamatrain.model.frozen_weights import make_int8_copies
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.model.rope import Rope
@@ -122,6 +123,7 @@ def get_speeds(spec: StepSpec, measure: bool = False) -> OpSpeeds | None:
     spec_facts = (
         spec.precision,
         spec.int8,
+        bool(spec.int8_copies),
         spec.threads,
         kernel_class(spec.kernels),
         spec.flash,
@@ -222,6 +224,7 @@ def small_spec(spec: StepSpec, base: DType | None, size: Sequence[int]) -> StepS
         rope_length=length,
         precision=spec.precision,
         int8=spec.int8,
+        int8_copies=make_int8_copies(weights.tensors, h) if spec.int8_copies else {},
         threads=spec.threads,
         kernels=spec.kernels,
         flash=spec.flash,

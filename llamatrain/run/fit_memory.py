@@ -10,7 +10,7 @@ from llamatrain.distributed.comm import get_comm
 from llamatrain.errors import MemoryPlanError, UsageError
 from llamatrain.io.madvise import find_mapping
 from llamatrain.model.distill import Teacher
-from llamatrain.model.frozen_weights import bf16_copy_bytes
+from llamatrain.model.frozen_weights import bf16_copy_bytes, int8_copy_bytes
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.limits import MANY_LAYERS
 from llamatrain.planner.layers import extrapolate_plan
@@ -116,19 +116,28 @@ def shared_limit(option: int | None, device: str) -> int | None:
 
 
 def cache_choices(resolved: ResolvedConfig, h: Hyperparameters, limit: int | None) -> tuple[Cache, ...]:
-    """Return the ways to hold the base's matrices, the fastest first: as bf16 copies, or as they are in the file."""
+    """Return the ways to hold the base's matrices, the fastest first: as copies, or as they are in the file."""
     tune, is_bf16 = resolved.config.tune, resolved.precision == "bf16"
+    is_int8 = resolved.base_precision == "int8"
     if not is_bf16 and tune.cache_base == "bf16":
         raise UsageError("--cache-base bf16 needs --precision bf16", code="conflicting-options")
-    if resolved.base_precision == "int8":
-        if tune.cache_base == "bf16":
-            raise UsageError("--cache-base bf16 needs --base-precision same", code="conflicting-options")
-        return ("off",)
+    if is_int8 and tune.cache_base == "bf16":
+        raise UsageError("--cache-base bf16 needs --base-precision same", code="conflicting-options")
+    if tune.cache_base == "int8" and not is_int8:
+        raise UsageError("--cache-base int8 needs --base-precision int8", code="conflicting-options")
+    is_compiled = resolved.config.train.processor == "cpu"
+    if tune.cache_base == "int8" and not is_compiled:
+        raise UsageError("--cache-base int8 needs --kernels cpu", code="conflicting-options")
     if tune.cache_base != "auto" or tune.full or resolved.config.command != "finetune":
         return (tune.cache_base,)
+    if is_int8:
+        copied: tuple[Cache, int] = ("int8", int8_copy_bytes(h))
+    else:
+        copied = ("bf16", bf16_copy_bytes(h))
     # half of the memory is left to everything else
-    is_too_large = limit is not None and 2 * bf16_copy_bytes(h) > limit
-    return ("off",) if is_too_large or not is_bf16 else ("bf16", "off")
+    is_too_large = limit is not None and 2 * copied[1] > limit
+    is_possible = is_compiled if is_int8 else is_bf16
+    return (copied[0], "off") if is_possible and not is_too_large else ("off",)
 
 
 def make_candidate(
@@ -185,6 +194,7 @@ def make_spec(
         rope_length=max(shape.lengths),
         precision=resolved.precision,
         int8=resolved.base_precision == "int8",
+        int8_copies=weights.int8_copies,
         threads=resolved.threads,
         kernels=train.processor,
         flash=train.flash,

@@ -131,9 +131,9 @@ class LoraOptions(Options, panel="An adapter"):
         ),
     ] = "auto"
     cache_base: Annotated[
-        Literal["auto", "off", "bf16"],
+        Literal["auto", "off", "bf16", "int8"],
         Option(
-            "Copy the base's weights to bf16, for speed; auto: if there is memory for it.",
+            "Copy the base's weights to the number type of its products, for speed; auto: if there is memory for it.",
             when=(NOT_FULL,),
             resumable=True,
             announced=True,

@@ -78,7 +78,9 @@ class ResolvedConfig:
             iters_per_rows=train.lbfgs_refresh,
         )
 
-    def stored_config(self, policy: str, splits: int, cache: Literal["auto", "bf16", "off"]) -> RunConfig:
+    def stored_config(
+        self, policy: str, splits: int, cache: Literal["auto", "bf16", "int8", "off"]
+    ) -> RunConfig:
         """Return the options to store in checkpoints and config.toml, including the memory plan."""
         asked, train = self.config, self.config.train
         if (batches := train.grad_acc * splits) > COUNT:

@@ -1,7 +1,7 @@
 """Resumes a run: finds its checkpoint, and merges its options with those that may change."""
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -106,13 +106,9 @@ def apply_resume(
         stored = replace(stored, tune=replace(stored.tune, base_precision="same"))
     check_files(stored, config)
     changed, notes = merge_changes(stored, config, given)
-    if (
-        changed["train"].get("precision") == "f32"
-        and stored.tune.cache_base == "bf16"
-        and "cache_base" not in given
-    ):
+    if "cache_base" not in given and (kind := unusable_copies(stored, changed)):
         changed["tune"]["cache_base"] = "off"
-        notes.append("--cache-base is now off, since bf16 copies are for bf16 products")
+        notes.append(f"--cache-base is now off, since {kind} copies are for {kind} products")
     changed["train"].setdefault("grad_groups", resumed_groups(stored.train))
     if (
         not resume_point.is_own
@@ -148,12 +144,23 @@ def apply_resume(
         )
     if (
         "precision" in changed["train"]
-        or {"cache_base", "base_precision"} & {*changed["tune"]}
+        or "base_precision" in changed["tune"]
+        or ("bf16" in (stored.tune.cache_base, merged.tune.cache_base) and "cache_base" in changed["tune"])
         or old_kernels not in (None, kernels)
         or regrouped
     ):
         notes.append("results will differ slightly from those of an uninterrupted run")
     return merged, notes
+
+
+def unusable_copies(stored: RunConfig, changed: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the kind of the base's copies if the changed options have no use for them, else an empty string."""
+    cache, train, tune = stored.tune.cache_base, changed["train"], changed["tune"]
+    is_int8 = tune.get("base_precision", stored.tune.base_precision) == "int8"
+    if cache == "bf16":
+        return cache if is_int8 or train.get("precision") == "f32" else ""
+    is_usable = is_int8 and train.get("processor", stored.train.processor) == "cpu"
+    return cache if cache == "int8" and not is_usable else ""
 
 
 def resumed_groups(stored: TrainOptions) -> int | None:

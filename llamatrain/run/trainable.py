@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -17,16 +18,23 @@ from llamatrain.errors import FileError
 from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.values import Value
 from llamatrain.graph import ops as O
+from llamatrain.graph.int8 import Int8Copy
 from llamatrain.graph.tensor import Tensor, parameter, state
 from llamatrain.model import init, load
-from llamatrain.model.frozen_weights import add_frozen_adapters, copy_weights, load_frozen
+from llamatrain.model.frozen_weights import (
+    add_frozen_adapters,
+    copy_weights,
+    load_frozen,
+    make_int8_copies,
+    pack_for_int8,
+)
 from llamatrain.model.hyperparameters import Hyperparameters, describe_unused, unused_tensors
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.run.inputs import MERGED_ADAPTERS, RunInputs
 
 LOG = ".log"  # ends the name of a weight that is trained as its logarithm
 Arrays = Mapping[str, np.ndarray]
-Cache = Literal["auto", "bf16", "off"]
+Cache = Literal["auto", "bf16", "int8", "off"]
 Upload = Callable[[np.ndarray], Memory]
 
 
@@ -47,11 +55,12 @@ class TrainableWeights:
     reference: Weights | None = None  # the weights without the trained adapter
     # tensors that hold copies of the base's matrices; their arrays exist after load_copies
     copied_tensors: Sequence[Tensor] = ()
+    int8_copies: Mapping[str, Int8Copy] = field(default_factory=dict)  # further copies, for products in int8
 
     @property
     def copy_bytes(self) -> int:
         """Bytes of the base's copies."""
-        return sum(tensor.nbytes for tensor in self.copied_tensors)
+        return sum(tensor.nbytes for tensor in (*self.copied_tensors, *chain(*self.int8_copies.values())))
 
 
 class Trainable(Protocol):
@@ -223,12 +232,16 @@ class LoraAdapter:
             drop_base=drops,
             reference=reference,
             copied_tensors=copied,
+            int8_copies=make_int8_copies(weights.tensors, self.h) if cache == "int8" else {},
         )
 
     def load_copies(self, leaves: TrainableWeights, upload: Upload = as_it_is) -> None:
-        """Copy the base's matrices to bf16, if the plan says so."""
+        """Copy the base's matrices to bf16 or int8, if the plan says so."""
         for name, array in copy_weights(self.base, leaves.copied_tensors, self.threads):
             leaves.frozen[name] = upload(array)
+        for name, copies in leaves.int8_copies.items():
+            arrays = pack_for_int8(leaves.weights[name], leaves.frozen[name], self.threads)
+            leaves.frozen.update((copy.name, array) for copy, array in zip(copies, arrays, strict=True))
 
     def init_weights(self, parts: Arrays) -> None:
         """Initialize one factor randomly and the other to zero, so that the adapter adds nothing at first."""

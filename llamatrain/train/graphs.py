@@ -15,7 +15,7 @@ import numpy as np
 
 from llamatrain.engine.device import Device, create_device
 from llamatrain.engine.plan import Plan, plan
-from llamatrain.graph.int8 import use_int8_products
+from llamatrain.graph.int8 import Int8Copy, Int8Weights, use_int8_products
 from llamatrain.graph.ops import mul, sum_sqr
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.remat_policy import Policy
@@ -56,6 +56,7 @@ class StepSpec:
     rope_length: int  # length of the RoPE table
     precision: str
     int8: bool = False  # products with frozen weights are in 8-bit integers
+    int8_copies: Mapping[str, Int8Copy] = field(default_factory=dict)  # of matrices, by name
     threads: int
     kernels: str = "cpu"
     flash: bool = True
@@ -94,15 +95,15 @@ class StepSpec:
         return create_device(self.kernels, self.threads, self.drop_base)
 
     @cached_property
-    def int8_weights(self) -> frozenset[Tensor]:
+    def int8_weights(self) -> Int8Weights:
         """The frozen weights whose products are in 8-bit integers: matrices of blocks, but not of the output."""
         if not self.int8:
-            return frozenset()
-        return frozenset(
-            tensor
+            return {}
+        return {
+            tensor: self.int8_copies.get(name, (tensor, tensor))
             for name, tensor in self.weights.tensors.items()
             if name not in self.trainable and len(tensor.shape) == 2 and name != self.h.output_weight
-        )
+        }
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -29,8 +29,9 @@ from llamatrain.graph.tensor import (
     state,
 )
 from llamatrain.kernels.cpu import matmul
+from llamatrain.kernels.cpu.int8_weight import pack_weight, packed_type
 from llamatrain.kernels.cpu.registry import BINDINGS
-from llamatrain.kernels.quantized import Blocks
+from llamatrain.kernels.quantized import Blocks, PackedWeight
 from llamatrain.kernels.reference import int8
 from llamatrain.kernels.reference.registry import run_kernel, to_bf16
 from llamatrain.platform.cpu import has_int8_products
@@ -83,7 +84,7 @@ def multiply(request: pytest.FixtureRequest) -> Multiply:
     return run_compiled
 
 
-def product_shape(op: str, x: np.ndarray, w: np.ndarray | Blocks) -> tuple[int, ...]:
+def product_shape(op: str, x: np.ndarray, w: np.ndarray | Blocks | PackedWeight) -> tuple[int, ...]:
     return (*x.shape[:-1], w.shape[0 if op == "matmul_int8" else 1])
 
 
@@ -240,6 +241,51 @@ def test_what_does_not_fit_is_packed_in_parts(op: str, monkeypatch: pytest.Monke
         check_kernels(op, x, w)
         if op == "matmul_int8":
             check_kernels(op, x, w, normal(random, n))
+
+
+# ---- weights that are packed once --------------------------------------------------------------
+
+
+def check_copy(op: str, x: np.ndarray, w: np.ndarray | Blocks, *bias: np.ndarray) -> None:
+    wanted, across = run_reference(op, x, w, *bias), int(op == "matmul_nn_int8")
+    for threads in (1, 3):
+        raw = pack_weight(w, across, threads)
+        assert raw.shape == packed_type(w.shape, across).storage_shape(w.shape)
+        assert_same_bits(run_compiled(op, x, PackedWeight(w.shape, raw), *bias, threads=threads), wanted)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("shape", [*SHAPES, (2, 700, 600), (700, 40, 1300)])
+@pytest.mark.parametrize("op", OPS)
+def test_packed_weights_give_the_same_bits(op: str, shape: tuple[int, int, int]) -> None:
+    """Also those that are larger than the activations."""
+    m, n, k = shape
+    random = np.random.default_rng(m)
+    x, w = activations(random, m, k), weight(op, random, n, k)
+    check_copy(op, x, w, *[normal(random, n)] * (op == "matmul_int8"))
+    check_copy(op, to_bf16(x), to_bf16(w))
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("kind", QUANTIZED)
+@pytest.mark.parametrize("op", OPS)
+def test_packed_weights_of_files(op: str, kind: str) -> None:
+    random = np.random.default_rng(2)
+    w = encode(normal(random, 300, 768), type_by_name(kind))
+    for m in (1, 100, 900):
+        check_copy(op, activations(random, m, w.shape[op == "matmul_int8"]), w)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("op", OPS)
+def test_packed_weights_beside_activations_that_are_packed_in_parts(
+    op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matmul, "largest_slice", lambda mode: matmul.Slice(64, 256))
+    monkeypatch.setattr(matmul, "MAX_PACKED_BYTES", 20_000)
+    random = np.random.default_rng(6)
+    for m, n, k in ((70, 150, 1300), (150, 70, 520)):
+        check_copy(op, activations(random, m, k), weight(op, random, n, k))
 
 
 # ---- how far a product is from float64 ---------------------------------------------------------
@@ -546,11 +592,16 @@ def count_ops(nodes: Iterable[Node]) -> Counter[str]:
     return Counter(node.op.name.removesuffix("_int8") for node in nodes)
 
 
+def themselves(*weights: Tensor) -> dict[Tensor, tuple[Tensor, Tensor]]:
+    """Each weight is read by both products."""
+    return {weight: (weight, weight) for weight in weights}
+
+
 def test_only_products_with_the_given_weights_change() -> None:
     made = Adapted()
-    both = use_int8_products(made.outputs, {made.first, made.second})
+    both = use_int8_products(made.outputs, themselves(made.first, made.second))
     assert products(both, made.first) == products(both, made.second) == ["matmul_int8", "matmul_nn_int8"]
-    one = use_int8_products(made.outputs, {made.second})
+    one = use_int8_products(made.outputs, themselves(made.second))
     assert products(one, made.first) == ["matmul", "matmul_nn"]
     assert products(one, made.second) == ["matmul_int8", "matmul_nn_int8"]
     for outputs in (both, one):
@@ -565,16 +616,16 @@ def test_only_products_with_the_given_weights_change() -> None:
 
 def test_without_weights_nothing_changes() -> None:
     made = Adapted()
-    found = use_int8_products(made.outputs, frozenset())
+    found = use_int8_products(made.outputs, {})
     assert len(found) == len(made.outputs) and all(a is b for a, b in zip(found, made.outputs, strict=True))
-    trained = use_int8_products(made.outputs, {placeholder("other", (64, 64))})
+    trained = use_int8_products(made.outputs, themselves(placeholder("other", (64, 64))))
     assert all(a is b for a, b in zip(trained, made.outputs, strict=True))
 
 
 def test_gradients_follow_those_of_float32() -> None:
     """By all kernels that there are, the compiled ones on one thread and two."""
     made = Adapted()
-    arrays, rewritten = made.arrays(), use_int8_products(made.outputs, {made.first, made.second})
+    arrays, rewritten = made.arrays(), use_int8_products(made.outputs, themselves(made.first, made.second))
     exact = Program.build(made.outputs, arrays, kernels="reference")
     exact()
     found = []
@@ -591,7 +642,7 @@ def test_gradients_follow_those_of_float32() -> None:
 
 def test_activations_may_be_bf16_before_they_are_rounded() -> None:
     made = Adapted(frozen="Q8_0")
-    outputs = round_products(use_int8_products(made.outputs, {made.first, made.second}))
+    outputs = round_products(use_int8_products(made.outputs, themselves(made.first, made.second)))
     nodes = [node for node in collect_nodes(outputs) if "int8" in node.op.name]
     assert len(nodes) == 4
     for node in nodes:

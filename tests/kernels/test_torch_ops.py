@@ -14,7 +14,7 @@ from llamatrain.engine.device import create_device
 from llamatrain.engine.program import Program
 from llamatrain.graph import ops
 from llamatrain.graph.autodiff import gradients
-from llamatrain.graph.fuse import fuse
+from llamatrain.graph.fuse import fuse, fuse_cast, fuse_sum
 from llamatrain.graph.tensor import F32, F64, DType, Tensor, collect_nodes, placeholder, quantized
 from llamatrain.kernels.reference.registry import KERNELS
 from llamatrain.optim.update_graph import differentiate
@@ -110,7 +110,7 @@ def test_an_op_without_a_torch_kernel_runs_on_the_host(monkeypatch: pytest.Monke
     create_device(DEVICE)
     for name in {node.op.name for node in collect_nodes(outputs)}:
         monkeypatch.delitem(registry.KERNELS, name, raising=False)
-    fused = fuse(outputs)
+    fused = fuse(outputs, fuse_sum, fuse_cast)
     for here, there in zip(run(outputs, arrays, DEVICE), run(fused, arrays, "reference"), strict=True):
         assert np.linalg.norm(here - there) <= 1e-2 * np.linalg.norm(there)
 
@@ -120,7 +120,7 @@ def test_sums_are_fused_with_the_products_that_they_add() -> None:
     model = llama(replace(SMALL, lora=4))
     made = differentiate(model.loss, model.trained, precision="f32")
     outputs, arrays = [made.loss, *made.grads.values()], model.random()
-    fused = fuse(outputs)
+    fused = fuse(outputs, fuse_sum, fuse_cast)
     kinds = Counter(node.op.name for node in collect_nodes(fused))
     assert kinds["matmul_add"] and kinds["matmul_nn_add"]
     assert kinds["add"] < Counter(node.op.name for node in collect_nodes(outputs))["add"]
@@ -131,8 +131,8 @@ def test_sums_are_fused_with_the_products_that_they_add() -> None:
 def test_a_product_that_others_read_is_not_fused() -> None:
     x, y, w = (placeholder(name, shape) for name, shape in (("x", (2, 3)), ("y", (2, 4)), ("w", (4, 3))))
     product = ops.matmul(x, w)
-    assert fuse([ops.add(y, product), product])[0].node.op is ops.add
-    assert fuse([ops.add(y, ops.sqr(product))])[0].node.op is ops.add
+    assert fuse([ops.add(y, product), product], fuse_sum, fuse_cast)[0].node.op is ops.add
+    assert fuse([ops.add(y, ops.sqr(product))], fuse_sum, fuse_cast)[0].node.op is ops.add
     wider = placeholder("wider", (5, 2, 4))
-    assert fuse([ops.add(wider, ops.matmul(x, w))])[0].node.op is ops.add
-    assert fuse([ops.add(ops.matmul(x, w), y)])[0].node.op is ops.matmul_add
+    assert fuse([ops.add(wider, ops.matmul(x, w))], fuse_sum, fuse_cast)[0].node.op is ops.add
+    assert fuse([ops.add(ops.matmul(x, w), y)], fuse_sum, fuse_cast)[0].node.op is ops.matmul_add

@@ -90,13 +90,13 @@ def test_losses_are_near_those_in_float32(kind: str, place: Path) -> None:
 
 
 def test_bf16_products_beside_it(place: Path) -> None:
-    """Those of adapters, of attention and of the head are in bf16, and the base is not copied."""
+    """Those of adapters, of attention and of the head are in bf16; the base is copied to int8, not to bf16."""
     for out, more in (("bf16", ()), ("int8", INT8)):
         done = ran(*finetune(out, *LORA, "--iters", 10, "--precision", "bf16", *more))
     assert "bf16 (products with the base in int8)" in " ".join(done.err.split())
     np.testing.assert_allclose(losses(place / "int8"), losses(place / "bf16"), rtol=0.02)
     assert losses(place / "int8") != losses(place / "bf16")
-    assert read_checkpoint(place / "int8" / "checkpoint-10.gguf").options["tune"]["cache_base"] == "off"
+    assert read_checkpoint(place / "int8" / "checkpoint-10.gguf").options["tune"]["cache_base"] == "int8"
 
 
 def test_preferences(place: Path) -> None:
@@ -182,6 +182,42 @@ def test_a_run_that_is_killed_goes_on_with_the_same_bits(place: Path) -> None:
     same_run(place / "whole", place / "killed")
 
 
+@pytest.mark.parametrize("kind", ["Q4_K", "F32", "F16", "IQ4_XS"])
+def test_copies_of_the_base_change_nothing(kind: str, place: Path) -> None:
+    """Also a run that goes on without them, or with them."""
+    base(place / "base.gguf", WIDE, kind)
+    words = (*ALL_ON, *INT8, "--iters", 6)
+    for cache in ("off", "int8", "auto"):
+        ran(*finetune(cache, *words, "--cache-base", cache))
+    same_run(place / "off", place / "int8")
+    same_run(place / "off", place / "auto")
+    for old, new in (("off", "int8"), ("int8", "off")):
+        copied = ("--checkpoint-in", f"{old}/checkpoint-3.gguf", "--out", f"{old}-{new}")
+        done = ran("finetune", *copied, "--cache-base", new)
+        assert f"--cache-base is now {new} (it was {old})" in done.err and "slightly" not in done.err
+        same_bits(place / "off" / "adapter.gguf", place / f"{old}-{new}" / "adapter.gguf")
+
+
+def test_copies_are_made_where_they_fit(place: Path) -> None:
+    base(place / "base.gguf", small(embd=256, heads=4, head_size=64, ff=1024, layers=8), "Q4_0")
+    words = finetune("run", *LORA, *INT8)[:-2]
+    plans = {
+        cache: json.loads(ran("plan", *words, "--cache-base", cache, "--json").out)
+        for cache in ("off", "int8")
+    }
+    more = plans["int8"]["total"] - plans["off"]["total"]
+    assert 16_800_000 < more < 19_500_000  # two bytes for each of 8.4 million elements, and some scales
+    between = f"{(plans['off']['total'] + plans['int8']['total']) // 2 // 1000}KB"
+    for limit, cache in (((), "int8"), (("--memory", between), "off")):
+        assert json.loads(ran("plan", *words, *limit, "--json").out)["cache_base"] == cache
+    refused(
+        run(*words, "--iters", 1, "--memory", between, "--cache-base", "int8"),
+        1,
+        "copies of the base",
+        "--cache-base off",
+    )
+
+
 def test_threads_and_recomputed_values_change_nothing(place: Path) -> None:
     for out, more in (("one", ("--threads", 1)), ("two", ("--threads", 2)), ("block", ("--remat", "block"))):
         ran(*finetune(out, *ALL_ON, *INT8, "--iters", 4, *more))
@@ -252,6 +288,7 @@ def test_a_run_changes_over_with_a_note(place: Path) -> None:
         "--base-precision is now same (it was int8)" in done.err
         and "results will differ slightly" in done.err
     )
+    assert "--cache-base is now off, since int8 copies are for int8 products" in done.err
     assert stored_precision(place / "run") == "same"
     done = ran("finetune", "--resume", "run", "--iters", 4, *INT8)
     assert "--base-precision is now int8 (it was same)" in done.err
@@ -287,6 +324,11 @@ def test_what_cannot_be(place: Path) -> None:
             ("--cache-base bf16", "--base-precision same"),
         ),
         ((*INT8, "--cache-base", "bf16"), ("--cache-base bf16",)),
+        (("--cache-base", "int8"), ("--cache-base int8", "--base-precision int8")),
+        (
+            (*INT8, "--cache-base", "int8", "--kernels", "reference"),
+            ("--cache-base int8", "--kernels cpu"),
+        ),
         ((*INT8, "--full"), ("--base-precision", "--full")),
         (("--base-precision", "int4"), ("--base-precision", "auto, same or int8", "int4")),
         (("--base-precision",), ("--base-precision",)),

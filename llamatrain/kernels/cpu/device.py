@@ -11,9 +11,9 @@ import numpy as np
 from llamatrain.compiler import thread_pool as team
 from llamatrain.errors import GraphError
 from llamatrain.graph.fuse import fuse, fuse_sum
-from llamatrain.graph.tensor import Node, QuantizedType, Tensor
+from llamatrain.graph.tensor import Node, PackedType, QuantizedType, Tensor
 from llamatrain.kernels.cpu.registry import BINDINGS, Binding
-from llamatrain.kernels.quantized import Blocks
+from llamatrain.kernels.quantized import Blocks, PackedWeight
 from llamatrain.kernels.reference.device import ReferenceDevice
 from llamatrain.platform.cpu import has_int8_products, processor
 
@@ -111,7 +111,9 @@ def _find_binding(node: Node) -> NodeBinding | None:
     return found if binding.takes(found.outs, found.ins, node.attrs) else None
 
 
-def _array_spec(tensor: Tensor) -> ArraySpec | Blocks:
+def _array_spec(tensor: Tensor) -> ArraySpec | Blocks | PackedWeight:
+    if isinstance(tensor.dtype, PackedType):
+        return PackedWeight(tensor.shape)
     if isinstance(tensor.dtype, QuantizedType):
         return Blocks(tensor.dtype.kind, tensor.shape)
     return ArraySpec(tensor.shape, tensor.dtype.numpy)

@@ -213,13 +213,13 @@ def fused_loss_calls(
         left, right = (
             each.to_side(fused.mode, 0, d, fused.k_block) for each in (tokens, fused.weight_operand)
         )
-        whole = Packed(memory=work, entry_bytes=0, thread_offset=0, thread_bytes=0, slab_bytes=0)
+        whole = Packed(memory=work, entry_bytes=0, own=work, thread_bytes=0, slab_bytes=0)
         calls.append(pack_call(tokens, left, np.zeros(1, np.int64), whole, is_a=True))
         chunk_args = fused.make_chunk(rows, part, targets[token_range])
         packed = Packed(
             memory=work,
             entry_bytes=0,
-            thread_offset=fused.chunk_bytes,
+            own=work[fused.chunk_bytes :],
             thread_bytes=fused.slice_bytes,
             slab_bytes=fused.weight_operand.slab_bytes(fused.mode),
         )

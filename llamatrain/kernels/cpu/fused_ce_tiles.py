@@ -68,7 +68,7 @@ def logits_slices(lo, hi, thread, side: Side, packed: Packed, own, chunk: Chunk)
     thread's memory.
     """
     mode, width, rows, logits, targets = side.mode, chunk.width, chunk.rows, chunk.logits, chunk.targets
-    mine = packed.memory + packed.thread_offset + thread * packed.thread_bytes
+    mine = packed.own + thread * packed.thread_bytes
     made, decoding = mine + own, mine + packed.thread_bytes - packed.slab_bytes
     inverse = np.float32(1 / chunk.cap) if chunk.cap != 0 and chunk.keeps_logits else ZERO
     tiles.configure_tiles(mode)

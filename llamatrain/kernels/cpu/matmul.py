@@ -23,6 +23,7 @@ from llamatrain.kernels.cpu.pack import (
     HALVES,
     INT8,
     MIN_WORK,
+    PACKED,
     Operand,
     Packed,
     Side,
@@ -89,6 +90,11 @@ class Product:
         """The operand that is sliced."""
         return self.b if self.whole_is_a else self.a
 
+    @property
+    def whole_is_packed(self) -> bool:
+        """True if the whole operand is a weight that was packed before."""
+        return self.whole.form == PACKED
+
     def packed_bytes(self, count: int, k: int) -> int:
         """Return the bytes of a packed operand."""
         return panel_bytes(INT8, count, k) if self.mode == INT8 else tiles.packed_bytes(self.mode, count, k)
@@ -101,18 +107,21 @@ class Product:
     @cached_property
     def k_range(self) -> int:
         """The length of k that is packed at a time: whole blocks."""
-        blocks = max(1, MAX_PACKED_BYTES // self.packed_bytes(self.whole.count, self.k_block))
-        return self.k_block * min(blocks, max(1, ceil(self.a.k / self.k_block)))
+        fitting = max(1, MAX_PACKED_BYTES // self.packed_bytes(self.whole.count, self.k_block))
+        blocks = max(1, ceil(self.a.k / self.k_block))
+        return self.k_block * (blocks if self.whole_is_packed else min(blocks, fitting))
 
     @property
     def entry_bytes(self) -> int:
-        """The packed bytes of the whole operand for one entry of the leading axes."""
+        """The bytes to pack the whole operand for one entry of the leading axes."""
+        if self.whole_is_packed:
+            return 0
         return self.packed_bytes(self.whole.count, self.k_block) * (self.k_range // self.k_block)
 
     @cached_property
     def entries_at_once(self) -> int:
         """The number of entries of the result that are computed at a time."""
-        return min(prod(self.lead), max(1, MAX_PACKED_BYTES // self.entry_bytes))
+        return min(prod(self.lead), max(1, MAX_PACKED_BYTES // max(1, self.entry_bytes)))
 
     @cached_property
     def slice_rows(self) -> int:
@@ -150,7 +159,8 @@ class Product:
             here = slice(first, first + self.entries_at_once)
             packed, slots = np.unique(whole[here], return_inverse=True)
             for start in range(0, max(1, self.a.k), self.k_range):
-                calls.append(self.pack_call(scratch, packed, start))
+                if not self.whole_is_packed:
+                    calls.append(self.pack_call(scratch, packed, start))
                 ends = {
                     "accumulate": accumulate or start > 0,
                     "bias": bias if start + self.k_range >= self.a.k else 0,
@@ -159,12 +169,11 @@ class Product:
         return calls
 
     def packed_memory(self, scratch: np.ndarray) -> Packed:
-        """Return the layout of the packed operands in the scratch memory."""
-        spare = self.entries_at_once * self.entry_bytes
+        """Return the layout of the packed operands."""
         return Packed(
-            memory=scratch,
+            memory=self.whole.source.raw if self.whole_is_packed else scratch,
             entry_bytes=self.entry_bytes,
-            thread_offset=spare,
+            own=scratch[self.entries_at_once * self.entry_bytes :],
             thread_bytes=self.slice_bytes,
             slab_bytes=self.slab_bytes,
         )
@@ -234,7 +243,7 @@ def multiply_slices(
     """Pack slices lo to hi and multiply them with the whole operand."""
     mode, count, transpose = side.mode, side.rows, 1 - side.across if whole_is_a else side.across
     slices = (count + width - 1) // width
-    thread_memory = packed.memory + packed.thread_offset + thread * packed.thread_bytes
+    thread_memory = packed.own + thread * packed.thread_bytes
     decoding = thread_memory + packed.thread_bytes - packed.slab_bytes
     ldc = count if whole_is_a else other
     unit = tiles.TILES if INT8_BY_TILES and mode == INT8 else mode
@@ -245,12 +254,16 @@ def multiply_slices(
         corner = c + ((first_entry + entry) * count * other + (first if whole_is_a else first * ldc)) * 4
         for k0 in range(0, max(1, side.depth), side.k_block):
             depth = min(side.k_block, side.depth - k0)
-            source = entry_address(side, entries[entry])
-            pack_part(side, thread_memory, source, transpose, first, rows, side.start + k0, depth, decoding)
-            more = accumulate or k0 > 0
-            left, right, m, n = (
-                (whole, thread_memory, other, rows) if whole_is_a else (thread_memory, whole, rows, other)
-            )
+            part, more = thread_memory, accumulate or k0 > 0
+            if side.form == PACKED:
+                part = side.source + panel_bytes(mode, count, side.k_block) * (
+                    (side.start + k0) // side.k_block
+                )
+                part += panel_bytes(mode, first, depth)
+            else:
+                source = entry_address(side, entries[entry])
+                pack_part(side, part, source, transpose, first, rows, side.start + k0, depth, decoding)
+            left, right, m, n = (whole, part, other, rows) if whole_is_a else (part, whole, rows, other)
             multiply(mode, corner, ldc, left, right, m, n, depth, more, whole_is_a)
             whole += panel_bytes(mode, other, depth)
         if bias:

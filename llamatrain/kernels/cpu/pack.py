@@ -21,16 +21,18 @@ from llamatrain.kernels.cpu.int8_tiles import (
     pack_int8,
 )
 from llamatrain.kernels.cpu.registry import Array
-from llamatrain.kernels.quantized import Blocks
+from llamatrain.kernels.quantized import Blocks, PackedWeight
 
 STRIP_ROWS = 64  # rows of the whole operand that one job packs
 MIN_WORK = 200_000  # multiply-adds that are worth a job
 INT8 = tiles.TILES + 1  # a further mode
-FLOATS, HALVES, BLOCKS = range(3)  # forms of a source; quantized: BLOCKS + the number of its type
+FLOATS, HALVES, PACKED, BLOCKS = range(4)  # forms of a source; quantized: BLOCKS + the number of its type
 
 
-def can_pack(x: Array | Blocks) -> bool:
+def can_pack(x: Array | Blocks | PackedWeight) -> bool:
     """Return True if a product can read x."""
+    if isinstance(x, PackedWeight):
+        return True
     return x.kind.number in COMPILED if isinstance(x, Blocks) else x.dtype in (np.float32, np.uint16)
 
 
@@ -38,7 +40,7 @@ def can_pack(x: Array | Blocks) -> bool:
 class Operand:
     """One side of a product: `count` rows of `k` elements for each entry of its leading axes."""
 
-    source: Any  # an array, a quantized weight, or its spec
+    source: Any  # an array, a quantized or packed weight, or its spec
     across: int  # 0: a row is contiguous; 1: rows are interleaved
     count: int
     k: int
@@ -49,6 +51,8 @@ class Operand:
     @property
     def form(self) -> int:
         """The form of the source; for a quantized one, BLOCKS plus the number of its type."""
+        if isinstance(self.source, PackedWeight):
+            return PACKED
         if isinstance(self.source, Blocks):
             return BLOCKS + self.source.kind.number
         return HALVES if self.source.dtype == np.uint16 else FLOATS
@@ -87,7 +91,7 @@ class Operand:
         """Return this operand as an argument of entries, with k from `start` on."""
         return Side(
             mode=mode,
-            source=self.source.raw if isinstance(self.source, Blocks) else self.source,
+            source=self.source.raw if self.form >= PACKED else self.source,
             form=self.form,
             across=self.across,
             stride=self.stride,
@@ -119,13 +123,13 @@ class Side(NamedTuple):
 class Packed(NamedTuple):
     """The memory of packed operands.
 
-    `entry_bytes` for each entry of the whole one; from `thread_offset` on, `thread_bytes` for each thread, which
-    end with `slab_bytes` to decode a slab.
+    `entry_bytes` for each entry of the whole one; in `own`, `thread_bytes` for each thread, which end with
+    `slab_bytes` to decode a slab.
     """
 
     memory: Any
     entry_bytes: int
-    thread_offset: int
+    own: Any
     thread_bytes: int
     slab_bytes: int
 
@@ -189,7 +193,7 @@ def entry_address(side, entry):
 def pack_whole(lo, hi, thread, side: Side, entries: I64, packed: Packed, is_a, strip):
     """Pack strips lo to hi of a whole operand."""
     strips, blocks = (side.rows + strip - 1) // strip, max(1, (side.depth + side.k_block - 1) // side.k_block)
-    slab = packed.memory + packed.thread_offset + thread * packed.thread_bytes
+    slab = packed.own + thread * packed.thread_bytes
     transpose = side.across if is_a else 1 - side.across
     for item in range(lo, hi):
         entry = item // strips // blocks

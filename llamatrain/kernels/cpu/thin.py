@@ -96,7 +96,6 @@ class ThinPlan:
 
     def calls(self, c: np.ndarray, scratch: np.ndarray, accumulate: bool = False) -> list[Call]:
         """Return the calls that compute C."""
-        m, n, k, width = self.a.count, self.b.count, self.a.k, self.width
         m, n, k = self.a.count, self.b.count, self.a.k
         before, after, b, made = [], [], Strided(self.b.source, 4 * n, 4), c
         if self.copies_b:
@@ -105,7 +104,9 @@ class ThinPlan:
             before = [turn.call(b, natural, n, self.width, items=k, block=ROWS_OF_COPY)]
         if self.turns_c:
             made = scratch[self.b_bytes :]
-            after = [turn.call(Strided(c, 4 * m, 4), Strided(made, 4, 4 * n), m, m, items=n, block=ROWS_OF_COPY)]
+            after = [
+                turn.call(Strided(c, 4 * m, 4), Strided(made, 4, 4 * n), m, m, items=n, block=ROWS_OF_COPY)
+            ]
         spare = {"space": scratch[self.b_bytes + self.c_bytes :], "thread_bytes": self.thread_bytes}
         return [*before, self.multiply_call(made, b, accumulate, spare), *after]
 
@@ -222,7 +223,7 @@ def multiply_thin(
             for start in range(0, k, k_block):
                 left = Strided(a.memory + i * a.row + start * a.step, a.row, a.step)
                 right = Strided(b.memory + start * b.row + (j + first) * 4, b.row, b.step)
-                more = start > 0 or accumulate and not thread_bytes
+                more = start > 0 or (accumulate and not thread_bytes)
                 multiply_near(
                     target + first * 4,
                     pitch,
