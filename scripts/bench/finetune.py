@@ -90,7 +90,7 @@ def build_contenders(
 ) -> tuple[list[Contender], list[Contender]]:
     """Return our contenders and PEFT's.
 
-    Ours are a run on a base of each type, with its weights used in the file's format and also cached in bf16. With
+    Ours are a run on a base of each type, with its weights used in the file's format and also copied to bf16 or int8. With
     int8, all products but those with the base are in the processor's faster precision.
     """
     ctx, batch = ROWS[shape]
@@ -102,7 +102,7 @@ def build_contenders(
         base = folder / f"{kind}.gguf"
         make_random_model(base, "--shape", shape, "--type", kind)
         for precision in precisions:
-            for cache in ("off", "bf16") if precision == "bf16" else ("off",):
+            for cache in ("off",) if precision == "f32" else ("off", precision):
                 options: list[object] = ["--ctx", ctx, "--batch", batch, "--cache-base", cache]
                 options += ["--threads", threads]
                 if precision == "int8":
