@@ -8,9 +8,8 @@ from llamatrain.gguf import quants
 from llamatrain.gguf.quants.kinds import COMPILED
 from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.types import GgmlType
-from llamatrain.graph.int8 import Int8Copy
 from llamatrain.graph.tensor import BF16, F32, QuantizedType, Tensor, quantized, state
-from llamatrain.io.madvise import find_mapping, release_pages
+from llamatrain.io.madvise import release_pages
 from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.model import load
 from llamatrain.model.hyperparameters import Hyperparameters
@@ -87,39 +86,6 @@ def copy_as_bf16(raw: np.ndarray, kind: GgmlType, shape: tuple[int, ...], thread
 def bf16_copy_bytes(h: Hyperparameters) -> int:
     """Return the bytes of all matrices in bf16."""
     return sum(2 * int(np.prod(shape)) for name, shape in h.shapes.items() if h.is_matrix(name))
-
-
-def make_int8_copies(tensors: Mapping[str, Tensor], h: Hyperparameters) -> dict[str, Int8Copy]:
-    """Return leaves for two copies of each matrix of a block, packed for x wᵀ and for dy w."""
-    from llamatrain.kernels.cpu.int8_weight import packed_type
-
-    return {
-        name: (
-            state(f"{name}.int8", tensor.shape, packed_type(tensor.shape, 0)),
-            state(f"{name}.int8_across", tensor.shape, packed_type(tensor.shape, 1)),
-        )
-        for name, tensor in tensors.items()
-        if h.weight_kind(name).role == "matrix" and len(tensor.shape) == 2
-    }
-
-
-def pack_for_int8(leaf: Tensor, array: np.ndarray, threads: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a matrix packed for x wᵀ and for dy w, and release the pages of its file."""
-    from llamatrain.kernels.cpu.int8_weight import pack_weight
-    from llamatrain.kernels.quantized import Blocks
-
-    weight = Blocks(leaf.dtype.kind, leaf.shape, array) if isinstance(leaf.dtype, QuantizedType) else array
-    made = pack_weight(weight, 0, threads), pack_weight(weight, 1, threads)
-    if find_mapping(array) is not None:
-        release_pages(array)
-    return made
-
-
-def int8_copy_bytes(h: Hyperparameters) -> int:
-    """Return about how many bytes two packed copies of all matrices of blocks take."""
-    return sum(
-        2 * int(np.prod(shape)) for name, shape in h.shapes.items() if h.weight_kind(name).role == "matrix"
-    )
 
 
 def add_frozen_adapters(

@@ -26,7 +26,6 @@ from llamatrain.engine.program import Program
 from llamatrain.graph.op_cost import OpCost, estimate_cost
 from llamatrain.graph.tensor import F32, DType, Node, Tensor, collect_leaves, collect_nodes, parameter, state
 from llamatrain.model.architectures import DEFAULT, find_architecture
-from llamatrain.model.frozen_weights import make_int8_copies
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.model.rope import Rope
@@ -35,6 +34,7 @@ from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.platform.cache_dir import default_cache_dir
 from llamatrain.platform.cpu import processor
 from llamatrain.train.graphs import StepGraph, StepGraphs, StepSpec
+from llamatrain.train.int8_copies import make_int8_copies
 
 LIFETIME = 86400.0  # seconds that a measurement is valid
 BUSY_LIFETIME = 600.0  # the same if other programs disturbed it

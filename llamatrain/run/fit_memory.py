@@ -10,7 +10,7 @@ from llamatrain.distributed.comm import get_comm
 from llamatrain.errors import MemoryPlanError, UsageError
 from llamatrain.io.madvise import find_mapping
 from llamatrain.model.distill import Teacher
-from llamatrain.model.frozen_weights import bf16_copy_bytes, int8_copy_bytes
+from llamatrain.model.frozen_weights import bf16_copy_bytes
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.limits import MANY_LAYERS
 from llamatrain.planner.layers import extrapolate_plan
@@ -32,6 +32,7 @@ from llamatrain.run.options import AUTO
 from llamatrain.run.resolve import ResolvedConfig
 from llamatrain.run.trainable import Cache, Trainable, TrainableWeights
 from llamatrain.train.graphs import StepSpec
+from llamatrain.train.int8_copies import int8_copy_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

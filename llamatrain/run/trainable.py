@@ -25,12 +25,11 @@ from llamatrain.model.frozen_weights import (
     add_frozen_adapters,
     copy_weights,
     load_frozen,
-    make_int8_copies,
-    pack_for_int8,
 )
 from llamatrain.model.hyperparameters import Hyperparameters, describe_unused, unused_tensors
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.run.inputs import MERGED_ADAPTERS, RunInputs
+from llamatrain.train.int8_copies import make_int8_copies, pack_for_int8
 
 LOG = ".log"  # ends the name of a weight that is trained as its logarithm
 Arrays = Mapping[str, np.ndarray]

@@ -39,11 +39,13 @@ def compare_losses(folder: Path, args: argparse.Namespace) -> Path:
     losses: dict[str, list[float]] = {}
     first: Path | None = None
     for seed in range(args.seeds):
-        for mode in MODES:
+        for mode in args.modes:
             run = train(folder, mode, seed, args, iters=args.steps)
             first = first or run.folder / "adapter.gguf"
             losses.setdefault(mode, []).append(run.validations[-1][1])
-            print(f"{mode:5} seed {seed}: {losses[mode][-1]:.5f}", flush=True)
+            quarters = run.validations[:: max(1, len(run.validations) // 4)]
+            before = ", ".join(f"{loss:.5f} at {step}" for step, loss, *_ in quarters)
+            print(f"{mode:5} seed {seed}: {losses[mode][-1]:.5f} ({before})", flush=True)
     spread = max(losses["f32"]) - min(losses["f32"])
     print(f"\nspread of f32 between seeds: {spread:.5f}")
     for mode, reached in losses.items():
@@ -59,11 +61,11 @@ def compare_gradients(folder: Path, adapter: Path, args: argparse.Namespace) -> 
             train(folder, mode, 0, args, iters=1, lora_init=adapter, save_every=1).folder
             / "checkpoint-1.gguf"
         )
-        for mode in MODES
+        for mode in args.modes
     }
     layers = sorted({name.split(".")[1] for name in gradients["f32"]}, key=int)
     print(f"\ncosine with f32 {' '.join(f'{layer:>8}' for layer in layers)}")
-    for mode in ("bf16", "int8"):
+    for mode in args.modes[1:]:
         cosines = [cosine(gradients["f32"], gradients[mode], f"blk.{layer}.") for layer in layers]
         print(f"{mode:15} {' '.join(f'{each:8.5f}' for each in cosines)}")
 
@@ -94,6 +96,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("base", type=Path)
     command.add_argument("data", type=Path)
     command.add_argument("--val", type=Path, required=True)
+    command.add_argument("--modes", nargs="+", choices=MODES, default=[*MODES], help="f32 must be the first")
     command.add_argument("--steps", type=int, default=300)
     command.add_argument("--seeds", type=int, default=3)
     command.add_argument("--batch", type=int, default=4)

@@ -15,7 +15,7 @@ class LlamaStep:
     """A training step with AdamW over random weights and one batch of random tokens.
 
     It is one program that streams its gradients, or with `two_programs` one that leaves the gradients in the
-    arena and one that clips and applies them.
+    arena and one that clips and applies them. With `int8`, products with frozen weights are in 8-bit integers.
     """
 
     def __init__(
@@ -28,12 +28,18 @@ class LlamaStep:
         remat: str = "none",
         seed: int = 0,
         two_programs: bool = False,
+        int8: bool = False,
     ) -> None:
         model = self.model = llama(size)
         self.memory = model.random(seed)
         self.steps = 0
         backward = differentiate(
-            model.loss, model.trained, precision=precision, borders=model.block_inputs, remat=remat
+            model.loss,
+            model.trained,
+            precision=precision,
+            borders=model.block_inputs,
+            remat=remat,
+            int8_weights={weight: (weight, weight) for weight in model.frozen} if int8 else None,
         )
         options: dict[str, Any] = {"kernels": kernels, "threads": threads}
         if two_programs:

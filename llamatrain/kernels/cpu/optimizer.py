@@ -242,12 +242,24 @@ def opt_rows(outs, ins, attrs, scratch, threads):
     return [index_rows.call(**seen, items=1, block=1), added]
 
 
+@inline
+def has_rows(g, first, end):
+    """Return True if a gradient of few rows has one of these."""
+    found = False
+    for row in range(first, end):
+        found = found or i32(g.places)[row] >= 0
+    return found
+
+
 @KernelEntry
 def sparse_square_blocks(lo, hi, thread, g: SparseRows, sums: F64, buffers):
     """Sum the squares of the blocks of `sum_sqr`, each laid out in the thread's memory."""
     buffer = f32(buffers + thread * 4 * BLOCK)
     for block in range(lo, hi):
         start, end = block * BLOCK, min(g.size, (block + 1) * BLOCK)
+        if not has_rows(g, start // g.width, (end - 1) // g.width + 1):
+            sums[block] = 0.0
+            continue
         for row in range(start // g.width, (end - 1) // g.width + 1):
             source, there = gradient_range(g, row)
             first, last = max(start, row * g.width), min(end, (row + 1) * g.width)
