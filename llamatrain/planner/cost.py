@@ -46,7 +46,7 @@ def step_cost(graphs: StepGraphs, length: int, batches: int, node_cost: NodeCost
     spec = graphs.spec
 
     def graph_cost(graph: StepGraph) -> float:
-        return sum(map(node_cost, collect_nodes(graph.outputs)))
+        return sum(map(node_cost, collect_nodes(spec.device.rewrite(graph.outputs))))
 
     if spec.gradients == "streamed":
         return batches * graph_cost(graphs.streamed_graph(length))

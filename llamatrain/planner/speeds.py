@@ -95,9 +95,9 @@ class OpSpeeds:
             seconds * amount for seconds, amount in zip(cost, cost_terms(estimate_cost(node)), strict=False)
         )
 
-    def graph_seconds(self, graph: StepGraph) -> float:
-        """Return the expected seconds of a graph."""
-        return sum(map(self.node_seconds, collect_nodes(graph.outputs)))
+    def graph_seconds(self, graph: StepGraph, device: Device) -> float:
+        """Return the expected seconds of a graph on a device."""
+        return sum(map(self.node_seconds, collect_nodes(device.rewrite(graph.outputs))))
 
     def copy_seconds(self, moved: int) -> float:
         """Return the expected seconds to move bytes."""

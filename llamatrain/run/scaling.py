@@ -132,12 +132,15 @@ def step_time(spec: StepSpec, policy: Policy, speeds: OpSpeeds) -> StepTime:
 def _step_time(spec: StepSpec, policy: Policy, speeds: OpSpeeds) -> StepTime:
     length, trained = spec.rope_length, sum(4 * tensor.size for tensor in spec.trainable.values())
     small, large = (StepGraphs(replace(spec, batch=batch), policy) for batch in (1, 2))
+    device = spec.device
     if spec.gradients == "streamed":
-        one, two = (speeds.graph_seconds(graphs.streamed_graph(length)) for graphs in (small, large))
+        one, two = (speeds.graph_seconds(graphs.streamed_graph(length), device) for graphs in (small, large))
         return StepTime(row=two - one, overhead=2 * one - two, adding=0.0, update=0.0)
-    one, two = (speeds.graph_seconds(graphs.grad_graph(length, True)) for graphs in (small, large))
+    one, two = (speeds.graph_seconds(graphs.grad_graph(length, True), device) for graphs in (small, large))
     update = (
-        speeds.graph_seconds(small.update_graph(length)) if spec.rule else speeds.copy_seconds(4 * trained)
+        speeds.graph_seconds(small.update_graph(length), device)
+        if spec.rule
+        else speeds.copy_seconds(4 * trained)
     )
     return StepTime(
         row=two - one, overhead=2 * one - two, adding=speeds.copy_seconds(3 * trained), update=update

@@ -288,16 +288,17 @@ def test_few_layers_and_rows_tell_of_many(policy: str) -> None:
     setting = some(7)
     found = step_time(setting, policy, MADE_UP)
     graphs = StepGraphs(replace(setting, batch=5), policy)
-    whole = MADE_UP.graph_seconds(graphs.grad_graph(setting.rope_length, True))
+    whole = MADE_UP.graph_seconds(graphs.grad_graph(setting.rope_length, True), setting.device)
     assert found.micro_batch(5) == pytest.approx(whole, rel=0.01)
     assert found.update == pytest.approx(
-        MADE_UP.graph_seconds(graphs.update_graph(setting.rope_length)), rel=0.01
+        MADE_UP.graph_seconds(graphs.update_graph(setting.rope_length), setting.device), rel=0.01
     )
 
 
 def test_a_graph_takes_what_its_nodes_take() -> None:
-    graph = StepGraphs(some(1)).grad_graph(32, True)
-    flops = OpSpeeds({OTHER_OPS: (0.0, 1.0, 0.0)}, 0.0).graph_seconds(graph)
+    setting = some(1)
+    graph = StepGraphs(setting).grad_graph(32, True)
+    flops = OpSpeeds({OTHER_OPS: (0.0, 1.0, 0.0)}, 0.0).graph_seconds(graph, setting.device)
     assert (
         flops
         == sum(estimate_cost(node).flops for node in collect_nodes(graph.outputs))
