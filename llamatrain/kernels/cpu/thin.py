@@ -14,11 +14,11 @@ import numpy as np
 from llamatrain.compiler.declare import Call, KernelEntry, LazyModule, f32, inline
 from llamatrain.compiler.vectors import LANES
 from llamatrain.kernels.cpu.pack import FLOATS, MIN_WORK, Operand
+from llamatrain.kernels.cpu.tile_shape import PLAIN_ROWS
 
 plain_kernel = LazyModule("llamatrain.kernels.cpu.llvm.plain_kernel")
 
 SHORT = 16  # the longest axis that counts as short
-HEIGHT = 8  # rows that the inner loop computes
 NEAR = 4096  # elements of B that stay in the first-level cache
 MIN_DEPTH = 16  # elements along k before C is read and written again
 ROWS_IN_JOB, ROWS_OF_COPY = 32, 256
@@ -177,10 +177,10 @@ def copy_columns(c, ldc, made, pitch, rows, columns, accumulate):
 @inline
 def multiply_near(c, ldc, a, b, rows, columns, k, accumulate):
     """Compute a part of C from a part of B that stays near."""
-    for i in range(0, rows, HEIGHT):
+    for i in range(0, rows, PLAIN_ROWS):
         for j in range(0, columns, LANES):
             plain_kernel.multiply_rows(
-                min(HEIGHT, rows - i),
+                min(PLAIN_ROWS, rows - i),
                 c + i * ldc + j * 4,
                 ldc,
                 a.memory + i * a.row,

@@ -10,6 +10,8 @@ ROW = 64  # bytes of a tile's row
 COLUMNS, ROWS, LAST_ROWS = (32, 8, 8) if vector_width() == 16 else (16, 6, 4)
 NARROW_ROWS = 16 if vector_width() == 16 else ROWS  # if C has 16 columns
 
+PLAIN_ROWS = 8  # of operands that are not packed: as many sums as keep both multipliers busy
+
 # Of 8-bit integers: rows and columns of C in a vector kernel, and the bytes in front of a block's tiles.
 INT8_ROWS, INT8_COLUMNS = (8, 32) if vector_width() == 16 else (4, 16)
 INT8_HEADER = 128

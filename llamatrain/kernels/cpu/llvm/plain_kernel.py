@@ -1,4 +1,4 @@
-"""The inner loop of products whose operands stay where they are: eight rows of C, and a vector of columns."""
+"""The inner loop of products whose operands stay where they are: a few rows of C, and a vector of columns."""
 
 from typing import Any
 
@@ -9,9 +9,8 @@ from numba.extending import intrinsic
 from llamatrain.compiler.simd import llvm_ops as W
 from llamatrain.compiler.simd.llvm_ops import FLOAT, LONG, load, store
 from llamatrain.kernels.cpu.llvm.microkernel import FUSED
+from llamatrain.kernels.cpu.tile_shape import PLAIN_ROWS
 from llamatrain.platform.cpu import vector_width
-
-HEIGHT = 8  # rows: as many sums as it takes to keep both multipliers busy
 
 
 def emit_rows(
@@ -27,9 +26,11 @@ def emit_rows(
     k: Any,
     accumulate: Any,
 ) -> None:
-    """Emit the product of up to HEIGHT rows. A row that is not there is the last one again, and gives the same."""
+    """Emit the product of up to PLAIN_ROWS rows. A row that is not there is the last one again, and gives the same."""
     kind, last = ir.VectorType(FLOAT, vector_width()), builder.sub(rows, LONG(1))
-    numbers = [builder.select(builder.icmp_signed("<", LONG(i), last), LONG(i), last) for i in range(HEIGHT)]
+    numbers = [
+        builder.select(builder.icmp_signed("<", LONG(i), last), LONG(i), last) for i in range(PLAIN_ROWS)
+    ]
     places = [builder.add(c, builder.mul(ldc, number)) for number in numbers]
     lines = [builder.add(a, builder.mul(row_stride, number)) for number in numbers]
     adding = W.splat(
@@ -40,7 +41,7 @@ def emit_rows(
     enter, loop, done = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("done")
     builder.branch(loop)
     builder.position_at_end(loop)
-    at, left, right, *sums = (builder.phi(each) for each in (LONG, LONG, LONG, *[kind] * HEIGHT))
+    at, left, right, *sums = (builder.phi(each) for each in (LONG, LONG, LONG, *[kind] * PLAIN_ROWS))
     vector = load(builder, right, kind, 4)
     made = []
     for line, total in zip(lines, sums, strict=True):
