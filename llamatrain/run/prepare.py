@@ -113,7 +113,7 @@ def prepare(
         data = load_data(config.files, model, config.data, config.train.seed, config.preference.data_kind)
     if data.packed:  # store the default that was chosen, so that a resumed run packs too
         config = replace(config, data=replace(config.data, pack=True))
-    resolved = resolve(config, model.row_length, data.rows.count)
+    resolved = resolve(config, model.row_length, data.rows.count, base=inputs.base)
     data.rows.end = config.train.epochs or 0
     sampler = build_sampler(resolved, model, data.rows if isinstance(data.rows, Sine) else None)
     shape = DataShape(
@@ -238,7 +238,7 @@ def plan_run(request: RunRequest, graphs: bool = True, ranks: int = 0) -> Planne
         whole = plain and not config.data.pattern
         model = make_model(config, inputs, request.changed, read=False)
         sine = None if config.files else make_sine(model, 0)
-        resolved = resolve(config, model.row_length, lambda epochs: epochs, ranks)
+        resolved = resolve(config, model.row_length, lambda epochs: epochs, ranks, inputs.base)
         shape = DataShape(
             lengths=row_lengths(model.row_length, config.data, whole, plain, config.preference.data_kind),
             has_untrained_tokens=not whole,

@@ -11,6 +11,7 @@ import pytest
 from llamatrain.checkpoints.checkpoint import write_checkpoint
 from llamatrain.checkpoints.read import read_checkpoint
 from llamatrain.engine import device as devices
+from llamatrain.run import resolve
 from llamatrain.run.prepare import prepare, start_request
 from llamatrain.run.request import request_finetune
 from tests.helpers.cli import (
@@ -312,6 +313,80 @@ def test_the_plan_says_it(place: Path) -> None:
         planned = json.loads(ran(*words, "--json").out)
         assert planned["base_precision"] == precision and planned["precision"] == "f32"
         assert ("f32 (products with the base in int8)" in ran(*words).out) == (precision == "int8")
+
+
+# ---- the default -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A processor without bf16, on which the base counts as large."""
+    monkeypatch.setattr(resolve, "INT8_ELEMENTS", 1000)
+    monkeypatch.setattr(resolve, "default_precision", lambda device: "f32")
+    return place
+
+
+AUTO = ("--lora-r", 4, "--ctx", 32, "--batch", 2)
+
+
+def planned_precision(*more: Argument) -> str:
+    words = ("plan", *finetune("run", *AUTO, *more)[:-2], "--json")
+    precision: str = json.loads(ran(*words).out)["base_precision"]
+    return precision
+
+
+def test_large_quantized_bases_are_multiplied_in_int8(large: Path) -> None:
+    assert planned_precision() == planned_precision("--base-precision", "auto") == "int8"
+    done = ran(*finetune("run", *AUTO, "--iters", 2))
+    assert "products with the base in int8" in " ".join(done.err.split())
+    assert stored_precision(large / "run") == "int8"
+    assert "--base-precision" not in ran("finetune", "--resume", "run", "--iters", 3).err
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--precision", "f32"),
+        ("--precision", "bf16"),
+        ("--base-precision", "same"),
+        ("--kernels", "reference"),
+        ("--optimizer", "lbfgs"),
+        ("--full",),
+    ],
+    ids=" ".join,
+)
+def test_what_was_asked_for_comes_first(more: tuple[str, ...], large: Path) -> None:
+    rank = () if "--full" in more else AUTO[:2]
+    words = ("plan", "finetune", "base.gguf", "text.txt", *rank, *AUTO[2:], *more, "--json")
+    assert json.loads(ran(*words).out)["base_precision"] == "same"
+
+
+def test_not_for_preferences(large: Path) -> None:
+    write_rows(large / "answers.jsonl", rows(20))
+    words = (
+        "plan",
+        "finetune",
+        "base.gguf",
+        "answers.jsonl",
+        "--objective",
+        "dpo",
+        *AUTO,
+        "--ctx",
+        96,
+        "--json",
+    )
+    assert json.loads(ran(*words).out)["base_precision"] == "same"
+
+
+def test_not_for_other_bases_and_processors(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(resolve, "default_precision", lambda device: "bf16")
+        assert planned_precision() == "same"
+    with monkeypatch.context() as patch:
+        patch.setattr(resolve, "INT8_ELEMENTS", 100_000_000)
+        assert planned_precision() == "same"
+    base(large / "base.gguf", WIDE, "F16")
+    assert planned_precision() == "same"
 
 
 # ---- what is refused ---------------------------------------------------------------------------
