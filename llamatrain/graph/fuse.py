@@ -12,8 +12,10 @@ from llamatrain.graph.ops import (
     cast,
     matmul,
     matmul_add,
+    matmul_int8,
     matmul_nn,
     matmul_nn_add,
+    matmul_nn_int8,
     rms_norm,
     rms_norm_half,
     rope,
@@ -22,6 +24,8 @@ from llamatrain.graph.ops import (
 from llamatrain.graph.tensor import BF16, F32, Node, Op, Tensor, collect_nodes
 
 ADDING: dict[Op, Op] = {matmul: matmul_add, matmul_nn: matmul_nn_add}
+PRODUCTS = {matmul, matmul_nn, matmul_int8, matmul_nn_int8}
+LARGEST_RANK = 64  # of an adapter whose product pays to be fused on a processor
 HALVED: dict[Op, Op] = {rms_norm: rms_norm_half, rope: rope_half}
 
 # A node, its sources in the new graph, and how often each old tensor is read -> the node to use, or None.
@@ -50,6 +54,18 @@ def fuse_sum(node: Node, sources: Sequence[Tensor], readers: Counter[Tensor]) ->
     if index is None or product is None:
         return None
     return Node(ADDING[product.op], (sources[1 - index], *product.sources), {}, node.outputs[0].name)
+
+
+def fuse_adapter_sum(node: Node, sources: Sequence[Tensor], readers: Counter[Tensor]) -> Node | None:
+    """Return a product with a short sum that adds to another product, as an adapter's does.
+
+    Other sums stay as they are. So a model with an adapter that adds nothing gives the bits of one without it.
+    """
+    made = fuse_sum(node, sources, readers)
+    if made is None or made.sources[1].shape[-1] > LARGEST_RANK:
+        return None
+    other = made.sources[0].node
+    return made if other and other.op in PRODUCTS else None
 
 
 def fuse_cast(node: Node, sources: Sequence[Tensor], readers: Counter[Tensor]) -> Node | None:

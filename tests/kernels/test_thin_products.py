@@ -129,18 +129,20 @@ def test_only_short_axes_are_thin() -> None:
     assert not isinstance(plan("out_prod", (300, 64), (300, 64)), ThinPlan)
 
 
-def test_a_sum_with_a_product_is_one_node() -> None:
-    """Of few rows and of many, and whether or not the other source is read again."""
+def test_a_sum_with_an_adapters_product_is_one_node() -> None:
+    """Of few rows and of many, and whether or not the other source is read again; other sums are left alone."""
     for m in (2, 64):
-        y, x, w = (
-            placeholder(name, shape) for name, shape in (("y", (m, 96)), ("x", (m, 8)), ("w", (96, 8)))
-        )
-        arrays = {y: normal(m, 96), x: normal(m, 8), w: normal(96, 8)}
+        shapes = {"base": (m, 96), "x": (m, 8), "w": (96, 8), "eye": (96, 96)}
+        base, x, w, eye = (placeholder(name, shape) for name, shape in shapes.items())
+        arrays = {base: normal(m, 96), x: normal(m, 8), w: normal(96, 8), eye: np.eye(96, dtype=np.float32)}
+        y = ops.matmul(base, eye)
         for outputs in ([ops.add(ops.matmul(x, w), y)], [ops.add(y, ops.matmul(x, w)), ops.sqr(y)]):
             names = [node.op.name for node in collect_nodes(CpuDevice(1).rewrite(outputs))]
             assert "matmul_add" in names and "add" not in names
             found = Program.build(outputs, arrays, threads=2)
             found()
-            values = defined("matmul_add", tuple(arrays.values())), arrays[y] ** 2
+            values = defined("matmul_add", (arrays[base], arrays[x], arrays[w])), arrays[base] ** 2
             for output, wanted in zip(outputs, values, strict=False):
                 np.testing.assert_allclose(found.read(output), wanted, rtol=0, atol=1e-5)
+        for other in (ops.add(base, ops.matmul(x, w)), ops.add(y, ops.matmul(base, eye))):
+            assert CpuDevice(1).rewrite([other])[0] is other

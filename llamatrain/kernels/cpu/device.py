@@ -10,7 +10,7 @@ import numpy as np
 
 from llamatrain.compiler import thread_pool as team
 from llamatrain.errors import GraphError
-from llamatrain.graph.fuse import fuse, fuse_sum
+from llamatrain.graph.fuse import fuse, fuse_adapter_sum
 from llamatrain.graph.tensor import Node, PackedType, QuantizedType, Tensor
 from llamatrain.kernels.cpu.registry import BINDINGS, Binding
 from llamatrain.kernels.quantized import Blocks, PackedWeight
@@ -43,8 +43,8 @@ class CpuDevice(ReferenceDevice):
         return processor().name
 
     def rewrite(self, outputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return the outputs with products that add to what is there."""
-        return fuse(outputs, fuse_sum)
+        """Return the outputs with products of adapters that add to those of the base."""
+        return fuse(outputs, fuse_adapter_sum)
 
     def has_kernel(self, node: Node) -> bool:
         """Return True if a compiled kernel takes the node."""
