@@ -20,6 +20,7 @@ from llamatrain.gguf.values import Value
 from llamatrain.graph import ops as O
 from llamatrain.graph.int8 import Int8Copy
 from llamatrain.graph.tensor import Tensor, parameter, state
+from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.model import init, load
 from llamatrain.model.frozen_weights import (
     add_frozen_adapters,
@@ -238,9 +239,10 @@ class LoraAdapter:
         """Copy the base's matrices to bf16 or int8, if the plan says so."""
         for name, array in copy_weights(self.base, leaves.copied_tensors, self.threads):
             leaves.frozen[name] = upload(array)
-        for name, copies in leaves.int8_copies.items():
-            arrays = pack_for_int8(leaves.weights[name], leaves.frozen[name], self.threads)
-            leaves.frozen.update((copy.name, array) for copy, array in zip(copies, arrays, strict=True))
+        with verify_unchanged(self.base.mapped_files):
+            for name, copies in leaves.int8_copies.items():
+                arrays = pack_for_int8(leaves.weights[name], leaves.frozen[name], self.threads)
+                leaves.frozen.update((copy.name, array) for copy, array in zip(copies, arrays, strict=True))
 
     def init_weights(self, parts: Arrays) -> None:
         """Initialize one factor randomly and the other to zero, so that the adapter adds nothing at first."""

@@ -90,8 +90,8 @@ def build_contenders(
 ) -> tuple[list[Contender], list[Contender]]:
     """Return our contenders and PEFT's.
 
-    Ours are a run on a base of each type, with its weights used in the file's format and also copied to bf16 or int8. With
-    int8, all products but those with the base are in the processor's faster precision.
+    Ours are a run on a base of each type, with its weights used in the file's format and also copied to bf16 or
+    int8. With int8, all products but those with the base are in the processor's faster precision.
     """
     ctx, batch = ROWS[shape]
     text = folder / "text.txt"

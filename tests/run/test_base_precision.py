@@ -11,7 +11,7 @@ import pytest
 from llamatrain.checkpoints.checkpoint import write_checkpoint
 from llamatrain.checkpoints.read import read_checkpoint
 from llamatrain.engine import device as devices
-from llamatrain.run import resolve
+from llamatrain.run import resolve, trainable
 from llamatrain.run.prepare import prepare, start_request
 from llamatrain.run.request import request_finetune
 from tests.helpers.cli import (
@@ -197,6 +197,19 @@ def test_copies_of_the_base_change_nothing(kind: str, place: Path) -> None:
         done = ran("finetune", *copied, "--cache-base", new)
         assert f"--cache-base is now {new} (it was {old})" in done.err and "slightly" not in done.err
         same_bits(place / "off" / "adapter.gguf", place / f"{old}-{new}" / "adapter.gguf")
+
+
+def test_a_base_that_changes_while_it_is_copied(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = trainable.pack_for_int8
+
+    def change_and_pack(*given: Any) -> Any:
+        with (place / "base.gguf").open("r+b") as file:
+            file.seek(-4, 2)
+            file.write(b"none")
+        return pack(*given)
+
+    monkeypatch.setattr(trainable, "pack_for_int8", change_and_pack)
+    refused(run(*finetune("run", *LORA, *INT8, "--iters", 1)), 1, "base.gguf", "changed")
 
 
 def test_copies_are_made_where_they_fit(place: Path) -> None:
