@@ -85,7 +85,7 @@ def make_contiguous(outputs: Sequence[Tensor]) -> list[Tensor]:
                     f"{node!r} changes {source!r} in place, but that is a view that is not in C order",
                     code="invalid-in-place",
                 )
-        return None if sources == node.sources else Node(node.op, sources, node.attrs, node.outputs[0].name)
+        return node.with_sources(sources)
 
     return rebuild(outputs, {}, change)
 

@@ -34,7 +34,7 @@ def round_up(dim: DynamicDim, count: int) -> int:
 
 def resize_node(node: Node, count: int) -> Node:
     """Return the node with `count` rows."""
-    result = Node(node.op, tuple(resize_tensor(source, count) for source in node.sources), node.attrs)
+    result = node.with_sources(tuple(resize_tensor(source, count) for source in node.sources))
     if [output.spec for output in result.outputs] != [
         resize_tensor(output, count).spec for output in node.outputs
     ]:

@@ -1,99 +1,133 @@
-"""Fuses nodes, so that less memory is read and written.
+"""Fuses sums with the products in them, so that less memory is read and written.
 
 A product that is added to something adds to what is there: an adapter's product to that of its weight, or the
-gradients of one tensor by several readers. What is only read in bf16 is written in bf16.
+gradients of one tensor by several readers.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from llamatrain.graph.ops import (
     add,
-    cast,
     matmul,
     matmul_add,
     matmul_int8,
     matmul_nn,
     matmul_nn_add,
     matmul_nn_int8,
-    rms_norm,
-    rms_norm_half,
-    rope,
-    rope_half,
 )
-from llamatrain.graph.tensor import BF16, F32, Node, Op, Tensor, collect_nodes
+from llamatrain.graph.tensor import Node, Op, Tensor, collect_nodes
 
 ADDING: dict[Op, Op] = {matmul: matmul_add, matmul_nn: matmul_nn_add}
 PRODUCTS = {matmul, matmul_nn, matmul_int8, matmul_nn_int8}
 LARGEST_RANK = 64  # of an adapter whose product pays to be fused on a processor
-HALVED: dict[Op, Op] = {rms_norm: rms_norm_half, rope: rope_half}
-
-# A node, its sources in the new graph, and how often each old tensor is read -> the node to use, or None.
-Rule = Callable[[Node, Sequence[Tensor], Counter[Tensor]], Node | None]
 
 
-def fuse(outputs: Sequence[Tensor], *rules: Rule) -> list[Tensor]:
-    """Return the outputs of an equal graph in which the first rule that fits changed each node."""
+def count_readers(nodes: Sequence[Node], outputs: Sequence[Tensor]) -> Counter[Tensor]:
+    """Return how often each tensor is read, or asked for."""
+    return Counter(source for node in nodes for source in node.sources) + Counter(outputs)
+
+
+# ---- two terms -------------------------------------------------------------
+
+
+def fuse_adapter_sums(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the outputs of an equal graph in which the products of adapters add to those of their weights.
+
+    Other sums stay as they are. So a model with an adapter that adds nothing gives the bits of one without it.
+    """
     nodes = collect_nodes(outputs)
-    readers = Counter(source for node in nodes for source in node.sources) + Counter(outputs)
+    readers = count_readers(nodes, outputs)
     new: dict[Tensor, Tensor] = {}
     for node in nodes:
-        sources = tuple(new.get(source, source) for source in node.sources)
-        made = next((made for rule in rules if (made := rule(node, sources, readers))), None)
-        if made is None and sources != node.sources:
-            made = Node(node.op, sources, node.attrs, node.outputs[0].name)
-        if made:
+        made = node.with_sources(tuple(new.get(source, source) for source in node.sources))
+        short = find_short_product(node, readers)
+        if short is not None and is_product(made.sources[1 - short]):
+            made = add_product(made.sources[short], made.sources[1 - short], node)
+        if made is not node:
             new.update(zip(node.outputs, made.outputs, strict=True))
     return [new.get(output, output) for output in outputs]
 
 
-def fuse_sum(node: Node, sources: Sequence[Tensor], readers: Counter[Tensor]) -> Node | None:
-    """Return a product that adds to the other source of a sum, if one of them is such a product."""
-    index = find_product(node, readers)
-    product = sources[index].node if index is not None else None
-    if index is None or product is None:
-        return None
-    return Node(ADDING[product.op], (sources[1 - index], *product.sources), {}, node.outputs[0].name)
-
-
-def fuse_adapter_sum(node: Node, sources: Sequence[Tensor], readers: Counter[Tensor]) -> Node | None:
-    """Return a product with a short sum that adds to another product, as an adapter's does.
-
-    Other sums stay as they are. So a model with an adapter that adds nothing gives the bits of one without it.
-    """
-    made = fuse_sum(node, sources, readers)
-    if made is None or made.sources[1].shape[-1] > LARGEST_RANK:
-        return None
-    other = made.sources[0].node
-    return made if other and other.op in PRODUCTS else None
-
-
-def fuse_cast(node: Node, sources: Sequence[Tensor], readers: Counter[Tensor]) -> Node | None:
-    """Return a node that writes bf16 itself, if it makes what is only read by a cast to bf16."""
-    source = node.sources[0] if node.op is cast else None
-    if not (source and source.node and source.node.op in HALVED and node.attrs["dtype"] is BF16):
-        return None
-    maker = sources[0].node
-    if source.dtype is not F32 or readers[source] != 1 or not maker:
-        return None
-    return Node(HALVED[maker.op], maker.sources, maker.attrs, node.outputs[0].name)
-
-
-def find_product(node: Node, readers: Counter[Tensor]) -> int | None:
-    """Return which source of a sum is a product that nothing else reads, or None.
-
-    Of two, it is the one with the fewest operations.
-    """
-    if node.op is not add or node.sources[0].spec != node.sources[1].spec:
+def find_short_product(node: Node, readers: Counter[Tensor]) -> int | None:
+    """Return which term of a sum is a product of few operations that nothing else reads, or None."""
+    if not is_sum(node):
         return None
     found = [
-        (source.node.sources[0].shape[-1], index)
+        (operations(source), index)
         for index, source in enumerate(node.sources)
-        if source.node and is_plain_product(source.node) and readers[source] == 1
+        if can_add(source) and readers[source] == 1
     ]
-    return min(found)[1] if found else None
+    return min(found)[1] if found and min(found)[0] <= LARGEST_RANK else None
 
 
-def is_plain_product(node: Node) -> bool:
-    """Return True for a product of two matrices without a bias."""
-    return node.op in ADDING and len(node.sources) == 2 and len(node.outputs[0].shape) == 2
+def is_product(tensor: Tensor) -> bool:
+    """Return True for a product of matrices."""
+    return bool(tensor.node and tensor.node.op in PRODUCTS)
+
+
+# ---- any number of terms ---------------------------------------------------
+
+
+def fuse_sums(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the outputs of an equal graph in which the products in a sum add to its other terms.
+
+    The larger a product is, the later it comes: its operations hide the time that it takes to read the others.
+    """
+    nodes = collect_nodes(outputs)
+    readers = count_readers(nodes, outputs)
+    new: dict[Tensor, Tensor] = {}
+    terms: dict[Tensor, list[Tensor]] = {}  # of sums, and of products that can add; all are read once
+    for node in nodes:
+        made = node.with_sources(tuple(new.get(source, source) for source in node.sources))
+        if is_sum(node):
+            parts = [part for source in made.sources for part in terms.get(source, [source])]
+            products = sorted((part for part in parts if part in terms), key=operations)
+            if products:
+                others = [part for part in parts if part not in terms]
+                made = join_terms(others or [products.pop(0)], products, node)
+            if readers[node.outputs[0]] == 1:
+                terms[made.outputs[0]] = parts
+        elif readers[node.outputs[0]] == 1 and can_add(made.outputs[0]):
+            terms[made.outputs[0]] = [made.outputs[0]]
+        if made is not node:
+            new.update(zip(node.outputs, made.outputs, strict=True))
+    return [new.get(output, output) for output in outputs]
+
+
+def join_terms(others: Sequence[Tensor], products: Sequence[Tensor], total: Node) -> Node:
+    """Return a node that adds up all terms, the products last."""
+    tensor = others[0]
+    for other in others[1:]:
+        tensor = add(tensor, other)
+    for product in products:
+        tensor = add_product(product, tensor, total).outputs[0]
+    if tensor.node is None:
+        raise ValueError("a sum needs two terms")
+    return tensor.node
+
+
+# ---- products --------------------------------------------------------------
+
+
+def is_sum(node: Node) -> bool:
+    """Return True for a sum of two terms of one shape and type."""
+    return node.op is add and node.sources[0].spec == node.sources[1].spec
+
+
+def can_add(tensor: Tensor) -> bool:
+    """Return True for a product of two matrices without a bias: it can add to something."""
+    node = tensor.node
+    return bool(node and node.op in ADDING and len(node.sources) == 2 and len(tensor.shape) == 2)
+
+
+def operations(product: Tensor) -> int:
+    """Return the number of operations for an element of a product."""
+    assert product.node
+    return product.node.sources[0].shape[-1]
+
+
+def add_product(product: Tensor, other: Tensor, total: Node) -> Node:
+    """Return the node that adds a product to something, named after the sum that it replaces."""
+    assert product.node
+    return Node(ADDING[product.node.op], (other, *product.node.sources), {}, total.outputs[0].name)

@@ -71,9 +71,7 @@ def verify(outputs: Iterable[Tensor]) -> None:
     """
     changed: dict[Tensor, Node] = {}
     for node in collect_nodes(outputs):
-        if tuple(output.spec for output in node.outputs) != node.op.check_specs(
-            node.sources, node.attrs, node.name
-        ):
+        if tuple(output.spec for output in node.outputs) != node.infer_specs(node.name):
             raise GraphError(
                 f"the outputs of {node!r} do not have the shapes of its op", code="invalid-graph"
             )

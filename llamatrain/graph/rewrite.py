@@ -20,9 +20,7 @@ def rebuild(
         if all(output in new for output in node.outputs):
             continue
         sources = tuple(new.get(source, source) for source in node.sources)
-        current = (
-            node if sources == node.sources else Node(node.op, sources, node.attrs, node.outputs[0].name)
-        )
+        current = node.with_sources(sources)
         changed = change(current)
         made = changed.outputs if isinstance(changed, Node) else changed or current.outputs
         if made is not node.outputs:

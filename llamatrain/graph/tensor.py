@@ -177,14 +177,37 @@ def state(name: str, shape: Iterable[int], dtype: DType = F32) -> Tensor:
 class Node:
     """One application of an op."""
 
-    __slots__ = ("attrs", "op", "outputs", "serial", "sources")
+    __slots__ = ("attrs", "op", "outputs", "rounded", "serial", "sources")
 
     counter = itertools.count()
 
-    def __init__(self, op: "Op", sources: tuple[Tensor, ...], attrs: dict[str, Any], name: str = "") -> None:
+    def __init__(
+        self,
+        op: "Op",
+        sources: tuple[Tensor, ...],
+        attrs: dict[str, Any],
+        name: str = "",
+        rounded: frozenset[int] = frozenset(),
+    ) -> None:
+        """Create a node; its float32 outputs in `rounded` are written in bf16 instead."""
         self.op, self.sources, self.attrs, self.serial = op, sources, attrs, next(Node.counter)
-        specs = op.check_specs(sources, attrs, name)
-        self.outputs = tuple(Tensor(spec, "value", name, self, index) for index, spec in enumerate(specs))
+        self.rounded = rounded
+        self.outputs = tuple(
+            Tensor(spec, "value", name, self, index) for index, spec in enumerate(self.infer_specs(name))
+        )
+
+    def infer_specs(self, name: str) -> tuple[Spec, ...]:
+        """Return the specs of the outputs by the op's rule, with some types rounded."""
+        specs = self.op.check_specs(self.sources, self.attrs, name)
+        return tuple(
+            Spec(spec.shape, BF16) if index in self.rounded else spec for index, spec in enumerate(specs)
+        )
+
+    def with_sources(self, sources: tuple[Tensor, ...]) -> "Node":
+        """Return this node, or an equal one if it gets other sources."""
+        if sources == self.sources:
+            return self
+        return Node(self.op, sources, self.attrs, self.outputs[0].name, self.rounded)
 
     @property
     def name(self) -> str:
@@ -237,6 +260,8 @@ class Op:
     quantized_source: int | None = None  # the source that may be a quantized weight
     rounded_sources: tuple[int, ...] = ()  # the sources that mixed precision rounds to bfloat16
     rounds_outputs: bool = False  # bfloat16 sources give bfloat16 results
+    bf16_sources: tuple[int, ...] = ()  # float32 sources that may be bfloat16 instead
+    bf16_outputs: tuple[int, ...] = ()  # float32 outputs that may be written in bfloat16 instead
     is_cheap: bool = False  # costs little more than reading its sources: recomputed first
     masked_outputs: tuple[int, ...] = ()  # outputs in which minus infinity means that nothing is visible
     value_output: int | None = None  # of a gradient op: the output that equals its forward op's result
@@ -283,7 +308,11 @@ class Op:
                 raise ShapeError(
                     f"a {source.dtype} weight is not taken as source {index}; {', '.join(quantized_ops())} read such"
                 )
-        specs = self.rule(*sources, **attrs)
+        full = (
+            Spec(source.shape, F32) if index in self.bf16_sources and source.dtype is BF16 else source
+            for index, source in enumerate(sources)
+        )
+        specs = self.rule(*full, **attrs)
         return specs if isinstance(specs, tuple) else (specs,)
 
     def __repr__(self) -> str:

@@ -146,12 +146,6 @@ JUDGING = {  # no gradient goes through them, and they are part of none
     ),
     "matmul_int8": lambda c: O.matmul_int8(c.x(3, 5, fixed=True), c.x(4, 5, fixed=True), c.x(4, fixed=True)),
     "matmul_nn_int8": lambda c: O.matmul_nn_int8(c.x(3, 4, fixed=True), c.x(4, 5, fixed=True)),
-    "rms_norm_half": lambda c: O.cast(
-        O.rms_norm_half(c.x(2, 3, fixed=True), c.x(3, fixed=True), eps=1e-5), dtype=F32
-    ),
-    "rope_half": lambda c: O.cast(
-        O.rope_half(c.x(1, 2, 1, 4, fixed=True), c.ids([[0, 1]]), c.rope_table(2, 2)), dtype=F32
-    ),
 }
 
 

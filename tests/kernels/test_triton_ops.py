@@ -17,7 +17,7 @@ code = pytest.main(sys.argv[1:])
 from llamatrain.kernels.torch import fast
 sys.exit(code or ", ".join(fast.failed) or 0)
 """
-OPS = "rms_norm or rope or swiglu or adamw or (test_a_llama and small)"
+OPS = "rms_norm or rope or swiglu or adamw or sum_sqr or (test_a_llama and small)"
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -72,6 +72,8 @@ def test_torch_does_what_triton_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FLOATS = {"w": "*fp32", "dx": "*fp32", "sums": "*fp32", "table": "*fp32", "losses": "*fp32"}
+ROTATED = {"x": "*bf16", "positions": "*i32", "table": "*fp32", "out": "*bf16", "direction": "i32"}
+ROTATED |= dict.fromkeys(("heads", "width", "pairs"), "i32")
 SIGNATURES = {
     "rms_norm_kernel": (
         {"x": "*fp32", "w": "*fp32", "out": "*bf16", "width": "i32", "eps": "fp32"},
@@ -82,11 +84,9 @@ SIGNATURES = {
         | {name: FLOATS[name] for name in ("w", "dx", "sums")},
         {"SIZE": 4096, "PROGRAMS": 528, "ROUNDS": 8},
     ),
-    "rope_kernel": (
-        {"x": "*fp32", "positions": "*i32", "table": "*fp32", "out": "*bf16", "direction": "i32"}
-        | dict.fromkeys(("heads", "width", "pairs"), "i32"),
-        {"HALVES": False, "HEADS": 32, "WIDTH": 128},
-    ),
+    "rope_pairs_kernel": (ROTATED, {"HEADS": 32, "WIDTH": 128}),
+    "rope_halves_kernel": (ROTATED, {"HEADS": 32, "WIDTH": 128}),
+    "sum_sqr_kernel": ({"x": "*fp32", "sums": "*fp64", "count": "i32"}, {"SIZE": 8192}),
     "swiglu_kernel": ({"gate": "*bf16", "up": "*bf16", "out": "*bf16", "count": "i32"}, {"SIZE": 1024}),
     "swiglu_back_kernel": (
         {"dy": "*fp32", "count": "i32"} | dict.fromkeys(("gate", "up", "dgate", "dup"), "*bf16"),

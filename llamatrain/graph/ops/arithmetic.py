@@ -41,7 +41,7 @@ def _(node: Node, dy: Tensor):
     return mul(dy, b), mul(dy, a)
 
 
-@op(in_place=((0, 0),), is_cheap=True)
+@op(in_place=((0, 0),), is_cheap=True, bf16_outputs=(0,))
 def scale(x: Spec, *, by: float) -> Spec:
     """Return x times a constant."""
     require(isinstance(by, int | float), f"needs a number, not {by!r}")

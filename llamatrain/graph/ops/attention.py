@@ -38,7 +38,7 @@ def _attention(q: Spec, k: Spec, v: Spec, *ranges: Spec, window: int, cap: float
     )
 
 
-@op(rounded_sources=(0, 1, 2), masked_outputs=(1,))
+@op(rounded_sources=(0, 1, 2), masked_outputs=(1,), bf16_outputs=(0,))
 def flash_attn(
     q: Spec, k: Spec, v: Spec, *ranges: Spec, scale: float, window: int = 0, cap: float = 0.0
 ) -> tuple[Spec, Spec]:
@@ -57,7 +57,7 @@ def _(node: Node, dout: Tensor | None, dlse: Tensor | None):
     return (*grads, *(None for _ in ranges))
 
 
-@op(rounded_sources=(1, 2, 3, 4), no_gradient=SECOND)
+@op(rounded_sources=(1, 2, 3, 4), no_gradient=SECOND, bf16_sources=(0,), bf16_outputs=(0, 1, 2))
 def flash_attn_back(
     dout: Spec,
     q: Spec,

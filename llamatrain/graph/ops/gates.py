@@ -115,7 +115,7 @@ def _(node: Node, dy: Tensor):
     return swiglu_back(dy, *node.sources)
 
 
-@op(in_place=((0, 1), (1, 2), (0, 0), (1, 0)), rounded_sources=(1, 2), rounds_outputs=True)
+@op(in_place=((0, 1), (1, 2), (0, 0), (1, 0)), rounded_sources=(1, 2), rounds_outputs=True, bf16_sources=(0,))
 def swiglu_back(dy: Spec, gate: Spec, up: Spec) -> tuple[Spec, Spec]:
     """Return the gradients of gate and up."""
     return _gate_back(dy, gate, up)
@@ -141,7 +141,7 @@ def _(node: Node, dy: Tensor):
     return geglu_back(dy, *node.sources)
 
 
-@op(in_place=((0, 1), (1, 2), (0, 0), (1, 0)), rounded_sources=(1, 2), rounds_outputs=True)
+@op(in_place=((0, 1), (1, 2), (0, 0), (1, 0)), rounded_sources=(1, 2), rounds_outputs=True, bf16_sources=(0,))
 def geglu_back(dy: Spec, gate: Spec, up: Spec) -> tuple[Spec, Spec]:
     """Return the gradients of gate and up."""
     return _gate_back(dy, gate, up)
@@ -169,7 +169,7 @@ def _(node: Node, dy: Tensor):
     return (swiglu_halves_back(dy, *node.sources),)
 
 
-@op(in_place=((0, 1),), rounded_sources=(1,), rounds_outputs=True)
+@op(in_place=((0, 1),), rounded_sources=(1,), rounds_outputs=True, bf16_sources=(0,))
 def swiglu_halves_back(dy: Spec, x: Spec) -> Spec:
     """Return both gradients as the halves of each row."""
     (half,) = swiglu_halves.infer_specs(x)

@@ -22,7 +22,7 @@ def product(a: Spec, b: Spec, rows: int, columns: int, shared: tuple[int, int]) 
     return Spec((*broadcast(a.shape[:-2], b.shape[:-2]), rows, columns), dtype)
 
 
-@op(quantized_source=1, rounded_sources=(0, 1))
+@op(quantized_source=1, rounded_sources=(0, 1), bf16_outputs=(0,))
 def matmul(x: Spec, w: Spec, bias: Spec | None = None) -> Spec:
     """Return x wᵀ plus the bias in each row: (m, k), (n, k), (n,) -> (m, n)."""
     require(min(len(x.shape), len(w.shape)) >= 2, "needs matrices")
@@ -41,7 +41,7 @@ def _(node: Node, dy: Tensor):
     return matmul_nn(dy, w), out_prod(dy, x), *(sum_to(dy, each.shape) for each in bias)
 
 
-@op(quantized_source=1, rounded_sources=(0, 1))
+@op(quantized_source=1, rounded_sources=(0, 1), bf16_outputs=(0,))
 def matmul_nn(y: Spec, w: Spec) -> Spec:
     """Return y w: (m, n), (n, k) -> (m, k)."""
     require(min(len(y.shape), len(w.shape)) >= 2, "needs matrices")
@@ -54,7 +54,7 @@ def _(node: Node, dx: Tensor):
     return matmul(dx, w), out_prod(y, dx)
 
 
-@op(in_place=((0, 0),), quantized_source=2, no_gradient=FUSED)
+@op(in_place=((0, 0),), quantized_source=2, no_gradient=FUSED, bf16_sources=(0,), bf16_outputs=(0,))
 def matmul_add(y: Spec, x: Spec, w: Spec) -> Spec:
     """Return y + x wᵀ: (m, n), (m, k), (n, k) -> (m, n)."""
     (made,) = matmul.infer_specs(x, w)
@@ -62,7 +62,7 @@ def matmul_add(y: Spec, x: Spec, w: Spec) -> Spec:
     return y
 
 
-@op(in_place=((0, 0),), quantized_source=2, no_gradient=FUSED)
+@op(in_place=((0, 0),), quantized_source=2, no_gradient=FUSED, bf16_sources=(0,), bf16_outputs=(0,))
 def matmul_nn_add(y: Spec, x: Spec, w: Spec) -> Spec:
     """Return y + x w: (m, k), (m, n), (n, k) -> (m, k)."""
     (made,) = matmul_nn.infer_specs(x, w)

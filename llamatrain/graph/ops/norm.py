@@ -11,23 +11,15 @@ from llamatrain.graph.ops.arithmetic import add, mul, scale, sqr, sub
 from llamatrain.graph.ops.ggml_extra import div, sqrt
 from llamatrain.graph.ops.movement import fill, gradient_or_zeros
 from llamatrain.graph.ops.reduce import sum_rows, sum_to
-from llamatrain.graph.ops.shape_rules import FUSED, floats, require
-from llamatrain.graph.tensor import BF16, F32, Node, Spec, Tensor, gradient, op
+from llamatrain.graph.ops.shape_rules import floats, require
+from llamatrain.graph.tensor import Node, Spec, Tensor, gradient, op
 
 
-@op(in_place=((0, 0),), is_cheap=True)
+@op(in_place=((0, 0),), is_cheap=True, bf16_outputs=(0,))
 def rms_norm(x: Spec, w: Spec, *, eps: float) -> Spec:
     """Return x / rms(x) · w."""
     require(len(w.shape) == 1 and x.shape[-1:] == w.shape, "needs one weight for each element of a row")
     return Spec(x.shape, floats(x, w))
-
-
-@op(no_gradient=FUSED)
-def rms_norm_half(x: Spec, w: Spec, *, eps: float) -> Spec:
-    """Return rms_norm in bf16."""
-    (made,) = rms_norm.infer_specs(x, w, eps=eps)
-    require(made.dtype is F32, "rounds float32")
-    return Spec(x.shape, BF16)
 
 
 @gradient(rms_norm)
@@ -36,7 +28,7 @@ def _(node: Node, dy: Tensor):
     return rms_norm_back(dy, x, w, eps=node.attrs["eps"])
 
 
-@op(in_place=((0, 0), (0, 1)))
+@op(in_place=((0, 0), (0, 1)), bf16_sources=(0,))
 def rms_norm_back(dy: Spec, x: Spec, w: Spec, *, eps: float) -> tuple[Spec, Spec]:
     """Return the gradients of x and w."""
     require(

@@ -4,8 +4,8 @@ With `halves`, pairs are (x[i], x[i + pairs]), and the table has all cosines of 
 Elements behind the pairs do not change.
 """
 
-from llamatrain.graph.ops.shape_rules import FUSED, floats, require
-from llamatrain.graph.tensor import BF16, F32, I32, Node, Spec, Tensor, gradient, op
+from llamatrain.graph.ops.shape_rules import floats, require
+from llamatrain.graph.tensor import I32, Node, Spec, Tensor, gradient, op
 
 
 def _rope(x: Spec, positions: Spec, table: Spec, halves: bool) -> Spec:
@@ -20,7 +20,7 @@ def _rope(x: Spec, positions: Spec, table: Spec, halves: bool) -> Spec:
     return Spec(x.shape, floats(x, table))
 
 
-@op(in_place=((0, 0),))
+@op(in_place=((0, 0),), bf16_sources=(0,), bf16_outputs=(0,))
 def rope(x: Spec, positions: Spec, table: Spec, *, halves: bool = False) -> Spec:
     """Rotate heads by their positions."""
     return _rope(x, positions, table, halves)
@@ -31,14 +31,7 @@ def _(node: Node, dy: Tensor):
     return rope_back(dy, *node.sources[1:], **node.attrs), None, None
 
 
-@op(no_gradient=FUSED)
-def rope_half(x: Spec, positions: Spec, table: Spec, *, halves: bool = False) -> Spec:
-    """Rotate heads by their positions, and round them to bf16."""
-    require(_rope(x, positions, table, halves).dtype is F32, "rounds float32")
-    return Spec(x.shape, BF16)
-
-
-@op(in_place=((0, 0),))
+@op(in_place=((0, 0),), bf16_sources=(0,), bf16_outputs=(0,))
 def rope_back(dy: Spec, positions: Spec, table: Spec, *, halves: bool = False) -> Spec:
     """Rotate back."""
     return _rope(dy, positions, table, halves)

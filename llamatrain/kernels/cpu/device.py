@@ -10,7 +10,7 @@ import numpy as np
 
 from llamatrain.compiler import thread_pool as team
 from llamatrain.errors import GraphError
-from llamatrain.graph.fuse import fuse, fuse_adapter_sum
+from llamatrain.graph.fuse import fuse_adapter_sums
 from llamatrain.graph.tensor import Node, PackedType, QuantizedType, Tensor
 from llamatrain.kernels.cpu.registry import BINDINGS, Binding
 from llamatrain.kernels.quantized import Blocks, PackedWeight
@@ -44,7 +44,7 @@ class CpuDevice(ReferenceDevice):
 
     def rewrite(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         """Return the outputs with products of adapters that add to those of the base."""
-        return fuse(outputs, fuse_adapter_sum)
+        return fuse_adapter_sums(outputs)
 
     def has_kernel(self, node: Node) -> bool:
         """Return True if a compiled kernel takes the node."""

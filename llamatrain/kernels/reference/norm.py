@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from llamatrain.kernels.reference.registry import kernel, to_bf16
+from llamatrain.kernels.reference.registry import kernel
 
 
 def root_mean_square(x, eps):
@@ -14,12 +14,6 @@ def root_mean_square(x, eps):
 def rms_norm(x, w, *, eps):
     """Return x / rms(x) · w."""
     return x / root_mean_square(x, eps) * w
-
-
-@kernel
-def rms_norm_half(x, w, *, eps):
-    """Return rms_norm in bf16."""
-    return to_bf16(rms_norm(x, w, eps=eps))
 
 
 @kernel

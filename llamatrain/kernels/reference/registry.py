@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from llamatrain.graph.tensor import OPS
 from llamatrain.kernels.quantized import Blocks
 
 KERNELS: dict[str, Callable[..., Any]] = {}
@@ -26,9 +27,21 @@ def run_kernel(
         if name in IN_PLACE:
             IN_PLACE[name](*ins, out=outs[0])
             return
-        results = KERNELS[name](*ins, **attrs)
+        full = OPS[name].bf16_sources
+        sources = [widened(each) if index in full else each for index, each in enumerate(ins)]
+        results = KERNELS[name](*sources, **attrs)
     for out, result in zip(outs, results if isinstance(results, tuple) else (results,), strict=True):
-        out[...] = result
+        out[...] = to_bf16(result) if is_bf16(out) and not is_bf16(result) else result
+
+
+def is_bf16(x: np.ndarray | Blocks) -> bool:
+    """Return True for an array of bfloat16, whose bits numpy holds as integers."""
+    return isinstance(x, np.ndarray) and x.dtype == np.uint16
+
+
+def widened(x: np.ndarray | Blocks) -> np.ndarray | Blocks:
+    """Return an array of bfloat16 as float32, and others as they are."""
+    return from_bf16(x) if isinstance(x, np.ndarray) and is_bf16(x) else x
 
 
 def to_bf16(x: np.ndarray) -> np.ndarray:

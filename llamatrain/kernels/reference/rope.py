@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from llamatrain.kernels.reference.registry import kernel, to_bf16
+from llamatrain.kernels.reference.registry import kernel
 
 
 def rotate(x, positions, table, direction, halves):
@@ -25,12 +25,6 @@ def rotate(x, positions, table, direction, halves):
 def rope(x, positions, table, *, halves=False):
     """Rotate heads by their positions."""
     return rotate(x, positions, table, 1, halves)
-
-
-@kernel
-def rope_half(x, positions, table, *, halves=False):
-    """Rotate heads by their positions, and round them to bf16."""
-    return to_bf16(rope(x, positions, table, halves=halves))
 
 
 @kernel

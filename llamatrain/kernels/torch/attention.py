@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from llamatrain.graph.tensor import BF16, Node
-from llamatrain.kernels.torch.elementwise import Outs, apply_cap
+from llamatrain.kernels.torch.elementwise import Outs, apply_cap, in_full
 from llamatrain.kernels.torch.matmul import has_mixed_products, multiply, operands
 from llamatrain.kernels.torch.memory import zero_inputs
 from llamatrain.kernels.torch.registry import kernel, writing_kernel
@@ -62,6 +62,8 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 def sum_groups(x: Tensor, group: int) -> Tensor:
     """Return (B, H, S, d) as (B, S, Hk, d), summed over the heads of each group."""
+    if group == 1:
+        return x.transpose(1, 2)
     return x.unflatten(1, (x.shape[1] // group, group)).sum(dim=2).transpose(1, 2)
 
 
@@ -221,7 +223,7 @@ def flash_attn_back(
             scale,
         )
         return grads[0].transpose(1, 2), *(sum_groups(grad, group) for grad in grads[1:])
-    seen = visible_keys(q, k, *ranges, window=window)
+    seen, dout = visible_keys(q, k, *ranges, window=window), in_full(dout)
     q, k, v, dout = (split_heads(x, heads).to(dout.dtype) for x in (q, k, v, dout))
     out = split_heads(out, heads).to(dout.dtype)
     scores = attention_scores(q, k, scale, cap)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor as Torch
 
 from llamatrain.errors import DeviceError
-from llamatrain.graph.fuse import fuse, fuse_cast, fuse_sum
-from llamatrain.graph.precision import Precision
+from llamatrain.graph.fuse import fuse_sums
+from llamatrain.graph.precision import Precision, round_results
 from llamatrain.graph.tensor import Node, QuantizedType, Tensor
 from llamatrain.kernels.quantized import Blocks
 from llamatrain.kernels.reference.registry import run_kernel
@@ -80,6 +80,8 @@ def open_device(name: str, threads: int) -> "TorchDevice":
         torch.use_deterministic_algorithms(True, warn_only=True)
     warnings.filterwarnings("ignore", message=".*deterministic")
     torch.utils.deterministic.fill_uninitialized_memory = False
+    # products are added up in float32, also if several parts of a sum are computed at once
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     return CudaDevice(name, threads) if name == "cuda" else TorchDevice(name, threads)
 
 
@@ -145,7 +147,7 @@ class TorchDevice(TorchMemory):
 
     def rewrite(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         """Return the outputs with fewer nodes that only move memory."""
-        return fuse(outputs, fuse_sum, fuse_cast)
+        return round_results(fuse_sums(outputs))
 
     def has_kernel(self, node: Node) -> bool:
         """Return True if the op has a kernel here."""

@@ -1,6 +1,7 @@
 """Torch kernels of matrix products.
 
-If a source is bfloat16, the others are rounded to it, and the product is added up and returned in float32.
+If a source is bfloat16, the others are rounded to it, and the product is added up in float32. It is written
+in the type of its place, float32 or bfloat16.
 Quantized weights are decoded one at a time, to the type of the product.
 """
 
@@ -21,10 +22,10 @@ aten = torch.ops.aten
 def operand_bytes(node: Node) -> int:
     """Return the bytes of all sources that are converted for a product."""
     half = any(source.dtype is BF16 for source in node.sources)
-    total = 0
-    for source in node.sources[
-        node.op.name.endswith("_add") :
-    ]:  # the value that is added to is not converted
+    is_rounded = node.outputs[0].dtype is BF16 and not half
+    total = 4 * node.outputs[0].size if is_rounded else 0
+    # the value that is added to is not converted
+    for source in node.sources[node.op.name.endswith("_add") :]:
         if isinstance(source.dtype, QuantizedType):
             total += (2 if half else 4) * source.size
             total += decode_bytes(source.dtype.kind, source.shape[0], prod(source.shape[1:]))
@@ -52,9 +53,11 @@ def has_mixed_products(x: Tensor) -> bool:
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Write the product of two matrices, or of stacks of them, in full precision."""
-    if a.dtype is not torch.bfloat16:
+    """Write the product of two matrices, or of stacks of them; it is added up in full precision."""
+    if a.dtype is out.dtype:
         torch.matmul(a, b, out=out)
+    elif a.dtype is not torch.bfloat16:
+        out.copy_(torch.matmul(a, b))
     elif not has_mixed_products(a):
         torch.matmul(a.float(), b.float(), out=out)
     elif a.dim() == b.dim() == 2:
@@ -82,9 +85,9 @@ def matmul_nn(y: Tensor, w: Tensor | Blocks, *, out: Outs) -> None:
 
 
 def add_product(a: Tensor, b: Tensor, y: Tensor, out: Tensor) -> None:
-    """Write y plus the product of two matrices, in full precision."""
+    """Write y plus the product of two matrices, which is added up in full precision."""
     copy_unless_same(y, out)
-    if a.dtype is torch.bfloat16 and has_mixed_products(a):
+    if a.dtype is torch.bfloat16 and out.dtype is torch.float32 and has_mixed_products(a):
         aten.addmm.dtype_out(out, a, b, torch.float32, out=out)
     else:
         out.addmm_(a.to(out.dtype), b.to(out.dtype))

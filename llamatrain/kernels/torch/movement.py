@@ -146,10 +146,11 @@ def sum_rows(x: Tensor) -> Tensor:
     return x.sum(dim=-1, keepdim=True)
 
 
-@kernel()
-def sum_sqr(x: Tensor) -> Tensor:
-    """Return the sum of all squares."""
-    return torch.linalg.vector_norm(x, dtype=wide(x)).square_()
+@writing_kernel(lambda node: 512 + node.sources[0].size // 512)  # sums of parts
+def sum_sqr(x: Tensor, *, out: Outs) -> None:
+    """Write the sum of all squares."""
+    if not run_fast("sum_sqr", x, out[0]):
+        out[0].copy_(torch.linalg.vector_norm(x, dtype=wide(x)).square_())
 
 
 # ---- rows ------------------------------------------------------------------
@@ -226,12 +227,6 @@ def rotate(x: Tensor, positions: Tensor, table: Tensor, direction: int, halves: 
 @writing_kernel(several_results)
 def rope(x: Tensor, positions: Tensor, table: Tensor, *, halves: bool = False, out: Outs) -> None:
     """Write heads rotated by their positions."""
-    rotate(x, positions, table, 1, halves, out[0])
-
-
-@writing_kernel(several_results)
-def rope_half(x: Tensor, positions: Tensor, table: Tensor, *, halves: bool = False, out: Outs) -> None:
-    """Write heads rotated by their positions, in bf16."""
     rotate(x, positions, table, 1, halves, out[0])
 
 

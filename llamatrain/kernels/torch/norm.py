@@ -19,17 +19,9 @@ def sum_over_rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]).sum(dim=0)
 
 
-@writing_kernel()
+@writing_kernel(several_results)
 def rms_norm(x: Tensor, w: Tensor, *, eps: float, out: Outs) -> None:
     """Write x / rms(x) · w."""
-    if not run_fast("rms_norm", x, w, out[0], eps=eps):
-        torch.mul(x, inverse_rms(x, eps), out=out[0])
-        out[0].mul_(w)
-
-
-@writing_kernel(several_results)
-def rms_norm_half(x: Tensor, w: Tensor, *, eps: float, out: Outs) -> None:
-    """Write rms_norm in bf16."""
     if not run_fast("rms_norm", x, w, out[0], eps=eps):
         torch.mul(x * inverse_rms(x, eps), w, out=out[0])
 

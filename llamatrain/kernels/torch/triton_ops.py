@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024  # elements of a program, where rows do not matter
+SUMMED_AT_ONCE = 8192  # elements of a program that adds up squares
 PARTIAL_SUMS = 528  # programs that add up the gradient of a norm's weight; their sums are added afterwards
 
 
@@ -106,7 +107,7 @@ def rms_norm_back(dy: Tensor, x: Tensor, w: Tensor, dx: Tensor, dw: Tensor, *, e
 
 
 @triton.jit
-def rope_kernel(
+def rope_pairs_kernel(
     x,
     positions,
     table,
@@ -115,42 +116,61 @@ def rope_kernel(
     width,
     pairs,
     direction,
-    HALVES: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Write all heads of one token."""
+    """Write all heads of one token, whose pairs lie side by side."""
     token = tl.program_id(0).to(tl.int64)
-    head, column = tl.arange(0, HEADS)[:, None], tl.arange(0, WIDTH)[None, :]
+    head, column, pair = tl.arange(0, HEADS)[:, None], tl.arange(0, WIDTH)[None, :], tl.arange(0, WIDTH // 2)
     inside = (head < heads) & (column < width)
-    turned = column < 2 * pairs
-    row = table + tl.load(positions + token).to(tl.int64) * 2 * pairs
-    if HALVES:
-        pair, second = column % pairs, column >= pairs
-        cos = tl.load(row + pair, mask=turned, other=1.0).to(tl.float32)
-        sin = tl.load(row + pairs + pair, mask=turned, other=0.0).to(tl.float32)
-        other = tl.where(second, column - pairs, column + pairs)
-    else:
-        pair, second = column // 2, column % 2 == 1
-        cos = tl.load(row + 2 * pair, mask=turned, other=1.0).to(tl.float32)
-        sin = tl.load(row + 2 * pair + 1, mask=turned, other=0.0).to(tl.float32)
-        other = tl.where(second, column - 1, column + 1)
+    row = table + tl.load(positions + token).to(tl.int64) * 2 * pairs + 2 * pair
+    cos = tl.load(row, mask=pair < pairs, other=1.0).to(tl.float32)[None, :]
+    sin = tl.load(row + 1, mask=pair < pairs, other=0.0).to(tl.float32)[None, :] * direction
+    place = token * heads * width + head * width + column
+    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    left, right = tl.split(tl.reshape(values, (HEADS, WIDTH // 2, 2)))
+    turned = tl.join(left * cos - right * sin, left * sin + right * cos)
+    tl.store(out + place, tl.reshape(turned, (HEADS, WIDTH)).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def rope_halves_kernel(
+    x,
+    positions,
+    table,
+    out,
+    heads,
+    width,
+    pairs,
+    direction,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Write all heads of one token, whose pairs lie half of the turned elements apart."""
+    token = tl.program_id(0).to(tl.int64)
+    head, pair = tl.arange(0, HEADS)[:, None], tl.arange(0, WIDTH // 2)[None, :]
+    inside = (head < heads) & (pair < pairs)
+    row = table + tl.load(positions + token).to(tl.int64) * 2 * pairs + pair
+    cos = tl.load(row, mask=pair < pairs, other=1.0).to(tl.float32)
+    sin = tl.load(row + pairs, mask=pair < pairs, other=0.0).to(tl.float32) * direction
     start = token * heads * width + head * width
-    values = tl.load(x + start + column, mask=inside, other=0.0).to(tl.float32)
-    partners = tl.load(x + start + other, mask=inside & turned, other=0.0).to(tl.float32)
-    sign = tl.where(second, direction, -direction)
-    tl.debug_barrier()  # out may be the memory of x
-    tl.store(
-        out + start + column, (values * cos + sign * partners * sin).to(out.dtype.element_ty), mask=inside
-    )
+    left = tl.load(x + start + pair, mask=inside, other=0.0).to(tl.float32)
+    right = tl.load(x + start + pairs + pair, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + start + pair, (left * cos - right * sin).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + start + pairs + pair, (left * sin + right * cos).to(out.dtype.element_ty), mask=inside)
+    column = tl.arange(0, WIDTH)[None, :]
+    others = (head < heads) & (column >= 2 * pairs) & (column < width)
+    rest = tl.load(x + start + column, mask=others, other=0.0).to(tl.float32)
+    tl.store(out + start + column, rest.to(out.dtype.element_ty), mask=others)
 
 
 def rope(x: Tensor, positions: Tensor, table: Tensor, out: Tensor, *, direction: float, halves: bool) -> None:
-    """Write heads (B, T, H, d) rotated forward (1) or backward (-1)."""
+    """Write heads (B, T, H, d) rotated forward (1) or backward (-1). `out` may be x: pairs are read first."""
     heads, width = x.shape[-2:]
     pairs = table.shape[2] if halves else table.shape[1]
-    sizes = triton.next_power_of_2(heads), triton.next_power_of_2(width)
-    rope_kernel[(positions.numel(),)](
+    sizes = triton.next_power_of_2(heads), max(2, triton.next_power_of_2(width))
+    kernel = rope_halves_kernel if halves else rope_pairs_kernel
+    kernel[(positions.numel(),)](
         x,
         positions,
         table,
@@ -159,10 +179,9 @@ def rope(x: Tensor, positions: Tensor, table: Tensor, out: Tensor, *, direction:
         width,
         pairs,
         direction,
-        HALVES=halves,
         HEADS=sizes[0],
         WIDTH=sizes[1],
-        num_warps=warps(sizes[0] * sizes[1]),
+        num_warps=warps(sizes[0] * sizes[1] // 4),
     )
 
 
@@ -252,6 +271,25 @@ def cross_entropy(
         ROUNDS=triton.cdiv(words, size),
         num_warps=8,
     )
+
+
+# ---- sums ------------------------------------------------------------------
+
+
+@triton.jit
+def sum_sqr_kernel(x, sums, count, SIZE: tl.constexpr):
+    """Write the sum of the squares of a part."""
+    index = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    values = tl.load(x + index, mask=index < count, other=0.0).to(tl.float64)
+    tl.store(sums + tl.program_id(0), tl.sum(values * values, 0))
+
+
+def sum_sqr(x: Tensor, out: Tensor) -> None:
+    """Write the sum of all squares, added up in float64."""
+    programs = triton.cdiv(x.numel(), SUMMED_AT_ONCE)
+    sums = torch.empty(programs, dtype=torch.float64, device=x.device)
+    sum_sqr_kernel[(programs,)](x, sums, x.numel(), SIZE=SUMMED_AT_ONCE, num_warps=8)
+    out.copy_(sums.sum())
 
 
 # ---- optimizer -------------------------------------------------------------
