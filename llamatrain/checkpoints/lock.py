@@ -8,14 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from llamatrain.errors import FileError, wrap_os_errors
-
-try:
-    import fcntl
-except ImportError:  # on Windows
-    fcntl = None  # type: ignore[assignment]
+from llamatrain.platform.locks import descriptor_paths, open_folder_locked
 
 NAME = ".lock"  # a lock file, if the folder itself cannot be locked
-LONGEST_PATH = 1024
 
 
 @dataclass(frozen=True)
@@ -37,33 +32,16 @@ class FolderLock:
         return None
 
 
-def descriptor_paths(descriptor: int) -> list[Path]:
-    """Return the paths that the system gives for an open folder."""
-    with suppress(OSError):
-        return [Path(f"/proc/self/fd/{descriptor}").readlink()]
-    with suppress(OSError, AttributeError):
-        raw = fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(LONGEST_PATH))  # type: ignore[attr-defined]
-        return [Path(os.fsdecode(raw.rstrip(b"\0")))]
-    return []
-
-
 def lock_folder(folder: Path) -> FolderLock:
     """Lock a folder until the lock is released."""
     with wrap_os_errors(folder, "cannot be used for a run"):
-        return _lock_descriptor(folder) if fcntl else _lock_file(folder)
-
-
-def _lock_descriptor(folder: Path) -> FolderLock:
-    """Lock the open folder itself, so that no file is left."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise in_use_error(folder) from error
-    except OSError:
-        pass  # the file system has no locks
-    return FolderLock(partial(os.close, descriptor), descriptor)
+        try:
+            descriptor = open_folder_locked(folder)
+        except BlockingIOError as error:
+            raise in_use_error(folder) from error
+        if descriptor is None:  # folders have no locks here
+            return _lock_file(folder)
+        return FolderLock(partial(os.close, descriptor), descriptor)
 
 
 def _lock_file(folder: Path) -> FolderLock:

@@ -10,7 +10,6 @@ import hmac
 import json
 import os
 import secrets
-import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 from platformdirs import user_state_path
 
-from llamatrain.platform.open_file import read_regular
+from llamatrain.platform.files import is_private, read_regular
 
 NAME, FILE = "llamatrain", "checkpoint-key"
 LENGTH = 32  # bytes
@@ -61,10 +60,7 @@ def _read_key() -> bytes | None:
     with suppress(OSError):
         if path := _key_path():
             key, status = read_regular(path, LENGTH)
-            private = os.name != "posix" or (
-                status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
-            )
-            return key if private and len(key) == LENGTH else None
+            return key if is_private(status) and len(key) == LENGTH else None
     return None
 
 

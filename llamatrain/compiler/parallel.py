@@ -24,7 +24,7 @@ from llamatrain.compiler.prebuilt import PACKAGE
 from llamatrain.compiler.store import seal
 from llamatrain.distributed.cores import count_cores
 from llamatrain.distributed.launcher import env_without_launcher
-from llamatrain.platform.temp_files import lock
+from llamatrain.platform.locks import lock
 from llamatrain.platform.terminal import progress_bar
 from llamatrain.platform.threads import start_thread
 

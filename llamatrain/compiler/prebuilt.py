@@ -15,7 +15,7 @@ from typing import Any
 
 from llamatrain.compiler.loader import load_code
 from llamatrain.platform.cpu import processor
-from llamatrain.platform.open_file import read_regular
+from llamatrain.platform.files import read_regular
 
 PACKAGE = Path(__file__).resolve().parent.parent
 LIBRARIES_VARIABLE = "LLAMATRAIN_LIBRARIES"  # names another folder of libraries, or an empty one

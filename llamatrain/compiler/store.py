@@ -16,8 +16,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from llamatrain.platform.cache_dir import find_write_problem, is_private
-from llamatrain.platform.open_file import read_regular
+from llamatrain.platform.cache_dir import find_write_problem, is_private_folder
+from llamatrain.platform.files import read_regular
 from llamatrain.platform.temp_files import NEW_PREFIX, delete_at_exit, remove_leftovers, remove_path
 
 MAGIC = b"llamatrain's machine code 1\n"
@@ -62,7 +62,7 @@ class ObjectStore:
         elif _is_foreign(folder):
             self.problem = f"{folder} belongs to another user"
             self.folder, self._folders = None, []
-        if spare and is_private(spare.parent):
+        if spare and is_private_folder(spare.parent):
             self._folders.append(spare)
 
     def load(self, name: str, facts: str) -> memoryview | None:
@@ -113,7 +113,7 @@ class ObjectStore:
             return
         with suppress(OSError):
             folder.parent.mkdir(mode=0o700, exist_ok=True)
-        if is_private(folder.parent) and not find_write_problem(folder):
+        if is_private_folder(folder.parent) and not find_write_problem(folder):
             self.folder, self.problem, self.fallback_reason = folder, "", problem
             self._folders = list(dict.fromkeys([*self._folders, folder]))
 

@@ -13,13 +13,10 @@ Chance decides which thread runs a block, but not what a block is: results must 
 threads.
 """
 
-import ctypes
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from importlib import import_module
 from typing import ClassVar
 
@@ -28,6 +25,7 @@ import numpy as np
 from llamatrain.compiler.cache import INSTALL_HINT, CompilerError, code_cache, find_missing
 from llamatrain.compiler.declare import Call, Compilable, LazyCompiled, Routine, inline
 from llamatrain.compiler.parallel import precompile
+from llamatrain.platform.affinity import current_cpu, move_threads, usable_cpus
 from llamatrain.platform.threads import start_thread
 
 LINE = 8  # words in a cache line
@@ -151,20 +149,6 @@ def help_leader(pool, thread):
             spins += 1
 
 
-@cache
-def _getcpu() -> Callable[[], int] | None:
-    function: Callable[[], int] | None = (
-        getattr(ctypes.CDLL(None), "sched_getcpu", None) if sys.platform == "linux" else None
-    )
-    return function
-
-
-def current_cpu() -> int:
-    """Return the processor that this thread runs on; -1 if unknown."""
-    function = _getcpu()
-    return function() if function else -1
-
-
 # ---- the team --------------------------------------------
 
 
@@ -227,10 +211,8 @@ class ThreadPool:
         The system may wake them there, and then they would wait for each other.
         """
         self.leader_cpu = cpu
-        other_cpus = os.sched_getaffinity(0) - {cpu} if cpu >= 0 else set()
-        with suppress(OSError):
-            for helper in self.helpers if other_cpus else ():
-                os.sched_setaffinity(helper.native_id or 0, other_cpus)
+        if cpu >= 0:
+            move_threads((helper.native_id or 0 for helper in self.helpers), usable_cpus() - {cpu})
 
 
 class CallTable:

@@ -26,16 +26,16 @@ from llamatrain.compiler.cache import cache_key
 from llamatrain.errors import DataError
 from llamatrain.platform import cache_dir
 from llamatrain.platform.cache_prune import mark_used, prune
-from llamatrain.platform.memory import trim_heap
-from llamatrain.platform.open_file import open_regular, read_regular
-from llamatrain.platform.temp_files import (
-    NEW_PREFIX,
-    delete_at_exit,
-    lock,
-    lock_shared,
-    remove_leftovers,
-    remove_path,
+from llamatrain.platform.files import (
+    CAN_MOVE_OPEN_FILES,
+    open_regular,
+    raise_open_file_limit,
+    read_at,
+    read_regular,
 )
+from llamatrain.platform.locks import lock, lock_shared
+from llamatrain.platform.memory import trim_heap
+from llamatrain.platform.temp_files import NEW_PREFIX, delete_at_exit, remove_leftovers, remove_path
 from llamatrain.platform.terminal import log_line
 
 TOKEN = np.dtype(np.int32)
@@ -90,12 +90,12 @@ class DiskArray:
         self.size = status.st_size
         weakref.finalize(self, os.close, self.file)
         lock_shared(self.file)
-        _raise_file_limit(2 * self.file)
+        raise_open_file_limit(2 * self.file)
 
     def read(self, begin: int, end: int) -> np.ndarray:
         """Read the numbers from `begin` to `end`."""
         size = self.dtype.itemsize
-        raw = os.pread(self.file, (end - begin) * size, begin * size)
+        raw = read_at(self.file, (end - begin) * size, begin * size)
         if len(raw) < min(end * size, self.size) - begin * size:
             raise DataError(
                 f"{self.folder}: the cached tokens were truncated while they were read; run the same "
@@ -110,25 +110,12 @@ class DiskArray:
         Raise ValueError if a number is not less than `below`.
         """
         size = crc = 0
-        while piece := os.pread(self.file, READ_BYTES, size):
+        while piece := read_at(self.file, READ_BYTES, size):
             size += len(piece)
             crc = zlib.crc32(piece, crc)
             if np.frombuffer(piece, f"u{self.dtype.itemsize}").max() >= below:
                 raise ValueError("a number is out of range")
         return [size, crc]
-
-
-def _raise_file_limit(count: int) -> None:
-    """Raise the limit on open files: data of a thousand files needs more than the usual 1024."""
-    try:
-        import resource
-    except ImportError:  # not a Unix
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and count > soft:
-        allowed = 2 * count if hard == resource.RLIM_INFINITY else min(2 * count, hard)
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 class TokenStore:
@@ -307,16 +294,17 @@ def _build(entry: Path, fill: Callable[[TokenStoreWriter], None], limits: StoreL
 
 def _publish(temporary: Path, entry: Path, limits: StoreLimits) -> TokenStore:
     """Rename a new entry to its final place; return it, or the entry of a run that was faster."""
-    store = TokenStore(temporary, entry.name, limits.documents)  # open it before others can see and move it
+    # opened before others can see and move it, where open files may be moved
+    store = TokenStore(temporary, entry.name, limits.documents) if CAN_MOVE_OPEN_FILES else None
     for attempt in range(ATTEMPTS):
         with suppress(OSError):
             temporary.rename(entry)
-            return store
+            return store or TokenStore(entry, entry.name, limits.documents)
         if other := _open_valid(entry, limits):
             return other
         aside = temporary.with_name(f"{temporary.name}-{attempt}")
-        with suppress(FileNotFoundError):  # another run moved it
+        with suppress(OSError):  # another run moved it, or reads it
             entry.rename(aside)
         remove_path(aside)
     temporary.rename(entry)
-    return store
+    return store or TokenStore(entry, entry.name, limits.documents)

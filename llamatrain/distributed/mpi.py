@@ -20,6 +20,7 @@ from llamatrain.distributed.single import ExitStatus
 from llamatrain.distributed.stderr import exit_status_for, print_error
 from llamatrain.errors import LlamatrainError, describe, words_of
 from llamatrain.platform import exit
+from llamatrain.platform.affinity import usable_cpus
 from llamatrain.platform.threads import start_thread
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ class MpiComm:
         self._calls = 0  # collective calls so far
         self._host_comm = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank, self.local_size = self._host_comm.rank, self._host_comm.size
-        own_cores = os.sched_getaffinity(0)
+        own_cores = usable_cpus()
         self.core_sharing = sum(
             not own_cores.isdisjoint(cores) for cores in self._host_comm.allgather(own_cores)
         )

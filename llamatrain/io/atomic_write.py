@@ -13,6 +13,7 @@ import numpy as np
 
 from llamatrain.errors import FileError
 from llamatrain.io.partial_files import create_partial
+from llamatrain.platform.files import CAN_MOVE_OPEN_FILES, replace_file
 from llamatrain.platform.temp_files import remove_path
 
 CHUNK_BYTES = 1 << 20  # bytes that are copied at a time
@@ -82,16 +83,9 @@ class AtomicFile:
         os.fsync(self._file.fileno())
         if self._check:
             self._run_check()
-        if os.name != "posix":
-            # Windows cannot rename an open file; elsewhere it stays locked until it has its name
+        if not CAN_MOVE_OPEN_FILES:  # elsewhere it stays locked until it has its name
             self._file.close()
-        self._temporary.replace(self.path)
-        if os.name == "posix":
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        replace_file(self._temporary, self.path)
 
     def _run_check(self) -> None:
         assert self._check

@@ -4,6 +4,8 @@ import mmap
 
 import numpy as np
 
+from llamatrain.platform.memory import drop_pages
+
 FAULT_AROUND = 1 << 16  # bytes that the kernel maps around a page fault
 MAX_FOLIO = 1 << 21  # the largest folio of a file, which newer kernels (Linux 6.18) map as a whole
 
@@ -27,9 +29,9 @@ def release_pages(array: np.ndarray) -> None:
     again.
     """
     mapped = find_mapping(array)
-    if array.size and mapped is not None and hasattr(mapped, "madvise"):
+    if array.size and mapped is not None:
         start = np.frombuffer(mapped, np.uint8).ctypes.data
         low, high = (bound - start for bound in np.lib.array_utils.byte_bounds(array))
         first = max(0, low - FAULT_AROUND) // MAX_FOLIO * MAX_FOLIO
         last = min(len(mapped), -(-(high + FAULT_AROUND) // MAX_FOLIO) * MAX_FOLIO)
-        mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
+        drop_pages(mapped, first, last - first)

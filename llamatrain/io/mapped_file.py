@@ -25,6 +25,7 @@ import numpy as np
 from llamatrain.config.not_found import missing_model
 from llamatrain.errors import FileError
 from llamatrain.io.madvise import find_mapping
+from llamatrain.platform.files import open_to_map, read_at
 
 
 class ChangedError(FileError):
@@ -83,10 +84,8 @@ class MappedFile(mmap.mmap):
 
     def read_bytes(self, offset: int, count: int) -> bytes:
         """Read bytes from the file, not from the mapping. The result is shorter at the end of the file."""
-        if not hasattr(os, "pread"):
-            return self[offset : offset + count]
         try:
-            return os.pread(self._descriptor, count, offset)
+            return read_at(self._descriptor, count, offset)
         except OSError as error:
             raise FileError(f"{self.path}: {error.strerror}", code="read-failed") from error
 
@@ -119,7 +118,7 @@ def map_file(path: Path, needed: str = "a GGUF file") -> MappedFile:
                 "needed",
                 code="not-a-file",
             )
-        with path.open("rb") as file:
+        with os.fdopen(open_to_map(path), "rb") as file:
             if not file.seek(0, 2):
                 raise FileError(f"{path}: the file is empty; {needed} is needed", code="empty-file")
             return MappedFile(path, file.fileno())
@@ -162,6 +161,9 @@ def verify_unchanged(files: Iterable[MappedFile]) -> Iterator[None]:
 
 open_mappings: weakref.WeakValueDictionary[int, MappedFile] = weakref.WeakValueDictionary()  # by address
 MAP_FIXED = 0x10
+SIGBUS = getattr(signal, "SIGBUS", 0)  # Windows has no such signal: it does not truncate a mapped file
+PRIVATE_PAGES = MAP_FIXED | getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
+READABLE = getattr(mmap, "PROT_READ", 0)
 # By 64-bit platform: the size of sigset_t, the flags SA_SIGINFO | SA_RESTART, the offset of the address in
 # siginfo_t.
 SIGNAL_LAYOUTS = {"linux": (128, 0x4 | 0x10000000, 16), "darwin": (4, 0x40 | 0x2, 24)}
@@ -171,9 +173,7 @@ class SigbusGuard:
     """A handler of SIGBUS that maps zeros into files of ours and passes other faults to the previous handler."""
 
     def __init__(self) -> None:
-        self.is_supported = (
-            sys.platform in SIGNAL_LAYOUTS and struct.calcsize("P") == 8 and hasattr(signal, "SIGBUS")
-        )
+        self.is_supported = sys.platform in SIGNAL_LAYOUTS and struct.calcsize("P") == 8 and bool(SIGBUS)
         if self.is_supported:
             mask, self.flags, self.address_at = SIGNAL_LAYOUTS[sys.platform]
             self.action = struct.Struct(f"@P{mask}siP")  # handler, mask, flags, restorer
@@ -196,10 +196,10 @@ class SigbusGuard:
         if not self.is_supported:
             return
         current = ctypes.create_string_buffer(self.action.size)
-        self.libc.sigaction(signal.SIGBUS, None, current)
+        self.libc.sigaction(SIGBUS, None, current)
         if self.action.unpack(current.raw)[0] != self.handler:
             self.previous = current.raw
-            self.libc.sigaction(signal.SIGBUS, self.pack_action(self.handler, self.flags), None)
+            self.libc.sigaction(SIGBUS, self.pack_action(self.handler, self.flags), None)
 
     def handle_fault(self, number: int, info: int, context: int) -> None:
         """Map zeros at the fault address, so that the interrupted read succeeds when it is repeated.
@@ -211,11 +211,11 @@ class SigbusGuard:
             file = reference()
             if file is not None and file.start <= address < file.start + len(file):
                 page = address - address % mmap.PAGESIZE
-                flags = mmap.MAP_PRIVATE | MAP_FIXED | mmap.MAP_ANONYMOUS
-                if self.libc.mmap(page, file.start + len(file) - page, mmap.PROT_READ, flags, -1, 0) == page:
+                size = file.start + len(file) - page
+                if self.libc.mmap(page, size, READABLE, PRIVATE_PAGES, -1, 0) == page:
                     file.has_lost_pages = True
                     return
-        self.libc.sigaction(signal.SIGBUS, self.previous, None)
+        self.libc.sigaction(SIGBUS, self.previous, None)
         self.previous = self.default  # the previous handler may restore ours
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from llamatrain.platform.files import is_private, user_name_part
 from llamatrain.platform.temp_files import create_temp_folder
 
 CACHE_VARIABLE = "LLAMATRAIN_CACHE"
@@ -28,10 +29,11 @@ def default_cache_dir(name: str) -> Path | None:
 
 def fallback_cache_dir(name: str) -> Path | None:
     """Return a private folder among temporary files, for users whose cache is read-only."""
-    return Path(tempfile.gettempdir()) / f"{NAME}-{os.geteuid()}" / name if hasattr(os, "geteuid") else None
+    user = user_name_part()
+    return Path(tempfile.gettempdir()) / f"{NAME}-{user}" / name if user else None
 
 
-def is_private(folder: Path) -> bool:
+def is_private_folder(folder: Path) -> bool:
     """Return True if a folder belongs to this user and nobody else can enter it.
 
     Anybody may create a folder among temporary files.
@@ -40,11 +42,7 @@ def is_private(folder: Path) -> bool:
         status = folder.lstat()
     except OSError:
         return False
-    return (
-        stat.S_ISDIR(status.st_mode)
-        and status.st_uid == os.geteuid()
-        and not stat.S_IMODE(status.st_mode) & 0o077
-    )
+    return stat.S_ISDIR(status.st_mode) and is_private(status)
 
 
 def writable_cache_dir(name: str) -> Path | None:

@@ -15,7 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from llamatrain.platform.temp_files import DAY, NEW_PREFIX, remove_leftovers, remove_path, try_lock
+from llamatrain.platform.locks import try_lock
+from llamatrain.platform.temp_files import DAY, NEW_PREFIX, remove_leftovers, remove_path
 
 MAX_AGE = 30 * DAY  # seconds after which kernels of other versions and tokens are removed
 MAX_TOKEN_BYTES = 8 * 10**9  # bytes of all tokens

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llamatrain.errors import UsageError
+from llamatrain.platform.affinity import usable_cpus
 
 # unit: (the features it needs, the unit it builds on)
 UNITS = {
@@ -184,7 +185,7 @@ def _unnamed_class(present: frozenset[str]) -> Processor:
 
 def count_cpus() -> int:
     """Return the number of processors that affinity and the control group's quota allow."""
-    count = len(os.sched_getaffinity(0)) if platform.system() == "Linux" else os.cpu_count() or 1
+    count = len(usable_cpus())
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return max(1, min(count, int(quota) // int(period)))

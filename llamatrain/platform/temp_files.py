@@ -5,14 +5,11 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # not a Unix
-    fcntl = None  # type: ignore[assignment]
+from llamatrain.platform import locks
 
 NEW_PREFIX = ".new-"  # prefix of unfinished files, and of folders being removed
 TEMP_PREFIX = ".llamatrain-passing-"  # prefix of our names among the system's temporary files
@@ -27,7 +24,7 @@ def delete_at_exit(path: Path) -> Path:
     register_for_removal(path)
     owner, lock = _paths_to_delete[path]
     if lock is None:  # a second lock would wait for the first
-        _paths_to_delete[path] = owner, _lock(path)
+        _paths_to_delete[path] = owner, locks.open_locked(path)
     return path
 
 
@@ -92,61 +89,15 @@ def remove_leftovers(folder: Path, prefix: str) -> None:
                 age = time.time() - max(path.lstat().st_mtime for path in (leftover, *leftover.glob("*")))
                 if age > DAY:
                     remove_path(leftover)
-                remove_if_unlocked(leftover)
-
-
-@contextmanager
-def lock(path: Path) -> Iterator[None]:
-    """Lock a file or folder until the block or the process ends. Systems without locks use ages instead."""
-    lock = _lock(path)
-    try:
-        yield
-    finally:
-        if lock is not None:
-            os.close(lock)
-
-
-def _lock(path: Path) -> int | None:
-    if not fcntl:
-        return None
-    lock = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with suppress(OSError):  # a file system without locks
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    return lock
+                elif locks.HAS_LOCKS:
+                    remove_if_unlocked(leftover)
 
 
 def remove_if_unlocked(path: Path) -> None:
-    """Remove a path that nobody has locked. A creator that loses its path before locking it tries again."""
-    if not fcntl:
-        return
-    with try_lock(path) as is_free:
+    """Remove a path that nobody has locked. A creator that loses its path before locking it tries again.
+
+    Where there are no locks, a file that somebody has opened stays, because the system keeps it.
+    """
+    with locks.try_lock(path) as is_free:
         if is_free:
             remove_path(path)
-
-
-@contextmanager
-def try_lock(path: Path) -> Iterator[bool]:
-    """Yield True if nobody had locked the path; then it is locked during the block."""
-    if not fcntl:
-        yield True
-        return
-    lock = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield _acquire(lock)
-    finally:
-        os.close(lock)
-
-
-def _acquire(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # it is locked, or the file system has no locks
-        return False
-    return True
-
-
-def lock_shared(file: int) -> None:
-    """Lock an open file together with other readers until it is closed, so that it is not removed."""
-    if fcntl:
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

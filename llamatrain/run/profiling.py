@@ -1,29 +1,17 @@
 """Profiles a run: starts the recorder, prints the table, and writes the trace."""
 
-import os
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 from llamatrain.checkpoints.run_folder import RunFolder
 from llamatrain.engine.profiler import Recorder, current_recorder, record
 from llamatrain.errors import FileError
 from llamatrain.io.atomic_write import AtomicFile
+from llamatrain.platform.processes import process_age
 from llamatrain.platform.terminal import log_line
 from llamatrain.report.records import StepLine
 from llamatrain.run.signals import Interrupts
 from llamatrain.train.protocols import Listener
-
-
-def process_age() -> float:
-    """Return the seconds since this process started, or its CPU time if the system does not say."""
-    with suppress(OSError, ValueError, IndexError, AttributeError):
-        start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf(
-            "SC_CLK_TCK"
-        )
-        return max(time.process_time(), time.clock_gettime(time.CLOCK_BOOTTIME) - start)
-    return time.process_time()
 
 
 @contextmanager

@@ -434,7 +434,7 @@ def test_clean_takes_what_is_old_and_leaves_what_is_used(root: Path, tmp_path: P
 
 
 def test_clean_leaves_kernels_that_are_being_compiled(root: Path) -> None:
-    from llamatrain.platform.temp_files import lock
+    from llamatrain.platform.locks import lock
 
     other = kernels(root, "0123456789abcdef", 2 * cache_prune.MAX_AGE)
     with lock(other):

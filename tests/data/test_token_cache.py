@@ -23,7 +23,7 @@ import pytest
 from llamatrain.data import token_cache
 from llamatrain.data.token_cache import StoreLimits, TokenStore, TokenStoreWriter, open_or_build
 from llamatrain.errors import DataError
-from llamatrain.platform import cache_dir, temp_files, terminal
+from llamatrain.platform import cache_dir, locks, temp_files, terminal
 from llamatrain.platform.temp_files import remove_path
 
 TOKENS = np.arange(100_000, dtype=np.int32)
@@ -384,7 +384,7 @@ def test_a_disk_that_is_full_is_said_once(folder: Path) -> None:
 
 def test_what_killed_runs_left_is_removed_by_its_age(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no folder can be held."""
-    monkeypatch.setattr(temp_files, "fcntl", None)
+    monkeypatch.setattr(locks, "HAS_LOCKS", False)
     past = time.time() - 2 * temp_files.DAY
     for name in ("dead", "alive", "new"):
         (folder / f".new-{name}").mkdir()
@@ -411,7 +411,7 @@ open_or_build("slow", slow, StoreLimits(9, 1, 9))
 """
 
 
-@pytest.mark.skipif(temp_files.fcntl is None, reason="folders cannot be held here")
+@pytest.mark.skipif(not locks.HAS_LOCKS, reason="folders cannot be held here")
 def test_what_a_killed_run_left_is_removed_by_the_next(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not while it lives, however long ago it wrote."""
     with subprocess.Popen([sys.executable, "-c", MAKING], stdout=subprocess.PIPE, text=True) as other:
@@ -433,8 +433,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next(folder: Path, monkeypatch
 
 def test_it_goes_without_locks_and_limits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Windows: what is left behind goes after a day."""
-    monkeypatch.setattr(temp_files, "fcntl", None)
-    monkeypatch.setitem(sys.modules, "resource", None)
+    monkeypatch.setattr(locks, "HAS_LOCKS", False)
     past = time.time() - temp_files.DAY / 2
     (folder / ".new-young").mkdir()
     os.utime(folder / ".new-young", (past, past))

@@ -165,9 +165,10 @@ def describe_threads() -> Findings:
     """Yield the number of threads and what limits it."""
     from llamatrain.distributed.cores import count_cores
     from llamatrain.platform import cpu
+    from llamatrain.platform.affinity import usable_cpus
 
     processors, used = os.cpu_count() or 1, count_cores()
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else processors
+    allowed = len(usable_cpus())
     limits = [f"affinity: {allowed}"] if allowed < processors else []
     limits += [f"control group: {cpu.count_cpus()}"] if cpu.count_cpus() < allowed else []
     yield make_fact("used", used, f"{used}, unless --threads is given")
@@ -177,26 +178,15 @@ def describe_threads() -> Findings:
 
 def describe_memory() -> Findings:
     """Yield free and total memory and their limits."""
-    from llamatrain.platform.memory import CGROUP, available_bytes
+    from llamatrain.platform.memory import CGROUP, address_limit, available_bytes, total_bytes
 
     yield bytes_fact("free", available_bytes())
-    yield bytes_fact("of the machine", total_memory())
+    yield bytes_fact("of the machine", total_bytes())
     with suppress(OSError, ValueError):  # no such group, or "max"
         limit = int((CGROUP / "memory.max").read_text())
         yield bytes_fact("limit of the control group", limit)
-    with suppress(ImportError):
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if limit != resource.RLIM_INFINITY:
-            yield bytes_fact("limit of the process", limit, " of addresses (ulimit -v)")
-
-
-def total_memory() -> int | None:
-    """Return the machine's memory in bytes, or None if the system does not say."""
-    with suppress(OSError, ValueError, AttributeError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
+    if addresses := address_limit():
+        yield bytes_fact("limit of the process", addresses, " of addresses (ulimit -v)")
 
 
 # ---- others ------------------------------------------------------------------

@@ -6,8 +6,6 @@ another.
 
 import json
 import os
-import selectors
-import signal
 import subprocess
 import sys
 import threading
@@ -30,7 +28,9 @@ from llamatrain.data.chat.limits import (
 from llamatrain.data.chat.messages import Message
 from llamatrain.data.json_values import RecordTooLarge
 from llamatrain.errors import DataError, UsageError
+from llamatrain.platform.child_limits import HAS_TIMER
 from llamatrain.platform.memory import trim_heap
+from llamatrain.platform.processes import put_into_job, read_pipe
 
 MAX_SECONDS = 5.0  # CPU time for the renderings of one conversation
 MAX_MEMORY = 108 * 10**6  # address space of the child, including the interpreter
@@ -263,7 +263,7 @@ def wait_limit(seconds: float) -> float:
 
     The child's own timer, if it has one, counts only its own work.
     """
-    return MAX_WAIT if hasattr(signal, "setitimer") else seconds
+    return MAX_WAIT if HAS_TIMER else seconds
 
 
 class RendererDied(Exception):
@@ -286,7 +286,7 @@ class RendererProcess:
         read_end, write_end = os.pipe()
         self.received = bytearray()  # bytes of answers
         self.lifeline = os.fdopen(write_end, "wb")  # the child exits when it is closed
-        pipes = [read_end] if os.name == "posix" else []
+        pipes = [read_end] if HAS_TIMER else []
         try:
             self.process = subprocess.Popen(
                 [
@@ -308,6 +308,7 @@ class RendererProcess:
             )
         finally:
             os.close(read_end)
+        self.job = put_into_job(self.process, MAX_MEMORY)
         try:
             answer = self._compile(
                 {
@@ -414,11 +415,7 @@ class RendererProcess:
     def _read_block(self, deadline: float) -> None:
         assert self.process.stdout is not None
         pipe = self.process.stdout.fileno()
-        with selectors.DefaultSelector() as selector:
-            selector.register(pipe, selectors.EVENT_READ)
-            if not selector.select(max(0.0, deadline - time.monotonic())):
-                raise RendererDied
-        if not (block := os.read(pipe, 1 << 20)):
+        if not (block := read_pipe(pipe, 1 << 20, deadline - time.monotonic())):
             raise RendererDied
         self.received += block
 

@@ -3,13 +3,12 @@
 A template comes with a model file and may be hostile. The sandbox prevents attribute access, but neither
 endless loops nor 'a' * 10**10: this process has a memory limit and a timer that ends it. A request is a JSON
 object in one line; an answer is another, followed by the bytes that it announces. It imports only
-`jinja_template`, `limits` and `server_messages` of this package.
+`jinja_template`, `limits`, `server_messages` and `platform.child_limits`, which are small.
 """
 
 import json
 import os
 import re
-import signal
 import sys
 from typing import Any, AnyStr
 
@@ -18,11 +17,7 @@ import jinja2
 from llamatrain.data.chat.jinja_template import EMPTY_REASONING, PROBE, JinjaTemplate
 from llamatrain.data.chat.limits import LAST, PROMPT, START_SECONDS, TURNS, WHOLE, time_limit
 from llamatrain.data.chat.server_messages import message_text
-
-try:
-    import fcntl
-except ImportError:  # not a Unix
-    fcntl = None  # type: ignore[assignment]
+from llamatrain.platform.child_limits import exit_with_parent, limit_memory, set_timer
 
 MORE = b"more\n"  # requests the rest of a chat
 MAX_ANSWER_BYTES = 1 << 20  # bytes after which renderings wait for the next request
@@ -297,34 +292,6 @@ def to_bytes(text: str) -> bytes:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return text.encode("utf-8", "surrogatepass")
-
-
-def limit_memory(size: int) -> None:
-    """Limit the address space of this process, and forbid it to write files."""
-    try:
-        import resource
-    except ImportError:  # not a Unix: the parent's time limit remains
-        return
-    resource.setrlimit(resource.RLIMIT_AS, (size, size))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-
-
-def exit_with_parent(pipe: int) -> None:
-    """Let a signal end this process, even within a C function, when the parent closes its end of the pipe.
-
-    Nothing is ever written to the pipe. A thread would wait for the end of a C function.
-    """
-    if fcntl is None or not hasattr(os, "O_ASYNC"):
-        return
-    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-
-
-def set_timer(seconds: float) -> float:
-    """Start the timer that ends this process, or stop it with 0; return the CPU seconds that were left."""
-    if not hasattr(signal, "setitimer"):
-        return seconds
-    return signal.setitimer(signal.ITIMER_PROF, seconds)[0]
 
 
 class RenderServer:
