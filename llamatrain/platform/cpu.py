@@ -2,19 +2,21 @@
 
 `LLAMATRAIN_WITHOUT=amx,avx512bf16,avx512` disables units one by one, as if the machine had none: kernels that
 need them are not used, and the compiler sees a smaller processor. So every fallback can be tested on a good
-machine.
+machine. The units of AArch64 are `dotprod`, `i8mm` and `bf16`.
 """
 
-import ctypes
 import hashlib
 import os
 import platform
+import sys
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from llamatrain.errors import UsageError
 from llamatrain.platform.affinity import usable_cpus
+from llamatrain.platform.cpu_features import AARCH64, V3_FEATURES, X86_64, architecture, read_cpuinfo
+from llamatrain.platform.cpu_features import read_features as _read_features
 
 # unit: (the features it needs, the unit it builds on)
 UNITS = {
@@ -23,7 +25,11 @@ UNITS = {
     "avx512bf16": (("avx512bf16",), "avx512vnni"),
     "amx": (("amxtile", "amxbf16", "amxint8"), "avx512bf16"),
     "avxvnni": (("avxvnni",), None),
+    "dotprod": (("asimddp",), None),
+    "i8mm": (("i8mm",), "dotprod"),
+    "bf16": (("bf16",), "dotprod"),
 }
+AARCH64_UNITS = frozenset({"dotprod", "i8mm", "bf16"})  # the others belong to x86-64
 DISABLE_VARIABLE = "LLAMATRAIN_WITHOUT"
 CLASS_VARIABLE = "LLAMATRAIN_CLASS"  # to compile for other machines
 HOST = "host"  # instead of a CPU name: the machine of the compiler
@@ -38,7 +44,6 @@ CPU_FIELDS = (
     "CPU variant",
     "CPU part",
 )
-V3_FEATURES = ("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe")
 
 
 class Processor(NamedTuple):
@@ -48,6 +53,7 @@ class Processor(NamedTuple):
     cpu: str
     features: str
     units: frozenset[str]
+    architecture: str = X86_64
 
 
 WIDE_VECTORS = "-prefer-256-bit"  # use 512-bit registers if there are any
@@ -75,6 +81,15 @@ CLASSES = {
         Processor("x86-64-v4", "x86-64-v4", WIDE_VECTORS, frozenset({"avx512"})),
         Processor("x86-64-v3-vnni", "x86-64-v3", "+avxvnni", frozenset({"avxvnni"})),
         Processor("x86-64-v3", "x86-64-v3", "", frozenset()),
+        Processor(
+            "armv8.6",
+            "generic",
+            "+v8.2a,+dotprod,+i8mm,+bf16",
+            frozenset({"dotprod", "i8mm", "bf16"}),
+            AARCH64,
+        ),
+        Processor("armv8.2-dotprod", "generic", "+v8.2a,+dotprod", frozenset({"dotprod"}), AARCH64),
+        Processor("armv8", "generic", "", frozenset(), AARCH64),
     )
 }
 
@@ -104,39 +119,8 @@ def requested_class() -> Processor | None:
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """Return the processor's features, without punctuation: avx512bf16, amxtile."""
-    fields = _read_cpuinfo()
-    return (
-        frozenset(fields.get("flags", fields.get("Features", "")).replace("_", "").split())
-        if fields
-        else _read_llvm_features()
-    )
-
-
-@cache
-def _read_cpuinfo() -> dict[str, str]:
-    """Read the first processor's entry of /proc/cpuinfo; with many processors, the whole file takes a while."""
-    fields: dict[str, str] = {}
-    try:
-        with Path("/proc/cpuinfo").open(errors="replace") as lines:
-            for line in lines:
-                name, colon, value = line.partition(":")
-                if not colon:
-                    break
-                fields[name.strip()] = value.strip()
-    except OSError:
-        pass
-    return fields
-
-
-def _read_llvm_features() -> frozenset[str]:
-    try:
-        import llvmlite.binding as llvm
-    except ImportError:
-        return frozenset()
-    names = {"bmi": "bmi1"}
-    present = (name for name, has in llvm.get_host_cpu_features().items() if has)
-    return frozenset(names.get(name, name).replace("-", "").replace(".", "") for name in present)
+    """Return the processor's features, without punctuation: avx512bf16, amxtile, asimddp."""
+    return _read_features()
 
 
 def enabled_units() -> frozenset[str]:
@@ -147,8 +131,10 @@ def enabled_units() -> frozenset[str]:
 def usable_units() -> frozenset[str]:
     """Return the units that are present, allowed by the kernel, and not disabled."""
     disabled, present = disabled_units(), set[str]()
+    here = architecture()
     for name, (needs, base) in UNITS.items():
-        if name in disabled or (base and base not in present):
+        belongs_to = AARCH64 if name in AARCH64_UNITS else X86_64
+        if belongs_to != here or name in disabled or (base and base not in present):
             continue
         if cpu_features().issuperset(needs) and (name != "amx" or request_amx()):
             present.add(name)
@@ -159,6 +145,8 @@ def request_amx() -> bool:
     """Ask Linux for the tile registers: a process that touches them without permission is killed."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
+    import ctypes
+
     arch_prctl, req_xcomp_perm, xtiledata = 158, 0x1023, 18
     return ctypes.CDLL(None, use_errno=True).syscall(arch_prctl, req_xcomp_perm, xtiledata) == 0
 
@@ -170,17 +158,17 @@ def processor() -> Processor:
         if "amx" in requested.units:
             request_amx()
         return requested
-    present = usable_units()
-    if platform.machine() in ("x86_64", "AMD64") and cpu_features().issuperset(V3_FEATURES):
-        return next(each for each in CLASSES.values() if each.units <= present)
+    present, here = usable_units(), architecture()
+    if here == AARCH64 or (here == X86_64 and cpu_features().issuperset(V3_FEATURES)):
+        return next(each for each in CLASSES.values() if each.architecture == here and each.units <= present)
     return _unnamed_class(present)
 
 
 def _unnamed_class(present: frozenset[str]) -> Processor:
     """Return a class named by what Linux reports, because the compiler may be missing."""
-    fields = {name: value for name, value in _read_cpuinfo().items() if name in CPU_FIELDS}
+    fields = {name: value for name, value in read_cpuinfo().items() if name in CPU_FIELDS}
     digest = hashlib.sha256(repr((fields, sorted(cpu_features() | present))).encode()).hexdigest()[:8]
-    return Processor(f"{platform.machine() or 'unknown'}-{digest}", HOST, "", present)
+    return Processor(f"{platform.machine() or 'unknown'}-{digest}", HOST, "", present, architecture())
 
 
 def count_cpus() -> int:
@@ -194,7 +182,7 @@ def count_cpus() -> int:
 
 
 def has_int8_products() -> bool:
-    """Return True if kernels for this process can multiply 8-bit integers: all classes of x86 can."""
+    """Return True if kernels for this process can multiply 8-bit integers: all named classes can."""
     return processor().name in CLASSES
 
 
@@ -202,12 +190,13 @@ def int8_unit() -> str:
     """Return the unit that multiplies 8-bit integers; "numpy" if this process has no kernels for them."""
     if not has_int8_products():
         return "numpy"
-    fastest = ("amx", "avx512vnni", "avxvnni", "avx512")
-    return next((unit for unit in fastest if unit in enabled_units()), "avx2")
+    fastest = ("amx", "avx512vnni", "avxvnni", "avx512", "i8mm", "dotprod")
+    smallest = "neon" if processor().architecture == AARCH64 else "avx2"
+    return next((unit for unit in fastest if unit in enabled_units()), smallest)
 
 
 def vector_width() -> int:
     """Return the number of float32 in a vector register."""
     if "avx512" in enabled_units():
         return 16
-    return 8 if platform.machine() in ("x86_64", "AMD64") else 4
+    return 8 if processor().architecture == X86_64 else 4

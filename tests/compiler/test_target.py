@@ -9,9 +9,14 @@ import pytest
 from llamatrain.compiler.cache import INSTALL_HINT
 from llamatrain.errors import UsageError
 from llamatrain.platform import cpu
+from llamatrain.platform.cpu_features import AARCH64, V3_FEATURES, X86_64
 from tests.helpers.cli import environment
 
-LARGE = frozenset({*cpu.V3_FEATURES, *(name for needs, _ in cpu.UNITS.values() for name in needs)})
+X86_CLASSES, ARM_CLASSES = (
+    {name: each for name, each in cpu.CLASSES.items() if each.architecture == architecture}
+    for architecture in (X86_64, AARCH64)
+)
+LARGE = frozenset({*V3_FEATURES, *(name for needs, _ in cpu.UNITS.values() for name in needs)})
 
 
 @pytest.fixture
@@ -64,7 +69,7 @@ def test_what_is_switched_off_makes_a_smaller_class(
 
 def test_each_class_asks_for_no_more_than_its_units_are(machine: pytest.MonkeyPatch) -> None:
     """And the first that a machine can run has all that it has."""
-    for each in cpu.CLASSES.values():
+    for each in X86_CLASSES.values():
         machine.setattr(cpu, "usable_units", lambda here=each.units: here)
         assert cpu.processor() == each
         assert ("+amx" in each.features) == ("amx" in each.units)
@@ -110,6 +115,55 @@ def test_the_command_says_so_in_a_line(switch: str, what: str) -> None:
     assert done.stderr.count("\n") == 1 and not done.stdout
 
 
+# ---- of AArch64 --------------------------------------------------------------
+
+
+@pytest.fixture
+def arm(machine: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An AArch64 processor with all units."""
+    machine.setattr("platform.machine", lambda: "aarch64")
+    machine.setattr(cpu, "cpu_features", lambda: frozenset({"asimd", "asimdhp", "asimddp", "i8mm", "bf16"}))
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("without", "name", "unit"),
+    [
+        ("", "armv8.6", "i8mm"),
+        ("i8mm", "armv8.2-dotprod", "dotprod"),
+        ("bf16", "armv8.2-dotprod", "dotprod"),
+        ("dotprod", "armv8", "neon"),
+        ("amx,avx512", "armv8.6", "i8mm"),
+    ],
+)
+def test_units_of_aarch64_decide_its_class(
+    without: str, name: str, unit: str, arm: pytest.MonkeyPatch
+) -> None:
+    arm.setenv(cpu.DISABLE_VARIABLE, without)
+    assert (cpu.processor().name, cpu.int8_unit(), cpu.vector_width()) == (name, unit, 4)
+    assert cpu.processor().architecture == AARCH64 and cpu.has_int8_products()
+
+
+def test_the_smallest_class_of_aarch64_needs_no_features(arm: pytest.MonkeyPatch) -> None:
+    arm.setattr(cpu, "cpu_features", frozenset)
+    assert cpu.processor().name == "armv8" and cpu.enabled_units() == frozenset()
+    arm.setattr(cpu, "cpu_features", lambda: LARGE - {"asimddp"})
+    assert cpu.processor().name == "armv8"
+
+
+def test_classes_of_aarch64_ask_for_their_units_only() -> None:
+    for each in ARM_CLASSES.values():
+        assert {name for name in cpu.AARCH64_UNITS if f"+{name}" in each.features} == each.units
+
+
+def test_a_class_of_aarch64_can_be_requested_on_another_machine(machine: pytest.MonkeyPatch) -> None:
+    machine.setenv(cpu.CLASS_VARIABLE, "armv8.2-dotprod")
+    assert cpu.processor().units == {"dotprod"} and cpu.vector_width() == 4
+    machine.setenv(cpu.CLASS_VARIABLE, "x86-64-v4")
+    machine.setattr("platform.machine", lambda: "aarch64")
+    assert cpu.vector_width() == 16
+
+
 # ---- of no class -------------------------------------------------------------
 
 
@@ -123,8 +177,9 @@ def test_a_machine_of_no_class_is_one_of_its_own(missing: str, machine: pytest.M
 
 
 def test_another_kind_of_machine_is_of_no_class(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr("platform.machine", lambda: "aarch64")
-    assert cpu.processor().name.startswith("aarch64-")
+    machine.setattr("platform.machine", lambda: "riscv64")
+    assert cpu.processor().name.startswith("riscv64-") and not cpu.processor().units
+    assert cpu.vector_width() == 4 and not cpu.has_int8_products()
 
 
 OWN = """
@@ -161,12 +216,6 @@ def test_its_name_is_the_same_with_a_compiler_and_without(tmp_path: Path) -> Non
         "True",
         "compiler",
     )
-
-
-def test_features_are_read_of_other_kinds_of_machines_too(machine: pytest.MonkeyPatch) -> None:
-    machine.undo()
-    machine.setattr(cpu, "_read_cpuinfo", lambda: {"processor": "0", "Features": "fp asimd bf16"})
-    assert cpu.cpu_features.__wrapped__() == {"fp", "asimd", "bf16"}
 
 
 def test_what_would_help_is_said_of_it(machine: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from llamatrain.compiler.simd.llvm_ops import BYTE, FLOAT, INT, LONG, SHORT, loa
 from llamatrain.kernels.cpu.llvm.microkernel import add_offset, prefetch
 from llamatrain.kernels.cpu.tile_shape import INT8_HEADER, INT8_ROWS, ROW
 from llamatrain.platform import cpu
+from llamatrain.platform.cpu_features import AARCH64
 
 WORDS_IN_TILE = 16
 STEP = 4  # words along k in one iteration
@@ -50,19 +51,64 @@ def add_by_vnni(builder: Any, total: Any, left: list[Any], right: list[Any]) -> 
     return total
 
 
+def add_by_neon(builder: Any, total: Any, left: list[Any], right: list[Any]) -> Any:
+    """Add the products of two words of signed bytes: two products are added in 16 bits, which hold them."""
+    bytes_of = ir.VectorType(BYTE, 16)
+    products, lanes = ir.VectorType(SHORT, 8), ir.VectorType(INT, 8)
+    for word in zip(left, right, strict=True):
+        a, b = (builder.bitcast(each, bytes_of) for each in word)
+        pairs = []
+        for first in (0, 8):
+            half = ir.Constant(lanes, list(range(first, first + 8)))
+            parts = (builder.shuffle_vector(each, each, half) for each in (a, b))
+            wide = (builder.sext(each, products) for each in parts)
+            pairs.append(builder.mul(*wide))
+        summed = W.call(builder, "llvm.aarch64.neon.addp.v8i16", products, *pairs)
+        fours = W.call(builder, "llvm.aarch64.neon.saddlp.v4i32.v8i16", total.type, summed)
+        total = builder.add(total, fours)
+    return total
+
+
+def add_by_dotprod(builder: Any, total: Any, left: list[Any], right: list[Any]) -> Any:
+    """Add the products of two words of signed bytes by dot products."""
+    return _add_by_dot(builder, "sdot", total, left, right)
+
+
+def add_by_i8mm(builder: Any, total: Any, left: list[Any], right: list[Any]) -> Any:
+    """Add the products of two words, unsigned by signed, by dot products."""
+    return _add_by_dot(builder, "usdot", total, left, right)
+
+
+def _add_by_dot(builder: Any, name: str, total: Any, left: list[Any], right: list[Any]) -> Any:
+    bytes_of = ir.VectorType(BYTE, 16)
+    for word in zip(left, right, strict=True):
+        operands = (builder.bitcast(each, bytes_of) for each in word)
+        total = W.call(builder, f"llvm.aarch64.neon.{name}.v4i32.v16i8", total.type, total, *operands)
+    return total
+
+
 @dataclass(frozen=True)
 class BlockKernel:
-    """Emits the product of one block: `rows` rows and 16 * `panels` columns, in vectors of `lanes` columns."""
+    """Emits the product of one block: `rows` rows and 16 * `panels` columns, in vectors of `lanes` columns.
+
+    If the step takes signed bytes of A, 128 is subtracted from them again, and sums start from 0.
+    """
 
     rows: int
     panels: int
     lanes: int
     step: Step
+    signed: bool = False
 
     @property
     def words(self) -> Any:
         """The type of a vector of integers."""
         return ir.VectorType(INT, self.lanes)
+
+    @property
+    def align(self) -> int:
+        """The alignment of vectors in tiles and headers."""
+        return min(32, 4 * self.lanes)
 
     @property
     def floats(self) -> Any:
@@ -87,12 +133,17 @@ class BlockKernel:
         rows = [builder.add(c, builder.mul(ldc, LONG(i))) for i in range(self.rows)]
         for row in rows:
             prefetch(builder, row)
-        first = [load(builder, add_offset(builder, header, ROW), self.words, 32) for header in headers]
+        first = [
+            W.constant(self.words, 0)
+            if self.signed
+            else load(builder, add_offset(builder, header, ROW), self.words, self.align)
+            for header in headers
+        ]
         sums = self.emit_loop(builder, first * self.rows, a, headers, tiles)
         old = W.splat(
             builder, builder.icmp_signed("!=", accumulate, LONG(0)), ir.VectorType(W.BIT, self.lanes)
         )
-        factors = [load(builder, header, self.floats, 32) for header in headers]
+        factors = [load(builder, header, self.floats, self.align) for header in headers]
         for i, row in enumerate(rows):
             scale = W.splat(builder, load(builder, add_offset(builder, scales, 4 * i), FLOAT, 4), self.floats)
             for at, (j, offset) in enumerate(places):
@@ -130,18 +181,14 @@ class BlockKernel:
         for step in range(0, STEP, 2):
             right = [
                 [
-                    load(builder, add_offset(builder, base, ROW * (step + each)), self.words, 32)
+                    load(builder, add_offset(builder, base, ROW * (step + each)), self.words, self.align)
                     for each in (0, 1)
                 ]
                 for base in bases
             ]
             for i in range(self.rows):
                 words = [
-                    W.splat(
-                        builder,
-                        load(builder, add_offset(builder, left, ROW * i + 4 * (step + each)), INT, 4),
-                        self.words,
-                    )
+                    self.load_word(builder, add_offset(builder, left, ROW * i + 4 * (step + each)))
                     for each in (0, 1)
                 ]
                 for j, pair in enumerate(right):
@@ -149,13 +196,29 @@ class BlockKernel:
                     sums[at] = self.step(builder, sums[at], words, pair)
         return sums
 
+    def load_word(self, builder: Any, address: Any) -> Any:
+        """Load a word of A into every lane."""
+        word = load(builder, address, INT, 4)
+        return W.splat(builder, builder.xor(word, INT(0x80808080)) if self.signed else word, self.words)
+
 
 def choose_kernel(panels: int) -> BlockKernel | None:
     """Return the kernel for the units of this process; None if it has none of them."""
     if not cpu.has_int8_products():
         return None
+    if cpu.processor().architecture == AARCH64:
+        return choose_neon_kernel(panels)
     step = add_by_vnni if cpu.enabled_units() & {"avx512vnni", "avxvnni"} else add_by_pairs
     return BlockKernel(INT8_ROWS, panels, cpu.vector_width(), step)
+
+
+def choose_neon_kernel(panels: int) -> BlockKernel:
+    """Return the kernel for the units of AArch64."""
+    lanes = cpu.vector_width()
+    if "i8mm" in cpu.enabled_units():
+        return BlockKernel(INT8_ROWS, panels, lanes, add_by_i8mm)
+    step = add_by_dotprod if "dotprod" in cpu.enabled_units() else add_by_neon
+    return BlockKernel(INT8_ROWS, panels, lanes, step, signed=True)
 
 
 def define_block_kernel(panels: int) -> Any:
