@@ -1,11 +1,17 @@
-"""Loads machine code: shared libraries by the system's loader, unlinked object files by LLVM."""
+"""Loads machine code: shared libraries by the system's loader, unlinked object files by LLVM.
+
+Linux loads libraries from memory. macOS and Windows load them where they are: a loaded library of Windows
+cannot be deleted.
+"""
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from llamatrain.platform.temp_files import create_temp_file, remove_path
@@ -42,7 +48,15 @@ def _load_library(code: bytes | memoryview, mode: int) -> Find:
             library = ctypes.CDLL(str(file), mode=mode)
         finally:
             remove_path(file)
+    return _lookup(library)
 
+
+def load_file(path: Path) -> Find:
+    """Load a library where it is and return a lookup of its symbols."""
+    return _lookup(ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL))
+
+
+def _lookup(library: ctypes.CDLL) -> Find:
     def find(symbol: str) -> int:
         try:
             return ctypes.cast(library[symbol], ctypes.c_void_p).value or 0
@@ -60,14 +74,17 @@ def _preload_libm() -> None:
 
 
 def _open_from_memory(code: bytes | memoryview, mode: int) -> ctypes.CDLL:
-    file = os.memfd_create("llamatrain-kernels")
-    try:
-        with os.fdopen(file, "wb", closefd=False) as stream:
-            stream.write(code)
-        # The loader takes equal paths for the same library, so each needs its own path.
-        return ctypes.CDLL(f"/proc/self/fd/{'/' * next(load_counter)}{file}", mode=mode)
-    finally:
-        os.close(file)
+    if sys.platform == "linux":
+        file = os.memfd_create("llamatrain-kernels")
+        try:
+            with os.fdopen(file, "wb", closefd=False) as stream:
+                stream.write(code)
+            # The loader takes equal paths for the same library, so each needs its own path.
+            return ctypes.CDLL(f"/proc/self/fd/{'/' * next(load_counter)}{file}", mode=mode)
+        finally:
+            os.close(file)
+    else:
+        raise OSError("only Linux has memory files")
 
 
 def _load_object(code: bytes, exported: str) -> Find:

@@ -8,14 +8,16 @@ import hashlib
 import json
 import os
 import stat
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llamatrain.compiler.loader import load_code
+from llamatrain.compiler.loader import load_code, load_file
 from llamatrain.platform.cpu import processor
 from llamatrain.platform.files import read_regular
+from llamatrain.platform.systems import library_suffix
 
 PACKAGE = Path(__file__).resolve().parent.parent
 LIBRARIES_VARIABLE = "LLAMATRAIN_LIBRARIES"  # names another folder of libraries, or an empty one
@@ -41,9 +43,9 @@ def hash_sources() -> str:
     return key.hexdigest()
 
 
-def library_filename(name: str) -> str:
-    """Return the filename of a class's library."""
-    return f"{name}.so"
+def library_filename(name: str, system: str = sys.platform) -> str:
+    """Return the filename of a class's library on an operating system, by default this one."""
+    return f"{name}{library_suffix(system)}"
 
 
 def find_nothing(symbol: str) -> int:
@@ -85,7 +87,8 @@ def _load_verified(path: Path, expected: Any) -> tuple[Callable[[str], int], str
         code = read_regular(path, MAX_BYTES)[0]
         if hashlib.sha256(code).hexdigest() != expected:
             return find_nothing, f"{path} is not what came with the package"
-        return load_code(code, exported=path.stem), ""
+        from_memory = sys.platform == "linux"  # others load the file where it is
+        return load_code(code, exported=path.stem) if from_memory else load_file(path), ""
     except OSError as error:
         return find_nothing, f"{path} cannot be loaded ({error.strerror or error})"
 
