@@ -120,12 +120,14 @@ def _is_private_group(group: int) -> bool:
     """Return True for root's group, and for a group that only this user is in."""
     if group == 0:
         return True
-    import grp
-    import pwd
+    if sys.platform != "win32":
+        import grp
+        import pwd
 
-    try:
-        user = pwd.getpwuid(os.geteuid())
-        entry = grp.getgrgid(group)
-    except KeyError:
-        return False
-    return group == user.pw_gid and entry.gr_name == user.pw_name and set(entry.gr_mem) <= {user.pw_name}
+        try:
+            user = pwd.getpwuid(os.geteuid())
+            entry = grp.getgrgid(group)
+        except KeyError:
+            return False
+        return group == user.pw_gid and entry.gr_name == user.pw_name and set(entry.gr_mem) <= {user.pw_name}
+    return False
