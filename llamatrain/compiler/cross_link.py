@@ -116,7 +116,7 @@ def _link_mach_o(
 
 
 def _link_pe(folder: Path, files: Sequence[str], symbols: Sequence[str], target: Platform, out: str) -> None:
-    """Link a library without an entry point, which needs nothing but what Windows has."""
+    """Link a library without an entry point, which needs libraries of Windows alone."""
     (folder / "support.s").write_text(PE_SUPPORT[target.architecture])
     system = f"{ZIG_NAMES[target.architecture]}-windows-gnu"
     _run_zig(folder, "cc", "-target", system, "-c", "support.s", "-o", "support.o")
