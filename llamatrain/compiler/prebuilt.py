@@ -120,7 +120,9 @@ def _is_private_group(group: int) -> bool:
     """Return True for root's group, and for a group that only this user is in."""
     if group == 0:
         return True
-    if sys.platform != "win32":
+    if sys.platform == "win32":
+        return False
+    else:
         import grp
         import pwd
 
@@ -130,4 +132,3 @@ def _is_private_group(group: int) -> bool:
         except KeyError:
             return False
         return group == user.pw_gid and entry.gr_name == user.pw_name and set(entry.gr_mem) <= {user.pw_name}
-    return False

@@ -8,7 +8,6 @@ machine. The units of AArch64 are `dotprod`, `i8mm` and `bf16`.
 import hashlib
 import os
 import platform
-import sys
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple

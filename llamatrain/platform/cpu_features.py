@@ -6,7 +6,6 @@ Names are those of Linux, without punctuation: avx512bf16, amxtile, asimddp, i8m
 import ctypes
 import platform
 import sys
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -127,10 +126,11 @@ def _read_windows(here: str) -> frozenset[str]:
     Processors with AVX2 that run Windows have the rest of x86-64-v3, and those with AVX-512F the rest of
     x86-64-v4, except for Xeon Phi. What comes after that (VNNI, bfloat16) is not used.
     """
-    has: Callable[[int], int] = getattr(ctypes, "windll").kernel32.IsProcessorFeaturePresent  # noqa: B009
-    if here == AARCH64:
-        return frozenset(name for name, number in WINDOWS_ARM.items() if has(number)) | {"asimd"}
-    features = set(V3_FEATURES) if has(WINDOWS_AVX2) else set[str]()
-    if features and has(WINDOWS_AVX512F):
-        features.update(V4_FEATURES)
+    features = set[str]()
+    if sys.platform == "win32":
+        has = ctypes.WinDLL("kernel32").IsProcessorFeaturePresent
+        if here == AARCH64:
+            return frozenset(name for name, number in WINDOWS_ARM.items() if has(number)) | {"asimd"}
+        features.update(V3_FEATURES if has(WINDOWS_AVX2) else ())
+        features.update(V4_FEATURES if features and has(WINDOWS_AVX512F) else ())
     return frozenset(features)

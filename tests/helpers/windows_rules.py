@@ -157,6 +157,10 @@ def global_memory_status_ex(status: Any) -> int:
     return 1
 
 
+def is_processor_feature_present(number: int) -> int:
+    return int(number == 40)  # AVX2
+
+
 def virtual_unlock(address: Any, size: Any) -> int:
     return 0
 
@@ -199,6 +203,7 @@ def peek_named_pipe(handle: Any, *arguments: Any) -> int:
 
 
 ANSWERS = {
+    "IsProcessorFeaturePresent": is_processor_feature_present,
     "GetCurrentProcess": get_current_process,
     "K32GetProcessMemoryInfo": get_process_memory_info,
     "GlobalMemoryStatusEx": global_memory_status_ex,

@@ -116,7 +116,7 @@ def test_windows_is_asked_by_number(
     version: str, numbers: set[int], found: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = SimpleNamespace(IsProcessorFeaturePresent=lambda number: number in numbers)
-    monkeypatch.setattr(ctypes, "windll", SimpleNamespace(kernel32=kernel), raising=False)
+    monkeypatch.setattr(ctypes, "WinDLL", lambda name: kernel, raising=False)
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(sys, "version", version)
     assert features.read_features() == found

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from llamatrain.platform.cpu import CLASS_VARIABLE, CLASSES, processor
 from llamatrain.platform.files import read_at, replace_held_file
 from llamatrain.platform.processes import JobLimits, read_pipe
 from tests.helpers.cli import ROOT, environment, ran, text_file
@@ -63,7 +64,10 @@ SHAPE = ("--vocab-size", "bytes", "--embd", 32, "--head", 4, "--layer", 1, "--ct
 
 def said(source: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-c", source, str(ROOT), *map(str, arguments)]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=300, check=False)
+    here = {CLASS_VARIABLE: processor().name} if processor().name in CLASSES else {}
+    done = subprocess.run(
+        words, env=environment(**here), capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done
 
@@ -99,7 +103,7 @@ def test_chats_with_a_template(tmp_path: Path) -> None:
     """The child that renders is in a job, and its pipe is looked into."""
     ran("from-scratch", text_file(tmp_path, 3000), *SHAPE, "--iters", 1, "--out", tmp_path / "base")
     chats = tmp_path / "chats.jsonl"
-    chats.write_text(CHATS * 40, newline="\r\n")
+    chats.write_text(CHATS.replace("b.", tmp_path.name) * 40, newline="\r\n")  # not cached yet
     base = tmp_path / "base" / "model.gguf"
     options = ("--chat-template", "chatml", "--ctx", 128, "--batch", 2, "--iters", 2, "--lora-r", 2)
     done = said(RUN, "finetune", base, chats, *options, "--out", tmp_path / "tuned")
