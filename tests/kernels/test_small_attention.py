@@ -1,10 +1,15 @@
 """Attention of small heads against the plain definition."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
+from llamatrain.compiler.vectors import LANES
 from llamatrain.kernels import reference
 from llamatrain.kernels.cpu.small_attention import is_small
+from tests.helpers.cli import environment
 from tests.kernels.test_cpu_attention import normal, run
 
 RANDOM = np.random.default_rng(1)
@@ -12,7 +17,7 @@ RANDOM = np.random.default_rng(1)
 
 def check(q, k, v, *ranges, **how):
     (batch, length, heads, size), dout = q.shape, normal(*q.shape)
-    assert is_small(q, k)
+    assert is_small(q, k) == (size <= LANES)
     scale = size**-0.5
     wide = [each.astype(np.float64) for each in (dout, q, k, v)]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -76,3 +81,17 @@ def test_what_is_not_a_number_shows_where_it_is_seen():
         "flash_attn_back", [q.shape] * 3, [q, q, k, v, out, lse, np.zeros((1, 20), np.int32)], 1.0
     )
     assert all(np.isnan(each[0, 10:]).all() for each in (dq, dk, dv))
+
+
+NARROW = """
+import platform
+platform.machine = lambda: "aarch64"
+from llamatrain.compiler.vectors import LANES
+from llamatrain.kernels.cpu.small_attention import MAX_HEAD_SIZE
+assert MAX_HEAD_SIZE <= LANES, (MAX_HEAD_SIZE, LANES)
+"""
+
+
+def test_a_row_is_one_vector_where_vectors_are_narrow() -> None:
+    """As on ARM, where a vector has four numbers."""
+    subprocess.run([sys.executable, "-c", NARROW], env=environment(), check=True)

@@ -40,7 +40,7 @@ from llamatrain.kernels.cpu.small_attention_layout import (
     to_lanes,
 )
 
-MAX_HEAD_SIZE = 8
+MAX_HEAD_SIZE = min(8, LANES)  # a row is copied as one vector
 MAX_LENGTH = 128
 MINUS_INF, LOWEST, ZERO, ONE = (np.float32(x) for x in (-np.inf, np.finfo(np.float32).min, 0, 1))
 
