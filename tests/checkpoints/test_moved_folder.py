@@ -29,6 +29,7 @@ from llamatrain.train.state import RunState
 from tests.checkpoints.test_run_folder import at, names, newest_step, refused
 from tests.helpers.adapter_files import adapter
 from tests.helpers.cli import TINY, Argument, Done, environment, metrics, ran, run, text_file
+from tests.helpers.emulator import SLOWNESS
 from tests.helpers.lora_runs import base
 from tests.helpers.small_models import small
 
@@ -410,7 +411,13 @@ def killed(moment: int, *arguments: Argument) -> bool:
     """Before the operation of this number on the folder `run` or what is in it; False: there were not so many."""
     words = [sys.executable, "-c", KILLED, "run", str(moment), *map(str, arguments)]
     done = subprocess.run(
-        words, env=environment(), capture_output=True, text=True, timeout=60, check=True, cwd=Path.cwd()
+        words,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60 * SLOWNESS,
+        check=True,
+        cwd=Path.cwd(),
     )
     assert done.stdout.strip() in ("0", str(-signal.SIGKILL)), done
     return done.stdout.strip() != "0"

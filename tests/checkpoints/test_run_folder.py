@@ -19,6 +19,7 @@ from llamatrain.checkpoints.read import read_checkpoint
 from llamatrain.checkpoints.run_folder import RunFolder
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import open_gguf
+from tests.helpers.emulator import SLOWNESS
 from tests.helpers.tiny_checkpoint import tiny_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -356,7 +357,7 @@ def test_killed_at_any_moment_there_is_one_to_go_on_from(tmp_path: Path) -> None
         ) as process:
             assert process.stdout
             assert int(process.stdout.readline()) == before
-            time.sleep(0.03 + chance.random() * 0.1)
+            time.sleep((0.03 + chance.random() * 0.1) * SLOWNESS)
             process.send_signal(signal.SIGKILL)
         checkpoint, _, notes = RunFolder.read_newest(tmp_path)
         assert not notes

@@ -16,6 +16,7 @@ from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.types import TensorInfo, type_by_name
 from llamatrain.gguf.values import Kind, Value, encode_string, numbers, string, strings, u32
 from llamatrain.gguf.writer import create_gguf
+from tests.helpers.emulator import SLOWNESS, needs_memory_limits
 from tests.helpers.tiny_gguf import every_kind
 
 PLACE = re.compile(r"at byte \d+: ")
@@ -94,10 +95,11 @@ def test_mutated_files_end_in_words(tmp_path: Path) -> None:
             assert message.startswith(f"{path}: ") and message.isprintable(), message
             assert PLACE.search(message) or not data, message
             refused += 1
-        assert time.process_time() - start < 1
+        assert time.process_time() - start < SLOWNESS
     assert opened + refused > 3000 and opened > 100 and refused > 2000, (opened, refused)
 
 
+@needs_memory_limits
 def test_the_limit_of_memory_is_felt(little_memory: None) -> None:
     with pytest.raises(MemoryError):
         bytes(500_000_000)  # some of what is counted may be given back
@@ -187,7 +189,7 @@ def test_a_large_file_that_lies_is_refused_at_once(tmp_path: Path) -> None:
         start = time.process_time()
         with pytest.raises(FileError):
             open_gguf(path)
-        assert time.process_time() - start < 1
+        assert time.process_time() - start < SLOWNESS
 
 
 def test_names_from_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:

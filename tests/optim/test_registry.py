@@ -18,6 +18,7 @@ from llamatrain.optim import methods, registry
 from llamatrain.optim.optimizer import ElementwiseRule
 from llamatrain.optim.update_graph import differentiate, streamed_update
 from tests.helpers.cli import TINY, Done, environment, losses, same_bits, text_file
+from tests.helpers.emulator import SLOWNESS
 from tests.helpers.tiny_checkpoint import tiny_checkpoint
 
 ADAGRAD = """
@@ -136,7 +137,13 @@ def done(folder: Path, *commands: tuple[object, ...]) -> list[Done]:
     words = json.dumps([list(map(str, command)) for command in commands])
     child = [sys.executable, "-c", WITH_MORE, str(folder)]
     found = subprocess.run(
-        child, input=words, text=True, env=environment(), capture_output=True, check=False, timeout=120
+        child,
+        input=words,
+        text=True,
+        env=environment(),
+        capture_output=True,
+        check=False,
+        timeout=120 * SLOWNESS,
     )
     assert found.returncode == 0, found.stderr
     return [Done(**each) for each in json.loads(found.stdout)]

@@ -7,6 +7,7 @@ import pytest
 
 from llamatrain.cli import main as cli
 from llamatrain.errors import words_of
+from tests.helpers.emulator import needs_memory_limits
 
 STARVED = """
 import resource, threading
@@ -24,6 +25,7 @@ except MemoryError as error:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
+@needs_memory_limits
 def test_a_thread_without_memory_is_refused_and_not_waited_for() -> None:
     done = subprocess.run(
         [sys.executable, "-c", STARVED], check=False, capture_output=True, text=True, timeout=60
