@@ -247,7 +247,7 @@ def test_documented_scripts_and_extras_exist() -> None:
 @pytest.mark.slow
 def test_what_readme_installs_runs(unpacked: Path, tmp_path: Path) -> None:
     """From a clone, into a new environment; the wave is short."""
-    assert "pip install '.[compile]'" in README
+    assert 'pip install ".[compile]"' in README
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     command = str(tmp_path / "venv" / "bin" / "llamatrain")
     given = {"HOME": str(tmp_path), "PATH": f"{tmp_path}/venv/bin:/usr/bin:/bin"}

@@ -1,5 +1,6 @@
 """Tests of scripts/demo, with stand-ins for Python and the installer."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,8 @@ def program(path: Path, text: str) -> Path:
 
 
 def demo(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, **environment}
+    path = os.pathsep.join((str(Path(sys.executable).parent), "/usr/bin", "/bin"))
+    env = {"PATH": path, "PYTHON": sys.executable, **environment}
     return subprocess.run(
         [DEMO, *arguments], cwd=folder, env=env, capture_output=True, text=True, check=False
     )
@@ -61,3 +63,21 @@ def test_a_python_that_is_too_old_is_named(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "python2 is not Python 3.11 or newer" in done.stderr
     assert not (tmp_path / "venv").exists()
+
+
+def test_an_error_of_the_installer_ends_it(tmp_path: Path) -> None:
+    done = demo(
+        tmp_path,
+        PYTHON=str(program(tmp_path / "python", "case $1 in -c) ;; *) exit 7;; esac")),
+        VENV=str(tmp_path / "venv"),
+    )
+    assert done.returncode == 7 and "Traceback" not in done.stderr
+
+
+def test_the_programs_of_an_environment_on_each_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DEMO.parent))
+    from environment import find_program
+
+    assert find_program(Path("e"), "python") == Path("e/bin/python")
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert find_program(Path("e"), "python") == Path("e/Scripts/python.exe")
