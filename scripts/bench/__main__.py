@@ -12,6 +12,7 @@
     python scripts/bench.py scale [S M lora]         steps on 1 to 4 ranks and on hosts with limited links
     python scripts/bench.py useful                   an epoch over chats, packed and not, in turns with PEFT
     python scripts/bench.py gpu [7b:1024x4 ...]      training on a GPU, in turns with torch and PEFT in 4 bits
+    python scripts/bench.py modelled [CLASS ...]     what inner loops reach of the peak of modelled processors
     python scripts/bench.py shares [S M ...]         what each op of a step reaches of this machine's peak
     python scripts/bench.py readme                   the table of README: new models and adapters
 
@@ -35,6 +36,7 @@ from bench import (
     gpu,
     int8_quality,
     memory,
+    modelled,
     muon_vs_adamw,
     packing,
     readme_table,
@@ -62,6 +64,7 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {
     "families": (architectures.bench_architectures, 20.0),
     "scale": (scaling.bench_scaling, 0.0),
     "gpu": (gpu.bench_gpu, 0.0),
+    "modelled": (modelled.bench_modelled, 0.0),
     "shares": (shares.bench_shares, 0.0),
     "readme": (readme_table.print_table, 20.0),
 }
@@ -75,6 +78,7 @@ ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "families": architectures.add_arguments,
     "scale": scaling.add_arguments,
     "gpu": gpu.add_arguments,
+    "modelled": modelled.add_arguments,
     "shares": shares.add_arguments,
     "readme": readme_table.add_arguments,
 }

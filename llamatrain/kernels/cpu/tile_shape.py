@@ -6,8 +6,9 @@ TILE = 1024  # bytes
 ROW = 64  # bytes of a tile's row
 
 # The part of C that a vector kernel computes: columns, and rows of a panel of 16, the last of which may be fewer.
-# With narrow registers it is the columns of one panel, and as many rows as there are registers for their sums.
-COLUMNS, ROWS, LAST_ROWS = (32, 8, 8) if vector_width() == 16 else (16, 6, 4)
+# With narrow registers it is the columns of one panel, and as many rows as there are registers for their sums and
+# for the words of A and B in use: of 16 registers of 8 numbers 12 hold sums, of 32 registers of 4 numbers 16.
+COLUMNS, ROWS, LAST_ROWS = {16: (32, 8, 8), 8: (16, 6, 4), 4: (16, 4, 4)}[vector_width()]
 NARROW_ROWS = 16 if vector_width() == 16 else ROWS  # if C has 16 columns
 
 PLAIN_ROWS = 8  # of operands that are not packed: as many sums as keep both multipliers busy

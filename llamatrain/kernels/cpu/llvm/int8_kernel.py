@@ -70,8 +70,8 @@ def add_by_neon(builder: Any, total: Any, left: list[Any], right: list[Any]) -> 
 
 
 def add_by_dotprod(builder: Any, total: Any, left: list[Any], right: list[Any]) -> Any:
-    """Add the products of two words of signed bytes by dot products."""
-    return _add_by_dot(builder, "sdot", total, left, right)
+    """Add the products of two words of signed bytes by dot products. The second operand may be one lane of a vector."""
+    return _add_by_dot(builder, "sdot", total, right, left)
 
 
 def add_by_i8mm(builder: Any, total: Any, left: list[Any], right: list[Any]) -> Any:
@@ -178,6 +178,7 @@ class BlockKernel:
         left = builder.add(a, builder.add(builder.shl(builder.and_(word, LONG(-16)), LONG(6)), within))
         down, sums = add_offset(builder, builder.shl(word, LONG(6)), INT8_HEADER), list(totals)
         bases = [builder.add(header, down) for header in headers]
+        vectors = self.load_vectors(builder, left)
         for step in range(0, STEP, 2):
             right = [
                 [
@@ -188,7 +189,9 @@ class BlockKernel:
             ]
             for i in range(self.rows):
                 words = [
-                    self.load_word(builder, add_offset(builder, left, ROW * i + 4 * (step + each)))
+                    self.spread_lane(builder, vectors[i], step + each)
+                    if vectors
+                    else self.load_word(builder, add_offset(builder, left, ROW * i + 4 * (step + each)))
                     for each in (0, 1)
                 ]
                 for j, pair in enumerate(right):
@@ -196,10 +199,21 @@ class BlockKernel:
                     sums[at] = self.step(builder, sums[at], words, pair)
         return sums
 
+    def load_vectors(self, builder: Any, left: Any) -> list[Any]:
+        """Return the words of each row of A for one iteration, if they fill a vector: NEON multiplies by a lane."""
+        if self.lanes != STEP:
+            return []
+        rows = (load(builder, add_offset(builder, left, ROW * i), self.words, 4) for i in range(self.rows))
+        flipped = ir.Constant(self.words, [0x80808080] * self.lanes)
+        return [builder.xor(row, flipped) if self.signed else row for row in rows]
+
+    def spread_lane(self, builder: Any, vector: Any, lane: int) -> Any:
+        """Return a vector with one lane of another in every lane."""
+        return builder.shuffle_vector(vector, vector, ir.Constant(self.words, [lane] * self.lanes))
+
     def load_word(self, builder: Any, address: Any) -> Any:
         """Load a word of A into every lane."""
-        word = load(builder, address, INT, 4)
-        return W.splat(builder, builder.xor(word, INT(0x80808080)) if self.signed else word, self.words)
+        return W.splat(builder, load(builder, address, INT, 4), self.words)
 
 
 def choose_kernel(panels: int) -> BlockKernel | None:
