@@ -138,7 +138,7 @@ def model_case(tool: str, case: Case) -> Iterator[Loop]:
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of `modelled`."""
+    """Add the classes that are compared."""
     command.add_argument("classes", nargs="*", metavar="CLASS", help=f"default: {[c.name for c in CASES]}")
 
 
