@@ -104,6 +104,8 @@ def main() -> int:
         return tasks[what](python, venv, arguments)
     except subprocess.CalledProcessError as error:
         return int(error.returncode)
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

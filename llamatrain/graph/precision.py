@@ -97,8 +97,10 @@ def round_results(outputs: Sequence[Tensor]) -> list[Tensor]:
             continue
         chosen = (node.outputs[index] for index in node.op.bf16_outputs)
         rounded = frozenset(each.index for each in chosen if each.dtype is F32 and is_rounded(each))
-        made = Node(node.op, sources, node.attrs, node.outputs[0].name, rounded)
-        if sources != node.sources or rounded:
+        made = node.with_sources(sources)
+        if rounded:
+            made = Node(node.op, sources, node.attrs, node.outputs[0].name, rounded)
+        if made is not node:
             new.update(zip(node.outputs, made.outputs, strict=True))
     return [new.get(output, output) for output in outputs]
 

@@ -20,7 +20,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 class WindowsMemory(ctypes.Structure):
-    """The structure MEMORYSTATUSEX of Windows."""
+    """The structure MEMORYSTATUSEX of Windows; the fields with a letter for a name are not read."""
 
     _fields_: ClassVar = [
         ("size", ctypes.c_uint32),
@@ -30,7 +30,7 @@ class WindowsMemory(ctypes.Structure):
 
 
 class WindowsCounters(ctypes.Structure):
-    """The structure PROCESS_MEMORY_COUNTERS of Windows."""
+    """The structure PROCESS_MEMORY_COUNTERS of Windows; the fields with a letter for a name are not read."""
 
     _fields_: ClassVar = [
         ("size", ctypes.c_uint32),

@@ -1,5 +1,6 @@
 """The package under the rules of Windows (tests/helpers/windows_rules.py), in processes of their own."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -103,7 +104,7 @@ def test_chats_with_a_template(tmp_path: Path) -> None:
     """The child that renders is in a job, and its pipe is looked into."""
     ran("from-scratch", text_file(tmp_path, 3000), *SHAPE, "--iters", 1, "--out", tmp_path / "base")
     chats = tmp_path / "chats.jsonl"
-    chats.write_text(CHATS.replace("b.", tmp_path.name) * 40, newline="\r\n")  # not cached yet
+    chats.write_text(CHATS.replace("b.", os.urandom(8).hex()) * 40, newline="\r\n")  # not cached yet
     base = tmp_path / "base" / "model.gguf"
     options = ("--chat-template", "chatml", "--ctx", 128, "--batch", 2, "--iters", 2, "--lora-r", 2)
     done = said(RUN, "finetune", base, chats, *options, "--out", tmp_path / "tuned")
@@ -177,8 +178,6 @@ def test_reads_at_an_offset(tmp_path: Path) -> None:
 
 
 def test_a_pipe_that_is_late() -> None:
-    import os
-
     reader, writer = os.pipe()
     assert read_pipe(reader, 10, 0.01) is None
     os.write(writer, b"abc")
