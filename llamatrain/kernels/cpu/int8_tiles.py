@@ -13,7 +13,15 @@ from llamatrain.compiler.vectors import vec16 as L
 from llamatrain.gguf.quants import kinds as K
 from llamatrain.kernels.cpu.dequantize import decode
 from llamatrain.kernels.cpu.dropout import STEP, mix_uint32
-from llamatrain.kernels.cpu.tile_shape import INT8_BY_TILES, INT8_COLUMNS, INT8_HEADER, INT8_ROWS, ROW, TILE
+from llamatrain.kernels.cpu.tile_shape import (
+    INT8_BY_TILES,
+    INT8_COLUMNS,
+    INT8_HEADER,
+    INT8_ROWS,
+    NEAR_BYTES,
+    ROW,
+    TILE,
+)
 from llamatrain.kernels.reference.int8 import BLOCK, LARGEST, LARGEST_SUM, SMALLEST
 
 int8_kernel, micro, tile_rows = (
@@ -22,6 +30,7 @@ int8_kernel, micro, tile_rows = (
 
 DEPTH = 64  # elements along k in a tile
 SIDE = 32  # rows and columns of a block of C that the tile unit computes
+ROWS_AT_ONCE = 8  # rows of it that are scaled after the products of two tiles
 BLOCK_BYTES = INT8_HEADER + BLOCK // DEPTH * TILE
 PITCH = 4 * BLOCK + ROW  # between rows of a slab: a column's elements must not share few lines of the cache
 INT8_SLAB_BYTES = BLOCK * PITCH
@@ -244,48 +253,53 @@ def multiply_blocks(c, pitch, left, right, row, panel, columns, k, accumulate):
 
 
 @exact
-def add_sums(c, ldc, space, left, right, panel, rows, columns, more):
-    """Scale the integer sums of a block of 32 x 32, and add them to C."""
-    for i in range(rows):
-        scale = L.get_float(u8(left + i // 16 * panel + i % 16 * 4))
-        for j in range(0, columns, 16):
-            header = u8(right + j // 16 * panel)
-            sums = L.get_words(u8(space + (i * SIDE + j) * 4)) + L.get_words(header + ROW)
-            made = L.to_floats(sums) * scale * L.get_floats(header)
-            place, there = c + (i * ldc + j) * 4, min(16, columns - j)
-            if there == 16:
-                old = L.get_floats(u8(place)) if more else L.splat(ZERO)
-                L.put_floats(u8(place), old + made)
-            else:
-                L.put_floats(u8(space + (i * SIDE + j) * 4), made)
-                for lane in range(there):
-                    before = f32(place)[lane] if more else ZERO
-                    f32(place)[lane] = before + f32(space + (i * SIDE + j) * 4)[lane]
+def add_scaled(held, sums, scales, header, next_header):
+    """Scale some rows of integer sums, and add them to those of the blocks before."""
+    for j in range(0, SIDE, 16):
+        place = u8(next_header if j else header)
+        factors, first = L.get_floats(place), L.get_words(place + ROW)
+        for i in range(ROWS_AT_ONCE):
+            at = (i * SIDE + j) * 4
+            made = L.to_floats(L.get_words(u8(sums + at)) + first) * L.get_float(u8(scales + 4 * i)) * factors
+            L.put_floats(u8(held + at), L.get_floats(u8(held + at)) + made)
+
+
+@inline
+def add_product(held, a, a_panel, b, b_panel, k):
+    """Add the product of two panels of each side by the tile unit, which multiplies a block as the last is scaled."""
+    even, odd = micro.scratch_block(), micro.scratch_block()
+    for block in range(max(1, (k + BLOCK - 1) // BLOCK) + 1):
+        left, right = a + block * BLOCK_BYTES, b + block * BLOCK_BYTES
+        sums, next_sums = (even, odd) if block % 2 else (odd, even)
+        micro.zero_byte_sums()
+        for tile in range(BLOCK // DEPTH):
+            if block * BLOCK + tile * DEPTH < k:
+                at = INT8_HEADER + tile * TILE
+                micro.add_byte_products(left + at, a_panel, right + at, b_panel)
+            if block:
+                header, rows = right - BLOCK_BYTES, tile * ROWS_AT_ONCE
+                scales = left - BLOCK_BYTES + rows // 16 * a_panel + rows % 16 * 4
+                at = rows * SIDE * 4
+                add_scaled(held + at, sums + at, scales, header, header + b_panel)
+        micro.store_byte_sums(next_sums, SIDE * 4)
 
 
 @inline
 def multiply_by_tiles(c, ldc, a, b, m, n, k, accumulate):
-    """Multiply packed operands by the tile unit, 32 x 32 elements of C at a time."""
-    panel, space = int8_panel_bytes(16, k), micro.scratch_block()
-    for j in range(0, n, SIDE):
-        for i in range(0, m, SIDE):
-            left, right = a + i // 16 * panel, b + j // 16 * panel
+    """Multiply packed operands by the tile unit, 32 x 32 elements of C at a time, which is read and written once."""
+    panel, held = int8_panel_bytes(16, k), micro.scratch_block()
+    near = max(1, NEAR_BYTES // (2 * panel)) * SIDE
+    for step in range((n + near - 1) // near * ((m + SIDE - 1) // SIDE)):
+        i, first = step % ((m + SIDE - 1) // SIDE) * SIDE, step // ((m + SIDE - 1) // SIDE) * near
+        for j in range(first, min(n, first + near), SIDE):
+            rows, columns, corner = min(SIDE, m - i), min(SIDE, n - j), c + (i * ldc + j) * 4
+            for row in range(SIDE):
+                line, there = (row, columns) if accumulate and row < rows else (0, 0)
+                tile_rows.some_floats(held + row * SIDE * 4, corner + line * ldc * 4, there)
             a_panel, b_panel = panel if m - i > 16 else 0, panel if n - j > 16 else 0
-            for at in range(0, max(1, k), BLOCK):
-                tiles = (min(BLOCK, k - at) + DEPTH - 1) // DEPTH
-                micro.multiply_byte_tiles(
-                    space,
-                    SIDE * 4,
-                    left + INT8_HEADER,
-                    a_panel,
-                    right + INT8_HEADER,
-                    b_panel,
-                    tiles * 16,
-                    0,
-                )
-                rows, columns, more = min(SIDE, m - i), min(SIDE, n - j), accumulate or at > 0
-                add_sums(c + (i * ldc + j) * 4, ldc, space, left, right, panel, rows, columns, more)
-                left, right = left + BLOCK_BYTES, right + BLOCK_BYTES
+            add_product(held, a + i // 16 * panel, a_panel, b + j // 16 * panel, b_panel, k)
+            for row in range(rows):
+                micro.store_row(corner + row * ldc * 4, held + row * SIDE * 4, columns, 0)
 
 
 @inline

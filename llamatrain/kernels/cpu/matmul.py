@@ -56,9 +56,9 @@ def largest_slice(mode: int) -> Slice:
     C is read and written once more for each block of k. The tile unit finishes a slice before the next one
     arrives, so its slices are larger.
     """
-    if mode == INT8:
-        return Slice(256, 512)
-    return Slice(256, 2048) if mode == tiles.TILES else Slice(128, 1024)
+    if mode == tiles.TILES or (mode == INT8 and INT8_BY_TILES):
+        return Slice(256, 2048)
+    return Slice(256, 512) if mode == INT8 else Slice(128, 1024)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from llamatrain.platform.cpu import enabled_units, vector_width
 
 TILE = 1024  # bytes
 ROW = 64  # bytes of a tile's row
+NEAR_BYTES = 1 << 20  # bytes of B that the tile unit reads for some rows of C before the next rows
 
 # The part of C that a vector kernel computes: columns, and rows of a panel of 16, the last of which may be fewer.
 # With narrow registers it is the columns of one panel, and as many rows as there are registers for their sums and

@@ -20,7 +20,7 @@ TILES (AMX). All of them sum in float32. `choose_mode("bf16")` is the fastest th
 """
 
 from llamatrain.compiler.declare import LazyModule, SharedKernel, inline
-from llamatrain.kernels.cpu.tile_shape import COLUMNS, NARROW_ROWS, ROW, ROWS, TILE
+from llamatrain.kernels.cpu.tile_shape import COLUMNS, NARROW_ROWS, NEAR_BYTES, ROW, ROWS, TILE
 from llamatrain.platform import cpu
 
 micro, tile_rows = (
@@ -29,7 +29,6 @@ micro, tile_rows = (
 
 FLOAT32, ROUNDED, PAIRS, TILES = range(4)
 SIDE = 32  # rows and columns of a block of C
-NEAR_BYTES = 1 << 20  # bytes of b that the tile unit reads for some rows of C before the next rows
 
 
 def choose_mode(precision: str) -> int:

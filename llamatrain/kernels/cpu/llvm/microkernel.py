@@ -164,49 +164,66 @@ class VectorKernel:
 QUARTERS = ((0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7))
 
 
-def emit_tile_kernel(
-    dot: str,
-    builder: Any,
-    c: Any,
-    ldc: Any,
-    a: Any,
-    a_panel: Any,
-    b: Any,
-    b_panel: Any,
-    words: Any,
-    accumulate: Any,
-) -> None:
-    """Emit the product of 32 rows and 32 columns by the tile unit; `dot` is its instruction."""
+def emit_tile(builder: Any, name: str, number: int, *values: Any) -> None:
+    """Emit an instruction of the tile unit for one tile."""
+    W.call(builder, f"llvm.x86.{name}", VOID, BYTE(number), *values)
 
-    def tile(name: str, number: int, *values: Any) -> None:
-        W.call(builder, f"llvm.x86.{name}", VOID, BYTE(number), *values)
 
-    def at(address: Any) -> Any:
-        return builder.inttoptr(address, POINTER)
+def pointer_to(builder: Any, address: Any) -> Any:
+    """Return an address as a pointer."""
+    return builder.inttoptr(address, POINTER)
 
-    a2 = builder.add(a, a_panel)
-    b2 = builder.add(b, b_panel)
+
+def find_corners(builder: Any, c: Any, ldc: Any) -> list[Any]:
+    """Return pointers to the quarters of C."""
     lower = builder.add(c, builder.shl(ldc, LONG(4)))
     corners = [c, add_offset(builder, c, ROW), lower, add_offset(builder, lower, ROW)]
-    awake = at(allocate_scratch(builder, TILE))
+    return [pointer_to(builder, corner) for corner in corners]
+
+
+def emit_dots(builder: Any, dot: str, a: Any, a_panel: Any, b: Any, b_panel: Any) -> None:
+    """Emit the products of two tiles of A and two of B; `dot` is the instruction."""
+    a2, b2 = builder.add(a, a_panel), builder.add(b, b_panel)
+    for number, address in zip((4, 6, 7, 5), (a, b, b2, a2), strict=True):
+        emit_tile(builder, "tileloadd64", number, pointer_to(builder, address), LONG(ROW))
+    for quarter, left, right in QUARTERS:
+        emit_tile(builder, dot, quarter, BYTE(left), BYTE(right))
+
+
+def emit_store_tiles(builder: Any, c: Any, ldc: Any) -> None:
+    """Store the quarters of C."""
+    for quarter, corner in enumerate(find_corners(builder, c, ldc)):
+        emit_tile(builder, "tilestored64", quarter, corner, ldc)
+
+
+def emit_zero_tiles(builder: Any) -> None:
+    """Set the quarters to zero."""
+    for quarter in range(4):
+        emit_tile(builder, "tilezero", quarter)
+
+
+def emit_tile_kernel(
+    builder: Any, c: Any, ldc: Any, a: Any, a_panel: Any, b: Any, b_panel: Any, words: Any, accumulate: Any
+) -> None:
+    """Emit the product of 32 rows and 32 columns of bf16 by the tile unit."""
+    awake = pointer_to(builder, allocate_scratch(builder, TILE))
     with builder.if_else(builder.icmp_signed("!=", accumulate, LONG(0))) as (more, anew):
         with more:
-            for quarter, corner in enumerate(corners):
-                tile("tileloadd64", quarter, at(corner), ldc)
+            for quarter, corner in enumerate(find_corners(builder, c, ldc)):
+                emit_tile(builder, "tileloadd64", quarter, corner, ldc)
         with anew:
-            for quarter in range(4):
-                tile("tilezero", quarter)
+            emit_zero_tiles(builder)
     with cgutils.for_range(builder, builder.ashr(add_offset(builder, words, 15), LONG(4))) as loop:
         offset = builder.shl(loop.index, LONG(10))
-        for number, panel in zip((4, 6, 7, 5), (a, b, b2, a2), strict=True):
-            tile("tileloadd64", number, at(builder.add(panel, offset)), LONG(ROW))
-        for quarter, left, right in QUARTERS:
-            tile(dot, quarter, BYTE(left), BYTE(right))
-        tile(
-            "tilestored64", 4, awake, LONG(ROW)
-        )  # a dummy store: after some 1,800 cycles without one, the next takes 1,000
-    for quarter, corner in enumerate(corners):
-        tile("tilestored64", quarter, at(corner), ldc)
+        emit_dots(builder, "tdpbf16ps", builder.add(a, offset), a_panel, builder.add(b, offset), b_panel)
+        # a dummy store: after some 1,800 cycles without one, the next takes 1,000
+        emit_tile(builder, "tilestored64", 4, awake, LONG(ROW))
+    emit_store_tiles(builder, c, ldc)
+
+
+def emit_add_byte_products(builder: Any, a: Any, a_panel: Any, b: Any, b_panel: Any) -> None:
+    """Add the products of two tiles of A and two of B to the quarters."""
+    emit_dots(builder, "tdpbusd", a, a_panel, b, b_panel)
 
 
 def emit_configure(builder: Any) -> None:
@@ -265,50 +282,61 @@ pair_block = define_vector_kernel(ROWS, COLUMNS // 16, pairs=True)
 pair_narrow = define_vector_kernel(NARROW_ROWS, 1, pairs=True)
 
 
-def define_tile_kernel(dot: str) -> Any:
-    """Return an intrinsic that computes 32 x 32 elements of C by an instruction of the tile unit."""
+def on_tile_unit(emit: Callable[..., None], count: int) -> Any:
+    """Return what an intrinsic with `count` integers returns; on machines without AMX it does nothing."""
 
-    @intrinsic
-    def call(
-        context: Any,
-        c: Any,
-        ldc: Any,
-        a: Any,
-        a_panel: Any,
-        b: Any,
-        b_panel: Any,
-        words: Any,
-        accumulate: Any,
-    ) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            if "amx" in cpu.enabled_units():
-                emit_tile_kernel(dot, builder, *values)
-            return context.get_dummy_value()
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        if "amx" in cpu.enabled_units():
+            emit(builder, *values)
+        return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 8), generate
-
-    return call
+    return types.void(*[types.int64] * count), generate
 
 
-multiply_tiles, multiply_byte_tiles = map(define_tile_kernel, ("tdpbf16ps", "tdpbusd"))
+@intrinsic
+def multiply_tiles(
+    context: Any,
+    c: Any,
+    ldc: Any,
+    a: Any,
+    a_panel: Any,
+    b: Any,
+    b_panel: Any,
+    words: Any,
+    accumulate: Any,
+) -> Any:
+    """Compute 32 x 32 elements of C from bf16."""
+    return on_tile_unit(emit_tile_kernel, 8)
 
 
-def define_switch(emit: Callable[[Any], None]) -> Any:
-    """Return an intrinsic without arguments that does nothing on machines without AMX."""
-
-    @intrinsic
-    def call(context: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            if "amx" in cpu.enabled_units():
-                emit(builder)
-            return context.get_dummy_value()
-
-        return types.void(), generate
-
-    return call
+@intrinsic
+def zero_byte_sums(context: Any) -> Any:
+    """Set 32 x 32 integer sums to zero."""
+    return on_tile_unit(emit_zero_tiles, 0)
 
 
-tiles_on, tiles_off = define_switch(emit_configure), define_switch(emit_release)
+@intrinsic
+def add_byte_products(context: Any, a: Any, a_panel: Any, b: Any, b_panel: Any) -> Any:
+    """Add the products of two tiles of A and two of B to 32 x 32 integer sums."""
+    return on_tile_unit(emit_add_byte_products, 4)
+
+
+@intrinsic
+def store_byte_sums(context: Any, c: Any, ldc: Any) -> Any:
+    """Store 32 x 32 integer sums."""
+    return on_tile_unit(emit_store_tiles, 2)
+
+
+@intrinsic
+def tiles_on(context: Any) -> Any:
+    """Configure the tile unit."""
+    return on_tile_unit(emit_configure, 0)
+
+
+@intrinsic
+def tiles_off(context: Any) -> Any:
+    """Release the tile unit."""
+    return on_tile_unit(emit_release, 0)
 
 
 @intrinsic
