@@ -10,13 +10,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from bench.modelled import CASES, F32, INT8, Case, find_loops, find_tool, model_case
 
 LEAST = 0.85
-# The processors and kernels that reach it. Products in int8 do not on NEON without dot products, which adds up in
-# further instructions, and with AVX-VNNI, whose sums wait for each other; see docs/PLATFORMS.md.
+# The processors that have these units, and the kernels that are fast there. Others with dot products (as Apple's)
+# do not run the products of NEON alone.
 CHECKED = {
     "x86-64-v3": (("znver3",), (F32, INT8)),
-    "x86-64-v3-vnni": (("alderlake",), (F32,)),
-    "armv8": (("apple-m1", "neoverse-v1", "cortex-a72"), (F32,)),
-    "armv8.2-dotprod": (("apple-m1", "neoverse-v1"), (INT8,)),
+    "x86-64-v3-vnni": (("alderlake",), (F32, INT8)),
+    "armv8": (("cortex-a72",), (F32, INT8)),
+    "armv8.2-dotprod": (("apple-m1", "neoverse-v1", "neoverse-n1"), (INT8,)),
     "armv8.6": (("apple-m1", "neoverse-v1"), (INT8,)),
 }
 
@@ -29,8 +29,10 @@ def test_inner_loops_are_near_the_modelled_peak(case: Case) -> None:
     processors, kernels = CHECKED[case.name]
     loops = list(model_case(tool, Case(case.name, case.platform, processors, kernels)))
     assert {loop.kernel for loop in loops} == {kernel.rpartition(":")[2] for kernel in kernels}
-    for loop in loops:
-        assert loop.share >= LEAST, loop
+    for kernel, processor in {(loop.kernel, loop.processor) for loop in loops}:
+        same = [loop for loop in loops if (loop.kernel, loop.processor) == (kernel, processor)]
+        longest = max(same, key=lambda loop: loop.needed)  # others compute what is left of 16 rows
+        assert longest.share >= LEAST, longest
 
 
 def test_a_loop_is_found_by_its_label() -> None:

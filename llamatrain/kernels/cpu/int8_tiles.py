@@ -17,6 +17,7 @@ from llamatrain.kernels.cpu.tile_shape import (
     INT8_BY_TILES,
     INT8_COLUMNS,
     INT8_HEADER,
+    INT8_LAST_ROWS,
     INT8_ROWS,
     NEAR_BYTES,
     ROW,
@@ -247,6 +248,8 @@ def multiply_blocks(c, pitch, left, right, row, panel, columns, k, accumulate):
         data, scales = left + INT8_HEADER + row * ROW, left + row * 4
         if columns > 16:
             int8_kernel.block_wide(c, pitch, data, scales, right, panel, tiles, more)
+        elif INT8_LAST_ROWS < INT8_ROWS and 16 - row < INT8_ROWS:
+            int8_kernel.block_last(c, pitch, data, scales, right, panel, tiles, more)
         else:
             int8_kernel.block_narrow(c, pitch, data, scales, right, panel, tiles, more)
         left, right = left + BLOCK_BYTES, right + BLOCK_BYTES
@@ -307,10 +310,12 @@ def multiply_by_vectors(c, ldc, a, b, m, n, k, accumulate):
     """Multiply packed operands by vectors, 16 or 32 columns of B with all rows of A at a time."""
     panel, space = int8_panel_bytes(16, k), micro.scratch_block()
     for j in range(0, n, INT8_COLUMNS):
-        for i in range(0, m, INT8_ROWS):
-            rows, columns = min(INT8_ROWS, m - i), min(INT8_COLUMNS, n - j)
+        i = 0
+        while i < m:
+            high = min(INT8_ROWS, 16 - i % 16)
+            rows, columns = min(high, m - i), min(INT8_COLUMNS, n - j)
             corner = c + (i * ldc + j) * 4
-            is_whole = rows == INT8_ROWS and columns == INT8_COLUMNS
+            is_whole = rows == high and columns == INT8_COLUMNS
             target, pitch = (corner, ldc * 4) if is_whole else (space, INT8_COLUMNS * 4)
             if accumulate and not is_whole:
                 copy_edge(target, pitch, corner, ldc * 4, rows, columns)
@@ -318,6 +323,7 @@ def multiply_by_vectors(c, ldc, a, b, m, n, k, accumulate):
             multiply_blocks(target, pitch, left, right, i % 16, panel, columns, k, accumulate)
             if not is_whole:
                 copy_edge(corner, ldc * 4, target, pitch, rows, columns)
+            i += high
 
 
 @SharedKernel

@@ -14,7 +14,19 @@ NARROW_ROWS = 16 if vector_width() == 16 else ROWS  # if C has 16 columns
 
 PLAIN_ROWS = 8  # of operands that are not packed: as many sums as keep both multipliers busy
 
-# Of 8-bit integers: rows and columns of C in a vector kernel, and the bytes in front of a block's tiles.
-INT8_ROWS, INT8_COLUMNS = (8, 32) if vector_width() == 16 else (4, 16)
+
+def choose_int8_rows() -> int:
+    """Return the rows of C in a vector kernel for 8-bit integers: fewer if products need registers, too."""
+    units = enabled_units()
+    if vector_width() == 16:
+        return 8
+    if vector_width() == 8:
+        return 6 if "avxvnni" in units else 4
+    return 4 if units & {"dotprod", "i8mm"} else 2
+
+
+# Of 8-bit integers: the same, and the bytes in front of a block's tiles.
+INT8_ROWS, INT8_COLUMNS = choose_int8_rows(), 32 if vector_width() == 16 else 16
+INT8_LAST_ROWS = 16 % INT8_ROWS or INT8_ROWS
 INT8_HEADER = 128
 INT8_BY_TILES = "amx" in enabled_units()  # the tile unit multiplies them

@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 from llamatrain.compiler.simd import llvm_ops as W
 from llamatrain.compiler.simd.llvm_ops import BYTE, FLOAT, INT, LONG, SHORT, load, store
 from llamatrain.kernels.cpu.llvm.microkernel import add_offset, prefetch
-from llamatrain.kernels.cpu.tile_shape import INT8_HEADER, INT8_ROWS, ROW
+from llamatrain.kernels.cpu.tile_shape import INT8_HEADER, INT8_LAST_ROWS, INT8_ROWS, ROW
 from llamatrain.platform import cpu
 from llamatrain.platform.cpu_features import AARCH64
 
@@ -52,21 +52,20 @@ def add_by_vnni(builder: Any, total: Any, left: list[Any], right: list[Any]) -> 
 
 
 def add_by_neon(builder: Any, total: Any, left: list[Any], right: list[Any]) -> Any:
-    """Add the products of two words of signed bytes: two products are added in 16 bits, which hold them."""
+    """Add the products of four words of signed bytes: eight products are added in 16 bits, which hold them."""
     bytes_of = ir.VectorType(BYTE, 16)
     products, lanes = ir.VectorType(SHORT, 8), ir.VectorType(INT, 8)
-    for word in zip(left, right, strict=True):
-        a, b = (builder.bitcast(each, bytes_of) for each in word)
-        pairs = []
-        for first in (0, 8):
-            half = ir.Constant(lanes, list(range(first, first + 8)))
-            parts = (builder.shuffle_vector(each, each, half) for each in (a, b))
-            wide = (builder.sext(each, products) for each in parts)
-            pairs.append(builder.mul(*wide))
-        summed = W.call(builder, "llvm.aarch64.neon.addp.v8i16", products, *pairs)
-        fours = W.call(builder, "llvm.aarch64.neon.saddlp.v4i32.v8i16", total.type, summed)
-        total = builder.add(total, fours)
-    return total
+    halves = []
+    for first in (0, 8):
+        half, summed = ir.Constant(lanes, list(range(first, first + 8))), None
+        for word in zip(left, right, strict=True):
+            parts = (builder.bitcast(each, bytes_of) for each in word)
+            parts = (builder.shuffle_vector(each, each, half) for each in parts)
+            product = builder.mul(*(builder.sext(each, products) for each in parts))
+            summed = builder.add(summed, product) if summed else product
+        halves.append(summed)
+    pairs = W.call(builder, "llvm.aarch64.neon.addp.v8i16", products, *halves)
+    return builder.add(total, W.call(builder, "llvm.aarch64.neon.saddlp.v4i32.v8i16", total.type, pairs))
 
 
 def add_by_dotprod(builder: Any, total: Any, left: list[Any], right: list[Any]) -> Any:
@@ -91,7 +90,8 @@ def _add_by_dot(builder: Any, name: str, total: Any, left: list[Any], right: lis
 class BlockKernel:
     """Emits the product of one block: `rows` rows and 16 * `panels` columns, in vectors of `lanes` columns.
 
-    If the step takes signed bytes of A, 128 is subtracted from them again, and sums start from 0.
+    The step takes `together` words of each operand. If it takes signed bytes of A, 128 is subtracted from them
+    again, and sums start from 0.
     """
 
     rows: int
@@ -99,6 +99,7 @@ class BlockKernel:
     lanes: int
     step: Step
     signed: bool = False
+    together: int = 2
 
     @property
     def words(self) -> Any:
@@ -179,11 +180,11 @@ class BlockKernel:
         down, sums = add_offset(builder, builder.shl(word, LONG(6)), INT8_HEADER), list(totals)
         bases = [builder.add(header, down) for header in headers]
         vectors = self.load_vectors(builder, left)
-        for step in range(0, STEP, 2):
+        for step in range(0, STEP, self.together):
             right = [
                 [
                     load(builder, add_offset(builder, base, ROW * (step + each)), self.words, self.align)
-                    for each in (0, 1)
+                    for each in range(self.together)
                 ]
                 for base in bases
             ]
@@ -192,11 +193,11 @@ class BlockKernel:
                     self.spread_lane(builder, vectors[i], step + each)
                     if vectors
                     else self.load_word(builder, add_offset(builder, left, ROW * i + 4 * (step + each)))
-                    for each in (0, 1)
+                    for each in range(self.together)
                 ]
-                for j, pair in enumerate(right):
+                for j, column in enumerate(right):
                     at = i * len(right) + j
-                    sums[at] = self.step(builder, sums[at], words, pair)
+                    sums[at] = self.step(builder, sums[at], words, column)
         return sums
 
     def load_vectors(self, builder: Any, left: Any) -> list[Any]:
@@ -216,26 +217,27 @@ class BlockKernel:
         return W.splat(builder, load(builder, address, INT, 4), self.words)
 
 
-def choose_kernel(panels: int) -> BlockKernel | None:
+def choose_kernel(rows: int, panels: int) -> BlockKernel | None:
     """Return the kernel for the units of this process; None if it has none of them."""
     if not cpu.has_int8_products():
         return None
     if cpu.processor().architecture == AARCH64:
-        return choose_neon_kernel(panels)
+        return choose_neon_kernel(rows, panels)
     step = add_by_vnni if cpu.enabled_units() & {"avx512vnni", "avxvnni"} else add_by_pairs
-    return BlockKernel(INT8_ROWS, panels, cpu.vector_width(), step)
+    return BlockKernel(rows, panels, cpu.vector_width(), step)
 
 
-def choose_neon_kernel(panels: int) -> BlockKernel:
+def choose_neon_kernel(rows: int, panels: int) -> BlockKernel:
     """Return the kernel for the units of AArch64."""
     lanes = cpu.vector_width()
     if "i8mm" in cpu.enabled_units():
-        return BlockKernel(INT8_ROWS, panels, lanes, add_by_i8mm)
-    step = add_by_dotprod if "dotprod" in cpu.enabled_units() else add_by_neon
-    return BlockKernel(INT8_ROWS, panels, lanes, step, signed=True)
+        return BlockKernel(rows, panels, lanes, add_by_i8mm)
+    if "dotprod" in cpu.enabled_units():
+        return BlockKernel(rows, panels, lanes, add_by_dotprod, signed=True)
+    return BlockKernel(rows, panels, lanes, add_by_neon, signed=True, together=4)
 
 
-def define_block_kernel(panels: int) -> Any:
+def define_block_kernel(rows: int, panels: int) -> Any:
     """Return an intrinsic `(c, ldc, a, scales, b, panel, tiles, accumulate)`.
 
     `panel` is the distance from 16 columns of B to the next 16.
@@ -246,7 +248,7 @@ def define_block_kernel(panels: int) -> Any:
         context: Any, c: Any, ldc: Any, a: Any, scales: Any, b: Any, panel: Any, tiles: Any, accumulate: Any
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            if kernel := choose_kernel(panels):
+            if kernel := choose_kernel(rows, panels):
                 kernel.emit(builder, *values)
             return context.get_dummy_value()
 
@@ -255,4 +257,5 @@ def define_block_kernel(panels: int) -> Any:
     return call
 
 
-block_wide, block_narrow = define_block_kernel(2), define_block_kernel(1)
+block_wide, block_narrow = define_block_kernel(INT8_ROWS, 2), define_block_kernel(INT8_ROWS, 1)
+block_last = define_block_kernel(INT8_LAST_ROWS, 1)
