@@ -13,6 +13,7 @@
     python scripts/bench.py useful                   an epoch over chats, packed and not, in turns with PEFT
     python scripts/bench.py gpu [7b:1024x4 ...]      training on a GPU, in turns with torch and PEFT in 4 bits
     python scripts/bench.py modelled [CLASS ...]     what inner loops reach of the peak of modelled processors
+    python scripts/bench.py products [2048x2048 ...] one product in each precision, forward and back
     python scripts/bench.py shares [S M ...]         what each op of a step reaches of this machine's peak
     python scripts/bench.py readme                   the table of README: new models and adapters
 
@@ -39,6 +40,7 @@ from bench import (
     modelled,
     muon_vs_adamw,
     packing,
+    products,
     readme_table,
     scaling,
     shares,
@@ -65,6 +67,7 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {
     "scale": (scaling.bench_scaling, 0.0),
     "gpu": (gpu.bench_gpu, 0.0),
     "modelled": (modelled.bench_modelled, 0.0),
+    "products": (products.bench_products, 20.0),
     "shares": (shares.bench_shares, 0.0),
     "readme": (readme_table.print_table, 20.0),
 }
@@ -79,6 +82,7 @@ ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "scale": scaling.add_arguments,
     "gpu": gpu.add_arguments,
     "modelled": modelled.add_arguments,
+    "products": products.add_arguments,
     "shares": shares.add_arguments,
     "readme": readme_table.add_arguments,
 }
@@ -103,7 +107,7 @@ def parse_arguments() -> argparse.Namespace:
         command.add_argument("--kernels", choices=["cpu", "reference"], default="cpu")
         command.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")
         if name not in ("kernels", "quality", "int8", "gpu"):
-            choices = ["f32", "bf16"] + ["int8"] * (name == "finetune")
+            choices = ["f32", "bf16"] + ["int8"] * (name in ("finetune", "products"))
             command.add_argument("--precision", nargs="+", choices=choices, default=choices)
         if name == "step":
             command.add_argument("--profile", action="store_true", help="also show the most expensive ops")
