@@ -21,12 +21,13 @@ from llamatrain.compiler.cache import cache_key, code_cache, describe_code
 from llamatrain.compiler.inventory import kernel_modules, list_compilables
 from llamatrain.compiler.store import object_name, seal
 from llamatrain.data import token_cache
-from llamatrain.platform import cache_dir, cache_prune
+from llamatrain.platform import cache_dir, cache_prune, cpu
 from llamatrain.platform.cpu import UNITS
 from llamatrain.platform.temp_files import NEW_PREFIX
 from tests.helpers.cli import Done, environment, run
 from tests.platform.test_cache_prune import BOUNDS, fill, kernels, never, open_or_build
 
+V4 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
 MAKES_KERNELS = re.compile(r"^@(Entry|Brick|Routine|Function)\b", re.MULTILINE)
 SECTIONS = ["versions", "processor", "kernels", "threads", "memory", "caches", "mpi", "gpu"]
 
@@ -450,3 +451,22 @@ def test_old_is_when_it_was_last_used(root: Path) -> None:
 def test_words_that_are_none_of_its_own(words: tuple[str, ...]) -> None:
     done = run("doctor", *words)
     assert done.code == 2 and len(done.errors) == 1 and not done.out
+
+
+@pytest.mark.parametrize(
+    ("features", "name", "missing"),
+    [
+        ({"avx2"}, "x86-64-v3", ["avx512", "avx512vnni", "avx512bf16", "amx", "avxvnni"]),
+        ({"avx2", "avxvnni"}, "x86-64-v3", ["avx512", "avx512vnni", "avx512bf16", "amx"]),
+        ({*V4, "avx512vnni"}, "x86-64-v4-vnni", ["avx512bf16", "amx"]),
+        ({"asimd", "asimddp"}, "armv8.2-dotprod", ["i8mm", "bf16"]),
+    ],
+)
+def test_the_units_that_a_processor_lacks_are_told(
+    features: set[str], name: str, missing: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "cpu_features", lambda: frozenset(features))
+    monkeypatch.setattr(cpu, "processor", lambda: cpu.CLASSES[name])
+    facts = {fact.name: fact for fact in system.describe_processor() if isinstance(fact, Fact)}
+    assert facts["lacks"].value == missing
+    assert facts["bf16"].text == "no unit; as fast as f32"

@@ -77,19 +77,30 @@ def describe_versions() -> Findings:
 
 
 def describe_processor() -> Findings:
-    """Yield the processor's name, class and units."""
+    """Yield the processor's name, class and units, and the units that it lacks."""
     from llamatrain.platform import cpu
 
+    enabled, off, lacking = sorted(cpu.enabled_units()), sorted(cpu.disabled_units()), list_missing_units()
     yield make_fact("name", processor_name(), processor_name() or platform.machine() or "unknown")
     yield make_fact("class", cpu.processor().name)
-    yield make_fact(
-        "units",
-        sorted(cpu.enabled_units()),
-        ", ".join(sorted(cpu.enabled_units())) or f"none of {', '.join(cpu.UNITS)}",
-    )
+    yield make_fact("units", enabled, ", ".join(enabled))
+    yield make_fact("lacks", lacking, ", ".join(lacking) or "no unit that llamatrain uses")
+    for_bf16 = next((unit for unit in ("amx", "avx512bf16") if unit in enabled), None)
+    yield make_fact("bf16", for_bf16, f"products by {for_bf16}" if for_bf16 else "no unit; as fast as f32")
     yield make_fact("int8", cpu.int8_unit(), f"products by {cpu.int8_unit()}")
-    if off := sorted(cpu.disabled_units()):
+    if off:
         yield make_fact("switched off", off, f"{', '.join(off)} (by {cpu.DISABLE_VARIABLE})")
+
+
+def list_missing_units() -> list[str]:
+    """Return the units of this architecture that the processor does not have."""
+    from llamatrain.platform import cpu
+
+    features, is_arm = cpu.cpu_features(), cpu.processor().architecture == cpu.AARCH64
+    missing = [name for name, (needs, _) in cpu.UNITS.items() if not features.issuperset(needs)]
+    if "avx512vnni" in features and "avxvnni" in missing:
+        missing.remove("avxvnni")  # it would be used in its place
+    return [name for name in missing if (name in cpu.AARCH64_UNITS) == is_arm]
 
 
 def processor_name() -> str:
