@@ -23,6 +23,7 @@ from pathlib import Path
 
 from llamatrain.compiler import prebuilt
 from llamatrain.compiler.cache import COMPILERS
+from llamatrain.compiler.cross_link import cross_link, find_zig
 from llamatrain.compiler.inventory import list_compilables
 from llamatrain.distributed.cores import count_cores
 from llamatrain.platform import cpu, systems
@@ -36,7 +37,6 @@ def build_here() -> bytes:
     """Return the library for the processor class and the platform of this process."""
     from tqdm import tqdm
 
-    from llamatrain.compiler.cross_link import cross_link
     from llamatrain.compiler.emit import emit_object
     from llamatrain.compiler.link import link_objects
 
@@ -69,6 +69,10 @@ def build_class(name: str, target: systems.Platform | None = None, folder: Path 
 def build_all(names: list[str], target: systems.Platform | None = None, folder: Path | None = None) -> None:
     """Build these libraries of a platform, by default this one's, and remove others from the folder."""
     target, folder = target or systems.host_platform(), folder or prebuilt.FOLDER
+    if target and target != systems.host_platform() and not find_zig():
+        sys.exit(
+            f"error: libraries of {target.name} are linked with Zig, which is missing; pip install ziglang"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
