@@ -1,7 +1,7 @@
 """Resumes a run: finds its checkpoint, and merges its options with those that may change."""
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -97,10 +97,11 @@ def apply_resume(
     stored = RunConfig.from_plain(resume_point.checkpoint.options, resume_point.path)
     config = config.make_absolute()
     folder = resume_point.path.parent
+    named = (*config.files, *config.data.val)
     stored = replace(
         stored,
-        files=find_moved(stored.files, folder),
-        data=replace(stored.data, val=find_moved(stored.data.val, folder)),
+        files=find_named(find_moved(stored.files, folder), named),
+        data=replace(stored.data, val=find_named(find_moved(stored.data.val, folder), named)),
     )
     if stored.tune.base_precision == "auto":  # older checkpoints know no other than --precision
         stored = replace(stored, tune=replace(stored.tune, base_precision="same"))
@@ -151,6 +152,15 @@ def apply_resume(
     ):
         notes.append("results will differ slightly from those of an uninterrupted run")
     return merged, notes
+
+
+def find_named(files: Sequence[str], named: Collection[str]) -> tuple[str, ...]:
+    """Return the files of a run; a missing one is replaced by one of the same name from the command line.
+
+    Its contents are compared later: if they differ, the data starts over.
+    """
+    by_name = {Path(file).name: file for file in named}
+    return tuple(file if Path(file).exists() else by_name.get(Path(file).name, file) for file in files)
 
 
 def unusable_copies(stored: RunConfig, changed: Mapping[str, Mapping[str, Any]]) -> str:

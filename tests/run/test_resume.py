@@ -440,3 +440,21 @@ def test_a_checkpoint_file_is_resumed_into_a_folder(tmp_path: Path) -> None:
     )
     assert losses(tmp_path / "other")[-3:] == losses(tmp_path / "whole")[-3:]
     same_bits(tmp_path / "whole" / "model.gguf", tmp_path / "other" / "model.gguf")
+
+
+def test_moved_data_is_named_again(tmp_path: Path) -> None:
+    data, given = text_file(tmp_path), (*ALL_ON, *SCHEDULE)
+    ran(*arguments(data, *given, "--iters", 6, "--out", tmp_path / "whole"))
+    ran(*arguments(data, *given, "--iters", 3, "--out", tmp_path / "run"))
+    resume = ("from-scratch", "--resume", tmp_path / "run", "--iters", 6)
+    elsewhere = tmp_path / "elsewhere" / data.name
+    elsewhere.parent.mkdir()
+    shutil.copy(data, elsewhere)
+    done = run(*resume, elsewhere)
+    assert done.code == 2 and "the data must stay the same" in done.err  # the old file is still there
+    data.unlink()
+    assert "no such file" in run(*resume).err
+    ran(*resume, elsewhere)
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    same_bits(tmp_path / "whole" / "model.gguf", tmp_path / "run" / "model.gguf")
+    ran("from-scratch", "--resume", tmp_path / "run", "--iters", 7)  # the new place is remembered
