@@ -14,6 +14,7 @@
     python scripts/bench.py gpu [7b:1024x4 ...]      training on a GPU, in turns with torch and PEFT in 4 bits
     python scripts/bench.py modelled [CLASS ...]     what inner loops reach of the peak of modelled processors
     python scripts/bench.py products [2048x2048 ...] one product in each precision, forward and back
+    python scripts/bench.py balance [S M ...]        how evenly a step can be divided among 2 to 64 threads
     python scripts/bench.py shares [S M ...]         what each op of a step reaches of this machine's peak
     python scripts/bench.py readme                   the table of README: new models and adapters
 
@@ -33,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench import (
     architectures,
+    balance,
     finetune,
     gpu,
     int8_quality,
@@ -68,6 +70,7 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {
     "gpu": (gpu.bench_gpu, 0.0),
     "modelled": (modelled.bench_modelled, 0.0),
     "products": (products.bench_products, 20.0),
+    "balance": (balance.bench_balance, 0.0),
     "shares": (shares.bench_shares, 0.0),
     "readme": (readme_table.print_table, 20.0),
 }
@@ -83,6 +86,7 @@ ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "gpu": gpu.add_arguments,
     "modelled": modelled.add_arguments,
     "products": products.add_arguments,
+    "balance": balance.add_arguments,
     "shares": shares.add_arguments,
     "readme": readme_table.add_arguments,
 }
