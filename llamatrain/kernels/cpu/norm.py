@@ -6,7 +6,7 @@ sqrt(mean((x - m)²) + eps).
 
 import numpy as np
 
-from llamatrain.compiler.declare import F32, KernelEntry, Real, inline
+from llamatrain.compiler.declare import F32, KernelEntry, Real, exact, inline
 from llamatrain.compiler.vectors import LANES, load_until, mask_range, reduce_sum, splat, sqrt, store_until
 from llamatrain.kernels.cpu.chunking import choose_block, should_stream
 from llamatrain.kernels.cpu.registry import kernel
@@ -29,10 +29,16 @@ def dot(x, i, y, j, size):
     return reduce_sum((a + b) + (c + d))
 
 
+@exact
+def reciprocal_root(x):
+    """Return 1 / sqrt(x). An estimate would change a whole row by one factor, which recurrent blocks amplify."""
+    return ONE / sqrt(x)
+
+
 @inline
 def reciprocal_rms(x, start, width, eps):
     """Return 1 / sqrt(mean(x²) + eps) of a row."""
-    return ONE / sqrt(dot(x, start, x, start, width) / np.float32(width) + np.float32(eps))
+    return reciprocal_root(dot(x, start, x, start, width) / np.float32(width) + np.float32(eps))
 
 
 @KernelEntry
@@ -161,7 +167,7 @@ def reciprocal_deviation(x, start, width, mean, eps):
         first, second = load_centered(x, i, start, end, mean), load_centered(x, i + LANES, start, end, mean)
         a += first * first
         b += second * second
-    return ONE / sqrt(reduce_sum(a + b) / np.float32(width) + np.float32(eps))
+    return reciprocal_root(reduce_sum(a + b) / np.float32(width) + np.float32(eps))
 
 
 @KernelEntry
