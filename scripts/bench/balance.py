@@ -1,4 +1,4 @@
-"""How evenly a step's work can be divided among more threads than this machine has: `bench.py balance`.
+"""Shows how evenly steps can be divided among more threads than this machine has: `bench.py balance`.
 
 A step is planned for a number of threads, and one thread times each of its calls. Then the calls are handed out in
 blocks, as the thread pool does: a thread that is free takes the next block, and all wait at the end of a call. The
