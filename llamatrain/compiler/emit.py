@@ -111,7 +111,8 @@ def add_wrapper(module: Any, declared: Compilable, made: Any) -> None:
 
 
 def hide_symbols(module: Any, symbol: str) -> None:
-    """Make all symbols but one internal."""
-    for value in (*module.functions, *module.global_variables):
+    """Make all symbols but one internal, and number them: Numba's names depend on what was compiled before."""
+    for number, value in enumerate((*module.functions, *module.global_variables)):
         if not value.is_declaration and value.name != symbol:
             value.linkage = llvm.Linkage.internal
+            value.name = f"{symbol}.{number}"
