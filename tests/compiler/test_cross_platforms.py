@@ -18,7 +18,7 @@ from tests.helpers.cli import ROOT
 
 NAMES = ("silu_flat", "word_keys", "run_table", "pack_tiles")
 LIBC = {"exp", "expf", "log", "logf", "memcpy", "memmove", "memset", "sched_yield"}
-OF_MACOS = {"bzero", "dyld_stub_binder"}  # for zeros, and what the linker of Zig always asks for
+OF_MACOS = {"bzero", "__bzero", "dyld_stub_binder"}  # for zeros, and what the linker of Zig always asks for
 LINKER_SYMBOLS = {"_mh_dylib_header", "__dso_handle", "_dso_handle"}
 EMIT = """
 import sys
