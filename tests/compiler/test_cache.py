@@ -85,7 +85,7 @@ def test_arrays_with_gaps_are_refused() -> None:
 
 
 def test_units_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cpu.DISABLE_VARIABLE, "avx512")
+    monkeypatch.setenv(cpu.DISABLE_VARIABLE, "avx512,avxvnni")
     script = "from llamatrain.platform import cpu; print(sorted(cpu.enabled_units()), cpu.processor().units)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["[]", "frozenset()"]

@@ -95,8 +95,9 @@ def describe_processor() -> Findings:
 def list_missing_units() -> list[str]:
     """Return the units of this architecture that the processor does not have."""
     from llamatrain.platform import cpu
+    from llamatrain.platform.cpu_features import AARCH64
 
-    features, is_arm = cpu.cpu_features(), cpu.processor().architecture == cpu.AARCH64
+    features, is_arm = cpu.cpu_features(), cpu.processor().architecture == AARCH64
     missing = [name for name, (needs, _) in cpu.UNITS.items() if not features.issuperset(needs)]
     if "avx512vnni" in features and "avxvnni" in missing:
         missing.remove("avxvnni")  # it would be used in its place
