@@ -11,8 +11,8 @@ from tests.helpers import architecture_torch as theirs
 from tests.helpers.architecture_models import CASES, SHAPES, shape_of, weights
 from tests.model.test_architecture_truth import BATCH, TRUTH, agrees
 
-# On other processors torch adds in another order, and what differs grows: after 30 steps of a Gemma 3n, to 1e-4.
-SAME_STEPS = 20
+# On other processors torch adds in another order; after 20 steps of this model, losses differ by up to 1e-4.
+SAME_STEPS = {"gemma3n-a": 20}
 
 pytestmark = [pytest.mark.reference, pytest.mark.filterwarnings("ignore")]
 
@@ -32,9 +32,10 @@ def one_thread() -> Any:
 @pytest.mark.parametrize(("arch", "name"), CASES)
 def test_as_they_say(arch: str, name: str) -> None:
     told, truth = theirs.told(shape_of(arch, name), BATCH), TRUTH[f"{arch}-{name}"]
+    steps = SAME_STEPS.get(f"{arch}-{name}")
     assert told["logits"] == pytest.approx(truth["logits"], abs=2e-5)
     for part in ("losses", "lora_losses"):
-        assert told[part][:SAME_STEPS] == pytest.approx(truth[part][:SAME_STEPS], abs=2e-5), part
+        assert told[part][:steps] == pytest.approx(truth[part][:steps], abs=2e-5), part
         assert told[part] == pytest.approx(truth[part], abs=2e-4), part
     for part in ("gradients", "lora_gradients"):
         agrees(told[part], truth[part])

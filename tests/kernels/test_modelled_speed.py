@@ -10,29 +10,33 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from bench.modelled import CASES, F32, INT8, Case, find_loops, find_tool, model_case
 
 LEAST = 0.85
-# The processors that have these units, and the kernels that are fast there. Others with dot products (as Apple's)
-# do not run the products of NEON alone.
-CHECKED = {
-    "x86-64-v3": (("znver3",), (F32, INT8)),
-    "x86-64-v3-vnni": (("alderlake",), (F32, INT8)),
-    "armv8": (("cortex-a72",), (F32, INT8)),
-    "armv8.2-dotprod": (("apple-m1", "neoverse-v1", "neoverse-n1"), (INT8,)),
-    "armv8.6": (("apple-m1", "neoverse-v1"), (INT8,)),
-}
+# Classes, processors, kernels. Processors with dot products do not run the int8 products of NEON alone.
+CHECKED = [
+    ("x86-64-v3", ("znver3",), (F32, INT8)),
+    ("x86-64-v3-vnni", ("alderlake",), (F32, INT8)),
+    ("armv8", ("apple-m1", "neoverse-v1", "neoverse-n1", "cortex-a72"), (F32,)),
+    ("armv8", ("cortex-a72",), (INT8,)),
+    ("armv8.2-dotprod", ("apple-m1", "neoverse-v1", "neoverse-n1"), (INT8,)),
+    ("armv8.6", ("apple-m1", "neoverse-v1"), (INT8,)),
+]
+# The last 4 of 16 rows have too few sums with AVX-VNNI; the loop for the others is checked.
+SHORT_LOOPS = {("x86-64-v3-vnni", "multiply_int8")}
 
 
 @pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
-@pytest.mark.parametrize("case", [case for case in CASES if case.name in CHECKED], ids=lambda case: case.name)
-def test_inner_loops_are_near_the_modelled_peak(case: Case) -> None:
+@pytest.mark.parametrize(("name", "processors", "kernels"), CHECKED)
+def test_inner_loops_are_near_the_modelled_peak(
+    name: str, processors: tuple[str, ...], kernels: tuple[str, ...]
+) -> None:
     if not (tool := find_tool()):
         pytest.skip("llvm-mca is not installed (apt-get install llvm-19)")
-    processors, kernels = CHECKED[case.name]
-    loops = list(model_case(tool, Case(case.name, case.platform, processors, kernels)))
+    (known,) = (case for case in CASES if case.name == name)
+    loops = list(model_case(tool, Case(name, known.platform, processors, kernels)))
     assert {loop.kernel for loop in loops} == {kernel.rpartition(":")[2] for kernel in kernels}
-    for kernel, processor in {(loop.kernel, loop.processor) for loop in loops}:
-        same = [loop for loop in loops if (loop.kernel, loop.processor) == (kernel, processor)]
-        longest = max(same, key=lambda loop: loop.needed)  # others compute what is left of 16 rows
-        assert longest.share >= LEAST, longest
+    for loop in loops:
+        longest = max(other.needed for other in loops if other.kernel == loop.kernel)
+        if (name, loop.kernel) not in SHORT_LOOPS or loop.needed == longest:
+            assert loop.share >= LEAST, loop
 
 
 def test_a_loop_is_found_by_its_label() -> None:
