@@ -101,10 +101,11 @@ class Spec:
         ):
             raise ShapeError(f"{self.dtype}{list(self.shape)} is no type and shape that an array can have")
         if isinstance(self.dtype, QuantizedType) and (
-            len(self.shape) != 2 or self.shape[1] % self.dtype.kind.block_size
+            len(self.shape) not in (2, 3) or self.shape[-1] % self.dtype.kind.block_size
         ):
             raise ShapeError(
-                f"{list(self.shape)} is no matrix with rows of whole {self.dtype} blocks of {self.dtype.kind.block_size}"
+                f"{list(self.shape)} is no matrix or stack of matrices with rows of whole {self.dtype} blocks "
+                f"of {self.dtype.kind.block_size}"
             )
 
 

@@ -32,8 +32,8 @@ class Blocks:
         """The bytes of a row."""
         return self.kind.row_bytes(self.shape[-1])
 
-    def decode_rows(self, selection: np.ndarray | slice = np.s_[:]) -> np.ndarray:
-        """Decode some rows, or all, to float32."""
+    def decode_rows(self, selection: np.ndarray | slice | int = np.s_[:]) -> np.ndarray:
+        """Decode some rows, a matrix of a stack, or all, to float32."""
         return quants.decode(self.raw[selection], self.kind)
 
 

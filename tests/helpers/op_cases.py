@@ -517,3 +517,96 @@ case(
     lambda c: delta_rule(c, 1, 1, 1, 1, 1, 1),
     lambda c: delta_rule(c, 2, 19, 1, 2, 3, 2, 4, 9, correct=False),
 )
+
+
+def chosen(c: Case, ids: list[list[int]], experts: int) -> tuple[Tensor, Tensor]:
+    """The order of choices, and where those of each expert end."""
+    order, _, ends = ops.sort_choices(c.ids(ids), experts=experts)
+    return order, ends
+
+
+PAIRS = [[2, 0], [0, 3], [3, 2], [0, 2], [2, 3]]  # of four experts, of which one gets nothing
+ONE_EXPERT = [[1], [1], [1]]
+ALONE = [[0, 2, 1]]  # one row
+case(
+    "take_columns",
+    lambda c: ops.take_columns(c.x(5, 4), c.ids(PAIRS)),
+    lambda c: ops.take_columns(c.turned(3, 2), c.ids(ONE_EXPERT)),
+    lambda c: ops.take_columns(c.sliced(1, 3), c.ids(ALONE)),
+    lambda c: ops.take_columns(c.x(2, 3), c.ids([[1, 1], [0, 2]])),  # twice the same
+)
+case(
+    "put_columns",
+    lambda c: ops.put_columns(c.x(5, 2), c.ids(PAIRS), columns=4),
+    lambda c: ops.put_columns(c.turned(3, 1), c.ids(ONE_EXPERT), columns=2),
+    lambda c: ops.put_columns(c.sliced(1, 3), c.ids(ALONE), columns=3),
+    lambda c: ops.put_columns(c.x(2, 2), c.ids([[1, 1], [0, 2]]), columns=3),
+)
+for name in ("take_choices", "put_choices"):
+    f = getattr(ops, name)
+    case(
+        name,
+        lambda c, f=f: f(c.x(5, 2), chosen(c, PAIRS, 4)[0]),
+        lambda c, f=f: f(c.turned(3, 1), chosen(c, ONE_EXPERT, 2)[0]),
+        lambda c, f=f: f(c.sliced(1, 3), chosen(c, ALONE, 3)[0]),
+    )
+case(
+    "sum_choices",
+    lambda c: ops.sum_choices(c.x(5, 2, 3), chosen(c, PAIRS, 4)[0]),
+    lambda c: ops.sum_choices(c.turned(3, 1, 2), chosen(c, ONE_EXPERT, 2)[0]),
+    lambda c: ops.sum_choices(c.sliced(1, 3, 70), chosen(c, ALONE, 3)[0]),
+)
+case(
+    "spread_rows",
+    lambda c: ops.spread_rows(c.x(5, 3), chosen(c, PAIRS, 4)[0]),
+    lambda c: ops.spread_rows(c.turned(3, 2), chosen(c, ONE_EXPERT, 2)[0]),
+    lambda c: ops.spread_rows(c.sliced(1, 70), chosen(c, ALONE, 3)[0]),
+)
+case(
+    "scale_rows",
+    lambda c: ops.scale_rows(c.x(2, 3), c.x(2)),
+    lambda c: ops.scale_rows(c.turned(3, 2, 19), c.sliced(3, 2)),
+    lambda c: ops.scale_rows(c.x(4), c.x()),
+)
+case(
+    "dot_rows",
+    lambda c: ops.dot_rows(c.x(2, 3), c.x(2, 3)),
+    lambda c: ops.dot_rows(c.turned(3, 2, 19), c.sliced(3, 2, 19)),
+    lambda c: ops.dot_rows(c.x(4), c.x(4)),
+)
+case(
+    "expert_matmul",
+    lambda c: ops.expert_matmul(c.x(5, 3), c.x(4, 2, 3), *chosen(c, PAIRS, 4)),
+    lambda c: ops.expert_matmul(c.x(5, 2, 3), c.x(4, 2, 3), *chosen(c, PAIRS, 4)),
+    lambda c: ops.expert_matmul(c.turned(3, 4), c.turned(2, 5, 4), *chosen(c, ONE_EXPERT, 2)),
+    lambda c: ops.expert_matmul(c.sliced(1, 2), c.sliced(3, 1, 2), *chosen(c, ALONE, 3)),
+)
+case(
+    "expert_matmul_nn",
+    lambda c: ops.expert_matmul_nn(c.x(5, 2, 3), c.x(4, 3, 2), *chosen(c, PAIRS, 4)),
+    lambda c: ops.expert_matmul_nn(c.x(5, 3), c.x(4, 3, 2), *chosen(c, PAIRS, 4)),
+    lambda c: ops.expert_matmul_nn(c.turned(3, 1, 4), c.turned(2, 4, 5), *chosen(c, ONE_EXPERT, 2)),
+    lambda c: ops.expert_matmul_nn(c.sliced(1, 3, 2), c.sliced(3, 2, 1), *chosen(c, ALONE, 3)),
+)
+case(
+    "expert_out_prod",
+    lambda c: ops.expert_out_prod(c.x(5, 2, 3), c.x(5, 2), *chosen(c, PAIRS, 4)),
+    lambda c: ops.expert_out_prod(c.x(5, 3), c.x(5, 2, 2), *chosen(c, PAIRS, 4)),
+    lambda c: ops.expert_out_prod(c.turned(3, 4), c.turned(3, 1, 5), *chosen(c, ONE_EXPERT, 2)),
+    lambda c: ops.expert_out_prod(c.sliced(1, 3, 2), c.sliced(1, 3, 1), *chosen(c, ALONE, 3)),
+    lambda c: ops.expert_out_prod(c.x(5, 3), c.x(5, 4), *chosen(c, PAIRS, 4)),
+)
+case(  # a layer: what an expert gives is weighed by its share
+    "expert_matmul",
+    lambda c: layer_of_experts(c, PAIRS, 4),
+)
+
+
+def layer_of_experts(c: Case, ids: list[list[int]], experts: int) -> Tensor:
+    """The whole of a mixture, through the shares of its router, too."""
+    x, choices = c.x(len(ids), 3), c.ids(ids)
+    order, _, ends = ops.sort_choices(choices, experts=experts)
+    shares = ops.soft_max(ops.take_columns(ops.matmul(x, c.x(experts, 3)), choices))
+    gate, up = (ops.expert_matmul(x, c.x(experts, 5, 3), order, ends) for _ in range(2))
+    h = ops.scale_rows(ops.swiglu(gate, up), ops.take_choices(shares, order))
+    return ops.sum_choices(ops.expert_matmul(h, c.x(experts, 3, 5), order, ends), order)

@@ -9,6 +9,7 @@ from llamatrain.graph.ops.activations import *
 from llamatrain.graph.ops.arithmetic import *
 from llamatrain.graph.ops.attention import *
 from llamatrain.graph.ops.dropout import *
+from llamatrain.graph.ops.experts import *
 from llamatrain.graph.ops.gates import *
 from llamatrain.graph.ops.ggml_extra import *
 from llamatrain.graph.ops.int8 import *

@@ -27,6 +27,7 @@ from llamatrain.kernels.torch import (  # noqa: F401 - each registers its kernel
     GPUS,
     attention,
     elementwise,
+    experts,
     losses,
     matmul,
     movement,
@@ -168,7 +169,8 @@ class TorchDevice(TorchMemory):
         if found is None:
             return [TorchCall(partial(self.run_on_host, node, outs, ins), is_recordable=False)]
         if found.writes:
-            return [TorchCall(partial(found.run, *ins, **node.attrs, out=tuple(outs)))]
+            run = partial(found.run, *ins, **node.attrs, out=tuple(outs))
+            return [TorchCall(run, found.is_recordable)]
         return [TorchCall(partial(run_and_copy, found, outs, ins, node.attrs))]
 
     def run_on_host(self, node: Node, outs: Sequence[View], ins: Sequence[View]) -> None:

@@ -21,6 +21,7 @@ class TorchKernel:
     run: Run
     writes: bool
     temporaries: Temporaries
+    is_recordable: bool = True  # False: it waits for the device
 
 
 KERNELS: dict[str, TorchKernel] = {}
@@ -46,11 +47,11 @@ def kernel(temporaries: Temporaries = result_bytes) -> Callable[[Run], Run]:
     return register
 
 
-def writing_kernel(temporaries: Temporaries = nothing) -> Callable[[Run], Run]:
+def writing_kernel(temporaries: Temporaries = nothing, is_recordable: bool = True) -> Callable[[Run], Run]:
     """Register a kernel that writes its results to `out`, under the name of its function."""
 
     def register(run: Run) -> Run:
-        KERNELS[run.__name__] = TorchKernel(run, True, temporaries)
+        KERNELS[run.__name__] = TorchKernel(run, True, temporaries, is_recordable)
         return run
 
     return register
