@@ -44,6 +44,12 @@ def matmul_flops(node: Node, shared_axis: int = -1) -> int:
     return 2 * node.outputs[0].size * node.sources[0].shape[shared_axis]
 
 
+def expert_sum_flops(node: Node) -> int:
+    """Return the operations of sums over the choices of experts."""
+    a, b, order = node.sources[:3]
+    return 2 * order.size * a.shape[-1] * b.shape[-1]
+
+
 def head_flops(node: Node) -> int:
     """Return the operations of the fused output head: one product, and one more for each gradient."""
     x, w = head_operands(node)
@@ -109,6 +115,9 @@ FLOPS: dict[str, Callable[[Node], int]] = {
     "matmul_add": lambda node: 2 * node.outputs[0].size * node.sources[1].shape[-1],
     "matmul_nn_add": lambda node: 2 * node.outputs[0].size * node.sources[1].shape[-1],
     "out_prod": lambda node: matmul_flops(node, -2),
+    "expert_matmul": matmul_flops,
+    "expert_matmul_nn": matmul_flops,
+    "expert_out_prod": expert_sum_flops,
     "linear_cross_entropy": head_flops,
     "linear_cross_entropy_judged": head_flops,
     "linear_cross_entropy_back": head_flops,
@@ -154,6 +163,18 @@ def gathered_bytes(node: Node) -> int:
     return ids.nbytes + ids.size * (table.nbytes // max(1, table.shape[0])) + node.outputs[0].nbytes
 
 
+def used_share(node: Node) -> float:
+    """Return the largest share of experts that choices can use."""
+    choices, experts = node.sources[2].size, node.sources[3].size
+    return min(1.0, choices / experts)
+
+
+def expert_bytes(node: Node) -> int:
+    """Return the bytes of a product with experts, of which only those with choices are read."""
+    w = node.sources[1]
+    return all_bytes(node) - w.nbytes + int(w.nbytes * used_share(node))
+
+
 def update_bytes(part: Tensor, node: Node, times: int) -> int:
     """Return the bytes of an update of a part: in place, or with a copy of the rest."""
     return times * part.nbytes if node.attrs.get("into") else all_bytes(node)
@@ -161,6 +182,8 @@ def update_bytes(part: Tensor, node: Node, times: int) -> int:
 
 MOVED: dict[str, Callable[[Node], int]] = {
     "get_rows": gathered_bytes,
+    "expert_matmul": expert_bytes,
+    "expert_matmul_nn": expert_bytes,
     "set_rows": lambda node: (
         update_bytes(node.sources[1], node, 2) + (node.sources[2].nbytes if node.attrs.get("into") else 0)
     ),

@@ -45,15 +45,15 @@ def load_frozen(
     tensors: dict[str, Tensor] = {}
     arrays: Arrays = {}
     for name, shape in h.shapes.items():
-        tensor = gguf.tensors[name]
-        if not h.is_matrix(name):  # copied: a short read of a mapped file may map two megabytes around it
+        tensor, kind = gguf.tensors[name], h.weight_kind(name)
+        if kind.stays_float32:  # copied: a short read of a mapped file may map two megabytes around it
             tensors[name] = state(name, shape, F32)
             arrays[name] = np.array(load.decode_tensor(gguf, tensor, threads))
             release_pages(tensor.raw)
         elif load.is_mapped_f32(tensor) and not copied:
             tensors[name] = state(name, shape, F32)
             arrays[name] = tensor.raw.view(np.float32)
-        elif copied or len(shape) > 2 or not decodes(quantized(tensor.type.name)):
+        elif copied or kind.role == "stack" or not decodes(quantized(tensor.type.name)):
             tensors[name] = state(name, shape, BF16 if copied or half else F32)
         else:
             tensors[name] = state(name, shape, quantized(tensor.type.name))
@@ -75,12 +75,13 @@ def copy_weights(gguf: Gguf, leaves: Iterable[Tensor], threads: int = 1) -> Iter
 
 def copy_as_bf16(raw: np.ndarray, kind: GgmlType, shape: tuple[int, ...], threads: int = 1) -> np.ndarray:
     """Decode a matrix to bf16 in steps and release the pages of the file."""
-    copy = allocate(2 * int(np.prod(shape))).view(np.uint16).reshape(shape)
-    step = max(1, CHUNK_BYTES // raw.shape[1])
-    for lo in range(0, len(raw), step):
-        quants.decode(raw[lo : lo + step], kind, bf16=True, out=copy[lo : lo + step], threads=threads)
-        release_pages(raw[: lo + step])  # from the beginning: later reads map some earlier pages again
-    return copy
+    copy = allocate(2 * int(np.prod(shape))).view(np.uint16).reshape(-1, shape[-1])
+    rows = raw.reshape(-1, raw.shape[-1])
+    step = max(1, CHUNK_BYTES // rows.shape[1])
+    for lo in range(0, len(rows), step):
+        quants.decode(rows[lo : lo + step], kind, bf16=True, out=copy[lo : lo + step], threads=threads)
+        release_pages(rows[: lo + step])  # from the beginning: later reads map some earlier pages again
+    return copy.reshape(shape)
 
 
 def bf16_copy_bytes(h: Hyperparameters) -> int:

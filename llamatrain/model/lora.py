@@ -14,7 +14,7 @@ class Delta:
     """The factors of an adapter of one weight (out, in): a is (r, in), b is (out, r).
 
     For embeddings, a is (vocabulary, r) and b is (embd, r). For a norm (n), the weight is a matrix of one
-    row.
+    row. For experts (E, out, in), a is (E, r, in) and b is (E, out, r).
     """
 
     a: Tensor
@@ -60,6 +60,13 @@ class Weights(Mapping[str, Tensor]):
         for delta in self.deltas.get(name, ()):
             dropped = self.dropout.apply(x, delta) if self.dropout and delta.dropout else x
             y = O.add(y, O.matmul(O.scale(O.matmul(dropped, delta.a), by=delta.scale), delta.b))
+        return y
+
+    def add_expert_lora(self, y: Tensor, x: Tensor, name: str, order: Tensor, ends: Tensor) -> Tensor:
+        """Add to y, the products of choices and the weights of their experts, what adapters contribute."""
+        for delta in self.deltas.get(name, ()):
+            inner = O.scale(O.expert_matmul(x, delta.a, order, ends), by=delta.scale)
+            y = O.add(y, O.expert_matmul(inner, delta.b, order, ends))
         return y
 
     def embed_lora(self, x: Tensor, tokens: Tensor, name: str) -> Tensor:

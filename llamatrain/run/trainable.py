@@ -254,7 +254,7 @@ class LoraAdapter:
                 continue
             turned = self.h.weight_kind(name).has_transposed_lora
             random, zero = (b, a) if turned else (a, b)
-            bound = np.float32(1.0 / np.sqrt(rank if turned else a.shape[1]))
+            bound = np.float32(1.0 / np.sqrt(rank if turned else a.shape[-1]))
             generator = np.random.default_rng([self.seed, zlib.crc32(name.encode())])
             random[...] = (2 * generator.random(random.shape, np.float32) - 1) * bound
             zero[...] = 0.0
@@ -317,9 +317,10 @@ def adapted(
     deltas = {}
     for number, (name, rank) in enumerate(ranks.items()):
         *rows, into = h.weight_kind(name).shape(h.for_weight(name))
-        out, turned = rows[0] if rows else 1, h.weight_kind(name).has_transposed_lora
-        a = parameter(f"{name}.lora_a", (out, rank) if turned else (rank, into))
-        b = parameter(f"{name}.lora_b", (into if turned else out, rank))
+        *experts, out = rows or [1]
+        turned = h.weight_kind(name).has_transposed_lora
+        a = parameter(f"{name}.lora_a", (out, rank) if turned else (*experts, rank, into))
+        b = parameter(f"{name}.lora_b", (*experts, into if turned else out, rank))
         trained |= {a.name: a, b.name: b}
         deltas[name] = [Delta(a=a, b=b, scale=scales[name], dropout=0.0 if turned else dropout, salt=number)]
     return weights.with_deltas(deltas), trained

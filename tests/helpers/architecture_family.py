@@ -69,6 +69,15 @@ class Shape:
         return math.sqrt(1 + math.log(scale) / math.log(self.original_ctx)) if scale > 1 else 1.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExpertShape(Shape):
+    """The sizes of a model with mixtures of experts."""
+
+    experts: int = 6
+    experts_used: int = 2
+    expert_ff: int = 24
+
+
 # ---- weights: GGUF's name, Hugging Face's, and the axes as attributes of a shape ----
 # In Hugging Face's name, * stands for the numbers of a stack, and #1 for the second part of the rows.
 
@@ -93,6 +102,13 @@ FORWARD = [
     ("ffn_down.weight", "mlp.down_proj.weight", "embd ff"),
 ]
 UNGATED = FORWARD[1:]
+EXPERTS = [
+    ("ffn_gate_inp.weight", "mlp.gate.weight", "experts embd"),
+    ("ffn_gate_exps.weight", "mlp.experts.gate_up_proj#0", "experts expert_ff embd"),
+    ("ffn_up_exps.weight", "mlp.experts.gate_up_proj#1", "experts expert_ff embd"),
+    ("ffn_down_exps.weight", "mlp.experts.down_proj", "experts embd expert_ff"),
+]
+ROUTER = "ffn_gate_inp.weight"
 BEFORE = [
     ("attn_norm.weight", "input_layernorm.weight", "embd"),
     ("ffn_norm.weight", "post_attention_layernorm.weight", "embd"),
@@ -242,6 +258,24 @@ def three(
 def key_and_value_length(shape: Shape) -> Numbers:
     """Return the keys of the size of heads."""
     return {"attention.key_length": shape.head_size, "attention.value_length": shape.head_size}
+
+
+def expert_keys(shape: Any) -> Numbers:
+    """Return the keys of mixtures of experts."""
+    return {
+        "expert_count": shape.experts,
+        "expert_used_count": shape.experts_used,
+        "expert_feed_forward_length": shape.expert_ff,
+    }
+
+
+def expert_settings(shape: Any) -> dict[str, Any]:
+    """Return the configuration of mixtures of experts."""
+    return {
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.experts_used,
+        "moe_intermediate_size": shape.expert_ff,
+    }
 
 
 def rotary_keys(shape: Shape) -> Numbers:

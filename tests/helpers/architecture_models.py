@@ -78,7 +78,7 @@ def weights(shape: Shape, seed: int = 1, last: float = 2.5) -> Arrays:
         else:
             gain = 1.0 if name.startswith("blk.") else last
             alone = name == EMBEDDINGS and not shape.tied
-            made[name] = random * np.float32(1.0 if alone else gain / math.sqrt(axes[1]))
+            made[name] = random * np.float32(1.0 if alone else gain / math.sqrt(axes[-1]))
     return made
 
 

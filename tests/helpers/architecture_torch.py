@@ -31,7 +31,7 @@ def model(shape: Shape, arrays: Arrays) -> Any:
         for part, array in split_stack(theirs, to_theirs(shape, name, arrays[name])):
             whole, _, number = part.partition("#")
             parts = [state[whole]] if number not in ("", "0") else []
-            state[whole] = torch.cat([*parts, torch.from_numpy(array)])
+            state[whole] = torch.cat([*parts, torch.from_numpy(array)], dim=-min(2, array.ndim))
     if shape.tied and family.predicts_text:
         state["lm_head.weight"] = state[rows(shape)[EMBEDDINGS][0]]
     constants = family.their_constants(shape)
@@ -55,7 +55,7 @@ def stacked_gradient(named: dict[str, Any], theirs: str, size: int) -> np.ndarra
     """Return the gradient of a weight, of a stack of matrices, or of some rows of a weight: the part behind `#`."""
     if "#" in theirs:
         whole, _, number = theirs.partition("#")
-        return named[whole].grad.numpy()[int(number) * size :][:size]
+        return named[whole].grad.numpy()[..., int(number) * size :, :][..., :size, :]
     if "*" not in theirs:
         return named[theirs].grad.numpy()
     names = sorted(name for name in named if fnmatch(name, theirs))
@@ -142,7 +142,7 @@ def gradients(made: Any, shape: Shape, batch: list[dict[str, list[float]]]) -> A
     loss(made, batch).backward()
     named, wanted = dict(made.named_parameters()), trainable(shape)
     return {
-        mine: change_to_ours(shape, mine, stacked_gradient(named, theirs, axes[0]))
+        mine: change_to_ours(shape, mine, stacked_gradient(named, theirs, axes[-2:][0]))
         for mine, (theirs, axes) in rows(shape).items()
         if mine in wanted
     }

@@ -26,7 +26,4 @@ ARCHITECTURE = Architecture(
     block=partial(layers.block, norm_heads=ForwardPass.norm),
     final_norm=layers.final_norm,
     supported_values=layers.SUPPORTED_VALUES,
-    unsupported_names={
-        "qwen3moe": "a mixture of experts",
-    },
 )

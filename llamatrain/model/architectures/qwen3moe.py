@@ -1,0 +1,34 @@
+"""Qwen 3 with mixtures of experts (Yang et al. 2025): the blocks of Qwen 3 with a router and experts in each."""
+
+from functools import partial
+
+from llamatrain.model import experts, layers
+from llamatrain.model.architecture import Architecture, Key
+from llamatrain.model.forward import ForwardPass
+
+FEED_FORWARD_LENGTH = {  # of blocks without experts, of which there are none
+    "feed_forward_length": Key("ff", int, lambda known: known["expert_ff"])
+}
+
+ARCHITECTURE = Architecture(
+    name="qwen3moe",
+    keys=experts.KEYS | layers.KEYS | FEED_FORWARD_LENGTH,
+    weights=layers.EMBEDDINGS
+    | layers.BEFORE_ATTENTION
+    | layers.ATTENTION
+    | layers.HEAD_NORMS
+    | layers.BEFORE_FEED_FORWARD
+    | experts.ROUTER
+    | experts.EXPERTS
+    | layers.FINAL,
+    rotation="halves",
+    embed=layers.embed,
+    block=partial(
+        layers.block,
+        norm_heads=ForwardPass.norm,
+        transform=partial(experts.feed_forward, routing="softmax of chosen"),
+    ),
+    final_norm=layers.final_norm,
+    check=experts.check,
+    supported_values={"attention.causal": layers.SUPPORTED_VALUES["attention.causal"]},
+)
