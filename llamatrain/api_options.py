@@ -32,7 +32,7 @@ class FromScratchOptions(TypedDict, total=False):
     arch: str
     """Architecture: apertus, arcee, cohere2, command-r, ernie4_5, exaone, exaone4, falcon-h1, gemma, gemma2, gemma3, gemma3n,
     gemma4, glm4, granite, granitehybrid, hunyuan-dense, internlm2, lfm2, llama, minicpm, mistral3, nemotron, olmo, olmo2,
-    phi2, phi3, qwen2, qwen2vl, qwen3, qwen35, qwen3vl, seed_oss, smollm3, stablelm, starcoder2."""
+    phi2, phi3, qwen2, qwen2vl, qwen3, qwen35, qwen3moe, qwen3vl, seed_oss, smollm3, stablelm, starcoder2."""
     size: Literal["tiny", "small", "medium", "large"]
     """Sets embd, head and layer: tiny 64/4/2, small 256/8/4, medium 512/8/8, large 768/12/12."""
     embd: int | None
@@ -46,7 +46,12 @@ class FromScratchOptions(TypedDict, total=False):
     layer: int | None
     """Transformer blocks; default: by size."""
     ff: int | None
-    """Width of the feed-forward layer; default: 8/3 of embd, rounded up to 32."""
+    """Width of the feed-forward layer, or of the experts that a token uses, together; default: 8/3 of embd, rounded up to
+    32."""
+    experts: int | None
+    """Experts of each block, for architectures that have them; default: 8."""
+    experts_used: int | None
+    """Experts that each token uses; default: 2."""
     ctx: int | None
     """Tokens per row, and context of the new model; default: 128."""
     vocab_size: int | str

@@ -248,6 +248,11 @@ class Architecture(Generic[H, F]):
     # related architectures that are not supported, and what they are
     unsupported_names: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def has_experts(self) -> bool:
+        """True if some blocks have a mixture of experts."""
+        return any(kind.role == "experts" for kind in self.weights.values())
+
     def weight_kinds(
         self,
         layers: int,

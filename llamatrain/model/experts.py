@@ -5,6 +5,7 @@ multiplying their results, and what must be kept for the gradient of the shares 
 """
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from llamatrain.graph import ops as O
@@ -33,6 +34,7 @@ KEYS = {
     "expert_used_count": Key("experts_used", int, min_value=1),
     "expert_feed_forward_length": Key("expert_ff", int, min_value=1),
 }
+NEW_MODEL_VALUES = {name: itemgetter(name) for name in ("experts", "experts_used", "expert_ff")}
 
 
 class Choices(NamedTuple):

@@ -32,6 +32,8 @@ SIZES = {
     "large": SizePreset(768, 12, 12),
 }
 CTX = 128
+EXPERTS, EXPERTS_USED = 8, 2
+MAX_EXPERTS = 1 << 16
 DEFAULT_VOCAB = "4096"
 BYTES = "bytes"
 
@@ -89,9 +91,30 @@ class ModelOptions(Options, panel="A new model"):
     ff: Annotated[
         int | None,
         Option(
-            "Width of the feed-forward layer; default: 8/3 of --embd, rounded up to 32.",
+            "Width of the feed-forward layer, or of the experts that a token uses, together; "
+            "default: 8/3 of --embd, rounded up to 32.",
             least=1,
             most=MAX_SIZE,
+            new_model=True,
+        ),
+    ] = None
+    experts: Annotated[
+        int | None,
+        Option(
+            "Experts of each block, for architectures that have them; default: 8.",
+            least=1,
+            most=MAX_EXPERTS,
+            example="8",
+            new_model=True,
+        ),
+    ] = None
+    experts_used: Annotated[
+        int | None,
+        Option(
+            "Experts that each token uses; default: 2.",
+            least=1,
+            most=MAX_EXPERTS,
+            example="2",
             new_model=True,
         ),
     ] = None
@@ -201,6 +224,15 @@ class ModelOptions(Options, panel="A new model"):
                 ),
                 code="embeddings-not-tied",
             )
+        given = [name for name in ("experts", "experts_used") if getattr(self, name) is not None]
+        if given and not architecture.has_experts:
+            raise OptionError(
+                lambda spelt: (
+                    f"{spelt(given[0])} has no effect on {spelt('arch')} {architecture.name}, which has no "
+                    "experts; leave it out, or choose an architecture whose name ends in moe"
+                ),
+                code="unused-option",
+            )
         return architecture
 
     def hyperparameters(self, vocab: int) -> "Hyperparameters":
@@ -213,6 +245,15 @@ class ModelOptions(Options, panel="A new model"):
         size, factor = self.head_size or embd // heads, 1 / self.rope_freq_scale
         layers, kv_heads = self.layer or preset.layer, self.head_kv or heads
         rope = Rope(size, base=self.rope_freq_base, kind="linear" if factor != 1 else "none", factor=factor)
+        ff = self.ff or round_up(8 * embd // 3)
+        used = self.experts_used or EXPERTS_USED
+        sizes = {
+            "head_size": size,
+            "embd": embd,
+            "experts": self.experts or EXPERTS,
+            "experts_used": used,
+            "expert_ff": round_up(ff // used),
+        }
         with name_by_option():
             return Hyperparameters(
                 architecture=architecture,
@@ -221,7 +262,7 @@ class ModelOptions(Options, panel="A new model"):
                 layers=layers,
                 heads=heads,
                 kv_heads=kv_heads,
-                ff=self.ff or -(-8 * embd // 3 // 32) * 32,
+                ff=ff,
                 ctx=self.row_length,
                 head_size=size,
                 rope=architecture.new_model_rope(rope),
@@ -230,10 +271,15 @@ class ModelOptions(Options, panel="A new model"):
                 if architecture.tied is None
                 else architecture.tied,
                 optional_weights=architecture.new_model_weights,
-                extra=default_extra(architecture, {"head_size": size, "embd": embd}),
+                extra=default_extra(architecture, sizes),
                 by_block=architecture.new_model_blocks(layers, kv_heads),
                 lists=default_lists(architecture, layers, size),
             )
+
+
+def round_up(width: int) -> int:
+    """Round a width up to a multiple of 32."""
+    return -(-width // 32) * 32
 
 
 OPTION_NAMES = {  # by the hyperparameter's name

@@ -179,7 +179,8 @@ class Family:
     model: str
     # embeddings first; the output weight is left out if it is tied
     ends: Sequence[Row] | Callable[[Any], Sequence[Row]] = tuple(ENDS)
-    without_adapter: tuple[str, ...] = ()  # ends of names of block matrices that llama.cpp applies none to
+    # ends of names of block matrices that llama.cpp applies no adapter to, or that get none by default
+    without_adapter: tuple[str, ...] = ()
     # ends of names of block matrices that PEFT has no adapters of: it refuses them, or they share a module
     not_in_peft: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()  # ends of names of weights that are never trained

@@ -49,13 +49,16 @@ OWN = {  # numbers that only some have, such that all of them matter
     "shared_kv_blocks": 0,
     "per_layer_size": 5,
     "rotates": True,
+    "experts": 4,
+    "experts_used": 2,
+    "expert_ff": 24,
 }
 
 
 def of(name: str) -> Hyperparameters:
     """A small model of an architecture."""
     found = find_architecture(name)
-    own = {each: OWN[each] for each in default_extra(found, {"head_size": 16, "embd": 32})}
+    own = {each: OWN[each] for each in default_extra(found, OWN | {"head_size": 16, "embd": 32})}
     factors = {"long": FACTORS, "short": FACTORS[::-1], "original_ctx": 4} if name == "phi3" else {}
     turned = 12 if factors else 16
     return small(

@@ -100,8 +100,8 @@ def test_what_is_none(name: str) -> None:
     ("name", "told"),
     [
         (
-            "qwen3moe",
-            "'qwen3moe', a mixture of experts, is not supported; use .*, such as qwen3, which is the nearest",
+            "llama4",
+            "'llama4', a mixture of experts, is not supported; use .*, such as llama, which is the nearest",
         ),
         (
             "nemotron_h",
@@ -110,7 +110,7 @@ def test_what_is_none(name: str) -> None:
         ("olmo3", "'olmo3' is not supported; use .*, such as olmo2?, which is the nearest"),
         (
             "qwen9moe",
-            "'qwen9moe', a mixture of experts, is not supported; use .*, such as qwen[23], which is the nearest",
+            "'qwen9moe', a mixture of experts, is not supported; use .*, such as qwen3moe, which is the nearest",
         ),
         (
             "mamba2",

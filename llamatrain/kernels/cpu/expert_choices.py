@@ -1,4 +1,4 @@
-"""Which experts each row chooses, and what moves between rows and choices sorted by expert (graph/ops/experts.py)."""
+"""Choice of experts for each row, and movement between rows and choices sorted by expert (graph/ops/experts.py)."""
 
 import numpy as np
 

@@ -6,6 +6,7 @@ No sum is split between jobs, so the number of threads changes no bits. An exper
 of its weight and packs nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -362,6 +363,22 @@ def sum_products(
 # ---- the ops -----------------------------------------------------------------------------------
 
 
+def product_plan(across: int) -> Any:
+    """Return the rule that makes the plan of a product from its sources."""
+
+    def plan(ins: Sequence[Any], threads: int) -> ExpertProduct:
+        x, w, order, _ends = ins
+        return ExpertProduct(x, w, order, across, choose_mode(x, w), threads)
+
+    return plan
+
+
+def sums_plan(ins: Sequence[Any], threads: int) -> ExpertSums:
+    """Return the plan of sums over choices."""
+    a, b, order, _ends = ins
+    return ExpertSums(a, b, order, threads)
+
+
 def register(op: str, plan: Any) -> None:
     """Register the kernel of a product by its plan."""
 
@@ -376,6 +393,6 @@ def register(op: str, plan: Any) -> None:
         return plan(ins, threads).calls(outs[0], scratch, ins[3]) if outs[0].size else []
 
 
-register("expert_matmul", lambda ins, threads: ExpertProduct(*ins[:3], 0, choose_mode(*ins[:2]), threads))
-register("expert_matmul_nn", lambda ins, threads: ExpertProduct(*ins[:3], 1, choose_mode(*ins[:2]), threads))
-register("expert_out_prod", lambda ins, threads: ExpertSums(*ins[:3], threads))
+register("expert_matmul", product_plan(across=0))
+register("expert_matmul_nn", product_plan(across=1))
+register("expert_out_prod", sums_plan)

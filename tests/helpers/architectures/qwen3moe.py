@@ -30,5 +30,5 @@ FAMILY = Family(
     model="Qwen3MoeForCausalLM",
     keys=lambda shape: key_and_value_length(shape) | expert_keys(shape),
     settings=lambda shape: expert_settings(shape) | {"norm_topk_prob": True},
-    not_in_peft=(ROUTER,),
+    without_adapter=(ROUTER,),
 )
