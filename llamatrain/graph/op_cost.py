@@ -117,6 +117,8 @@ FLOPS: dict[str, Callable[[Node], int]] = {
     "out_prod": lambda node: matmul_flops(node, -2),
     "expert_matmul": matmul_flops,
     "expert_matmul_nn": matmul_flops,
+    "expert_matmul_int8": matmul_flops,
+    "expert_matmul_nn_int8": matmul_flops,
     "expert_out_prod": expert_sum_flops,
     "linear_cross_entropy": head_flops,
     "linear_cross_entropy_judged": head_flops,
@@ -184,6 +186,8 @@ MOVED: dict[str, Callable[[Node], int]] = {
     "get_rows": gathered_bytes,
     "expert_matmul": expert_bytes,
     "expert_matmul_nn": expert_bytes,
+    "expert_matmul_int8": expert_bytes,
+    "expert_matmul_nn_int8": expert_bytes,
     "set_rows": lambda node: (
         update_bytes(node.sources[1], node, 2) + (node.sources[2].nbytes if node.attrs.get("into") else 0)
     ),

@@ -23,10 +23,21 @@ from llamatrain.model.rope import Rope
 H = TypeVar("H")
 F = TypeVar("F")
 Shape = tuple[int, ...]
-# experts are a stack of matrices of which each token uses some; a table is looked up by token, a stack has several
-# matrices, taps are those of a convolution: these have no adapter; a constant is a vector that is never trained
+# a router chooses among experts, a stack of matrices of which each token uses some; a table is looked up by token, a
+# stack has several matrices, taps are those of a convolution: these have no adapter; a constant is a vector that is
+# never trained
 Role = Literal[
-    "embedding", "output", "matrix", "experts", "norm", "bias", "table", "stack", "taps", "constant"
+    "embedding",
+    "output",
+    "matrix",
+    "router",
+    "experts",
+    "norm",
+    "bias",
+    "table",
+    "stack",
+    "taps",
+    "constant",
 ]
 Rotation = Literal["pairs", "halves"]  # element 2i of a head rotates with 2i + 1, or i with i + size/2
 SupportedValue = tuple[int | float | bool, str]
@@ -58,7 +69,7 @@ class WeightKind(Generic[H]):
     @property
     def adaptable(self) -> bool:
         """True if the weight may have a LoRA adapter of its own shape."""
-        return self.role in ("embedding", "output", "matrix", "experts")
+        return self.role in ("embedding", "output", "matrix", "router", "experts")
 
     @property
     def has_lora(self) -> bool:

@@ -71,8 +71,8 @@ def width(h: Hyperparameters) -> int:
 
 
 ROUTER: dict[str, layers.Weight] = {
-    "blk.{}.ffn_gate_inp.weight": layers.block_matrix(
-        count("experts"), width, "mlp.gate", default_target=False
+    "blk.{}.ffn_gate_inp.weight": layers.block_weight(
+        "router", lambda h: (int(h.extra["experts"]), h.embd), "mlp.gate", default_target=False
     )
 }
 EXPERTS: dict[str, layers.Weight] = {

@@ -96,13 +96,16 @@ class StepSpec:
 
     @cached_property
     def int8_weights(self) -> Int8Weights:
-        """The frozen weights whose products are in 8-bit integers: matrices of blocks, but not of the output."""
+        """The frozen weights whose products are in 8-bit integers: matrices and experts of blocks.
+
+        Routers and the output are exact.
+        """
         if not self.int8:
             return {}
         return {
             tensor: self.int8_copies.get(name, (tensor, tensor))
             for name, tensor in self.weights.tensors.items()
-            if name not in self.trainable and len(tensor.shape) == 2 and name != self.h.output_weight
+            if name not in self.trainable and self.h.weight_kind(name).role in ("matrix", "experts")
         }
 
     @property

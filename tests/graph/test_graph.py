@@ -32,7 +32,7 @@ from llamatrain.graph.tensor import (
 )
 from llamatrain.kernels.reference import KERNELS
 from tests.graph.test_gradients import scalar
-from tests.helpers.op_cases import CASES, Case
+from tests.helpers.op_cases import CASES, PAIRS, Case, chosen
 from tests.helpers.random_models import TINY, llama
 
 # ---- what does not fit -----------------------------------------------------
@@ -149,6 +149,12 @@ JUDGING = {  # no gradient goes through them, and they are part of none
     ),
     "matmul_int8": lambda c: O.matmul_int8(c.x(3, 5, fixed=True), c.x(4, 5, fixed=True), c.x(4, fixed=True)),
     "matmul_nn_int8": lambda c: O.matmul_nn_int8(c.x(3, 4, fixed=True), c.x(4, 5, fixed=True)),
+    "expert_matmul_int8": lambda c: O.expert_matmul_int8(
+        c.x(5, 3, fixed=True), c.x(4, 2, 3, fixed=True), *chosen(c, PAIRS, 4)
+    ),
+    "expert_matmul_nn_int8": lambda c: O.expert_matmul_nn_int8(
+        c.x(5, 2, 3, fixed=True), c.x(4, 3, 2, fixed=True), *chosen(c, PAIRS, 4)
+    ),
 }
 
 

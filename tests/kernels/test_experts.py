@@ -11,9 +11,11 @@ import pytest
 from llamatrain.engine.device import create_device
 from llamatrain.engine.program import Program
 from llamatrain.graph import ops
+from llamatrain.graph.int8 import use_int8_products
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import BF16, F32, I32, Tensor, placeholder, quantized, state
 from llamatrain.kernels.reference.registry import to_bf16
+from llamatrain.platform.cpu import has_int8_products
 from tests.kernels.test_quantized_weights import sane_weight
 
 ROOT = Path(__file__).parents[2]
@@ -141,6 +143,22 @@ def test_all_rows_to_one_expert(rows: int) -> None:
     outputs, arrays = products("Q4_K", 256, 256, np.full((rows, 1), 7, np.int32))
     for found, wanted in zip(run(outputs, arrays, "cpu"), run(outputs, arrays, "reference"), strict=True):
         assert np.linalg.norm(found - wanted) <= 2e-5 * np.linalg.norm(wanted)
+
+
+@pytest.mark.skipif(not has_int8_products(), reason="this processor multiplies no 8-bit integers")
+@pytest.mark.parametrize("kind", [*DTYPES])
+@pytest.mark.parametrize(("out", "width"), [(256, 256), (300, 1280)])
+def test_products_in_8_bits_have_the_bits_of_the_definition(kind: str, out: int, width: int) -> None:
+    outputs, arrays = products(kind, out, width, uneven_choices())
+    (w,) = (leaf for leaf in arrays if leaf.name == "w")
+    outputs = use_int8_products(outputs[:4], {w: (w, w)})
+    assert {output.node.op.name for output in outputs} == {"expert_matmul_int8", "expert_matmul_nn_int8"}
+    exact = run(outputs, arrays, "reference")
+    for threads in (1, 3):
+        program = Program.build(outputs, arrays, threads=threads)
+        program()
+        for output, wanted in zip(outputs, exact, strict=True):
+            assert program.read(output).tobytes() == wanted.tobytes()
 
 
 UNTOUCHED = """

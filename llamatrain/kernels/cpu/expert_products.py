@@ -20,7 +20,7 @@ from llamatrain.gguf.quants.kinds import BF16, F32
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.dequantize import decode
 from llamatrain.kernels.cpu.gemv import MAX_ROWS, dot
-from llamatrain.kernels.cpu.matmul import largest_slice, takes
+from llamatrain.kernels.cpu.matmul import largest_slice, takes, takes_int8
 from llamatrain.kernels.cpu.pack import (
     BLOCKS,
     HALVES,
@@ -373,13 +373,23 @@ def product_plan(across: int) -> Any:
     return plan
 
 
+def int8_plan(across: int) -> Any:
+    """Return the rule that makes the plan of a product in 8-bit integers."""
+
+    def plan(ins: Sequence[Any], threads: int) -> ExpertProduct:
+        x, w, order, _ends = ins
+        return ExpertProduct(x, w, order, across, INT8, threads)
+
+    return plan
+
+
 def sums_plan(ins: Sequence[Any], threads: int) -> ExpertSums:
     """Return the plan of sums over choices."""
     a, b, order, _ends = ins
     return ExpertSums(a, b, order, threads)
 
 
-def register(op: str, plan: Any) -> None:
+def register(op: str, plan: Any, takes: Any = takes) -> None:
     """Register the kernel of a product by its plan."""
 
     def takes_sources(outs, ins, attrs) -> bool:
@@ -396,3 +406,5 @@ def register(op: str, plan: Any) -> None:
 register("expert_matmul", product_plan(across=0))
 register("expert_matmul_nn", product_plan(across=1))
 register("expert_out_prod", sums_plan)
+register("expert_matmul_int8", int8_plan(across=0), takes_int8)
+register("expert_matmul_nn_int8", int8_plan(across=1), takes_int8)

@@ -20,6 +20,7 @@ import numpy as np
 
 from llamatrain.kernels.quantized import Blocks
 from llamatrain.kernels.reference.dropout import mix_bits
+from llamatrain.kernels.reference.experts import expert_places, expert_weight, sorted_rows
 from llamatrain.kernels.reference.registry import from_bf16, kernel
 
 BLOCK = 256  # elements along k that share a scale
@@ -90,8 +91,13 @@ def round_weight(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def multiply_rounded(x: np.ndarray, w: np.ndarray, at_random: bool) -> np.ndarray:
     """Return x wᵀ of float32 matrices, both rounded along their last axis."""
-    (a, a_scale), (b, b_scale) = round_activations(x, at_random), round_weight(w)
-    y = np.zeros((len(x), len(w)), np.float32)
+    return add_blocks(*round_activations(x, at_random), w)
+
+
+def add_blocks(a: np.ndarray, a_scale: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Return the product of rounded rows and a weight, whose blocks are added up in float32."""
+    b, b_scale = round_weight(w)
+    y = np.zeros((len(a), len(w)), np.float32)
     for block in range(a.shape[1]):
         sums = a[:, block] @ b[:, block].T  # exact: no sum exceeds 2^24
         y += sums * a_scale[:, block, None] * b_scale[:, block]
@@ -118,3 +124,26 @@ def matmul_nn_int8(y, w):
     y, w = to_float32(y), to_float32(w)
     x = multiply_rounded(y.reshape(-1, y.shape[-1]), w.T, True)
     return x.reshape(*y.shape[:-1], w.shape[1])
+
+
+def multiply_choices(x, w, order, ends, across):
+    """Return each choice times the weight of its expert; `across` also says that choices are rounded at random."""
+    a, a_scale = round_activations(to_float32(sorted_rows(x, order)), across)
+    out = np.zeros((order.size, w.shape[2 if across else 1]), np.float32)
+    for expert, places in enumerate(expert_places(ends)):
+        if places.stop > places.start:
+            weight = to_float32(expert_weight(w, expert))
+            out[places] = add_blocks(a[places], a_scale[places], weight.T if across else weight)
+    return out.reshape(*order.shape, -1)
+
+
+@kernel
+def expert_matmul_int8(x, w, order, ends):
+    """Return each choice times the weight of its expert, x wᵀ; both are rounded to 8 bits."""
+    return multiply_choices(x, w, order, ends, False)
+
+
+@kernel
+def expert_matmul_nn_int8(y, w, order, ends):
+    """Return each choice times the weight of its expert, y w; w is rounded to 8 bits, and y at random."""
+    return multiply_choices(y, w, order, ends, True)
