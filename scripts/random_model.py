@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
-from bench.shapes import FAMILIES, SHAPES
+from bench.shapes import EXPERTS, FAMILIES, SHAPES
 
 from llamatrain.adapters.merge import file_type
 from llamatrain.data.tokenizer import new_vocab
@@ -61,7 +61,7 @@ def encode_pieces(
     info: TensorInfo, kind: GgmlType, scale: float, random: np.random.Generator
 ) -> Iterator[np.ndarray]:
     """Yield the bytes of a tensor, some rows at a time."""
-    rows, columns = info.shape
+    rows, columns = math.prod(info.shape[:-1]), info.shape[-1]
     step = max(1, PIECE // columns)
     for first in range(0, rows, step):
         values = random.standard_normal((min(step, rows - first), columns), np.float32)
@@ -110,6 +110,11 @@ def main() -> None:
         sys.exit(2)
 
 
+def expert_sizes(shape: str) -> dict[str, int]:
+    """Return the sizes of a shape's mixtures of experts, if it has any."""
+    return dict(zip(("experts", "experts_used", "expert_ff"), EXPERTS.get(shape, ()), strict=False))
+
+
 def make_model(args: argparse.Namespace) -> None:
     """Check the sizes and write the model."""
     sizes = dict(zip(NAMES, SHAPES[args.shape], strict=True))
@@ -150,7 +155,7 @@ def make_model(args: argparse.Namespace) -> None:
         head_size=head_size,
         rope=Rope(rotated),
         tied=tied,
-        extra=default_extra(architecture, {"head_size": head_size, "embd": embd}),
+        extra=default_extra(architecture, {"head_size": head_size, "embd": embd} | expert_sizes(args.shape)),
         lists=default_lists(architecture, layers, head_size),
     )
     write_model(args.out, h, vocabulary, kind, args.seed)

@@ -6,6 +6,7 @@
     python scripts/bench.py memory [tiny S M]        peak resident memory of steps, in turns with torch
     python scripts/bench.py context [CTX ...]        FLOP/s of steps by context length, same tokens a step
     python scripts/bench.py finetune [TYPE ...]      the command on a quantized base, in turns with PEFT
+    python scripts/bench.py experts [TYPE]           adapters of a mixture of experts, beside dense models
     python scripts/bench.py families [qwen3 ...]     FLOP/s of each architecture, in turns with a llama
     python scripts/bench.py quality [TEXT]           validation loss of AdamW and Muon; some ten minutes
     python scripts/bench.py int8 BASE DATA --val V   adapters trained with int8, bf16 and f32 products
@@ -35,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 from bench import (
     architectures,
     balance,
+    experts,
     finetune,
     gpu,
     int8_quality,
@@ -65,6 +67,7 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {
     "quality": (muon_vs_adamw.bench_optimizers, 0.0),
     "int8": (int8_quality.bench_int8, 0.0),
     "useful": (packing.bench_packing, 0.0),
+    "experts": (experts.bench_experts, 0.0),
     "families": (architectures.bench_architectures, 20.0),
     "scale": (scaling.bench_scaling, 0.0),
     "gpu": (gpu.bench_gpu, 0.0),
@@ -81,6 +84,7 @@ ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "quality": muon_vs_adamw.add_arguments,
     "int8": int8_quality.add_arguments,
     "useful": packing.add_arguments,
+    "experts": experts.add_arguments,
     "families": architectures.add_arguments,
     "scale": scaling.add_arguments,
     "gpu": gpu.add_arguments,
@@ -111,7 +115,7 @@ def parse_arguments() -> argparse.Namespace:
         command.add_argument("--kernels", choices=["cpu", "reference"], default="cpu")
         command.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")
         if name not in ("kernels", "quality", "int8", "gpu"):
-            choices = ["f32", "bf16"] + ["int8"] * (name in ("finetune", "products"))
+            choices = ["f32", "bf16"] + ["int8"] * (name in ("finetune", "products", "experts"))
             command.add_argument("--precision", nargs="+", choices=choices, default=choices)
         if name == "step":
             command.add_argument("--profile", action="store_true", help="also show the most expensive ops")

@@ -20,6 +20,7 @@ ROWS = {
     "7b": (256, 1),
     "small": (64, 8),
     "qwen35-0.8b": (512, 1),
+    "3b-experts": (512, 4),
 }  # tokens in a row, rows in a batch
 MODES = ["eager", "compiled"]
 STEPS = 5  # of a run; the first of them is not counted
@@ -153,8 +154,8 @@ def bench_finetune(args: argparse.Namespace) -> int:
     return 0
 
 
-def format_row(contender: Contender, tokens: int, best_peer: float) -> str:
-    """Return a line of the table; `best_peer` is the time of PEFT's fastest mode, 0 if there is none."""
+def format_row(contender: Contender, tokens: int, best_peer: float, width: int = 18) -> str:
+    """Return a line of the table; `best_peer` is the time that others are compared with, 0 if there is none."""
     rate = tokens / median(contender.seconds)
     low = tokens / max(contender.seconds)
     high = tokens / min(contender.seconds)
@@ -163,4 +164,4 @@ def format_row(contender: Contender, tokens: int, best_peer: float) -> str:
         planned = f"{contender.planned / 1e6:11.1f} {contender.planned / contender.peak:10.3f}"
     ratio = f"{best_peer * rate / tokens:7.2f}" if best_peer else f"{'-':>7}"
     speed = f"{rate:9.1f} {f'{low:.4g}..{high:.4g}':>17}"
-    return f"{contender.name:18} {speed} {contender.peak / 1e6:9.1f} {planned} {ratio}"
+    return f"{contender.name:{width}} {speed} {contender.peak / 1e6:9.1f} {planned} {ratio}"

@@ -19,7 +19,7 @@ from llamatrain.platform.cpu import has_int8_products
 from tests.kernels.test_quantized_weights import sane_weight
 
 ROOT = Path(__file__).parents[2]
-QUANTIZED = ("Q4_K", "Q6_K", "Q8_0", "IQ4_NL")
+QUANTIZED = ("Q4_K", "Q6_K", "Q8_0", "MXFP4")
 DTYPES = {"F32": F32, "BF16": BF16} | {name: quantized(name) for name in QUANTIZED}
 
 DEVICES = [

@@ -53,6 +53,10 @@ def sane_weight(kind: GgmlType, rows: int, columns: int) -> np.ndarray:
     """Bytes whose numbers are of one size: random codes under scales that are encoded ones."""
     rng = np.random.default_rng(kind.number)
     values = (rng.standard_normal((rows, columns)) * columns**-0.5).astype(np.float32)
+    if kind.name == "MXFP4":  # an exponent and codes; it cannot be written
+        raw = rng.integers(0, 256, (rows, columns // 32, 17), np.uint8)
+        raw[..., 0] = rng.integers(118, 122, raw.shape[:2])
+        return raw.reshape(rows, -1)
     if not kind.name.startswith("IQ4"):
         return encode(values, kind)
     raw = rng.integers(0, 256, (rows, columns // kind.block_size, kind.block_bytes), np.uint8)

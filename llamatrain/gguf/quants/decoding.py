@@ -10,6 +10,8 @@ from llamatrain.compiler.vectors import vec16 as L
 from llamatrain.gguf.quants import kinds as K
 
 NON_LINEAR = LazyCompiled(lambda: L.make_lookup(K.IQ4_VALUES))
+FOUR_BIT_FLOATS = LazyCompiled(lambda: L.make_lookup(K.MXFP4_VALUES))
+SMALLEST_SCALE = 1 << 21  # the bits of the smallest scale of MXFP4, which is no normal number
 
 
 @exact
@@ -72,6 +74,15 @@ def iq4_nl(block, to, bf16):
     d, q = L.get_half(block), L.get_bytes(block + 2)
     store16(to, bf16, 0, d * NON_LINEAR(q & 15))
     store16(to, bf16, 16, d * NON_LINEAR(q >> 4))
+
+
+@exact
+def mxfp4(block, to, bf16):
+    """Decode a block of MXFP4: four-bit floats, and a power of two whose exponent is a byte."""
+    exponent, q = L.get_byte(block), L.get_bytes(block + 1)
+    d = L.bits_to_float(SMALLEST_SCALE << exponent if exponent < 2 else (exponent - 1) << 23)
+    store16(to, bf16, 0, d * FOUR_BIT_FLOATS(q & 15))
+    store16(to, bf16, 16, d * FOUR_BIT_FLOATS(q >> 4))
 
 
 # ---- blocks of 256, by sixteens -----------------------------------------------------------------
@@ -193,6 +204,8 @@ def decode_block32(kind, block, to, bf16):
         q8_0(block, to, bf16)
     elif kind == K.IQ4_NL:
         iq4_nl(block, to, bf16)
+    elif kind == K.MXFP4:
+        mxfp4(block, to, bf16)
 
 
 @exact

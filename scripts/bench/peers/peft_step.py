@@ -22,9 +22,11 @@ from transformers import (
     PreTrainedModel,
     Qwen3_5ForCausalLM,
     Qwen3_5TextConfig,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
-from bench.shapes import FAMILIES, SHAPES
+from bench.shapes import EXPERTS, FAMILIES, SHAPES
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 DELTA_NET = ["in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"]
@@ -47,6 +49,11 @@ def choose_model(shape: str, ctx: int) -> tuple[type[PreTrainedModel], PreTraine
     if shape not in FAMILIES:
         return LlamaForCausalLM, LlamaConfig(**sizes, tie_word_embeddings=False)
     _, head_size, _, tied = FAMILIES[shape]
+    if shape in EXPERTS:
+        experts, used, expert_ff = EXPERTS[shape]
+        mixture = {"num_experts": experts, "num_experts_per_tok": used, "moe_intermediate_size": expert_ff}
+        own = {"head_dim": head_size, "norm_topk_prob": True, "tie_word_embeddings": tied}
+        return Qwen3MoeForCausalLM, Qwen3MoeConfig(**sizes, **mixture, **own)
     heads_of_values = {"linear_num_value_heads": 16, "head_dim": head_size}
     return Qwen3_5ForCausalLM, Qwen3_5TextConfig(**sizes, **heads_of_values, tie_word_embeddings=tied)
 
@@ -54,7 +61,7 @@ def choose_model(shape: str, ctx: int) -> tuple[type[PreTrainedModel], PreTraine
 def build_model(shape: str, ctx: int, precision: str) -> torch.nn.Module:
     """Return a model with random weights and an adapter on each linear layer."""
     kind, config = choose_model(shape, ctx)
-    targets = LINEAR + DELTA_NET * (shape in FAMILIES)
+    targets = LINEAR[:4] if shape in EXPERTS else LINEAR + DELTA_NET * (shape in FAMILIES)
     if precision == "bf16":
         torch.set_default_dtype(torch.bfloat16)  # so that the base never takes the memory of float32
     base = kind(config)
