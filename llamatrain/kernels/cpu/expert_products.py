@@ -1,9 +1,10 @@
 """Products of choices with the weights of their experts (graph/ops/experts.py).
 
-A job takes some columns of one expert's result. It packs that part of the weight once, if the expert has a choice
-at all, and multiplies the expert's choices with it, some at a time. How many these are is read when the job runs.
-No sum is split between jobs, so the number of threads changes no bits. An expert with very few choices decodes rows
-of its weight and packs nothing.
+First all threads pack the choices, sorted by expert, in panels of 16 that belong to one expert each. Then a job
+takes some columns of one expert's result: it packs that part of the weight once, if the expert has a choice at all,
+and multiplies all its choices with it. How many these are is read when the job runs. No sum is split between jobs,
+so the number of threads changes no bits. An expert with very few choices decodes rows of its weight and packs
+nothing.
 """
 
 from collections.abc import Sequence
@@ -35,17 +36,19 @@ from llamatrain.kernels.cpu.registry import kernel
 from llamatrain.kernels.cpu.tile_shape import INT8_BY_TILES
 from llamatrain.kernels.quantized import Blocks
 
-CHOICES = 32  # that are packed at a time
+PANEL = 16  # choices of one expert in a packed panel
+MAX_PACKED_BYTES = 16 << 20  # of all choices at a time, if blocks of k can be that short
+SHORTEST_BLOCK = 256  # of k
 LINE = 64
 
 
 class Scratch(NamedTuple):
-    """A thread's memory: a packed part of a weight, packed choices, copied choices, and a slab to decode."""
+    """Memory: packed choices, and for each thread a packed part of a weight, copied choices, and a slab to decode."""
 
-    memory: Any
+    choices: Any
+    own: Any
     thread_bytes: int
-    left: int  # offsets
-    copied: int
+    copied: int  # offsets in a thread's memory
     slab: int
 
 
@@ -89,9 +92,28 @@ class ExpertProduct:
         return int(self.order.shape[1]) if len(self.x.shape) == 2 else 0
 
     @property
+    def panels(self) -> int:
+        """The most panels that choices can fill: experts may leave their last ones partly empty."""
+        choices, experts = self.order.size, self.w.shape[0]
+        return int(choices // PANEL + min(choices, experts))
+
+    @cached_property
     def k_block(self) -> int:
-        """The length of a block of k."""
-        return max(1, min(self.weight.k, largest_slice(self.mode).k))
+        """The length of a block of k: shorter if all choices are too large to be packed at once."""
+        length = largest_slice(self.mode).k
+        while length > SHORTEST_BLOCK and self.block_bytes(length) > MAX_PACKED_BYTES:
+            length //= 2
+        return max(1, min(self.weight.k, length))
+
+    @property
+    def k_range(self) -> int:
+        """The length of k for which choices are packed at a time: whole blocks."""
+        blocks = max(1, ceil(self.weight.k / self.k_block))
+        return self.k_block * min(blocks, max(1, MAX_PACKED_BYTES // self.block_bytes(self.k_block)))
+
+    def block_bytes(self, length: int) -> int:
+        """Return the bytes of all packed choices in a block of k."""
+        return packed_bytes(self.mode, PANEL * self.panels, min(length, max(1, self.weight.k)))
 
     @cached_property
     def width(self) -> int:
@@ -106,43 +128,56 @@ class ExpertProduct:
         row_bytes = self.w.row_bytes if isinstance(self.w, Blocks) else columns * self.w.dtype.itemsize
         return int(rows * row_bytes)
 
+    @property
+    def choices_bytes(self) -> int:
+        """The bytes of packed choices."""
+        return self.block_bytes(self.k_block) * (self.k_range // self.k_block)
+
     @cached_property
     def parts(self) -> tuple[int, ...]:
         """The bytes of the parts of a thread's memory."""
-        k = max(
-            self.k_block, self.weight.k * (not self.across)
-        )  # a whole row of a weight is decoded at a time
+        k = self.weight.k
+        row, few = (0, 0) if self.across else (4 * k, 4 * k * MAX_ROWS)  # of a weight, and of few choices
         return (
-            max(packed_bytes(self.mode, self.width, self.k_block), ceil(4 * k / LINE) * LINE),
-            packed_bytes(self.mode, CHOICES, self.k_block),
-            ceil(4 * CHOICES * k / LINE) * LINE,
+            max(packed_bytes(self.mode, self.width, self.k_block), ceil(row / LINE) * LINE),
+            ceil(max(few, 4 * PANEL * self.k_block) / LINE) * LINE,
             max(each.slab_bytes(self.mode) for each in (self.weight, self.choices)),
         )
 
     @property
     def scratch(self) -> int:
         """The bytes of scratch memory."""
-        return self.threads * sum(self.parts)
+        return self.choices_bytes + self.threads * sum(self.parts)
 
     def calls(self, y: np.ndarray, scratch: np.ndarray, ends: np.ndarray) -> list[Call]:
-        """Return the call that computes y."""
-        part, left, copied, _slab = self.parts
-        weight, k = self.weight, self.weight.k
-        return [
-            multiply_experts.call(
-                left=self.choices.to_side(self.mode, 0, k, self.k_block),
-                right=weight.to_side(self.mode, 0, k, self.k_block),
-                expert_bytes=self.expert_bytes,
-                order=self.order,
-                ends=ends,
-                used=self.used,
-                y=y,
-                width=self.width,
-                scratch=Scratch(scratch, sum(self.parts), part, part + left, part + left + copied),
-                items=len(ends) * ceil(weight.count / self.width),
-                block=1,
+        """Return the calls that compute y."""
+        part, copied, _slab = self.parts
+        own = scratch[self.choices_bytes :]
+        memory = Scratch(scratch, own, sum(self.parts), part, part + copied)
+        every = {"order": self.order, "ends": ends, "used": self.used, "panels": self.panels}
+        made = []
+        for start in range(0, max(1, self.weight.k), self.k_range):
+            left, right = (
+                each.to_side(self.mode, start, self.k_range, self.k_block)
+                for each in (self.choices, self.weight)
             )
-        ]
+            made += [
+                pack_choices.call(
+                    left, **every, scratch=memory, experts=len(ends), items=self.panels, block=1
+                ),
+                multiply_experts.call(
+                    left,
+                    right,
+                    expert_bytes=self.expert_bytes,
+                    **every,
+                    y=y,
+                    width=self.width,
+                    scratch=memory,
+                    items=len(ends) * ceil(self.weight.count / self.width),
+                    block=1,
+                ),
+            ]
+        return made
 
 
 # ---- compiled ----------------------------------------------------------------------------------
@@ -176,8 +211,17 @@ def copy_rows(to, half, side, order, used, place, count, start, length):
 
 
 @inline
-def pack_choices(side, to, copied, order, used, place, count, start, depth, slab):
-    """Pack some choices, `depth` elements of k from `start` on. Rows that stand for several choices are copied first."""
+def first_panel(ends, expert):
+    """Return the number of panels before an expert's."""
+    panels = 0
+    for each in range(expert):
+        panels += (ends[each] - first_place(ends, each) + PANEL - 1) // PANEL
+    return panels
+
+
+@inline
+def pack_panel(side, to, copied, order, used, place, count, start, depth, slab):
+    """Pack a panel. Rows that stand for several choices are copied first."""
     if not used:
         pack_part(side, to, side.source, 0, place, count, start, depth, slab)
         return
@@ -189,6 +233,25 @@ def pack_choices(side, to, copied, order, used, place, count, start, depth, slab
         side.mode, beginning, side.form, 0, depth, side.rows, depth, 0, depth, side.k_block, side.at_random
     )
     pack_part(rows, to, beginning, 0, place, count, start, depth, slab)
+
+
+@KernelEntry
+def pack_choices(lo, hi, thread, left: Side, order: I32, ends: I32, used, panels, scratch: Scratch, experts):
+    """Pack panels lo to hi of choices, those that there are."""
+    memory = scratch.own + thread * scratch.thread_bytes
+    copied, slab = memory + scratch.copied, memory + scratch.slab
+    expert, before, here = 0, 0, (ends[0] + PANEL - 1) // PANEL  # panels of earlier experts, and of this one
+    for panel in range(lo, hi):
+        while expert < experts - 1 and panel >= before + here:
+            before, expert = before + here, expert + 1
+            here = (ends[expert] - ends[expert - 1] + PANEL - 1) // PANEL
+        place = first_place(ends, expert) + (panel - before) * PANEL
+        count = min(PANEL, ends[expert] - place)
+        for k0 in range(0, left.depth if count > 0 else 0, left.k_block):
+            depth = min(left.k_block, left.depth - k0)
+            to = scratch.choices + panel_bytes(left.mode, PANEL, left.k_block) * panels * (k0 // left.k_block)
+            to += panel_bytes(left.mode, PANEL, depth) * panel
+            pack_panel(left, to, copied, order, used, place, count, left.start + k0, depth, slab)
 
 
 @inline
@@ -218,40 +281,53 @@ def multiply_experts(
     order: I32,
     ends: I32,
     used,
+    panels,
     y,
     width,
     scratch: Scratch,
 ):
     """Compute parts lo to hi: some columns of one expert's choices each."""
-    mode, n, k = right.mode, right.rows, right.k
+    mode, n = right.mode, right.rows
     slices = (n + width - 1) // width
-    memory = scratch.memory + thread * scratch.thread_bytes
-    packed, copied, slab = memory + scratch.left, memory + scratch.copied, memory + scratch.slab
+    memory = scratch.own + thread * scratch.thread_bytes
+    copied, slab = memory + scratch.copied, memory + scratch.slab
     unit = tiles.TILES if INT8_BY_TILES and mode == INT8 else mode
     tiles.configure_tiles(unit)
     for item in range(lo, hi):
         expert, first = item // slices, item % slices * width
-        start, end, columns = first_place(ends, expert), ends[expert], min(width, n - first)
-        weight = right.source + expert * expert_bytes
-        if 0 < end - start <= MAX_ROWS and not right.across and mode != INT8:
-            multiply_few(
-                left, right, weight, order, used, start, end - start, y, first, columns, memory, copied
-            )
-        elif end > start:
-            for k0 in range(0, k, right.k_block):
-                depth = min(right.k_block, k - k0)
-                pack_part(right, memory, weight, 1 - right.across, first, columns, k0, depth, slab)
-                for place in range(start, end, CHOICES):
-                    count = min(CHOICES, end - place)
-                    pack_choices(left, packed, copied, order, used, place, count, k0, depth, slab)
-                    corner = y + (place * n + first) * 4
-                    multiply(mode, corner, n, packed, memory, count, columns, depth, 1 if k0 > 0 else 0, 1)
+        place, columns = first_place(ends, expert), min(width, n - first)
+        count, weight = ends[expert] - place, right.source + expert * expert_bytes
+        corner = y + (place * n + first) * 4
+        if 0 < count <= MAX_ROWS and not right.across and mode != INT8:
+            if right.start == 0:
+                multiply_few(
+                    left, right, weight, order, used, place, count, y, first, columns, memory, copied
+                )
+        elif count > 0:
+            panel = first_panel(ends, expert)
+            for k0 in range(0, max(1, right.depth), right.k_block):
+                depth, more = min(right.k_block, right.depth - k0), 1 if right.start + k0 > 0 else 0
+                packed = scratch.choices + panel_bytes(mode, PANEL, depth) * panel
+                packed += panel_bytes(mode, PANEL, right.k_block) * panels * (k0 // right.k_block)
+                pack_part(
+                    right, memory, weight, 1 - right.across, first, columns, right.start + k0, depth, slab
+                )
+                multiply(mode, corner, n, packed, memory, count, columns, depth, more, 1)
     tiles.release_tiles(unit)
 
 
 # ---- sums over an expert's choices -------------------------------------------------------------
 
 SUM_ROWS, SUM_COLUMNS, SUM_CHOICES = 128, 256, 512  # of a part of the result, and of the choices that it sums
+
+
+class SumScratch(NamedTuple):
+    """A thread's memory: two packed parts of sources, and copied rows."""
+
+    memory: Any
+    thread_bytes: int
+    packed: int  # offsets
+    copied: int
 
 
 @dataclass(frozen=True)
@@ -288,6 +364,7 @@ class ExpertSums:
     def calls(self, c: np.ndarray, scratch: np.ndarray, ends: np.ndarray) -> list[Call]:
         """Return the call that computes the sums."""
         left, right, _copied = self.parts
+        memory = SumScratch(scratch, sum(self.parts), left, left + right)
         used = self.order.shape[1]
         return [
             sum_products.call(
@@ -298,7 +375,7 @@ class ExpertSums:
                 left_used=used if len(self.a.shape) == 2 else 0,
                 right_used=used if len(self.b.shape) == 2 else 0,
                 c=c,
-                scratch=Scratch(scratch, sum(self.parts), left, left + right, 0),
+                scratch=memory,
                 items=len(ends) * ceil(self.a.shape[-1] / SUM_ROWS),
                 block=1,
             )
@@ -334,13 +411,13 @@ def sum_products(
     left_used,
     right_used,
     c,
-    scratch: Scratch,
+    scratch: SumScratch,
 ):
     """Compute parts lo to hi: some rows of one expert's sum each, which is zero without choices."""
     mode, n, k = left.mode, left.rows, right.rows
     slices = (n + SUM_ROWS - 1) // SUM_ROWS
     memory = scratch.memory + thread * scratch.thread_bytes
-    packed, copied = memory + scratch.left, memory + scratch.copied
+    packed, copied = memory + scratch.packed, memory + scratch.copied
     tiles.configure_tiles(mode)
     for item in range(lo, hi):
         expert, first = item // slices, item % slices * SUM_ROWS
