@@ -262,11 +262,12 @@ class FinetuneOptions(TypedDict, total=False):
     lora_alpha: float | None
     """Scale the adapter by alpha / rank; default: the value of lora_r."""
     target: str | Sequence[str]
-    """Weights that get an adapter: attn_q, blk.0-3.ffn_down, blk.8-, output, token_embd, norms; default: all linear ones."""
+    """Weights that get an adapter: attn_q, blk.0-3.ffn_down, blk.8-, output, token_embd, or all of a group: attention,
+    experts, shared (experts), router, norms; default: all linear ones but experts and routers."""
     lora_rank_of: str | Sequence[str]
-    """Rank of one weight, such as attn_q=16 or blk.0.ffn_up=4; may be repeated. Norms have rank 1."""
+    """Rank of one weight, such as attn_q=16, blk.0.ffn_up=4 or experts=2; may be repeated. Norms have rank 1."""
     lora_dropout: float
-    """Dropout: the share of its input that an adapter does not see in a step."""
+    """Dropout: the share of its input that an adapter does not see in a step; not for experts."""
     rslora: bool
     """Scale by alpha / sqrt(rank) instead of alpha / rank."""
     lora_plus_ratio: float

@@ -4,7 +4,7 @@ A weight W (out, in) becomes W + scale B A, where A is a pair's `a` (r, in) and 
 of the embeddings is transposed, as in llama.cpp's files: `a` (vocab, r), of which a token's row is taken, and
 `b` (embd, r), so that the matrix becomes W + scale a bᵀ. A norm's gains (n) are a matrix with one row: `a`
 (r, n), `b` (1, r); llama.cpp's old finetune made such pairs for all norms, and today's llama.cpp applies
-none.
+none. Experts (E, out, in) have a pair for each expert, in stacks: `a` (E, r, in), `b` (E, out, r).
 """
 
 import math
@@ -39,7 +39,7 @@ class LoraPair:
     @property
     def rank(self) -> int:
         """The rank."""
-        return self.b.shape[1]
+        return self.b.shape[-1]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -63,13 +63,27 @@ class Adapter:
         return replace(self, pairs={name: pair for name, pair in self.pairs.items() if name not in names})
 
     def delta(self, name: str, lo: int = 0, hi: int | None = None) -> np.ndarray:
-        """Return rows `lo` to `hi` of what is added to a weight, as a new float32 array."""
+        """Return rows `lo` to `hi` of what is added to a weight, as a new float32 matrix.
+
+        The rows of experts are those of the first expert, then those of the second, and so on.
+        """
         left, right = self.factors(name)
+        left, right = left.reshape(-1, *left.shape[-2:]), right.reshape(-1, *right.shape[-2:])
+        count, (lo, hi, _) = left.shape[1], slice(lo, hi).indices(left.shape[0] * left.shape[1])
+        delta = np.empty((max(0, hi - lo), right.shape[2]), np.float32)
         with np.errstate(over="ignore", invalid="ignore"):  # the caller checks if it is finite
-            return (np.float32(self.pairs[name].scale) * left[lo:hi]) @ right
+            for expert in range(lo // count, -(-hi // count)):
+                first, last = max(lo, expert * count), min(hi, (expert + 1) * count)
+                rows = left[expert, first - expert * count : last - expert * count]
+                np.matmul(
+                    np.float32(self.pairs[name].scale) * rows,
+                    right[expert],
+                    out=delta[first - lo : last - lo],
+                )
+        return delta
 
     def factors(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the matrices (out, r) and (r, in) whose product is added."""
+        """Return the matrices (out, r) and (r, in) whose product is added, or stacks of them for experts."""
         pair = self.pairs[name]
         return (pair.a, pair.b.T) if is_transposed(self.architecture, name) else (pair.b, pair.a)
 
@@ -83,6 +97,12 @@ def is_transposed(architecture: Architecture[Any, Any], name: str) -> bool:
     """Return True if a weight's pair is transposed, as that of the embeddings."""
     kind = architecture.weight_kind(name)
     return kind is not None and kind.has_transposed_lora
+
+
+def has_experts(architecture: Architecture[Any, Any], name: str) -> bool:
+    """Return True if a weight is a stack of experts, whose factors are stacks too."""
+    kind = architecture.weight_kind(name)
+    return kind is not None and kind.role == "experts"
 
 
 def select_norms(architecture: Architecture[Any, Any], names: Iterable[str]) -> list[str]:
@@ -99,12 +119,16 @@ def default_scale(alpha: float, rank: int) -> float:
 # ---- for those that read files ---------------------------------------------
 
 
-def decode_factor(source: Path, name: str, raw: np.ndarray, kind: GgmlType) -> np.ndarray:
-    """Return a factor as a float32 matrix, copied from the file; the last axis of `raw` has a row's bytes."""
-    if raw.ndim > 2:
-        raise FileError(
-            f"{source}: {quote(name)} must have two dimensions (got {raw.ndim})", code="invalid-factor"
-        )
+def decode_factor(
+    source: Path, name: str, raw: np.ndarray, kind: GgmlType, stacked: bool = False
+) -> np.ndarray:
+    """Return a factor as a float32 matrix, copied from the file; the last axis of `raw` has a row's bytes.
+
+    A factor of experts is a stack of matrices.
+    """
+    if raw.ndim != 3 if stacked else raw.ndim > 2:
+        wanted = "three dimensions, as a factor of experts" if stacked else "two dimensions"
+        raise FileError(f"{source}: {quote(name)} must have {wanted} (got {raw.ndim})", code="invalid-factor")
     rows = np.atleast_2d(raw)
     return np.array(rows.view("<f4"), np.float32) if kind.name == "F32" else quants.decode(rows, kind)
 
@@ -136,7 +160,13 @@ def check_halves(source: Path, pairs: Halves, architecture: Architecture[Any, An
                 code="missing-factor",
             )
         a, b = halves["a"], halves["b"]
-        if a.shape[is_transposed(architecture, name)] != b.shape[1]:
+        if a.shape[:-2] != b.shape[:-2]:
+            raise FileError(
+                f"{source}: {quote(name)}: factors a {list(a.shape)} and b {list(b.shape)} differ in their "
+                "number of experts",
+                code="rank-mismatch",
+            )
+        if a.shape[-1 if is_transposed(architecture, name) else -2] != b.shape[-1]:
             raise FileError(
                 f"{source}: {quote(name)}: factors a {list(a.shape)} and b {list(b.shape)} differ in rank",
                 code="rank-mismatch",
@@ -177,7 +207,7 @@ def check_fits(adapter: Adapter, h: Hyperparameters, base: object) -> None:
                 code="unsupported-adapter",
             )
         left, right = adapter.factors(name)
-        actual, needed = (left.shape[0], right.shape[1]), shapes[name]
+        actual, needed = (*left.shape[:-1], right.shape[-1]), shapes[name]
         if actual != ((1, *needed) if len(needed) == 1 else needed):
             raise FileError(
                 f"{adapter.source}: the pair of {name} is for a weight of {list(actual)}, but {base} "

@@ -17,6 +17,7 @@ from llamatrain.adapters.adapter import (
     check_halves,
     decode_factor,
     default_scale,
+    has_experts,
     parse_factor_name,
 )
 from llamatrain.errors import FileError, UsageError
@@ -71,10 +72,12 @@ def read_pairs(gguf: Gguf, architecture: Architecture[Any, Any]) -> Adapter:
                 f"{tensor.type.name})",
                 code="wrong-tensor-type",
             )
-        halves[name][half] = decode_factor(path, tensor.name, tensor.raw, tensor.type)
+        halves[name][half] = decode_factor(
+            path, tensor.name, tensor.raw, tensor.type, has_experts(architecture, name)
+        )
     check_halves(path, halves, architecture)
     pairs = {
-        name: LoraPair(factors["a"], factors["b"], default_scale(alpha, factors["b"].shape[1]))
+        name: LoraPair(factors["a"], factors["b"], default_scale(alpha, factors["b"].shape[-1]))
         for name, factors in halves.items()
     }
     name = gguf.get_value("general.name", str, "")

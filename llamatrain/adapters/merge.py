@@ -77,10 +77,12 @@ def plan_merge(
     adapters: Sequence[Adapter],
     kind: GgmlType | None = None,
     unchanged: Collection[str] = (),
+    stacks: Collection[str] = (),
 ) -> list[MergedTensor]:
     """Return the tensors of the new file in the base's order; an adapter with scale 0 changes nothing.
 
-    With a type, matrices whose rows are whole blocks get it, except `unchanged` ones; all else keeps its own.
+    With a type, matrices whose rows are whole blocks get it, except `unchanged` ones, and so do `stacks` of
+    matrices; all else keeps its own.
     """
     tensors = []
     for name, tensor in base.tensors.items():
@@ -91,8 +93,8 @@ def plan_merge(
             kind
             if kind
             and name not in unchanged
-            and len(tensor.shape) == 2
-            and tensor.shape[1] % kind.block_size == 0
+            and (len(tensor.shape) == 2 or name in stacks)
+            and tensor.shape[-1] % kind.block_size == 0
             else tensor.type
         )
         tensors.append(MergedTensor(tensor, new_type, used_adapters))

@@ -195,6 +195,7 @@ def to_json(planned: "PlannedRun", time: "TimeForecast | str | None") -> dict[st
         "cache_base": planned.fitted.cache,
         "threads": spec.threads,
         "parameters": spec.h.parameter_count,
+        "adapter": planned.fitted.weights.adapter_sizes(spec.h),
         **seconds,
         "tried": trial_rows,
     }
@@ -202,9 +203,13 @@ def to_json(planned: "PlannedRun", time: "TimeForecast | str | None") -> dict[st
 
 def memory_lines(planned: "PlannedRun") -> Iterator[str]:
     """Yield the lines about memory."""
+    from llamatrain.model.lora_targets import describe_groups
+
     memory_plan = planned.fitted.plan
     spec = memory_plan.spec
     yield f"{spec.h.describe()}: {spec.h.parameter_count:,} parameters"
+    if adapter := planned.fitted.weights.adapter_sizes(spec.h):
+        yield f"an adapter of {sum(adapter.values()):,} parameters: {describe_groups(adapter)}"
     parts = f" in {memory_plan.splits} micro-batches each" if memory_plan.splits > 1 else ""
     rows = f"batches of {spec.batch * memory_plan.splits} rows{parts}"
     yield f"{spec.describe_precision()}, {spec.threads} threads, {rows}, recomputing: {memory_plan.policy}\n"

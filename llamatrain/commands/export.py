@@ -103,9 +103,9 @@ def combine_adapters(adapters: "list[Adapter]") -> "Adapter":
     for adapter in adapters[1:]:
         for name, pair in adapter.pairs.items():
             if name in pairs:
-                both, axis = (pairs[name], pair), 1 if is_transposed(first.architecture, name) else 0
+                both, axis = (pairs[name], pair), -1 if is_transposed(first.architecture, name) else -2
                 a = np.concatenate([part.a for part in both], axis)
-                b = np.concatenate([np.float32(part.scale) * part.b for part in both], 1)
+                b = np.concatenate([np.float32(part.scale) * part.b for part in both], -1)
                 pair = LoraPair(a, b, 1.0)
             pairs[name] = pair
     return replace(first, pairs=pairs)

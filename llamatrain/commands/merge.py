@@ -140,15 +140,17 @@ def plan_export(base: Path, out: Path, options: ExportOptions, lora: AdapterOpti
     from llamatrain.adapters import merge
     from llamatrain.distributed.cores import count_cores
     from llamatrain.gguf.types import type_by_name
+    from llamatrain.model.lora_targets import group_weights
 
     if not lora.scaled and options.type == "keep":
         raise UsageError(f"{NO_ADAPTER}, or convert {base} with --type", code="no-adapter")
     gguf, h, adapters = open_base(base, lora)
     check_output(options, [base, *(path for path, _ in lora.scaled)])
     target_type = None if options.type == "keep" else type_by_name(options.type.upper())
-    # llama.cpp reads norms, biases and taps of convolutions in float32 alone, also if they have rows
-    unchanged = {name for name, kind in h.weight_kinds() if kind.stays_float32}
-    tensors = merge.plan_merge(gguf, adapters, target_type, unchanged)
+    # llama.cpp reads norms, biases and taps of convolutions in float32 alone, also if they have rows, and leaves
+    # routers as they are
+    unchanged = {name for name, kind in h.weight_kinds() if kind.stays_float32} | group_weights("router", h)
+    tensors = merge.plan_merge(gguf, adapters, target_type, unchanged, group_weights("experts", h))
     check_disk_space(out, total_bytes(tensors))
     return MergePlan(
         gguf=gguf,
@@ -223,22 +225,23 @@ def check_disk_space(out: Path, needed: int) -> None:
 def note_unchanged(plan: MergePlan) -> None:
     """Note tensors that are not used, or that cannot have the new type."""
     from llamatrain.model.hyperparameters import describe_unused, unused_tensors
+    from llamatrain.model.lora_targets import group_weights
 
     if names := unused_tensors(plan.gguf, plan.h):
         plan.note(describe_unused(names, "kept as they are"))
-    target_type = plan.target_type
+    target_type, stacks = plan.target_type, group_weights("experts", plan.h)
     others = [
         tensor.base
         for tensor in plan.tensors
         if target_type
         and tensor.type is not target_type
-        and len(tensor.base.shape) == 2
-        and tensor.base.shape[1] % target_type.block_size
+        and (len(tensor.base.shape) == 2 or tensor.base.name in stacks)
+        and tensor.base.shape[-1] % target_type.block_size
     ]
     if others and target_type:
         more = f" and {len(others) - 1} more keep their" if len(others) > 1 else " keeps its"
         plan.note(
-            f"{others[0].name}{more} type: rows of {others[0].shape[1]} are not a multiple of the block "
+            f"{others[0].name}{more} type: rows of {others[0].shape[-1]} are not a multiple of the block "
             f"size {target_type.block_size}"
         )
 

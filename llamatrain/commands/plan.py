@@ -14,6 +14,7 @@ class RunPlan:
     needs: dict[str, int]  # bytes, by what they are for
     excess: str | None  # why it does not fit the memory, if so
     parameters: int
+    adapter: dict[str, int]  # parameters of the trained adapter, by group of weights
     batch: int
     splits: int  # micro-batches per batch
     remat: str
@@ -48,6 +49,7 @@ def plan_request(request: RunRequest, measure: bool = False) -> RunPlan:
         needs={name: size for name, size in asdict(plan.breakdown).items() if size},
         excess=planned.fitted.error,
         parameters=plan.spec.h.parameter_count,
+        adapter=planned.fitted.weights.adapter_sizes(plan.spec.h),
         batch=plan.spec.batch,
         splits=plan.splits,
         remat=str(plan.policy),

@@ -1,14 +1,26 @@
-"""Parses LoRA targets such as attn_q, blk.0-3.ffn_down, blk.8-, output or norms."""
+"""Parses LoRA targets such as attn_q, blk.0-3.ffn_down, blk.8-, output, or groups such as norms and experts."""
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 from llamatrain.config.messages import shorten
 from llamatrain.errors import UsageError
+from llamatrain.model.architecture import WeightKind
 from llamatrain.model.hyperparameters import Hyperparameters
 
-NORMS = "norms"  # all there are
+Kinds = dict[str, WeightKind[Any]]  # by short name
+
+# Targets that name several weights, and which these are, by short name and kind.
+GROUPS: dict[str, Callable[[str, WeightKind[Any]], bool]] = {
+    "attention": lambda name, kind: kind.role == "matrix" and name.startswith("attn_"),
+    "experts": lambda name, kind: kind.role == "experts",
+    "shared": lambda name, kind: kind.role == "matrix" and name.endswith("_shexp"),
+    "router": lambda name, kind: name == "ffn_gate_inp",
+    "norms": lambda name, kind: kind.role == "norm",
+}
 BLOCKS = r"blk\.(?P<first>\d{1,6})(?P<on>-(?P<last>\d{1,6})?)?"
 TARGET = re.compile(rf"(?:{BLOCKS}\.)?(?P<name>[a-z_]+)(?:\.weight)?")
 
@@ -22,66 +34,75 @@ def block_matrices(h: Hyperparameters) -> list[str]:
     ]
 
 
-def norm_weights(h: Hyperparameters) -> set[str]:
-    """Return all norms."""
-    return {name for name, kind in h.weight_kinds() if kind.role == "norm"}
+def group_weights(group: str, h: Hyperparameters) -> set[str]:
+    """Return the weights of a group."""
+    return {name for name, kind in h.weight_kinds() if GROUPS[group](short_name(name), kind)}
+
+
+def group_sizes(sizes: Iterable[tuple[str, int]], h: Hyperparameters) -> dict[str, int]:
+    """Return the sum of the sizes of weights by group; feed-forward matrices and others are groups too."""
+    sums: Counter[str] = Counter()
+    for name, size in sizes:
+        short, kind = short_name(name), h.weight_kind(name)
+        rest = "feed-forward" if short.startswith("ffn_") else "others"
+        sums[next((group for group, holds in GROUPS.items() if holds(short, kind)), rest)] += size
+    order = ["attention", "feed-forward", *GROUPS, "others"]
+    return {group: sums[group] for group in sorted(sums, key=order.index)}
+
+
+def describe_groups(sizes: Mapping[str, int]) -> str:
+    """Return the number of parameters of each group in one line."""
+    return ", ".join(f"{group} {size:,}" for group, size in sizes.items())
 
 
 def match_target(target: str, h: Hyperparameters) -> set[str]:
     """Return the weights that a target names."""
-    if target == NORMS:
-        return norm_weights(h)
     if blocks := re.fullmatch(BLOCKS, target):
-        return {
-            name
-            for layer in block_range(blocks, target, h)
-            for name in block_matrices(h)
-            if name.startswith(f"blk.{layer}.")
-        }
-    match = TARGET.fullmatch(target)
-    patterns = {
-        short_name(pattern): pattern for pattern, kind in h.architecture.weights.items() if kind.has_lora
+        return in_blocks(block_matrices(h), block_range(blocks, target, h))
+    kinds: Kinds = {
+        short_name(pattern): kind for pattern, kind in h.architecture.weights.items() if kind.has_lora
     }
-    kinds = {name: h.architecture.weights[pattern] for name, pattern in patterns.items()}
-    adaptable = [
-        name
-        for role in ("matrix", "embedding", "output", "norm")
-        for name, kind in kinds.items()
-        if kind.role == role
-    ]
-    kind = kinds.get(match["name"]) if match else None
-    if not match or not kind:
-        module_name = target.removesuffix(".weight").rpartition(".")[2]
-        if own_name := next(
-            (name for name, each in kinds.items() if module_name in each.module.split(".")), ""
-        ):
+    match = TARGET.fullmatch(target)
+    if match and match["name"] in GROUPS:
+        found = group_weights(match["name"], h)
+    elif match and (kind := kinds.get(match["name"])):
+        if h.tied and kind.role in ("embedding", "output"):
             raise UsageError(
-                f"{shorten(target)}: no such weight; its name is {own_name}", code="unknown-target"
+                f"{shorten(target)}: the model's embeddings are tied, so one matrix is input and output; "
+                "leave it out",
+                code="tied-target",
             )
-        if target == "all-linear":
-            raise UsageError(
-                f"{target}: no such weight; without --target, all linear weights get an adapter",
-                code="unknown-target",
-            )
-        close: Sequence[str] = get_close_matches(target.rpartition(".")[2], adaptable, 2, 0.5)
-        raise UsageError(
-            f"{shorten(target)}: no such weight; choose one of {', '.join(close or adaptable)}",
-            code="unknown-target",
-        )
-    if h.tied and kind.role in ("embedding", "output"):
-        raise UsageError(
-            f"{shorten(target)}: the model's embeddings are tied, so one matrix is input and output; "
-            "leave it out",
-            code="tied-target",
-        )
-    found = {name for name, each in h.weight_kinds() if each is kind}
+        found = {name for name, each in h.weight_kinds() if each is kind}
+    else:
+        raise unknown_target(target, kinds)
     if match["first"] is not None:
-        pattern = patterns[match["name"]]
-        named = {pattern.format(layer) for layer in block_range(match, target, h)}
-        found = found & named if "{}" in pattern else set()
+        found = in_blocks(found, block_range(match, target, h))
     if not found:
         raise UsageError(f"{shorten(target)}: the model has no such weight", code="unknown-target")
     return found
+
+
+def unknown_target(target: str, kinds: Kinds) -> UsageError:
+    """Return the error for a target that names no weight of an architecture."""
+    module_name = target.removesuffix(".weight").rpartition(".")[2]
+    own_name = next((name for name, kind in kinds.items() if module_name in kind.module.split(".")), "")
+    roles = ("matrix", "experts", "embedding", "output", "norm")
+    names = [name for role in roles for name, kind in kinds.items() if kind.role == role]
+    names += [group for group, holds in GROUPS.items() if any(holds(*item) for item in kinds.items())]
+    if own_name:
+        problem = f"its name is {own_name}"
+    elif target == "all-linear":
+        problem = "without --target, all linear weights get an adapter"
+    else:
+        close: Sequence[str] = get_close_matches(target.rpartition(".")[2], names, 2, 0.5)
+        problem = f"choose one of {', '.join(close or names)}"
+    return UsageError(f"{shorten(target)}: no such weight; {problem}", code="unknown-target")
+
+
+def in_blocks(names: Iterable[str], blocks: range) -> set[str]:
+    """Return the names of weights of some blocks."""
+    prefixes = tuple(f"blk.{layer}." for layer in blocks)
+    return {name for name in names if name.startswith(prefixes)}
 
 
 def block_range(match: re.Match[str], target: str, h: Hyperparameters) -> range:

@@ -16,7 +16,7 @@ from llamatrain.model.hyperparameters import Hyperparameters, untrained_tensors
 from llamatrain.model.load import decode_tensor
 from llamatrain.run.config import RunConfig
 from llamatrain.run.inputs import RunInputs
-from llamatrain.run.lora_options import FACTORS, LoraOptions, adapter_ranks
+from llamatrain.run.lora_options import FACTORS, LoraOptions, adapter_ranks, check_dropout
 from llamatrain.run.low_rank import LowRankModel
 from llamatrain.run.model import RunModel
 from llamatrain.run.resolve import resolve_precision
@@ -38,6 +38,7 @@ def choose_trainable(config: RunConfig, model: RunModel, inputs: RunInputs, peft
         )
     assert inputs.base
     ranks, scales, alpha = adapter_numbers(config.tune, model.h, inputs)
+    check_dropout(config.tune.lora_dropout, ranks, model.h)
     if peft:
         peft_files.check_pairs(peft, ranks, model.h)
     return LoraAdapter(

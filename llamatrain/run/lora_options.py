@@ -1,6 +1,7 @@
 """The options of `finetune`, and the ranks of an adapter's weights."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from llamatrain.adapters.options import LARGEST
 from llamatrain.config.common import CTX
 from llamatrain.config.messages import shorten
-from llamatrain.config.options import Option, Options, excluded_by
+from llamatrain.config.options import Option, OptionError, Options, excluded_by
 from llamatrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ class LoraOptions(Options, panel="An adapter"):
     target: Annotated[
         tuple[str, ...],
         Option(
-            "Weights that get an adapter: attn_q, blk.0-3.ffn_down, blk.8-, output, token_embd, norms; "
-            "default: all linear ones.",
+            "Weights that get an adapter: attn_q, blk.0-3.ffn_down, blk.8-, output, token_embd, or all of a group: "
+            "attention, experts, shared (experts), router, norms; default: all linear ones but experts and routers.",
             unit="WEIGHTS",
             when=(NOT_FULL, NEW_ADAPTER),
         ),
@@ -61,7 +62,7 @@ class LoraOptions(Options, panel="An adapter"):
     lora_rank_of: Annotated[
         tuple[str, ...],
         Option(
-            "Rank of one weight, such as attn_q=16 or blk.0.ffn_up=4; may be repeated. Norms have rank 1.",
+            "Rank of one weight, such as attn_q=16, blk.0.ffn_up=4 or experts=2; may be repeated. Norms have rank 1.",
             unit="WEIGHT=RANK",
             accepts=is_rank,
             takes="a weight and a rank, such as attn_q=16",
@@ -72,7 +73,7 @@ class LoraOptions(Options, panel="An adapter"):
     lora_dropout: Annotated[
         float,
         Option(
-            "Dropout: the share of its input that an adapter does not see in a step.",
+            "Dropout: the share of its input that an adapter does not see in a step; not for experts.",
             unit="SHARE",
             least=0,
             below=1,
@@ -171,7 +172,7 @@ def parse_rank(text: str) -> tuple[str, int]:
 
 def adapter_ranks(options: LoraOptions, h: "Hyperparameters") -> dict[str, int]:
     """Return the ranks of the weights that get an adapter, in the order of the file."""
-    from llamatrain.model.lora_targets import block_matrices, norm_weights
+    from llamatrain.model.lora_targets import block_matrices, group_weights
 
     targets = [target for text in options.target for target in text.split(",")]
     chosen = {name for target in targets for name in match_weights("--target", target, h)}
@@ -187,9 +188,22 @@ def adapter_ranks(options: LoraOptions, h: "Hyperparameters") -> dict[str, int]:
             given_ranks[name] = rank
     if not targets:
         chosen = {*block_matrices(h), *given_ranks}
-    rows = norm_weights(h)
+    rows = group_weights("norms", h)
     ranks = {name: RANK_OF_NORMS if name in rows else options.lora_r for name in h.shapes if name in chosen}
     return ranks | given_ranks
+
+
+def check_dropout(rate: float, names: Iterable[str], h: "Hyperparameters") -> None:
+    """Raise if there is dropout, and one of the weights that get an adapter is a stack of experts."""
+    experts = next((name for name in names if h.weight_kind(name).role == "experts"), None)
+    if rate and experts:
+        raise OptionError(
+            lambda spelt: (
+                f"{spelt('lora_dropout')} {rate:g} does not work with adapters of experts, which have no dropout "
+                f"({experts} has one); leave it out, or train no experts"
+            ),
+            code="dropout-of-experts",
+        )
 
 
 def match_weights(option: str, target: str, h: "Hyperparameters") -> set[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from llamatrain.checkpoints.filenames import BEST, best_filename
 from llamatrain.checkpoints.run_folder import RunFolder
+from llamatrain.model.lora_targets import describe_groups
 from llamatrain.platform.terminal import log_line
 from llamatrain.report.format import format_loss
 from llamatrain.run.prepare import PreparedRun
@@ -33,11 +34,12 @@ def describe_run(prepared: PreparedRun, folder: Path) -> list[tuple[str, str]]:
     steps = f"{train.iters} step{'s' * (train.iters != 1)}"
     rows = f"{train.batch} rows of {max(prepared.data.rows.lengths)}{batches}"
     recomputed = "" if str(plan.policy) == "none" else f", recomputing {plan.policy}"
-    trained = sum(tensor.size for tensor in prepared.fitted.weights.trainable.values())
-    adapter = f"; an adapter of {trained:,} is trained" if prepared.trainable.kind == "finetune_lora" else ""
+    adapter = prepared.fitted.weights.adapter_sizes(h)
+    trained = f"; an adapter of {sum(adapter.values()):,} is trained" if adapter else ""
     return [
         ("model", h.describe()),
-        ("parameters", f"{h.parameter_count:,}{adapter}"),
+        ("parameters", f"{h.parameter_count:,}{trained}"),
+        *([("adapter", describe_groups(adapter))] if adapter else []),
         (
             "data",
             "; ".join(filter(None, (prepared.data.description, prepared.data.describe_packing(train.batch)))),

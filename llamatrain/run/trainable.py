@@ -29,6 +29,7 @@ from llamatrain.model.frozen_weights import (
 )
 from llamatrain.model.hyperparameters import Hyperparameters, describe_unused, unused_tensors
 from llamatrain.model.lora import Delta, Weights
+from llamatrain.model.lora_targets import group_sizes
 from llamatrain.run.inputs import MERGED_ADAPTERS, RunInputs
 from llamatrain.train.int8_copies import make_int8_copies, pack_for_int8
 
@@ -61,6 +62,11 @@ class TrainableWeights:
     def copy_bytes(self) -> int:
         """Bytes of the base's copies."""
         return sum(tensor.nbytes for tensor in (*self.copied_tensors, *chain(*self.int8_copies.values())))
+
+    def adapter_sizes(self, h: Hyperparameters) -> dict[str, int]:
+        """Return the number of parameters of the trained adapter by group of weights; empty without one."""
+        factors = self.trainable.items() if self.reference else ()
+        return group_sizes(((name.rpartition(".lora_")[0], factor.size) for name, factor in factors), h)
 
 
 class Trainable(Protocol):

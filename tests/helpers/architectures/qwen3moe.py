@@ -31,4 +31,5 @@ FAMILY = Family(
     keys=lambda shape: key_and_value_length(shape) | expert_keys(shape),
     settings=lambda shape: expert_settings(shape) | {"norm_topk_prob": True},
     without_adapter=(ROUTER,),
+    wide={"expert_ff": 256},
 )
