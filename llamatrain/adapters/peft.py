@@ -11,6 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,15 @@ from llamatrain.adapters.adapter import (
     select_norms,
 )
 from llamatrain.adapters.gguf import fold_scale
+from llamatrain.adapters.peft_parameters import (
+    check_targets,
+    flatten_factors,
+    is_parameter,
+    name_parameters,
+    parameters_by_holder,
+    stack_factors,
+    wrapper_name,
+)
 from llamatrain.adapters.safetensors import (
     KINDS,
     StoredTensor,
@@ -90,6 +100,7 @@ def read_peft(folder: Path, h: Hyperparameters) -> Adapter:
             if not name.endswith(".base_layer.weight"):  # PEFT also stores the original embeddings
                 module, half = parse_factor_name(modules, source, name.removeprefix(PREFIX), SUFFIXES)
                 modules[module][half] = read_factor(source, name, entry)
+    modules = name_parameters(source, modules, config["target_parameters"], h)
     names = {name: module for module in modules for name in weight_names(source, module, h)}
     pairs_by_name = {
         name: convert_halves(source, module, name, modules[module], h) for name, module in names.items()
@@ -99,7 +110,7 @@ def read_peft(folder: Path, h: Hyperparameters) -> Adapter:
         name: LoraPair(
             factors["a"],
             factors["b"],
-            pair_scale(folder / CONFIG, config, names[name], factors["b"].shape[1]),
+            pair_scale(folder / CONFIG, config, names[name], factors["b"].shape[-1]),
         )
         for name, factors in pairs_by_name.items()
     }
@@ -134,13 +145,16 @@ def convert_halves(
     """Return the factors of a weight's pair in GGUF's layout."""
     converted, kind = dict(halves), h.weight_kind(name)
     number, parts = kind.part
+    if kind.role == "experts":
+        converted = stack_factors(source, module, converted, kind.shape(h.for_weight(name))[0])
     if parts > 1 and "b" in converted:
-        if len(converted["b"]) % parts:
+        rows = converted["b"].shape[-2]
+        if rows % parts:
             raise FileError(
-                f"{source}: the {len(converted['b'])} rows of {quote(module)} cannot be divided into {parts} parts",
+                f"{source}: the {rows} rows of {quote(module)} cannot be divided into {parts} parts",
                 code="invalid-factor",
             )
-        converted["b"] = np.split(converted["b"], parts)[number]
+        converted["b"] = np.split(converted["b"], parts, axis=-2)[number]
     if kind.has_transposed_lora and "a" in converted:
         converted["a"] = np.ascontiguousarray(converted["a"].T)
     if (count := permuted_heads(name, h)) and "b" in converted:
@@ -226,6 +240,7 @@ def read_config(path: Path) -> dict[str, Any]:
         )
     for key, smallest in (("r", 1), ("lora_alpha", 0)):
         config[key] = check_number(path, key, config.get(key, 8), smallest)
+    config["target_parameters"] = check_targets(path, config.get("target_parameters"))
     for key in ("rank_pattern", "alpha_pattern"):
         patterns = config.get(key) or {}
         if not isinstance(patterns, dict) or len(patterns) > MAX_PATTERNS:
@@ -305,6 +320,7 @@ def write_peft(folder: Path, adapter: Adapter, base: str, h: Hyperparameters) ->
     pairs = pairs_by_module(folder, adapter.without(adapter.norm_names), h)
     rank = Counter(pair.rank for pair in pairs.values()).most_common(1)[0][0]
     alpha = adapter.alpha or rank
+    parameters = [name for name in pairs if is_parameter(name, h)]
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -312,7 +328,8 @@ def write_peft(folder: Path, adapter: Adapter, base: str, h: Hyperparameters) ->
         "r": rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "rank_pattern": {module: pair.rank for module, pair in pairs.items() if pair.rank != rank},
-        "target_modules": target_modules(pairs, h),
+        "target_modules": target_modules([name for name in pairs if name not in parameters], h),
+        **({"target_parameters": parameters} if parameters else {}),
         "bias": "none",
         "lora_dropout": 0.0,
         "inference_mode": True,
@@ -358,29 +375,34 @@ def join_parts(pairs: dict[int, LoraPair], count: int) -> LoraPair:
     if count == len(pairs) and all(
         np.array_equal(each.a, first.a) and each.scale == first.scale for each in others
     ):
-        return LoraPair(first.a, np.concatenate([first.b, *(each.b for each in others)]), first.scale)
-    rows, column = len(first.b), 0
-    b = np.zeros((count * rows, sum(pair.rank for pair in pairs.values())), np.float32)
+        return LoraPair(first.a, np.concatenate([first.b, *(each.b for each in others)], -2), first.scale)
+    (*experts, rows, _), column = first.b.shape, 0
+    b = np.zeros((*experts, count * rows, sum(pair.rank for pair in pairs.values())), np.float32)
     for number in sorted(pairs):
         pair = pairs[number]
-        b[number * rows :, column : column + pair.rank][:rows] = np.float32(pair.scale) * pair.b
+        part = b[..., number * rows : (number + 1) * rows, column : column + pair.rank]
+        part[...] = np.float32(pair.scale) * pair.b
         column += pair.rank
-    return LoraPair(np.concatenate([first.a, *(each.a for each in others)]), b, 1.0)
+    return LoraPair(np.concatenate([first.a, *(each.a for each in others)], -2), b, 1.0)
 
 
 def named_factors(
     pairs: dict[str, LoraPair], alpha: float, h: Hyperparameters
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the factors of modules by PEFT's names."""
+    holders = parameters_by_holder(h)
     for module, pair in pairs.items():
         kind = h.weight_kind(h.architecture.weights_for_module(module)[0])
+        stored = replace(pair, b=fold_scale(alpha, pair))
+        stored = flatten_factors(stored) if kind.role == "experts" else stored
+        prefix = wrapper_name(module, pairs, holders) if kind.is_parameter else module
         suffixes = (
             (".lora_embedding_A", ".lora_embedding_B")
             if kind.has_transposed_lora
             else (".lora_A.weight", ".lora_B.weight")
         )
-        for suffix, factor in zip(suffixes, (pair.a, fold_scale(alpha, pair)), strict=True):
-            yield f"{PREFIX}{module}{suffix}", factor
+        for suffix, factor in zip(suffixes, (stored.a, stored.b), strict=True):
+            yield f"{PREFIX}{prefix}{suffix}", factor
 
 
 def check_pairs(folder: Path, names: Collection[str], h: Hyperparameters) -> None:
@@ -450,7 +472,7 @@ def target_modules(modules: Collection[str], h: Hyperparameters) -> list[str]:
     in_model = Counter(
         kind.module.rpartition(".")[2]
         for _, kind in h.weight_kinds()
-        if kind.role == "matrix" and kind.part[0] == 0
+        if kind.role == "matrix" and kind.part[0] == 0 and not kind.is_parameter
     )
     has_all = all(kinds[kind] == count for kind, count in in_model.items() if kind in kinds)
     return sorted(kinds) if has_all else list(modules)

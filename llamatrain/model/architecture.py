@@ -51,7 +51,7 @@ class WeightKind(Generic[H]):
 
     role: Role
     shape: Callable[[H], Shape]  # (out, in) for a matrix, by the sizes of its block
-    module: str  # the name of its module in Hugging Face's models
+    module: str  # the name of its module in Hugging Face's models; of a plain parameter, its own
     rotary_heads: Callable[[H], int] | None = None  # of q and k: the number of heads in its rows
     default_target: bool = True  # of a block's matrix: it gets an adapter if no targets are named
     residual: bool = False  # its product is added to the residual stream
@@ -63,6 +63,7 @@ class WeightKind(Generic[H]):
     column_order: Callable[[H], np.ndarray] | None = None
     # (number, count): Hugging Face's module has the rows of `count` weights, and this is one of them
     part: tuple[int, int] = (0, 1)
+    is_parameter: bool = False  # there it is a plain parameter of a module that is no linear layer
     trained_as_log: bool = False  # all training of the weight w changes log(-w), so that w stays below 0
     initial: Callable[[np.random.Generator, Shape], np.ndarray] | None = None  # values in a new model
 

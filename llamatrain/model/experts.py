@@ -61,7 +61,12 @@ def count(name: str) -> layers.Size:
 def stack(out: layers.Size, into: layers.Size, module: str, **facts: Any) -> layers.Weight:
     """Return the weights of all experts of a block, of which none gets an adapter by default."""
     return layers.block_weight(
-        "experts", lambda h: (int(h.extra["experts"]), out(h), into(h)), module, default_target=False, **facts
+        "experts",
+        lambda h: (int(h.extra["experts"]), out(h), into(h)),
+        module,
+        default_target=False,
+        is_parameter=True,
+        **facts,
     )
 
 
@@ -72,7 +77,11 @@ def width(h: Hyperparameters) -> int:
 
 ROUTER: dict[str, layers.Weight] = {
     "blk.{}.ffn_gate_inp.weight": layers.block_weight(
-        "router", lambda h: (int(h.extra["experts"]), h.embd), "mlp.gate", default_target=False
+        "router",
+        lambda h: (int(h.extra["experts"]), h.embd),
+        "mlp.gate.weight",
+        default_target=False,
+        is_parameter=True,
     )
 }
 EXPERTS: dict[str, layers.Weight] = {

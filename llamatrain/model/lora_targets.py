@@ -18,7 +18,7 @@ GROUPS: dict[str, Callable[[str, WeightKind[Any]], bool]] = {
     "attention": lambda name, kind: kind.role == "matrix" and name.startswith("attn_"),
     "experts": lambda name, kind: kind.role == "experts",
     "shared": lambda name, kind: kind.role == "matrix" and name.endswith("_shexp"),
-    "router": lambda name, kind: name == "ffn_gate_inp",
+    "router": lambda name, kind: kind.role == "router",
     "norms": lambda name, kind: kind.role == "norm",
 }
 BLOCKS = r"blk\.(?P<first>\d{1,6})(?P<on>-(?P<last>\d{1,6})?)?"
@@ -86,7 +86,7 @@ def unknown_target(target: str, kinds: Kinds) -> UsageError:
     """Return the error for a target that names no weight of an architecture."""
     module_name = target.removesuffix(".weight").rpartition(".")[2]
     own_name = next((name for name, kind in kinds.items() if module_name in kind.module.split(".")), "")
-    roles = ("matrix", "experts", "embedding", "output", "norm")
+    roles = ("matrix", "router", "experts", "embedding", "output", "norm")
     names = [name for role in roles for name, kind in kinds.items() if kind.role == role]
     names += [group for group, holds in GROUPS.items() if any(holds(*item) for item in kinds.items())]
     if own_name:

@@ -13,6 +13,7 @@ from tests.helpers.architecture_family import (
     CONTROL,
     EMBEDDINGS,
     OUTPUT,
+    ROUTER,
     VOCABULARY,
     WORDS,
     Numbers,
@@ -61,6 +62,11 @@ def adaptable(shape: Shape) -> list[str]:
         for name, (_, axes) in rows(shape).items()
         if len(axes) == 2 and name.startswith("blk.") and not name.endswith(ends)
     ]
+
+
+def mixtures(shape: Shape) -> list[str]:
+    """The routers and the stacks of experts, which get no adapter by default."""
+    return [name for name, (_, axes) in rows(shape).items() if len(axes) == 3 or name.endswith(ROUTER)]
 
 
 def weights(shape: Shape, seed: int = 1, last: float = 2.5) -> Arrays:

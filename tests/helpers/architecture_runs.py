@@ -3,6 +3,7 @@
 import json
 import re
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -61,14 +62,15 @@ def batch(folder: Path, model: Path) -> list[dict[str, list[float]]]:
     )
 
 
-def factors(shape: Shape, seed: int = 3) -> Pairs:
-    """An adapter of every linear weight, neither half of which is 0."""
+def factors(shape: Shape, seed: int = 3, names: Iterable[str] = ()) -> Pairs:
+    """An adapter of every linear weight, or of these, neither half of which is 0."""
     made = {}
-    for name in linear(shape):
-        out, into = rows(shape)[name][1]
+    for name in names or linear(shape):
+        *experts, out, into = rows(shape)[name][1]
         random = np.random.default_rng([seed, zlib.crc32(name.encode())])
         a, b = (
-            np.float32(0.1) * random.standard_normal(axes, np.float32) for axes in ((RANK, into), (out, RANK))
+            np.float32(0.1) * random.standard_normal((*experts, *axes), np.float32)
+            for axes in ((RANK, into), (out, RANK))
         )
         made[name] = (a, b)
     return made
@@ -79,8 +81,8 @@ def adapter_of(shape: Shape, made: Pairs) -> Adapter:
     return Adapter(source=Path("made"), alpha=ALPHA, pairs=pairs, architecture=find_architecture(shape.arch))
 
 
-def start(folder: Path, shape: Shape) -> Path:
-    gguf.write_adapter(folder / "start.gguf", adapter_of(shape, factors(shape)))
+def start(folder: Path, shape: Shape, made: Pairs | None = None) -> Path:
+    gguf.write_adapter(folder / "start.gguf", adapter_of(shape, made or factors(shape)))
     return folder / "start.gguf"
 
 
@@ -102,8 +104,8 @@ def changes(model: Path, stepped: Path, shape: Shape) -> Arrays:
     return {name: (before[name] - after[name]) / np.float32(HUGE) for name in trainable(shape)}
 
 
-def lora_gradients(folder: Path, shape: Shape, *more: Argument) -> Pairs:
-    model, first = base(folder, shape), start(folder, shape)
+def lora_gradients(folder: Path, shape: Shape, *more: Argument, made: Pairs | None = None) -> Pairs:
+    model, first = base(folder, shape), start(folder, shape, made)
     out = folder / "lora-gradients"
     ran(
         "finetune", model, data(folder), "--lora-init", first, *PLAIN, *SGD, "--lr", HUGE, *more, "--out", out
@@ -122,10 +124,12 @@ def full_losses(folder: Path, shape: Shape, precision: str = "f32", *more: Argum
     return losses(folder / "full")
 
 
-def lora_losses(folder: Path, shape: Shape, precision: str = "f32", *more: Argument) -> list[float]:
+def lora_losses(
+    folder: Path, shape: Shape, precision: str = "f32", *more: Argument, made: Pairs | None = None
+) -> list[float]:
     given = (
         "--lora-init",
-        start(folder, shape),
+        start(folder, shape, made),
         "--lr",
         RATE,
         "--iters",

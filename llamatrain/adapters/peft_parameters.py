@@ -1,0 +1,126 @@
+"""Converts PEFT's adapters of plain parameters, as Hugging Face's models keep stacked experts and routers.
+
+PEFT wraps the module that holds a parameter. If it adapts several parameters of a module, wrappers are nested: that of
+the first parameter is the innermost, and each one around it adds `.base_layer` to the names inside. Which parameters
+these are is in the configuration (`target_parameters`). For experts (E, out, in) the factors are matrices: lora_A
+(E r, in), where the rows of an expert are together, and lora_B (out, r E), where the columns of a rank are together.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamatrain.adapters.adapter import Half, Halves, LoraPair
+from llamatrain.errors import FileError
+from llamatrain.gguf.parser import quote
+from llamatrain.model.architecture import TEXT_PREFIX
+from llamatrain.model.hyperparameters import Hyperparameters
+
+BASE_LAYER = ".base_layer"
+MAX_DEPTH = 16  # of nested wrappers
+MAX_TARGETS = 1 << 12
+
+Holders = dict[str, list[str]]  # names of parameters, by the module that holds them
+
+
+def parameters_by_holder(h: Hyperparameters) -> Holders:
+    """Return the parameters that modules hold, in their order there."""
+    found: Holders = {}
+    for name, kind in h.weight_kinds():
+        if kind.is_parameter:
+            module = h.architecture.module_for_weight(name) or ""
+            holder, _, parameter = module.replace(TEXT_PREFIX, "").rpartition(".")
+            parameters = found.setdefault(holder, [])
+            if parameter not in parameters:
+                parameters.append(parameter)
+    return found
+
+
+def is_parameter(module: str, h: Hyperparameters) -> bool:
+    """Return True if what is adapted by this name is a plain parameter."""
+    return h.weight_kind(h.architecture.weights_for_module(module)[0]).is_parameter
+
+
+# ---- reading ---------------------------------------------------------------
+
+
+def check_targets(path: Path, targets: Any) -> list[str]:
+    """Return the configuration's target_parameters."""
+    targets = targets or []
+    if not (
+        isinstance(targets, list)
+        and len(targets) <= MAX_TARGETS
+        and all(isinstance(target, str) for target in targets)
+    ):
+        raise FileError(
+            f"{path}: target_parameters must be a list of at most {MAX_TARGETS} names",
+            code="invalid-peft-config",
+        )
+    return targets
+
+
+def name_parameters(source: Path, modules: Halves, targets: Collection[str], h: Hyperparameters) -> Halves:
+    """Return the factors with the names of parameters in place of those of their wrappers."""
+    holders, endings = parameters_by_holder(h), tuple(f".{target}" for target in targets)
+    named = Halves()
+    for module, halves in modules.items():
+        name = wrapped_name(source, module, endings, holders)
+        if name in named:
+            raise FileError(f"{source}: {quote(name)} has two pairs of factors", code="duplicate-tensor")
+        named[name] = halves
+    return named
+
+
+def wrapped_name(source: Path, module: str, endings: tuple[str, ...], holders: Holders) -> str:
+    """Return the name of the parameter that a wrapper is for, or that of another module as it is."""
+    holder, depth = module, 0
+    while holder.endswith(BASE_LAYER) and depth < MAX_DEPTH:
+        holder, depth = holder.removesuffix(BASE_LAYER), depth + 1
+    if not (parameters := holders.get(holder.replace(TEXT_PREFIX, ""))):
+        return module
+    names = [f"{holder}.{parameter}" for parameter in parameters]
+    wrapped = [name for name in names if f".{name}".endswith(endings)]
+    if depth >= len(wrapped):
+        raise FileError(
+            f"{source}: {quote(module)} has factors, but target_parameters of the configuration names "
+            f"{', '.join(wrapped) or 'none'} of its parameters",
+            code="unknown-module",
+        )
+    return wrapped[-1 - depth]
+
+
+def stack_factors(
+    source: Path, module: str, halves: dict[Half, np.ndarray], experts: int
+) -> dict[Half, np.ndarray]:
+    """Return the factors of experts as stacks: a (E, r, in) and b (E, out, r)."""
+    stacked = dict[Half, np.ndarray]()
+    for half, factor in halves.items():
+        ranks = factor.shape[half == "b"]
+        if ranks % experts:
+            raise FileError(
+                f"{source}: the {ranks} ranks of {quote(module)} cannot be divided among {experts} experts",
+                code="invalid-factor",
+            )
+        shape = (experts, -1, factor.shape[1]) if half == "a" else (len(factor), -1, experts)
+        stack = factor.reshape(shape)
+        stacked[half] = stack if half == "a" else np.ascontiguousarray(np.moveaxis(stack, -1, 0))
+    return stacked
+
+
+# ---- writing ---------------------------------------------------------------
+
+
+def wrapper_name(module: str, modules: Collection[str], holders: Holders) -> str:
+    """Return the name of a parameter's wrapper, if these modules have adapters."""
+    holder, _, parameter = module.rpartition(".")
+    parameters = holders[holder.replace(TEXT_PREFIX, "")]
+    later = parameters[parameters.index(parameter) + 1 :]
+    return holder + BASE_LAYER * sum(f"{holder}.{name}" in modules for name in later)
+
+
+def flatten_factors(pair: LoraPair) -> LoraPair:
+    """Return a pair of experts with its factors as matrices."""
+    a, b = pair.a, np.moveaxis(pair.b, 0, -1)
+    return LoraPair(a.reshape(-1, a.shape[-1]), b.reshape(len(b), -1), pair.scale)

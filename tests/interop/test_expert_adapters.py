@@ -1,0 +1,198 @@
+"""Adapters of experts and routers: beside bases in llama.cpp, merged, trained as PEFT trains them, and to and from its files."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamatrain.adapters import gguf, peft
+from llamatrain.adapters.adapter import Adapter
+from llamatrain.adapters.read import read_adapter
+from llamatrain.gguf.reader import open_gguf
+from llamatrain.model.architectures import find_architecture
+from tests.helpers import architecture_runs as runs
+from tests.helpers import architecture_torch as theirs
+from tests.helpers import parameter_adapters as parameters
+from tests.helpers.architecture_family import Shape
+from tests.helpers.architecture_models import (
+    SHAPES,
+    mixtures,
+    prompt,
+    shape_of,
+    weights,
+    wide,
+    written,
+)
+from tests.helpers.cli import ran
+from tests.helpers.llama_cpp import served
+from tests.helpers.small_models import loaded
+from tests.interop.test_architecture_adapters import both, last, whole
+from tests.interop.test_architectures_llama_cpp import letters, log_softmax, said
+
+IDS = prompt()
+MIXTURES = [arch for arch in SHAPES if find_architecture(arch).has_experts]
+CONVERTIBLE = [arch for arch in MIXTURES if not find_architecture(arch).peft_problem]
+
+
+def strong(shape: Shape) -> Adapter:
+    """Of all experts and routers, and of attention."""
+    names = [*mixtures(shape), "blk.0.attn_q.weight"]
+    return runs.adapter_of(shape, runs.factors(shape, names=names)).scale_by(1.5)
+
+
+# ---- llama.cpp --------------------------------------------------------------
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize("kind", ["f32", "q8_0"])
+@pytest.mark.parametrize("arch", MIXTURES)
+def test_beside_a_base(arch: str, kind: str, tmp_path: Path) -> None:
+    shape, path = wide(arch), tmp_path / "a.gguf"
+    gguf.write_adapter(path, strong(shape))
+    base = model = written(tmp_path / "base.gguf", shape, weights(shape))
+    if kind != "f32":
+        model = tmp_path / "quantized.gguf"
+        ran("export-lora", base, "--type", kind, "--out", model)
+        assert open_gguf(model).tensors["blk.1.ffn_down_exps.weight"].type.name == kind.upper()
+    with served(model, adapter=path) as server:
+        follow, expected = letters(server, IDS)
+    with served(model) as server:
+        _, plain = letters(server, IDS, 1)
+    decoder, _ = both(model, [read_adapter(path, loaded(open_gguf(model))[0])])
+    off, change = np.abs(said(decoder, IDS, follow) - expected), np.abs(plain[0] - expected[0])
+    assert off.mean() <= (1e-4 if kind == "f32" else 0.05) * change.mean() and change.max() > 1
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize("arch", MIXTURES)
+def test_merged(arch: str, tmp_path: Path) -> None:
+    """Into stacks of float32, and of quantized types."""
+    shape, path = wide(arch), tmp_path / "a.gguf"
+    gguf.write_adapter(path, strong(shape))
+    base = written(tmp_path / "base.gguf", shape, weights(shape))
+    plain, expected = last(base), last(base, read_adapter(path, loaded(open_gguf(base))[0]))
+    change = np.abs(plain - expected).mean()
+    for kind, near, there in (("keep", 1e-4, 0.01), ("q8_0", 0.05, 0.05)):
+        model = tmp_path / f"{kind}.gguf"
+        ran("export-lora", base, "--lora", path, "--type", kind, "--out", model)
+        found = last(model)
+        with served(model) as server:
+            _, told = letters(server, IDS, 1)
+        assert np.abs(found - expected).mean() <= near * change, kind
+        assert np.abs(told[0] - log_softmax(found)).mean() <= there * change, kind
+
+
+# ---- PEFT: training ---------------------------------------------------------
+
+
+@pytest.mark.reference
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["a", "b"])
+@pytest.mark.parametrize("arch", CONVERTIBLE)
+def test_gradients(arch: str, name: str, tmp_path: Path) -> None:
+    """Where gate and values share a factor A, its gradient is the sum of ours."""
+    shape = shape_of(arch, name)
+    pairs = parameters.share_factors(runs.factors(shape, names=mixtures(shape)))
+    held = parameters.with_parameters(theirs.model(shape, weights(shape, last=1.0)), shape, pairs)
+    batch = runs.batch(tmp_path, runs.base(tmp_path, shape))
+    theirs.loss(held, batch).backward()
+    expected = parameters.gradients(held, shape, pairs)
+    parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for weight, pair in runs.lora_gradients(tmp_path, shape, made=pairs).items():
+        parts.setdefault(theirs.rows(shape)[weight][0].partition("#")[0], []).append(pair)
+    assert parts.keys() == expected.keys()
+    for weight, each in parts.items():
+        a, b = sum(a for a, _ in each), np.concatenate([b for _, b in each], -2)
+        for mine, other in zip(parameters.to_matrices(np.asarray(a), b), expected[weight], strict=True):
+            assert np.abs(mine - other).max() <= 1e-3 * np.abs(other).max() > 0, weight
+
+
+@pytest.mark.reference
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("arch", CONVERTIBLE)
+def test_losses(arch: str, tmp_path: Path) -> None:
+    """Of a run that trains what is a parameter of its own there."""
+    shape = shape_of(arch, "a")
+    names = [name for name in mixtures(shape) if "#" not in theirs.rows(shape)[name][0]]
+    pairs = runs.factors(shape, names=names)
+    held = parameters.with_parameters(theirs.model(shape, weights(shape, last=1.0)), shape, pairs)
+    batch = runs.batch(tmp_path, runs.base(tmp_path, shape))
+    expected = theirs.losses(held, batch, runs.STEPS, runs.RATE)
+    found = runs.lora_losses(tmp_path, shape, made=pairs)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert expected[-1] < expected[0] - 0.01
+
+
+# ---- PEFT: files ------------------------------------------------------------
+
+
+@pytest.mark.reference
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("shared", [True, False], ids=["one a", "two a"])
+@pytest.mark.parametrize("arch", CONVERTIBLE)
+def test_peft_loads_what_is_written(arch: str, shared: bool, tmp_path: Path) -> None:
+    """Two factors A of gate and values become one of both ranks."""
+    library = pytest.importorskip("peft")
+    shape = shape_of(arch, "b")
+    base = written(tmp_path / "base.gguf", shape, weights(shape))
+    h, _ = loaded(open_gguf(base))
+    pairs = runs.factors(shape, names=[*mixtures(shape), "blk.1.attn_v.weight"])
+    made = runs.adapter_of(shape, parameters.share_factors(pairs) if shared else pairs).scale_by(1.5)
+    peft.write_peft(tmp_path / "p", made, "", h)
+    held = library.PeftModel.from_pretrained(theirs.model(shape, weights(shape)), os.fspath(tmp_path / "p"))
+    ranks = {name: each.r["default"] for name, each in parameters.wrappers(held).items()}
+    assert {rank for name, rank in ranks.items() if "gate_up" in name} == {runs.RANK * (1 if shared else 2)}
+    expected = theirs.logits(held, IDS)
+    assert np.abs(whole(base, made) - expected).max() < 1e-3 < 0.5 < np.abs(whole(base) - expected).max()
+    held.save_pretrained(os.fspath(tmp_path / "again"))
+    for folder in ("p", "again"):
+        back = read_adapter(tmp_path / folder, h)
+        assert back.pairs.keys() == made.pairs.keys()
+        for name in made.pairs:
+            np.testing.assert_allclose(back.delta(name), made.delta(name), atol=1e-5)
+
+
+@pytest.mark.reference
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("wanted", ["ffn_", "ffn_down_exps", "ffn_gate_inp"])
+@pytest.mark.parametrize("arch", CONVERTIBLE)
+def test_what_peft_writes_is_read(arch: str, wanted: str, tmp_path: Path) -> None:
+    shape = shape_of(arch, "a")
+    base = written(tmp_path / "base.gguf", shape, weights(shape))
+    names = [name for name in mixtures(shape) if wanted in name]
+    pairs = parameters.share_factors(runs.factors(shape, names=names))
+    held = parameters.with_parameters(theirs.model(shape, weights(shape)), shape, pairs).eval()
+    held.save_pretrained(os.fspath(tmp_path / "p"))
+    found = read_adapter(tmp_path / "p", loaded(open_gguf(base))[0])
+    assert found.pairs.keys() == pairs.keys()
+    for name, (a, b) in pairs.items():
+        assert np.array_equal(found.pairs[name].a, a) and np.array_equal(found.pairs[name].b, b)
+    expected = theirs.logits(held, IDS)
+    assert np.abs(whole(base, found) - expected).max() < 1e-3 < 0.1 < np.abs(whole(base) - expected).max()
+
+
+@pytest.mark.reference
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("arch", CONVERTIBLE)
+def test_a_run_writes_for_peft(arch: str, tmp_path: Path) -> None:
+    library = pytest.importorskip("peft")
+    shape = shape_of(arch, "b")
+    base, folder = runs.base(tmp_path, shape), tmp_path / "p"
+    given = ("--target", "experts,router", "--lora-rank-of", "ffn_up_exps=2", "--lr", 1e-2, "--iters", 10)
+    ran(
+        "finetune",
+        base,
+        runs.data(tmp_path),
+        *given,
+        *runs.PLAIN,
+        "--peft",
+        folder,
+        "--out",
+        tmp_path / "run",
+    )
+    held = library.PeftModel.from_pretrained(theirs.model(shape, weights(shape, last=1.0)), os.fspath(folder))
+    expected = theirs.logits(held, IDS)
+    learned = gguf.parse_adapter(open_gguf(tmp_path / "run" / "adapter.gguf"))
+    assert learned.pairs.keys() == set(mixtures(shape))
+    assert np.abs(whole(base, learned) - expected).max() < 1e-3 < 0.1 < np.abs(whole(base) - expected).max()
