@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from llamatrain.adapters.peft_parameters import (
     check_targets,
     flatten_factors,
     is_parameter,
+    join_experts,
+    modules_of_experts,
     name_parameters,
     parameters_by_holder,
     stack_factors,
@@ -101,16 +104,23 @@ def read_peft(folder: Path, h: Hyperparameters) -> Adapter:
                 module, half = parse_factor_name(modules, source, name.removeprefix(PREFIX), SUFFIXES)
                 modules[module][half] = read_factor(source, name, entry)
     modules = name_parameters(source, modules, config["target_parameters"], h)
-    names = {name: module for module in modules for name in weight_names(source, module, h)}
+    stacks = modules_of_experts(source, modules, h)
     pairs_by_name = {
+        name: join_experts(source, name, [modules[module] for module in each])
+        for name, each in stacks.items()
+    }
+    others = [module for module in modules if module not in {*chain(*stacks.values())}]
+    names = {name: module for module in others for name in weight_names(source, module, h)}
+    pairs_by_name |= {
         name: convert_halves(source, module, name, modules[module], h) for name, module in names.items()
     }
     check_halves(source, pairs_by_name, h.architecture)
+    modules_by_name = stacks | {name: [module] for name, module in names.items()}
     pairs = {
         name: LoraPair(
             factors["a"],
             factors["b"],
-            pair_scale(folder / CONFIG, config, names[name], factors["b"].shape[-1]),
+            common_scale(folder / CONFIG, config, modules_by_name[name], factors["b"].shape[-1]),
         )
         for name, factors in pairs_by_name.items()
     }
@@ -306,6 +316,17 @@ def pair_scale(path: Path, config: dict[str, Any], module: str, rank: int) -> fl
         )
     alpha = lookup_pattern(config["alpha_pattern"], module, config["lora_alpha"])
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def common_scale(path: Path, config: dict[str, Any], modules: Collection[str], rank: int) -> float:
+    """Return the scale of a pair that several modules have in common."""
+    scales = {pair_scale(path, config, module, rank) for module in modules}
+    if len(scales) > 1:
+        raise FileError(
+            f"{path}: experts of one block must have one alpha (got {len(scales)} of them)",
+            code="unsupported-adapter",
+        )
+    return scales.pop()
 
 
 # ---- writing ---------------------------------------------------------------

@@ -6,7 +6,8 @@ these are is in the configuration (`target_parameters`). For experts (E, out, in
 (E r, in), where the rows of an expert are together, and lora_B (out, r E), where the columns of a rank are together.
 """
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from llamatrain.errors import FileError
 from llamatrain.gguf.parser import quote
 from llamatrain.model.architecture import TEXT_PREFIX
 from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.lora_targets import short_name
 
 BASE_LAYER = ".base_layer"
 MAX_DEPTH = 16  # of nested wrappers
 MAX_TARGETS = 1 << 12
+ONE_EXPERT = re.compile(r"(.+\.experts)\.(0|[1-9][0-9]{0,5})\.(\w+)")
+MODULES = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 
 Holders = dict[str, list[str]]  # names of parameters, by the module that holds them
 
@@ -107,6 +111,50 @@ def stack_factors(
         stack = factor.reshape(shape)
         stacked[half] = stack if half == "a" else np.ascontiguousarray(np.moveaxis(stack, -1, 0))
     return stacked
+
+
+# ---- reading what older versions of the library wrote -----------------------
+
+
+def modules_of_experts(source: Path, modules: Collection[str], h: Hyperparameters) -> dict[str, list[str]]:
+    """Return the modules of single experts, as Hugging Face's models had them before version 5, by weight.
+
+    Each list has a module for each expert, in order.
+    """
+    weights = {
+        f"{(h.architecture.module_for_weight(name) or '').rpartition('.')[0]}.{MODULES[short]}": name
+        for name, kind in h.weight_kinds()
+        if kind.role == "experts" and (short := short_name(name)) in MODULES
+    }
+    found: dict[str, dict[int, str]] = {}
+    for module in modules:
+        if (match := ONE_EXPERT.fullmatch(module)) and (name := weights.get(f"{match[1]}.{match[3]}")):
+            found.setdefault(name, {})[int(match[2])] = module
+    for name, numbered in found.items():
+        count = h.shapes[name][0]
+        if sorted(numbered) != [*range(count)]:
+            raise FileError(
+                f"{source}: {name} needs pairs for its {count} experts (got pairs for {len(numbered)}); the adapter "
+                "is for another base, or for some of the experts, which is not supported",
+                code="wrong-base",
+            )
+    return {name: [numbered[number] for number in sorted(numbered)] for name, numbered in found.items()}
+
+
+def join_experts(
+    source: Path, name: str, experts: Sequence[dict[Half, np.ndarray]]
+) -> dict[Half, np.ndarray]:
+    """Return the factors of single experts as stacks."""
+    joined = dict[Half, np.ndarray]()
+    for half in sorted({half for halves in experts for half in halves}):
+        factors = [halves[half] for halves in experts if half in halves]
+        if len(factors) < len(experts) or len({factor.shape for factor in factors}) > 1:
+            raise FileError(
+                f"{source}: the experts of {name} must all have a factor {half} of one shape",
+                code="invalid-factor",
+            )
+        joined[half] = np.stack(factors)
+    return joined
 
 
 # ---- writing ---------------------------------------------------------------

@@ -26,6 +26,7 @@ from tests.helpers.adapter_files import same
 from tests.helpers.architecture_models import mixtures, shape_of, weights, wide, written
 from tests.helpers.cli import ran, run
 from tests.helpers.lora_runs import decoded
+from tests.helpers.parameter_adapters import write_single_experts
 
 __all__ = ["little_memory"]  # a fixture
 
@@ -43,7 +44,7 @@ def h(tmp_path: Path) -> Hyperparameters:
 
 
 def added(pair: LoraPair) -> np.ndarray:
-    """What a pair of experts adds, expert by expert, in float64."""
+    """Return what a pair of experts adds, expert by expert, in float64."""
     return np.stack([pair.scale * (b.astype(np.float64) @ a) for a, b in zip(pair.a, pair.b, strict=True)])
 
 
@@ -158,7 +159,7 @@ DOWN_FACTORS = {".lora_A": (12, 24), ".lora_B": (48, 12)}
 
 
 def test_a_wrapper_of_one_parameter(h: Hyperparameters, tmp_path: Path) -> None:
-    """What the others break is sound."""
+    """Read a folder that differs from refused ones in one thing each."""
     found = read_adapter(peft_folder(tmp_path / "p", DOWN_FACTORS, ["mlp.experts.down_proj"]), h)
     check_fits(found, h, "base")
     assert [*found.pairs] == [DOWN] and found.pairs[DOWN].scale == 2.0
@@ -192,12 +193,34 @@ def test_folders_that_are_refused(
     assert str(error.value).isprintable()
 
 
+def test_single_experts_that_are_refused(h: Hyperparameters, tmp_path: Path) -> None:
+    """Adapters with a module for each expert must have all of them, alike."""
+    whole = made([UP, DOWN])
+    write_single_experts(tmp_path / "whole", whole.pairs)
+    assert same(read_adapter(tmp_path / "whole", h), whole)
+    some = {name: replace(pair, a=pair.a[:5], b=pair.b[:5]) for name, pair in whole.pairs.items()}
+    last = f"{EXPERTS_MODULE.removeprefix('base_model.model.')}.5.up_proj"
+    for name, pairs, more, told in (
+        (
+            "some",
+            some,
+            {},
+            "needs pairs for its 6 experts .got pairs for 5.; the adapter is for another base",
+        ),
+        ("alphas", whole.pairs, {"alpha_pattern": {last: 2}}, "experts of one block must have one alpha"),
+        ("ranks", whole.pairs, {"rank_pattern": {last: 2}}, "the rank of .*experts.5.up_proj' must be 2"),
+    ):
+        write_single_experts(tmp_path / name, pairs, **more)
+        with pytest.raises(FileError, match=told):
+            read_adapter(tmp_path / name, h)
+
+
 # ---- merging ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["keep", "q8_0", "q4_k"])
 def test_merged_some_rows_at_a_time(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In pieces that end within an expert."""
+    """Merge in pieces that end within an expert."""
     shape = wide("qwen3moe")
     adapter = runs.adapter_of(shape, runs.factors(shape, names=mixtures(shape)))
     base = written(tmp_path / "base.gguf", shape, weights(shape))

@@ -1,10 +1,16 @@
 """PEFT's own adapters of plain parameters: stacked experts, whose gate and values share one factor A, and routers."""
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from llamatrain.adapters import peft
+from llamatrain.adapters.adapter import LoraPair
+from llamatrain.adapters.safetensors import write_safetensors
 from tests.helpers.architecture_family import Shape
 from tests.helpers.architecture_models import rows
 from tests.helpers.architecture_runs import ALPHA, RANK, Pairs
@@ -55,7 +61,7 @@ def with_parameters(made: Any, shape: Shape, pairs: Pairs) -> Any:
 
 
 def to_matrices(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of rank k of expert e, A has row e r + k, and B has column k E + e."""
+    """Return factors as PEFT has them: row e r + k of A and column k E + e of B are rank k of expert e."""
     if a.ndim == 2:
         return a, b
     experts, rank, _ = a.shape
@@ -73,3 +79,19 @@ def gradients(held: Any, shape: Shape, pairs: Pairs) -> Pairs:
         )
         for name in joined(shape, pairs)
     }
+
+
+def write_single_experts(folder: Path, pairs: Mapping[str, LoraPair], **more: Any) -> None:
+    """Write pairs of experts as PEFT did when each expert had linear layers."""
+    folder.mkdir()
+    names = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": [*names.values()]}
+    (folder / peft.CONFIG).write_text(json.dumps(config | {"task_type": "CAUSAL_LM"} | more))
+    tensors = {
+        f"base_model.model.model.layers.{layer}.mlp.experts.{expert}.{names[short]}.lora_{half}.weight": factor
+        for name, pair in pairs.items()
+        for _, layer, short, _ in [name.split(".")]
+        for half, stack in (("A", pair.a), ("B", pair.b))
+        for expert, factor in enumerate(stack)
+    }
+    write_safetensors(folder / peft.WEIGHTS, tensors)

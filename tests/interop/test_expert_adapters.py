@@ -14,6 +14,7 @@ from llamatrain.model.architectures import find_architecture
 from tests.helpers import architecture_runs as runs
 from tests.helpers import architecture_torch as theirs
 from tests.helpers import parameter_adapters as parameters
+from tests.helpers.adapter_files import same
 from tests.helpers.architecture_family import Shape
 from tests.helpers.architecture_models import (
     SHAPES,
@@ -36,7 +37,7 @@ CONVERTIBLE = [arch for arch in MIXTURES if not find_architecture(arch).peft_pro
 
 
 def strong(shape: Shape) -> Adapter:
-    """Of all experts and routers, and of attention."""
+    """Return an adapter of all experts and routers, and of one matrix of attention."""
     names = [*mixtures(shape), "blk.0.attn_q.weight"]
     return runs.adapter_of(shape, runs.factors(shape, names=names)).scale_by(1.5)
 
@@ -67,7 +68,7 @@ def test_beside_a_base(arch: str, kind: str, tmp_path: Path) -> None:
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize("arch", MIXTURES)
 def test_merged(arch: str, tmp_path: Path) -> None:
-    """Into stacks of float32, and of quantized types."""
+    """Compare models merged into stacks of float32 and of a quantized type."""
     shape, path = wide(arch), tmp_path / "a.gguf"
     gguf.write_adapter(path, strong(shape))
     base = written(tmp_path / "base.gguf", shape, weights(shape))
@@ -91,7 +92,7 @@ def test_merged(arch: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a", "b"])
 @pytest.mark.parametrize("arch", CONVERTIBLE)
 def test_gradients(arch: str, name: str, tmp_path: Path) -> None:
-    """Where gate and values share a factor A, its gradient is the sum of ours."""
+    """Compare factors; the gradient of an A that gate and values share is the sum of ours."""
     shape = shape_of(arch, name)
     pairs = parameters.share_factors(runs.factors(shape, names=mixtures(shape)))
     held = parameters.with_parameters(theirs.model(shape, weights(shape, last=1.0)), shape, pairs)
@@ -112,7 +113,7 @@ def test_gradients(arch: str, name: str, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("arch", CONVERTIBLE)
 def test_losses(arch: str, tmp_path: Path) -> None:
-    """Of a run that trains what is a parameter of its own there."""
+    """Train what is a parameter of its own in Hugging Face's model."""
     shape = shape_of(arch, "a")
     names = [name for name in mixtures(shape) if "#" not in theirs.rows(shape)[name][0]]
     pairs = runs.factors(shape, names=names)
@@ -170,6 +171,22 @@ def test_what_peft_writes_is_read(arch: str, wanted: str, tmp_path: Path) -> Non
         assert np.array_equal(found.pairs[name].a, a) and np.array_equal(found.pairs[name].b, b)
     expected = theirs.logits(held, IDS)
     assert np.abs(whole(base, found) - expected).max() < 1e-3 < 0.1 < np.abs(whole(base) - expected).max()
+
+
+@pytest.mark.reference
+@pytest.mark.filterwarnings("ignore")
+def test_modules_of_single_experts(tmp_path: Path) -> None:
+    """Adapters that were made before experts were parameters: PEFT converts them as they are read here."""
+    library, shape, folder = pytest.importorskip("peft"), shape_of("qwen3moe", "a"), tmp_path / "p"
+    base = written(tmp_path / "base.gguf", shape, weights(shape))
+    names = [name for name in mixtures(shape) if "_exps" in name]
+    made = runs.adapter_of(shape, runs.factors(shape, names=names))
+    parameters.write_single_experts(folder, made.pairs)
+    found = read_adapter(folder, loaded(open_gguf(base))[0])
+    assert same(found, made)
+    held = library.PeftModel.from_pretrained(theirs.model(shape, weights(shape)), os.fspath(folder))
+    expected = theirs.logits(held, IDS)
+    assert np.abs(whole(base, found) - expected).max() < 1e-3 < 0.3 < np.abs(whole(base) - expected).max()
 
 
 @pytest.mark.reference

@@ -1,4 +1,4 @@
-"""Runs that train adapters of experts: what is trained, on which tokens, and how such runs go on."""
+"""Runs that train adapters of experts: targets, gradients, and resumed runs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ RANKS = ("--lora-rank-of", "ffn_up_exps=2", "--lora-rank-of", "router=3", "--lor
 
 
 def test_targets_and_ranks(tmp_path: Path) -> None:
-    """The header has the number of parameters of each group."""
+    """Check ranks, and the number of parameters of each group in the header and the plan."""
     base, data, out = runs.base(tmp_path, SHAPE), runs.data(tmp_path), tmp_path / "run"
     given = ("--target", "attention,experts,router", *RANKS, "--iters", 2, "--lr", 0.01)
     done = ran("finetune", base, data, *runs.PLAIN, *given, "--out", out)
@@ -63,7 +63,7 @@ def test_no_dropout(how: str, tmp_path: Path) -> None:
 
 
 def biased(folder: Path, used: int, routers: float) -> tuple[Path, Path]:
-    """A base whose routers are 0, or as they are; scores that are equal choose the first experts."""
+    """Return a base whose routers are 0, or as they are; scores that are equal choose the first experts."""
     shape = replace(SHAPE, experts_used=used)  # type: ignore[call-arg]
     arrays: Arrays = weights(shape, last=1.0)
     arrays |= {name: np.float32(routers) * each for name, each in arrays.items() if "gate_inp" in name}
@@ -72,7 +72,7 @@ def biased(folder: Path, used: int, routers: float) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("used", [1, 2])
 def test_experts_without_tokens(used: int, tmp_path: Path) -> None:
-    """All rows go to the first experts: the factors of the others stay as they are, to the bit."""
+    """Send all rows to the first experts: the factors of the others stay as they are, to the bit."""
     base, data = biased(tmp_path, used, 0.0)
     names = [name for name in mixtures(SHAPE) if "_exps" in name]
     first = runs.start(tmp_path, SHAPE, runs.factors(SHAPE, names=names))
@@ -87,7 +87,7 @@ def test_experts_without_tokens(used: int, tmp_path: Path) -> None:
 
 
 def stepped(folder: Path, base: Path, data: Path, first: Path, rate: float) -> tuple[float, Path]:
-    """The loss before a step, and the adapter behind it."""
+    """Return the loss before a step, and the adapter after it."""
     out = folder / f"run-{first.stem}-{rate:g}"
     given = ("--lora-init", first, *runs.PLAIN, *runs.SGD, "--lr", rate)
     ran("finetune", base, data, *given, "--out", out)
@@ -108,7 +108,7 @@ def test_the_loss_falls_by_the_gradient(used: int, tmp_path: Path) -> None:
         for name in old
         for x, y in zip(old[name], new[name], strict=True)
     )
-    assert loss - lower == pytest.approx(squares / rate, rel=0.05) and squares > 0
+    assert loss - lower == pytest.approx(squares / rate, rel=0.01) and squares > 0
 
 
 # ---- how they go on ---------------------------------------------------------
@@ -136,7 +136,7 @@ def test_resumed_with_the_same_bits(kind: str, tmp_path: Path) -> None:
 
 
 def test_used_and_gone_on_from(tmp_path: Path) -> None:
-    """Written again without training, begun from, evaluated beside the base and merged: all know the same model."""
+    """Write an adapter again without training, evaluate and merge it, generate with it, and start from it."""
     base, data, out = runs.base(tmp_path, SHAPE), runs.data(tmp_path), tmp_path / "run"
     ran("finetune", base, data, *GIVEN, "--iters", 5, "--out", out)
     adapter = out / "adapter.gguf"
