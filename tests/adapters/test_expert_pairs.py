@@ -18,8 +18,10 @@ from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.types import TensorInfo, type_by_name
 from llamatrain.gguf.values import f32, string
 from llamatrain.gguf.writer import create_gguf
+from llamatrain.model import layers
 from llamatrain.model.hyperparameters import Hyperparameters, read_hyperparameters
-from llamatrain.model.lora_targets import block_matrices, match_target
+from llamatrain.model.lora_targets import GROUPS, block_matrices, group_sizes, match_target
+from tests.adapters.test_broken_adapters import broken, broken_json
 from tests.gguf.test_broken_files import little_memory
 from tests.helpers import architecture_runs as runs
 from tests.helpers.adapter_files import same
@@ -64,6 +66,27 @@ def test_targets(h: Hyperparameters) -> None:
     assert match_target("blk.0-.ffn_up_exps", h) == match_target("ffn_up_exps", h)
     with pytest.raises(UsageError, match=r"^shared: the model has no such weight$"):
         match_target("shared", h)
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("blk.{}.attn_kv_b.weight", "attention"),
+        ("blk.{}.ffn_up_shexp.weight", "shared"),
+        ("blk.{}.ffn_gate_inp.weight", "router"),
+        ("blk.{}.ffn_up.weight", "feed-forward"),
+        ("blk.{}.ssm_in.weight", "others"),
+    ],
+)
+def test_groups(name: str, group: str, h: Hyperparameters) -> None:
+    """Name the group of a matrix that some architecture may have."""
+    matrix = layers.block_matrix(lambda h: 3, lambda h: 2, "module")
+    other = replace(h, architecture=replace(h.architecture, weights={name: matrix}))
+    wanted = {weight for weight, _ in other.weight_kinds()}
+    assert len(wanted) == h.layers
+    assert group_sizes(((weight, 5) for weight in wanted), other) == {group: 5 * h.layers}
+    if group in GROUPS:
+        assert match_target(group, other) == wanted
 
 
 # ---- files ------------------------------------------------------------------
@@ -213,6 +236,34 @@ def test_single_experts_that_are_refused(h: Hyperparameters, tmp_path: Path) -> 
         write_single_experts(tmp_path / name, pairs, **more)
         with pytest.raises(FileError, match=told):
             read_adapter(tmp_path / name, h)
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_mutated_files(h: Hyperparameters, tmp_path: Path) -> None:
+    """Read damaged files and folders: each is an adapter that fits, or an error of one line."""
+    path, folder, counts = tmp_path / "a.gguf", tmp_path / "p", {True: 0, False: 0}
+    adapter = made([UP, ROUTER])
+    gguf.write_adapter(path, adapter)
+    peft.write_peft(folder, adapter, "", h)
+    config, tensors = folder / peft.CONFIG, folder / peft.WEIGHTS
+    sound = json.loads(config.read_bytes())
+    for changed, source, files in (
+        (path, path, broken(path.read_bytes(), 7)),
+        (tensors, folder, broken(tensors.read_bytes(), 7)),
+        (config, folder, broken_json(sound)),
+    ):
+        before = changed.read_bytes()
+        for data in files:
+            changed.write_bytes(data)
+            try:
+                check_fits(read_adapter(source, h), h, "base")
+                counts[True] += 1
+            except FileError as error:
+                assert str(error).startswith(str(source)) and str(error).isprintable()
+                counts[False] += 1
+        changed.write_bytes(before)
+        check_fits(read_adapter(source, h), h, "base")
+    assert counts[True] > 50 and counts[False] > 1000
 
 
 # ---- merging ----------------------------------------------------------------
