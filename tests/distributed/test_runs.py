@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.helpers.architecture_models import shape_of, weights, written
 from tests.helpers.cli import losses, metrics, pairs_file, run, steps, tensors, text_file
 from tests.helpers.lora_runs import WIDE, base
 from tests.helpers.mpi_programs import command, needs_mpi
@@ -25,6 +26,7 @@ RUN = dict[str, Any](iters=STEPS, save_every=1, keep=9, threads=1, grad_groups=8
 VALIDATED = dict[str, Any](val_split=0.2, eval_every=2)
 LORA = dict[str, Any](lora_r=4, lora_dropout=0.2, precision="f32", sample_every=0, **RUN)
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+MIXTURE = shape_of("qwen3moe", "a")
 OF_RANKS = {"ranks", "seconds_exposed", "slowest"}
 
 
@@ -37,6 +39,7 @@ class Material:
     answers: Path
     base: Path
     quantised: Path
+    mixture: Path
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +58,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
         answers=lines(folder / "answers.jsonl", labelled(rows(30))),
         base=base(folder / "base.gguf", small(ctx=128, layers=1), template=TEMPLATE),
         quantised=base(folder / "q4_k.gguf", WIDE, "Q4_K"),
+        mixture=written(folder / "mixture.gguf", MIXTURE, weights(MIXTURE, last=1.0)),
     )
 
 
@@ -68,6 +72,15 @@ CASES: dict[str, Callable[[Material], Job]] = {
         "finetune", it.base, it.chats, full=True, ctx=96, batch=8, precision="f32", **VALIDATED, **RUN
     ),
     "lora": lambda it: job("finetune", it.quantised, it.prompts, ctx=64, batch=8, **VALIDATED, **LORA),
+    "experts": lambda it: job(
+        "finetune",
+        it.mixture,
+        it.prompts,
+        ctx=48,
+        batch=8,
+        target=["experts", "router"],
+        **LORA | {"lora_dropout": 0.0},
+    ),
     "pairs": lambda it: job(
         "finetune", it.base, it.pairs, objective="dpo", batch=4, grad_acc=2, **VALIDATED, **LORA
     ),
