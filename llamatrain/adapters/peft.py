@@ -32,12 +32,13 @@ from llamatrain.adapters.gguf import fold_scale
 from llamatrain.adapters.peft_parameters import (
     check_targets,
     flatten_factors,
-    is_parameter,
     join_experts,
     modules_of_experts,
     name_parameters,
     parameters_by_holder,
+    pattern_name,
     stack_factors,
+    target_parameter,
     wrapper_name,
 )
 from llamatrain.adapters.safetensors import (
@@ -320,7 +321,8 @@ def pair_scale(path: Path, config: dict[str, Any], module: str, rank: int) -> fl
 
 def common_scale(path: Path, config: dict[str, Any], modules: Collection[str], rank: int) -> float:
     """Return the scale of a pair that several modules have in common."""
-    scales = {pair_scale(path, config, module, rank) for module in modules}
+    names = [pattern_name(module, config["target_parameters"]) for module in modules]
+    scales = {pair_scale(path, config, name, rank) for name in names}
     if len(scales) > 1:
         raise FileError(
             f"{path}: experts of one block must have one alpha (got {len(scales)} of them)",
@@ -341,16 +343,17 @@ def write_peft(folder: Path, adapter: Adapter, base: str, h: Hyperparameters) ->
     pairs = pairs_by_module(folder, adapter.without(adapter.norm_names), h)
     rank = Counter(pair.rank for pair in pairs.values()).most_common(1)[0][0]
     alpha = adapter.alpha or rank
-    parameters = [name for name in pairs if is_parameter(name, h)]
+    parameters = {module: name for module in pairs if (name := target_parameter(module, h))}
+    ranks = {parameters.get(module, module): pair.rank for module, pair in pairs.items()}
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
-        "rank_pattern": {module: pair.rank for module, pair in pairs.items() if pair.rank != rank},
-        "target_modules": target_modules([name for name in pairs if name not in parameters], h),
-        **({"target_parameters": parameters} if parameters else {}),
+        "rank_pattern": {name: each for name, each in ranks.items() if each != rank},
+        "target_modules": target_modules([module for module in pairs if module not in parameters], h),
+        **({"target_parameters": [*parameters.values()]} if parameters else {}),
         "bias": "none",
         "lora_dropout": 0.0,
         "inference_mode": True,

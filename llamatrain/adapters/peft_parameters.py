@@ -25,6 +25,7 @@ MAX_DEPTH = 16  # of nested wrappers
 MAX_TARGETS = 1 << 12
 ONE_EXPERT = re.compile(r"(.+\.experts)\.(0|[1-9][0-9]{0,5})\.(\w+)")
 MODULES = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+MISTAKEN = {"gate", *MODULES.values()}
 
 Holders = dict[str, list[str]]  # names of parameters, by the module that holds them
 
@@ -42,9 +43,16 @@ def parameters_by_holder(h: Hyperparameters) -> Holders:
     return found
 
 
-def is_parameter(module: str, h: Hyperparameters) -> bool:
-    """Return True if what is adapted by this name is a plain parameter."""
-    return h.weight_kind(h.architecture.weights_for_module(module)[0]).is_parameter
+def target_parameter(module: str, h: Hyperparameters) -> str | None:
+    """Return the name of the parameter that PEFT adapts, or None for a linear layer, which it adapts as a module.
+
+    In models with experts, PEFT 0.21 takes linear layers with the names of single experts' for these experts. It
+    finds the right ones by the names of their weights.
+    """
+    if h.weight_kind(h.architecture.weights_for_module(module)[0]).is_parameter:
+        return module
+    is_mistaken = h.architecture.has_experts and module.rpartition(".")[2] in MISTAKEN
+    return f"{module}.weight" if is_mistaken else None
 
 
 # ---- reading ---------------------------------------------------------------
@@ -93,6 +101,13 @@ def wrapped_name(source: Path, module: str, endings: tuple[str, ...], holders: H
             code="unknown-module",
         )
     return wrapped[-1 - depth]
+
+
+def pattern_name(module: str, targets: Collection[str]) -> str:
+    """Return the name of a module that patterns of the configuration match: that of its weight if that is targeted."""
+    weight = f"{module}.weight"
+    is_weight = not module.endswith(".weight") and any(f".{weight}".endswith(f".{name}") for name in targets)
+    return weight if is_weight else module
 
 
 def stack_factors(

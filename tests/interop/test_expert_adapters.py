@@ -1,16 +1,19 @@
 """Adapters of experts and routers: beside bases in llama.cpp, merged, trained as PEFT trains them, and to and from its files."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf, peft
-from llamatrain.adapters.adapter import Adapter
+from llamatrain.adapters.adapter import Adapter, LoraPair
 from llamatrain.adapters.read import read_adapter
 from llamatrain.gguf.reader import open_gguf
+from llamatrain.model import layers
 from llamatrain.model.architectures import find_architecture
+from llamatrain.model.hyperparameters import Hyperparameters
 from tests.helpers import architecture_runs as runs
 from tests.helpers import architecture_torch as theirs
 from tests.helpers import parameter_adapters as parameters
@@ -187,6 +190,48 @@ def test_modules_of_single_experts(tmp_path: Path) -> None:
     held = library.PeftModel.from_pretrained(theirs.model(shape, weights(shape)), os.fspath(folder))
     expected = theirs.logits(held, IDS)
     assert np.abs(whole(base, found) - expected).max() < 1e-3 < 0.3 < np.abs(whole(base) - expected).max()
+
+
+@pytest.mark.reference
+@pytest.mark.filterwarnings("ignore")
+def test_linear_layers_with_the_names_of_experts(tmp_path: Path) -> None:
+    """Load adapters of shared experts, which PEFT takes for those of experts if it adapts them as modules."""
+    library, family = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    h = with_shared_experts(tmp_path)
+    random, pairs = np.random.default_rng(1), {}
+    for name, rank in (("blk.1.ffn_up_shexp.weight", 2), ("blk.1.ffn_down_shexp.weight", 3)):
+        out, into = h.shapes[name]
+        a, b = (random.standard_normal(shape, np.float32) for shape in ((rank, into), (out, rank)))
+        pairs[name] = LoraPair(a, b, 4 / rank)
+    made = Adapter(source=Path("made"), alpha=4.0, pairs=pairs, architecture=h.architecture)
+    peft.write_peft(tmp_path / "p", made, "", h)
+    sizes = {"vocab_size": 8, "hidden_size": h.embd, "num_hidden_layers": 2, "moe_intermediate_size": 24}
+    sizes |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    config = family.Glm4MoeConfig(**sizes, first_k_dense_replace=1, num_attention_heads=2, head_dim=8)
+    held = library.PeftModel.from_pretrained(family.Glm4MoeForCausalLM(config), os.fspath(tmp_path / "p"))
+    found = {name: each.detach().numpy() for name, each in held.named_parameters() if "lora_" in name}
+    wrappers = parameters.wrappers(held)
+    assert len(found) == 4
+    for name, module in (("up", "up_proj"), ("down", "down_proj")):
+        prefix = f"model.layers.1.mlp.shared_experts.{module}"
+        pair = pairs[f"blk.1.ffn_{name}_shexp.weight"]
+        assert np.array_equal(found[f"base_model.model.{prefix}.lora_A.default.weight"], pair.a)
+        assert np.array_equal(found[f"base_model.model.{prefix}.lora_B.default.weight"], pair.b)
+        assert wrappers[f"{prefix}.weight"].scaling["default"] == pair.scale
+    held.save_pretrained(os.fspath(tmp_path / "again"))
+    assert same(read_adapter(tmp_path / "p", h), made) and same(read_adapter(tmp_path / "again", h), made)
+
+
+def with_shared_experts(folder: Path) -> Hyperparameters:
+    """Return the hyperparameters of a model whose blocks have shared experts besides the others."""
+    shape = shape_of("qwen3moe", "a")
+    h, _ = loaded(open_gguf(written(folder / "base.gguf", shape, weights(shape))))
+    width, inner = (lambda h: h.embd), (lambda h: 24)
+    more = {
+        "blk.{}.ffn_up_shexp.weight": layers.block_matrix(inner, width, "mlp.shared_experts.up_proj"),
+        "blk.{}.ffn_down_shexp.weight": layers.block_matrix(width, inner, "mlp.shared_experts.down_proj"),
+    }
+    return replace(h, architecture=replace(h.architecture, weights=h.architecture.weights | more))
 
 
 @pytest.mark.reference
