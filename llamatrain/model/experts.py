@@ -115,10 +115,18 @@ def choose_experts(model: ForwardPass, y: Tensor, router: str, routing: Routing)
     return choices, take_choices(shares, choices.order)
 
 
-def multiply(model: ForwardPass, x: Tensor, name: str, choices: Choices) -> Tensor:
-    """Return each choice times the weight of its expert, with adapters."""
-    order, _, ends = choices
+def multiply(
+    model: ForwardPass, x: Tensor, name: str, choices: Choices, shares: Tensor | None = None
+) -> Tensor:
+    """Return each choice times the weight of its expert, with its bias and adapters.
+
+    If x was multiplied with shares, so is the bias.
+    """
+    order, expert, ends = choices
     y = O.expert_matmul(x, model.weights[f"{name}.weight"], order, ends, name=name)
+    if bias := model.weights.get(f"{name}.bias"):
+        rows = O.get_rows(bias, expert)
+        y = O.add(y, scale_rows(rows, shares) if shares else rows)
     return model.weights.add_expert_lora(y, x, f"{name}.weight", order, ends)
 
 
@@ -134,5 +142,5 @@ def feed_forward(
     choices, shares = choose_experts(model, y, f"{prefix}.ffn_gate_inp", routing)
     gates = multiply(model, y, f"{prefix}.ffn_gate_exps", choices)
     inner = gate(gates, multiply(model, y, f"{prefix}.ffn_up_exps", choices))
-    outputs = multiply(model, scale_rows(inner, shares), f"{prefix}.ffn_down_exps", choices)
+    outputs = multiply(model, scale_rows(inner, shares), f"{prefix}.ffn_down_exps", choices, shares)
     return sum_choices(outputs, choices.order)

@@ -23,8 +23,12 @@ from llamatrain.graph.ops import (
     gated_delta_step,
     linear_cross_entropy,
     linear_cross_entropy_judged,
+    rows_of_lse,
+    scale_rows,
+    sigmoid,
     soft_max,
     softcap,
+    split_columns,
 )
 from llamatrain.graph.tensor import F32, I32, DType, DynamicDim, Shape, Tensor, parameter, placeholder, state
 from llamatrain.model.architecture import AttentionMask
@@ -44,6 +48,7 @@ MASKED = np.float32(-1e30)  # added to scores of masked keys; finite, so that in
 # the number of scored tokens is rounded to sixteenths of a batch and to whole tiles
 SCORED_STEPS, TILE_ROWS = 16, 32
 OUTPUT_BIAS = "output.bias"
+SINKS = "blk.{}.attn_sinks.weight"
 MASK_ELEMENTS = 1 << 16  # elements of a mask that are computed at a time
 
 
@@ -198,10 +203,12 @@ def forward(
             ranges = [inputs["starts"]]
         else:
             ranges, mask = [inputs[name] for name in range_names(mask.window)], replace(mask, window=0)
-        return flash_attn(q, k, v, *ranges, **vars(mask), name=f"blk.{layer}.attn")[0]
+        out, lse = flash_attn(q, k, v, *ranges, **vars(mask), name=f"blk.{layer}.attn")
+        return reduce_by_sinks(out, lse, weights.get(SINKS.format(layer)))
 
     def attend_plain(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return plain_attention(h.attention_mask(layer), q, k, v, inputs["mask"])
+        sinks = weights.get(SINKS.format(layer))
+        return plain_attention(h.attention_mask(layer), q, k, v, inputs["mask"], sinks)
 
     forward_pass = ForwardPass(
         h=h,
@@ -253,7 +260,24 @@ def recurrence_of_rows(starts: Tensor | None) -> Recurrence:
     return Recurrence(convolve=convolve, delta_rule=delta_rule)
 
 
-def plain_attention(attention_mask: AttentionMask, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def reduce_by_sinks(out: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return attention whose softmax has one more score for each head, the sink, which has no value (Xiao et al. 2023).
+
+    A row is multiplied with the share of the softmax's sum that is not the sink's.
+    """
+    return scale_rows(out, sigmoid(O.sub(rows_of_lse(lse), sinks))) if sinks else out
+
+
+def softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
+    """Return the softmax of scores (batch, kv_heads, group, length, keys) and of each head's sink, without the latter."""
+    *lead, length, keys = scores.shape
+    column = O.repeat(O.reshape(sinks, shape=(1, *lead[1:], 1, 1)), shape=(*lead, length, 1))
+    return split_columns(soft_max(O.join_columns(scores, column)), sizes=(keys, 1))[0]
+
+
+def plain_attention(
+    attention_mask: AttentionMask, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor | None = None
+) -> Tensor:
     """Compute attention as product, softmax and product.
 
     `mask` (batch, length, length) is added to the scores.
@@ -275,7 +299,8 @@ def plain_attention(attention_mask: AttentionMask, q: Tensor, k: Tensor, v: Tens
         if attention_mask.window
         else scores
     )
-    attended = O.reshape(O.matmul_nn(soft_max(scores), v), shape=(batch, heads, length, size))
+    shares = softmax_with_sinks(scores, sinks) if sinks else soft_max(scores)
+    attended = O.reshape(O.matmul_nn(shares, v), shape=(batch, heads, length, size))
     return O.cont(O.permute(attended, axes=(0, 2, 1, 3)))
 
 
@@ -360,7 +385,8 @@ def build_decoding(
                 update_cache(memory[f"cache.{layer}.v"], v),
             )
         keys, values = updated[h.kv_block(layer)]
-        return flash_attn(q, keys, values, starts, positions, **vars(h.attention_mask(layer)))[0]
+        out, lse = flash_attn(q, keys, values, starts, positions, **vars(h.attention_mask(layer)))
+        return reduce_by_sinks(out, lse, weights.get(SINKS.format(layer)))
 
     def convolve(layer: int, x: Tensor, taps: Tensor) -> Tensor:
         rows = O.reshape(x, shape=(count, x.shape[2]))

@@ -60,7 +60,7 @@ def adaptable(shape: Shape) -> list[str]:
     return [
         name
         for name, (_, axes) in rows(shape).items()
-        if len(axes) == 2 and name.startswith("blk.") and not name.endswith(ends)
+        if len(axes) == 2 and name.startswith("blk.") and not name.endswith((*ends, "bias"))
     ]
 
 

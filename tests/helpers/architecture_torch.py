@@ -31,11 +31,15 @@ def model(shape: Shape, arrays: Arrays) -> Any:
         for part, array in split_stack(theirs, to_theirs(shape, name, arrays[name])):
             whole, _, number = part.partition("#")
             parts = [state[whole]] if number not in ("", "0") else []
-            state[whole] = torch.cat([*parts, torch.from_numpy(array)], dim=-min(2, array.ndim))
+            dim = -1 if "bias" in theirs else -min(2, array.ndim)
+            state[whole] = torch.cat([*parts, torch.from_numpy(array)], dim=dim)
     if shape.tied and family.predicts_text:
         state["lm_head.weight"] = state[rows(shape)[EMBEDDINGS][0]]
     constants = family.their_constants(shape)
     state |= {name: torch.from_numpy(np.asarray(array)) for name, array in constants.items()}
+    state = {
+        name: torch.from_numpy(family.whole_to_theirs(name, each.numpy())) for name, each in state.items()
+    }
     lacking, unknown = made.load_state_dict(state, strict=False)
     assert not unknown and all(".visual." in name for name in lacking)
     for name, each in made.named_parameters():
@@ -51,13 +55,17 @@ def split_stack(theirs: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
     return [(theirs.replace("*", f"{number}"), each) for number, each in enumerate(array)]
 
 
-def stacked_gradient(named: dict[str, Any], theirs: str, size: int) -> np.ndarray:
+def stacked_gradient(
+    named: dict[str, Any], theirs: str, size: int, whole_to_ours: Any = lambda name, array: array
+) -> np.ndarray:
     """Return the gradient of a weight, of a stack of matrices, or of some rows of a weight: the part behind `#`."""
     if "#" in theirs:
         whole, _, number = theirs.partition("#")
-        return named[whole].grad.numpy()[..., int(number) * size :, :][..., :size, :]
+        grad = whole_to_ours(whole, named[whole].grad.numpy())
+        rows = slice(int(number) * size, (int(number) + 1) * size)
+        return grad[..., rows] if theirs.endswith(f"bias#{number}") else grad[..., rows, :]
     if "*" not in theirs:
-        return named[theirs].grad.numpy()
+        return whole_to_ours(theirs, named[theirs].grad.numpy())
     names = sorted(name for name in named if fnmatch(name, theirs))
     return np.stack([named[name].grad.numpy() for name in names])
 
@@ -141,8 +149,13 @@ def gradients(made: Any, shape: Shape, batch: list[dict[str, list[float]]]) -> A
     """By GGUF's names, in its ways."""
     loss(made, batch).backward()
     named, wanted = dict(made.named_parameters()), trainable(shape)
+    whole_to_ours = FAMILIES[shape.arch].whole_to_ours
     return {
-        mine: change_to_ours(shape, mine, stacked_gradient(named, theirs, axes[-2:][0]))
+        mine: change_to_ours(
+            shape,
+            mine,
+            stacked_gradient(named, theirs, axes[-1 if "bias" in theirs else -2 :][0], whole_to_ours),
+        )
         for mine, (theirs, axes) in rows(shape).items()
         if mine in wanted
     }

@@ -610,3 +610,26 @@ def layer_of_experts(c: Case, ids: list[list[int]], experts: int) -> Tensor:
     gate, up = (ops.expert_matmul(x, c.x(experts, 5, 3), order, ends) for _ in range(2))
     h = ops.scale_rows(ops.swiglu(gate, up), ops.take_choices(shares, order))
     return ops.sum_choices(ops.expert_matmul(h, c.x(experts, 3, 5), order, ends), order)
+
+
+case(
+    "clipped_swiglu",
+    lambda c: ops.clipped_swiglu(c.x(2, 3), c.x(2, 3), slope=1.7, limit=0.6),
+    lambda c: ops.clipped_swiglu(c.turned(3, 1, 5), c.sliced(3, 1, 5), slope=1.0, limit=9.0),
+    lambda c: ops.clipped_swiglu(c.x(19), c.x(19), slope=1.7, limit=1.0),
+)
+
+
+def attention_with_sinks(c: Case, *sizes: int, **how: float) -> Tensor:
+    """Attention and the log of its sums, both of which have a gradient."""
+    out = attention(c, *sizes, **how)
+    lse = ops.rows_of_lse(out.node.outputs[1])
+    return ops.scale_rows(out, ops.sigmoid(ops.sub(lse, c.x(lse.shape[-1]))))
+
+
+case(
+    "flash_attn",
+    lambda c: attention_with_sinks(c, 2, 5, 5, 2, 2, 4),
+    lambda c: attention_with_sinks(c, 1, 6, 6, 4, 2, 3, packed=True, window=3),
+    lambda c: attention_with_sinks(c, 1, 3, 4, 2, 1, 1, lasts=[0, 3, -1]),  # the last query sees nothing
+)

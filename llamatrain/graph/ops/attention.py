@@ -6,8 +6,15 @@ tanh(s / c). Head h of H reads the key/value head h // (H / Hk). Memory is O(T):
 sum, is kept.
 """
 
+from llamatrain.graph.ops.activations import add_number
+from llamatrain.graph.ops.arithmetic import sub
+from llamatrain.graph.ops.experts import dot_rows, scale_rows
+from llamatrain.graph.ops.ggml_extra import div
+from llamatrain.graph.ops.movement import cont, permute
 from llamatrain.graph.ops.shape_rules import SECOND, capped, floats, require
 from llamatrain.graph.tensor import BF16, F32, I32, Node, ShapeError, Spec, Tensor, gradient, op
+
+SMALLEST_SQUARE = 1e-37  # added to squares that something is divided by
 
 
 def _attention(q: Spec, k: Spec, v: Spec, *ranges: Spec, window: int, cap: float) -> None:
@@ -50,11 +57,27 @@ def flash_attn(
 
 @gradient(flash_attn)
 def _(node: Node, dout: Tensor | None, dlse: Tensor | None):
-    if dout is None or dlse is not None:
-        raise ShapeError("there is no gradient through lse")
-    q, k, v, *ranges = node.sources
-    grads = flash_attn_back(dout, q, k, v, *node.outputs, *ranges, **node.attrs)
+    if dout is None:
+        raise ShapeError("there is no gradient through lse alone")
+    (q, k, v, *ranges), (out, lse) = node.sources, node.outputs
+    out = out if dlse is None else include_lse_gradient(out, dout, dlse)
+    grads = flash_attn_back(dout, q, k, v, out, lse, *ranges, **node.attrs)
     return (*grads, *(None for _ in ranges))
+
+
+def include_lse_gradient(out: Tensor, dout: Tensor, dlse: Tensor) -> Tensor:
+    """Return what stands for out in `flash_attn_back`, so that the gradient of lse is included.
+
+    That op only needs the sum of dout · out in each row, and dlse is subtracted from it. Where dout is zero, dlse
+    must be zero, too.
+    """
+    squares = add_number(dot_rows(dout, dout), SMALLEST_SQUARE)
+    return sub(out, scale_rows(dout, div(rows_of_lse(dlse), squares)))
+
+
+def rows_of_lse(lse: Tensor) -> Tensor:
+    """Return numbers (B, H, T) in the order of the rows of attention, (B, T, H)."""
+    return cont(permute(lse, axes=(0, 2, 1)))
 
 
 @op(rounded_sources=(1, 2, 3, 4), no_gradient=SECOND, bf16_sources=(0,), bf16_outputs=(0, 1, 2))

@@ -15,7 +15,7 @@ from llamatrain.graph.ops.activations import (
 )
 from llamatrain.graph.ops.arithmetic import add, mul, scale
 from llamatrain.graph.ops.movement import gradient_or_zeros, join_columns, split_columns
-from llamatrain.graph.ops.shape_rules import floats, require
+from llamatrain.graph.ops.shape_rules import SECOND, floats, require
 from llamatrain.graph.tensor import BF16, F32, Node, Op, Spec, Tensor, gradient, op
 
 
@@ -186,3 +186,23 @@ def _(node: Node, d: Tensor):
         (dy, gate, up), a, b, by=silu, back=silu_back, bent=silu_second_derivative(gate)
     )
     return to_dy, join_columns(*to_x)
+
+
+@op(in_place=((0, 0), (0, 1)), is_cheap=True)
+def clipped_swiglu(gate: Spec, up: Spec, *, slope: float, limit: float) -> Spec:
+    """Return g · sigmoid(slope · g) · (u + 1), with gates up to a limit, and ups within it."""
+    require(gate.shape == up.shape and limit > 0, "needs two sources of one shape, and a limit")
+    return Spec(gate.shape, floats(gate, up))
+
+
+@gradient(clipped_swiglu)
+def _(node: Node, dy: Tensor):
+    return clipped_swiglu_back(dy, *node.sources, **node.attrs)
+
+
+@op(in_place=((0, 1), (1, 2), (0, 0), (1, 0)), no_gradient=SECOND)
+def clipped_swiglu_back(dy: Spec, gate: Spec, up: Spec, *, slope: float, limit: float) -> tuple[Spec, Spec]:
+    """Return the gradients of gate and up, which are zero beyond the limit."""
+    require(dy.shape == gate.shape == up.shape, "needs three sources of one shape")
+    found = Spec(gate.shape, floats(dy, gate, up))
+    return found, found

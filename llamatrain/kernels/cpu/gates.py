@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llamatrain.compiler.declare import F32, KernelEntry, f32, inline, u16
-from llamatrain.compiler.vectors import LANES, exp, load_until, store_until
+from llamatrain.compiler.declare import F32, KernelEntry, Real, f32, inline, u16
+from llamatrain.compiler.vectors import LANES, exp, load_until, maximum, splat, store_until, where_nonzero
 from llamatrain.graph.ops.activations import A, B
 from llamatrain.kernels.cpu.chunking import choose_block, should_stream
 from llamatrain.kernels.cpu.registry import Array, all_float32, kernel
@@ -189,6 +189,55 @@ for _name, _entry in ENTRIES.items():
                 block=choose_block(outs[0].size, 8, LANES),
             )
         ]
+
+
+# ---- clipped gates -------------------------------------------------------------------------------
+
+
+@inline
+def clip_below(x, limit):
+    """Return the smaller of x and a limit; NaN stays."""
+    return maximum(x * np.float32(-1), limit * np.float32(-1)) * np.float32(-1)
+
+
+@KernelEntry
+def clipped_flat(lo, hi, thread, gate: F32, up: F32, y: F32, slope: Real, limit: Real, stream):
+    """Compute clipped_swiglu of elements lo to hi."""
+    most, steep = splat(np.float32(limit)), np.float32(slope)
+    for i in range(lo, hi, LANES):
+        g = clip_below(load_until(gate, i, hi), most)
+        u = maximum(clip_below(load_until(up, i, hi), most), most * np.float32(-1))
+        store_until(y, i, hi, g * gate_share(SILU, g * steep) * (u + ONE), stream)
+
+
+@inline
+def within(x, clipped):
+    """Return 1 where clipping changed nothing, and else 0."""
+    return where_nonzero(x - clipped, splat(ONE), splat(np.float32(0)))
+
+
+@KernelEntry
+def clipped_back_flat(
+    lo, hi, thread, dy: F32, gate: F32, up: F32, dgate: F32, dup: F32, slope: Real, limit: Real, stream
+):
+    """Compute the gradients of clipped_swiglu for elements lo to hi."""
+    most, steep = splat(np.float32(limit)), np.float32(slope)
+    for i in range(lo, hi, LANES):
+        d, x, z = load_until(dy, i, hi), load_until(gate, i, hi), load_until(up, i, hi)
+        g, u = clip_below(x, most), maximum(clip_below(z, most), most * np.float32(-1))
+        s = gate_share(SILU, g * steep)
+        store_until(dgate, i, hi, d * (u + ONE) * s * (ONE + g * steep * (ONE - s)) * within(x, g), stream)
+        store_until(dup, i, hi, d * g * s * within(z, u), stream)
+
+
+for _name, _entry in (("clipped_swiglu", clipped_flat), ("clipped_swiglu_back", clipped_back_flat)):
+
+    @kernel(_name)
+    def clipped(outs, ins, attrs, scratch, threads, entry=_entry):
+        """Return the call of clipped_swiglu or its gradient."""
+        stream = all(should_stream(out.reshape(-1), *ins) for out in outs)
+        how = {"stream": stream, "items": outs[0].size, "block": choose_block(outs[0].size, 8, LANES)}
+        return [entry.call(*ins, *outs, attrs["slope"], attrs["limit"], **how)]
 
 
 # ---- gate and up in one array, as the halves of its rows -----------------------------------------

@@ -85,3 +85,19 @@ def swiglu_halves(x):
 def swiglu_halves_back(dy, x):
     """Return both gradients as the halves of each row."""
     return np.concatenate(swiglu_back(dy, *np.split(x, 2, axis=-1)), axis=-1)
+
+
+@kernel
+def clipped_swiglu(gate, up, *, slope, limit):
+    """Return g · sigmoid(slope · g) · (u + 1), with gates up to a limit, and ups within it."""
+    g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    return g * sigmoid(g * gate.dtype.type(slope)) * (u + 1)
+
+
+@kernel
+def clipped_swiglu_back(dy, gate, up, *, slope, limit):
+    """Return the gradients of gate and up, which are zero beyond the limit."""
+    g, u, slope = np.minimum(gate, limit), np.clip(up, -limit, limit), gate.dtype.type(slope)
+    s = sigmoid(g * slope)
+    dgate = dy * (u + 1) * s * (1 + g * slope * (1 - s))
+    return np.where(gate <= limit, dgate, 0), np.where(abs(up) <= limit, dy * g * s, 0)

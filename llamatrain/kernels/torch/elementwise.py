@@ -267,6 +267,27 @@ def swiglu_halves_back(dy: Tensor, x: Tensor) -> Tensor:
     return torch.cat(gate_gradients(dy, *x.chunk(2, dim=-1)), dim=-1)
 
 
+def clip_gates(gate: Tensor, up: Tensor, slope: float, limit: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return clipped gates and ups, and the share that each gate passes."""
+    g = gate.clamp(max=limit)
+    return g, up.clamp(-limit, limit), (g * slope).sigmoid_()
+
+
+@kernel(several_results)
+def clipped_swiglu(gate: Tensor, up: Tensor, *, slope: float, limit: float) -> Tensor:
+    """Return g · sigmoid(slope · g) · (u + 1), with gates up to a limit, and ups within it."""
+    g, u, s = clip_gates(gate, up, slope, limit)
+    return s.mul_(g).mul_(u.add_(1))
+
+
+@kernel(several_results)
+def clipped_swiglu_back(dy: Tensor, gate: Tensor, up: Tensor, *, slope: float, limit: float) -> Outs:
+    """Return the gradients of gate and up, which are zero beyond the limit."""
+    g, u, s = clip_gates(gate, up, slope, limit)
+    dgate = dy * (u + 1) * s * (1 + g * slope * (1 - s))
+    return dgate.mul_(gate <= limit), (dy * g * s).mul_(up.abs() <= limit)
+
+
 # ---- log probabilities -----------------------------------------------------
 
 

@@ -1,0 +1,70 @@
+"""gpt-oss (OpenAI 2025): mixtures of experts with biases and clipped gates, and attention with sinks.
+
+Every second block has a window. The softmax of each head has one more score, its sink, which has no value.
+"""
+
+from functools import partial
+
+from llamatrain.graph.ops import clipped_swiglu
+from llamatrain.model import experts, layers
+from llamatrain.model.architecture import Architecture, AttentionMask, Key, is_windowed
+from llamatrain.model.hyperparameters import Hyperparameters
+
+PERIOD = 2  # of blocks, the last of which has no window
+SLOPE, LIMIT = 1.702, 7.0  # of gates
+KEYS = {
+    "feed_forward_length": Key("ff", int, lambda known: known["expert_ff"]),
+    "attention.sliding_window": Key("window", int, 128, min_value=1),
+}
+gate = partial(clipped_swiglu, slope=SLOPE, limit=LIMIT)
+
+
+def attention_mask(h: Hyperparameters, layer: int) -> AttentionMask:
+    """Return the mask of a block."""
+    window = int(h.extra["window"]) if is_windowed(PERIOD, layer) else 0
+    return AttentionMask(scale=h.head_size**-0.5, window=window)
+
+
+def expert_bias(size: layers.Size, module: str) -> layers.Weight:
+    """Return the biases of all experts of a block, a row for each."""
+    return layers.block_weight("bias", lambda h: (int(h.extra["experts"]), size(h)), module)
+
+
+SINKS = {"blk.{}.attn_sinks.weight": layers.block_vector("bias", lambda h: h.heads, "self_attn.sinks")}
+BIASES: dict[str, layers.Weight] = {
+    "blk.{}.ffn_gate_inp.bias": layers.block_vector("bias", experts.count("experts"), "mlp.router.bias"),
+    "blk.{}.ffn_gate_exps.bias": expert_bias(experts.count("expert_ff"), "mlp.experts.gate_up_proj_bias"),
+    "blk.{}.ffn_up_exps.bias": expert_bias(experts.count("expert_ff"), "mlp.experts.gate_up_proj_bias"),
+    "blk.{}.ffn_down_exps.bias": expert_bias(experts.width, "mlp.experts.down_proj_bias"),
+}
+ROUTER = layers.rename_modules(experts.ROUTER, {"ffn_gate_inp": "mlp.router.weight"})
+ATTENTION_BIASES = layers.BIASES | layers.OUTPUT_BIAS
+
+ARCHITECTURE = Architecture(
+    name="gpt-oss",
+    keys=experts.KEYS | layers.KEYS | KEYS,
+    weights=layers.EMBEDDINGS
+    | layers.BEFORE_ATTENTION
+    | layers.ATTENTION
+    | ATTENTION_BIASES
+    | SINKS
+    | layers.POST_ATTENTION_NORM
+    | ROUTER
+    | experts.EXPERTS
+    | BIASES
+    | layers.FINAL,
+    rotation="halves",
+    embed=layers.embed,
+    block=partial(
+        layers.block,
+        ffn_norm="post_attention_norm",
+        transform=partial(experts.feed_forward, gate=gate, routing="softmax of chosen"),
+    ),
+    final_norm=layers.final_norm,
+    attention_mask=attention_mask,
+    check=experts.check,
+    new_model_values=experts.NEW_MODEL_VALUES,
+    new_model_weights=frozenset(ATTENTION_BIASES),
+    peft_problem="PEFT's experts of gpt-oss lie the other way",
+    supported_values={"attention.causal": layers.SUPPORTED_VALUES["attention.causal"]},
+)
