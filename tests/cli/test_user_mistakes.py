@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 import shlex
 import shutil
@@ -511,7 +512,8 @@ def test_one_letter_will_do() -> None:
     ],
 )
 def test_what_only_looks_compiles_nothing(typed: str, tmp_path: Path) -> None:
-    """With an empty cache; a process that would compile is refused."""
+    """With an empty cache; a process that would compile is refused. With a library of kernels, plans measure speed."""
+    kept = {"tokens", "speeds"} if os.environ.get("LLAMATRAIN_LIBRARIES") else {"tokens"}
     refused = "import subprocess, sys; begun = subprocess.Popen.__init__\n"
     refused += "def init(self, words, *more, **named):\n    assert 'machine.ahead' not in str(words), words\n"
     refused += "    begun(self, words, *more, **named)\nsubprocess.Popen.__init__ = init\n"
@@ -528,7 +530,7 @@ def test_what_only_looks_compiles_nothing(typed: str, tmp_path: Path) -> None:
     assert not [
         path
         for path in tmp_path.rglob("*")
-        if path.is_file() and "tokens" not in path.parts and path.name != STAMP
+        if path.is_file() and kept.isdisjoint(path.parts) and path.name != STAMP
     ]
 
 

@@ -164,7 +164,7 @@ def test_greedy_text_of_quantized_files(arch: str, name: str, kind: str, tmp_pat
     found = said(decoder, prompt(), follow)
     off, ties = np.abs(found - expected).mean(), gaps(found, follow, LETTERS)
     assert off <= (0.035 if kind == "q8_0" else 0.05) * found.std()
-    assert np.count_nonzero(ties) <= 12 and ties.max() <= (30 if hasattr(shape, "experts") else 8) * off
+    assert np.count_nonzero(ties) <= 12 and ties.max() <= (60 if hasattr(shape, "experts") else 8) * off
 
 
 def unpacked(path: Path, shape: Shape) -> Path:
