@@ -601,6 +601,19 @@ case(  # a layer: what an expert gives is weighed by its share
     lambda c: layer_of_experts(c, PAIRS, 4),
 )
 
+case(
+    "normalize_rows",
+    lambda c: ops.normalize_rows(c.x(2, 3, positive=True)),
+    lambda c: ops.normalize_rows(c.turned(3, 2, 19, positive=True)),
+    lambda c: ops.normalize_rows(c.sliced(2, 1, positive=True)),
+)
+case(
+    "normalize_rows_back",
+    lambda c: ops.normalize_rows_back(c.x(2, 3), c.x(2, 3, positive=True)),
+    lambda c: ops.normalize_rows_back(c.sliced(3, 19), c.turned(3, 19, positive=True)),
+    lambda c: ops.normalize_rows_back(c.x(4, 1), c.x(4, 1, positive=True)),
+)
+
 
 def layer_of_experts(c: Case, ids: list[list[int]], experts: int) -> Tensor:
     """The whole of a mixture, through the shares of its router, too."""

@@ -96,6 +96,11 @@ def cross_entropy(logits, targets, weights):
     return (each * weights).sum()
 
 
+def normalized_back(dy, x):
+    total = x.sum(-1, keepdim=True)
+    return dy / total - (dy * x).sum(-1, keepdim=True) / total.square()
+
+
 def entropies(logits, targets):
     return functional.cross_entropy(logits, targets.long(), reduction="none", ignore_index=-1)
 
@@ -254,6 +259,8 @@ TORCH: dict[str, Callable[..., Any]] = {
     "join_columns": lambda *parts: torch.cat(parts, dim=-1),
     "rope": turned,
     "rope_back": partial(turned, back=True),
+    "normalize_rows": lambda x: x / x.sum(-1, keepdim=True),
+    "normalize_rows_back": normalized_back,
     "soft_max": lambda x: x.softmax(-1),
     "soft_max_back": lambda dy, y: y * (dy - (dy * y).sum(-1, keepdim=True)),
     "flash_attn": attention,

@@ -8,6 +8,9 @@ Sorted choices are tensors (rows, k, ...), counted row by row. Rows of x, (rows,
 each row. Weights are stacks (E, out, in).
 """
 
+from llamatrain.graph.ops.arithmetic import mul, scale, sub
+from llamatrain.graph.ops.ggml_extra import div
+from llamatrain.graph.ops.reduce import sum_rows
 from llamatrain.graph.ops.shape_rules import floats, require
 from llamatrain.graph.tensor import BF16, F32, I32, Node, QuantizedType, Spec, Tensor, gradient, op
 
@@ -59,6 +62,35 @@ def put_columns(y: Spec, ids: Spec, *, columns: int) -> Spec:
 @gradient(put_columns)
 def _(node: Node, dx: Tensor):
     return take_columns(dx, node.sources[1]), None
+
+
+@op(in_place=((0, 0),))
+def normalize_rows(x: Spec) -> Spec:
+    """Return each row divided by its sum plus 1e-20, for rows of numbers that are not negative."""
+    require(len(x.shape) > 0, "needs an axis")
+    return Spec(x.shape, floats(x))
+
+
+@gradient(normalize_rows)
+def _(node: Node, dy: Tensor):
+    return (normalize_rows_back(dy, node.sources[0]),)
+
+
+@op(in_place=((0, 0),))
+def normalize_rows_back(dy: Spec, x: Spec) -> Spec:
+    """Return the gradient of x: (dy - dy · y) / s, where s is what a row is divided by, and y is x / s."""
+    require(len(x.shape) > 0 and dy.shape == x.shape, "needs dy like x")
+    return Spec(x.shape, floats(dy, x))
+
+
+@gradient(normalize_rows_back)
+def _(node: Node, d: Tensor):
+    dy, x = node.sources
+    by, total = sum_rows(x), sum_rows(d)
+    squares = mul(by, by)
+    to_dy = sub(div(d, by), div(mul(x, total), squares))
+    shared = sub(scale(div(mul(total, sum_rows(mul(dy, x))), by), by=2), sum_rows(mul(d, dy)))
+    return to_dy, div(sub(shared, mul(dy, total)), squares)
 
 
 # ---- the order of choices ----------------------------------------------------------------------

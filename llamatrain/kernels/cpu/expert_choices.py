@@ -3,12 +3,13 @@
 import numpy as np
 
 from llamatrain.compiler.declare import F32, I32, KernelEntry, inline
-from llamatrain.compiler.vectors import LANES, load_until, splat, store_until
+from llamatrain.compiler.vectors import LANES, load_until, reduce_sum, splat, store_until
 from llamatrain.kernels.cpu.chunking import choose_block, should_stream
 from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.registry import all_float32, kernel
 
 MINUS_INF = np.float32(-np.inf)
+TINY = np.float32(1e-20)  # added to sums that divide
 COLUMNS = 128  # of a row that a job adds up at a time
 
 # ---- which experts -----------------------------------------------------------------------------
@@ -81,6 +82,52 @@ def put_columns(outs, ins, attrs, scratch, threads):
     rows, columns = x.shape
     block = choose_block(rows, columns)
     return [put_by_column.call(y, ids, x, columns, ids.shape[1], items=rows, block=block)]
+
+
+@inline
+def row_divisor(x, start, end):
+    """Return what `normalize_rows` divides a row by."""
+    so_far = splat(0.0)
+    for i in range(start, end, LANES):
+        so_far += load_until(x, i, end)
+    return reduce_sum(so_far) + TINY
+
+
+@KernelEntry
+def divide_by_sums(lo, hi, thread, x: F32, y: F32, width):
+    """Divide rows lo to hi by their sums."""
+    for row in range(lo, hi):
+        start, end = row * width, (row + 1) * width
+        by = splat(row_divisor(x, start, end))
+        for i in range(start, end, LANES):
+            store_until(y, i, end, load_until(x, i, end) / by, 0)
+
+
+@kernel("normalize_rows")
+def normalize_rows(outs, ins, attrs, scratch, threads):
+    """Return the calls of `normalize_rows`."""
+    (x,), width = ins, ins[0].shape[-1]
+    rows = x.size // width
+    return [divide_by_sums.call(x, outs[0], width, items=rows, block=choose_block(rows, 2 * width))]
+
+
+@KernelEntry
+def divide_by_sums_back(lo, hi, thread, dy: F32, x: F32, dx: F32, width):
+    """Compute the gradient of `normalize_rows` for rows lo to hi."""
+    for row in range(lo, hi):
+        start, end = row * width, (row + 1) * width
+        by = row_divisor(x, start, end)
+        shared, divisor = splat(dot(dy, start, x, start, width) / by), splat(by)
+        for i in range(start, end, LANES):
+            store_until(dx, i, end, (load_until(dy, i, end) - shared) / divisor, 0)
+
+
+@kernel("normalize_rows_back")
+def normalize_rows_back(outs, ins, attrs, scratch, threads):
+    """Return the calls of `normalize_rows_back`."""
+    (dy, x), width = ins, ins[0].shape[-1]
+    rows = x.size // width
+    return [divide_by_sums_back.call(dy, x, outs[0], width, items=rows, block=choose_block(rows, 4 * width))]
 
 
 # ---- the order of choices ----------------------------------------------------------------------

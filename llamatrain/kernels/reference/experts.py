@@ -38,6 +38,24 @@ def put_columns(y, ids, *, columns):
 
 
 @kernel
+def normalize_rows(x):
+    """Return each row divided by its sum plus 1e-20."""
+    return x / row_divisor(x)
+
+
+@kernel
+def normalize_rows_back(dy, x):
+    """Return the gradient of x."""
+    by = row_divisor(x)
+    return (dy - np.sum(dy * x, axis=-1, keepdims=True) / by) / by
+
+
+def row_divisor(x: np.ndarray) -> np.ndarray:
+    """Return what `normalize_rows` divides each row by."""
+    return np.sum(x, axis=-1, keepdims=True) + x.dtype.type(1e-20)
+
+
+@kernel
 def sort_choices(ids, *, experts):
     """Return the choices sorted by expert, their experts, and where those of each expert end."""
     order = np.argsort(ids.ravel(), kind="stable").reshape(ids.shape)

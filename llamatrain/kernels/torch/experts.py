@@ -45,6 +45,19 @@ def put_columns(y: Tensor, ids: Tensor, *, columns: int) -> Tensor:
     return y.new_zeros(len(y), columns).scatter_add_(-1, ids.long(), y)
 
 
+@kernel(result_bytes)
+def normalize_rows(x: Tensor) -> Tensor:
+    """Return each row divided by its sum plus 1e-20."""
+    return x / (x.sum(-1, keepdim=True) + 1e-20)
+
+
+@kernel(lambda node: 3 * result_bytes(node))
+def normalize_rows_back(dy: Tensor, x: Tensor) -> Tensor:
+    """Return the gradient of x."""
+    by = x.sum(-1, keepdim=True) + 1e-20
+    return (dy - (dy * x).sum(-1, keepdim=True) / by) / by
+
+
 # ---- the order of choices --------------------------------------------------
 
 
