@@ -99,6 +99,7 @@ class Key:
     )
     min_value: float = 0  # for hyperparameters that few architectures have
     by_block: bool = False  # a file may have an array with a number for each block
+    is_left_out: bool = False  # 0 is no number of a file, and no hyperparameter
 
     @property
     def max_value(self) -> float:
@@ -116,7 +117,7 @@ class Key:
 
     def stored_value(self, values: Mapping[str, Any]) -> Any:
         """Return the value that a file has, by all hyperparameters."""
-        return values[self.field]
+        return values.get(self.field, 0) if self.is_left_out else values[self.field]
 
     def read(self, gguf: Gguf, key: str, known: Mapping[str, Any]) -> Any:
         """Read the value of a key, or its default; a tuple if the file has a number for each block."""
@@ -254,6 +255,7 @@ class Architecture(Generic[H, F]):
     new_model_blocks: Callable[[int, int], Mapping[str, tuple[Any, ...]]] = lambda count, kv_heads: {}
     new_model_rope: Callable[[Rope], Rope] = lambda rope: rope
     new_model_weights: frozenset[str] = frozenset()  # optional weights of new models
+    expert_has_ff: bool = False  # the feed-forward width is that of an expert
     # by key: the supported value, and what other values mean
     supported_values: Mapping[str, SupportedValue] = field(default_factory=dict)
     peft_problem: str = ""  # why adapters of PEFT cannot be converted; "": they can
@@ -262,8 +264,8 @@ class Architecture(Generic[H, F]):
 
     @property
     def has_experts(self) -> bool:
-        """True if some blocks have a mixture of experts."""
-        return any(kind.role == "experts" for kind in self.weights.values())
+        """True if new models have mixtures of experts."""
+        return "experts" in self.new_model_values
 
     def weight_kinds(
         self,

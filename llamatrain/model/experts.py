@@ -4,13 +4,18 @@ The shares of the chosen experts multiply their inner activations, before the la
 multiplying their results, and what must be kept for the gradient of the shares is narrower.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from llamatrain.graph import ops as O
 from llamatrain.graph.ops import (
+    normalize_rows,
     scale_rows,
+    sigmoid,
     soft_max,
     sort_choices,
     sum_choices,
@@ -21,20 +26,28 @@ from llamatrain.graph.ops import (
 )
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model import layers
-from llamatrain.model.architecture import Key
+from llamatrain.model.architecture import Key, Shape
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.limits import BadHyperparameter
 
+Scores = Literal["softmax", "sigmoid"]
 Gate = Callable[[Tensor, Tensor], Tensor]
+Present = Callable[[Hyperparameters, int], bool]  # by a block's number
 
-# Before the keys of all models, one of which has its default from here.
-KEYS = {
+# Of models whose feed-forward width is that of an expert.
+COUNT_KEYS = {
     "expert_count": Key("experts", int, min_value=1),
     "expert_used_count": Key("experts_used", int, min_value=1),
-    "expert_feed_forward_length": Key("expert_ff", int, min_value=1),
 }
-NEW_MODEL_VALUES = {name: itemgetter(name) for name in ("experts", "experts_used", "expert_ff")}
+# Before the keys of all models, one of which has its default from here.
+KEYS = COUNT_KEYS | {"expert_feed_forward_length": Key("expert_ff", int, min_value=1)}
+SHARED_KEYS = {"expert_shared_feed_forward_length": Key("shared_ff", int, 0)}
+# how scores are computed, where most models of an architecture have sigmoids
+SIGMOID_KEYS = {"expert_gating_func": Key("gating", int, 2)}
+DENSE_KEYS = {"leading_dense_block_count": Key("dense_blocks", int, 0)}
+NEW_MODEL_COUNTS = {name: itemgetter(name) for name in ("experts", "experts_used")}
+NEW_MODEL_VALUES = NEW_MODEL_COUNTS | {"expert_ff": itemgetter("expert_ff")}
 
 
 class Choices(NamedTuple):
@@ -45,9 +58,36 @@ class Choices(NamedTuple):
     ends: Tensor  # (experts): where each expert's choices end
 
 
-# How scores of a router become the shares of the experts that it chooses: the softmax of all, of which those of the
-# chosen are taken, or the softmax of the chosen ones, which is the same as if those shares are divided by their sum.
-Routing = Literal["softmax", "softmax of chosen"]
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """How scores of a router become the shares of the experts that it chooses."""
+
+    scores: Scores = "softmax"
+    normalized: bool = False  # the shares of a token are divided by their sum
+    scale: float = 1.0  # of shares
+
+
+GATINGS: dict[int, Scores] = {1: "softmax", 2: "sigmoid"}  # by the number in a file
+
+
+def gating_of(h: Hyperparameters, **more: Any) -> Routing:
+    """Return the routing with the scores that a file names."""
+    return Routing(scores=GATINGS[int(h.extra["gating"])], **more)
+
+
+def has_shared(h: Hyperparameters, layer: int) -> bool:
+    """Return True if a block has an expert that all tokens use."""
+    return bool(h.extra["shared_ff"])
+
+
+def is_dense(h: Hyperparameters, layer: int) -> bool:
+    """Return True if a block is one of the first, which have one feed-forward part instead of experts."""
+    return layer < h.extra["dense_blocks"]
+
+
+def is_mixture(h: Hyperparameters, layer: int) -> bool:
+    """Return True if a block has experts."""
+    return not is_dense(h, layer)
 
 
 # ---- weights ----------------------------------------------------------------
@@ -75,42 +115,95 @@ def width(h: Hyperparameters) -> int:
     return h.embd
 
 
-ROUTER: dict[str, layers.Weight] = {
-    "blk.{}.ffn_gate_inp.weight": layers.block_weight(
-        "router",
-        lambda h: (int(h.extra["experts"]), h.embd),
-        "mlp.gate.weight",
-        default_target=False,
-        is_parameter=True,
-    )
-}
-EXPERTS: dict[str, layers.Weight] = {
-    "blk.{}.ffn_gate_exps.weight": stack(count("expert_ff"), width, "mlp.experts.gate_up_proj", part=(0, 2)),
-    "blk.{}.ffn_up_exps.weight": stack(count("expert_ff"), width, "mlp.experts.gate_up_proj", part=(1, 2)),
-    "blk.{}.ffn_down_exps.weight": stack(width, count("expert_ff"), "mlp.experts.down_proj", residual=True),
-}
+def router(module: str = "mlp.gate") -> dict[str, layers.Weight]:
+    """Return the weight that scores the experts of a block."""
+    return {
+        "blk.{}.ffn_gate_inp.weight": layers.block_weight(
+            "router",
+            lambda h: (int(h.extra["experts"]), h.embd),
+            f"{module}.weight",
+            default_target=False,
+            is_parameter=True,
+        )
+    }
+
+
+def no_bias(generator: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Return the initial bias of scores."""
+    return np.zeros(shape)
+
+
+def score_bias(module: str) -> dict[str, layers.Weight]:
+    """Return what is added to scores only to choose experts. It balances them, and no gradient reaches it."""
+    return {
+        "blk.{}.exp_probs_b.bias": layers.block_vector("constant", count("experts"), module, initial=no_bias)
+    }
+
+
+def stacks(inner: layers.Size, module: str = "mlp.experts") -> dict[str, layers.Weight]:
+    """Return the experts of a block, which have this width."""
+    both = f"{module}.gate_up_proj"
+    return {
+        "blk.{}.ffn_gate_exps.weight": stack(inner, width, both, part=(0, 2)),
+        "blk.{}.ffn_up_exps.weight": stack(inner, width, both, part=(1, 2)),
+        "blk.{}.ffn_down_exps.weight": stack(width, inner, f"{module}.down_proj", residual=True),
+    }
+
+
+def shared_expert(modules: Mapping[str, str], present: Present = has_shared) -> dict[str, layers.Weight]:
+    """Return the expert that all tokens use, by the modules of its weights."""
+    sizes = {
+        "ffn_gate": (count("shared_ff"), width),
+        "ffn_up": (count("shared_ff"), width),
+        "ffn_down": (width, count("shared_ff")),
+    }
+    joined = modules["ffn_gate"] == modules["ffn_up"]
+    parts = {"ffn_gate": (0, 2), "ffn_up": (1, 2)} if joined else {}
+    return {
+        f"blk.{{}}.{name}_shexp.weight": layers.block_matrix(
+            out,
+            into,
+            modules[name],
+            residual=name == "ffn_down",
+            part=parts.get(name, (0, 1)),
+            present=present,
+        )
+        for name, (out, into) in sizes.items()
+    }
+
+
+ROUTER = router()
+EXPERTS = stacks(count("expert_ff"))
 
 
 def check(h: Hyperparameters) -> None:
-    """Raise BadHyperparameter if a token has more experts than there are."""
-    experts, used = int(h.extra["experts"]), int(h.extra["experts_used"])
-    if used > experts:
-        raise BadHyperparameter("experts_used", f"{used}", f"must be at most the {experts} experts")
+    """Raise BadHyperparameter if a token has no experts, or more than there are."""
+    experts, used = (int(h.extra.get(name, 0)) for name in ("experts", "experts_used"))
+    if not 1 <= used <= experts:
+        raise BadHyperparameter("experts_used", f"{used}", f"must be 1 to the {experts} experts")
+    if (gating := int(h.extra.get("gating", 1))) not in GATINGS:
+        raise BadHyperparameter("gating", f"{gating}", "must be 1 (softmax) or 2 (sigmoid)")
 
 
 # ---- the forward pass -------------------------------------------------------
 
 
-def choose_experts(model: ForwardPass, y: Tensor, router: str, routing: Routing) -> tuple[Choices, Tensor]:
+def choose_experts(
+    model: ForwardPass, layer: int, y: Tensor, routing: Routing, name: str = "ffn_gate_inp"
+) -> tuple[Choices, Tensor]:
     """Return the choices of all tokens, and their shares in sorted order."""
     experts, used = int(model.h.extra["experts"]), int(model.h.extra["experts_used"])
-    scores = model.linear(y, router)
-    if routing == "softmax":
-        scores = soft_max(scores)
-    ids = top_k(scores, k=used)
+    scores, bias = model.linear(y, f"blk.{layer}.{name}"), model.weights.get(f"blk.{layer}.exp_probs_b.bias")
+    # the same as shares divided by their sum, and in the same order
+    chosen_only = routing.scores == "softmax" and routing.normalized and bias is None
+    if not chosen_only:
+        scores = sigmoid(scores) if routing.scores == "sigmoid" else soft_max(scores)
+    ids = top_k(scores if bias is None else O.add(scores, bias), k=used)
     shares = take_columns(scores, ids)
-    if routing == "softmax of chosen":
-        shares = soft_max(shares)
+    if routing.normalized:
+        shares = soft_max(shares) if chosen_only else normalize_rows(shares)
+    if routing.scale != 1:
+        shares = O.scale(shares, by=routing.scale)
     choices = Choices(*sort_choices(ids, experts=experts))
     return choices, take_choices(shares, choices.order)
 
@@ -135,11 +228,11 @@ def feed_forward(
     layer: int,
     y: Tensor,
     gate: Gate = swiglu,
-    routing: Routing = "softmax",
+    routing: Routing = Routing(),  # noqa: B008  it is frozen
 ) -> Tensor:
     """Return the sum of the chosen experts' outputs, each times its share."""
     prefix = f"blk.{layer}"
-    choices, shares = choose_experts(model, y, f"{prefix}.ffn_gate_inp", routing)
+    choices, shares = choose_experts(model, layer, y, routing)
     gates = multiply(model, y, f"{prefix}.ffn_gate_exps", choices)
     inner = gate(gates, multiply(model, y, f"{prefix}.ffn_up_exps", choices))
     outputs = multiply(model, scale_rows(inner, shares), f"{prefix}.ffn_down_exps", choices, shares)

@@ -270,7 +270,7 @@ def default_extra(
     keys = {
         key.field: key
         for key in architecture.keys.values()
-        if key.field not in COMMON_FIELDS and not key.by_block
+        if key.field not in COMMON_FIELDS and not key.by_block and not key.is_left_out
     }
     values = {name: architecture.new_model_values.get(name) for name in keys}
     return {
@@ -366,6 +366,7 @@ def _read_unchecked(gguf: Gguf, architecture: Architecture[Hyperparameters, Any]
         if is_list or gguf.get_value(f"{name}.{key}", type(supported), supported) != supported:
             raise FileError(f"{gguf.path}: {name}.{key}: {what} is not supported", code="unsupported-model")
     check_window_rope(gguf, architecture, known["head_size"])
+    left_out = {each.field for each in architecture.keys.values() if each.is_left_out}
     return Hyperparameters(
         architecture=architecture,
         rope=Rope.read(gguf, name, known["head_size"], known["ctx"]),
@@ -374,7 +375,7 @@ def _read_unchecked(gguf: Gguf, architecture: Architecture[Hyperparameters, Any]
         extra={
             field: value
             for field, value in known.items()
-            if field not in COMMON_FIELDS and field not in by_block
+            if field not in COMMON_FIELDS and field not in by_block and (value or field not in left_out)
         },
         by_block={
             field: values

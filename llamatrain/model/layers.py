@@ -208,13 +208,18 @@ def attend(model: ForwardPass, layer: int, y: Tensor, rotate: Callable[[Tensor, 
 
 
 def feed_forward(
-    model: ForwardPass, layer: int, y: Tensor, gate: Callable[[Tensor, Tensor], Tensor] = swiglu
+    model: ForwardPass,
+    layer: int,
+    y: Tensor,
+    gate: Callable[[Tensor, Tensor], Tensor] = swiglu,
+    suffix: str = "",
 ) -> Tensor:
-    """Return down(gate(gate(y), up(y)))."""
-    prefix = f"blk.{layer}"
-    return model.linear(
-        gate(model.linear(y, f"{prefix}.ffn_gate"), model.linear(y, f"{prefix}.ffn_up")), f"{prefix}.ffn_down"
-    )
+    """Return down(gate(gate(y), up(y))), with weights whose names end with a suffix."""
+
+    def multiply(x: Tensor, name: str) -> Tensor:
+        return model.linear(x, f"blk.{layer}.{name}{suffix}")
+
+    return multiply(gate(multiply(y, "ffn_gate"), multiply(y, "ffn_up")), "ffn_down")
 
 
 def ungated(

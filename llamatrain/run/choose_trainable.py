@@ -13,6 +13,7 @@ from llamatrain.distributed.cores import count_cores
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import Gguf
 from llamatrain.model.hyperparameters import Hyperparameters, untrained_tensors
+from llamatrain.model.init import init_weights
 from llamatrain.model.load import decode_tensor
 from llamatrain.run.config import RunConfig
 from llamatrain.run.inputs import RunInputs
@@ -31,7 +32,8 @@ def choose_trainable(config: RunConfig, model: RunModel, inputs: RunInputs, peft
         return model_class(
             h=model.h,
             metadata=model.metadata,
-            untrained=model.extra_tensors | read_untrained(inputs.base, model.h, threads),
+            untrained=model.extra_tensors
+            | (read_untrained(inputs.base, model.h, threads) if inputs.base else new_constants(model.h)),
             seed=config.train.seed,
             threads=threads,
             base=None if inputs.resume_point else inputs.base,
@@ -58,10 +60,20 @@ def choose_trainable(config: RunConfig, model: RunModel, inputs: RunInputs, peft
     )
 
 
-def read_untrained(base: Gguf | None, h: Hyperparameters, threads: int) -> dict[str, np.ndarray]:
+def new_constants(h: Hyperparameters) -> dict[str, np.ndarray]:
+    """Return the weights of a new model that are never trained."""
+    kinds = dict(h.weight_kinds())
+    arrays = {
+        name: np.empty(shape, np.float32)
+        for name, shape in h.shapes.items()
+        if kinds[name].role == "constant"
+    }
+    init_weights(h, 0, arrays)
+    return arrays
+
+
+def read_untrained(base: Gguf, h: Hyperparameters, threads: int) -> dict[str, np.ndarray]:
     """Read the tensors of a base that are never trained, but belong to its file."""
-    if base is None:
-        return {}
     return {name: decode_tensor(base, base.tensors[name], threads) for name in untrained_tensors(base, h)}
 
 

@@ -47,6 +47,11 @@ class Shape:
     vocab: int = field(default=VOCABULARY)
 
     @property
+    def file_arch(self) -> str:
+        """The architecture that a file names."""
+        return self.arch
+
+    @property
     def width(self) -> int:
         return self.heads * self.head_size
 
@@ -102,12 +107,19 @@ FORWARD = [
     ("ffn_down.weight", "mlp.down_proj.weight", "embd ff"),
 ]
 UNGATED = FORWARD[1:]
-EXPERTS = [
-    ("ffn_gate_inp.weight", "mlp.gate.weight", "experts embd"),
-    ("ffn_gate_exps.weight", "mlp.experts.gate_up_proj#0", "experts expert_ff embd"),
-    ("ffn_up_exps.weight", "mlp.experts.gate_up_proj#1", "experts expert_ff embd"),
-    ("ffn_down_exps.weight", "mlp.experts.down_proj", "experts embd expert_ff"),
-]
+
+
+def expert_rows(gate: str = "mlp.gate", stack: str = "mlp.experts", inner: str = "expert_ff") -> list[Row]:
+    """Return the router and the experts of a block, by the names of their modules and the axis of their width."""
+    return [
+        ("ffn_gate_inp.weight", f"{gate}.weight", "experts embd"),
+        ("ffn_gate_exps.weight", f"{stack}.gate_up_proj#0", f"experts {inner} embd"),
+        ("ffn_up_exps.weight", f"{stack}.gate_up_proj#1", f"experts {inner} embd"),
+        ("ffn_down_exps.weight", f"{stack}.down_proj", f"experts embd {inner}"),
+    ]
+
+
+EXPERTS = expert_rows()
 ROUTER = "ffn_gate_inp.weight"
 BEFORE = [
     ("attn_norm.weight", "input_layernorm.weight", "embd"),
@@ -219,6 +231,7 @@ class Family:
     fills_width: bool = (
         False  # this version of llama.cpp takes no heads that are wider together than the model
     )
+    groups_heads: bool = True  # llama.cpp takes fewer key/value heads than heads
     exact_shift: bool = True  # rotated keys turn back as if they had been computed at another position
     initial: Callable[[Any, str, tuple[int, ...], np.random.Generator], np.ndarray | None] = (
         lambda shape, name, axes, random: None
@@ -249,6 +262,8 @@ GROUPED: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_size": 12, "embd": 4
 # heads wider together than the model
 OWN: dict[str, Any] = {"heads": 4, "kv_heads": 1, "head_size": 10, "embd": 36, "ff": 64}
 SINGLE: dict[str, Any] = {"heads": 3, "kv_heads": 3, "head_size": 6, "embd": 18, "ff": 40, "layers": 3}
+# the same, of sizes that torch's products of experts take
+EVEN: dict[str, Any] = SINGLE | {"head_size": 8, "embd": 24}
 BROAD: dict[str, Any] = {"heads": 2, "kv_heads": 1, "head_size": 80, "embd": 96, "ff": 100}
 
 
@@ -264,13 +279,14 @@ def key_and_value_length(shape: Shape) -> Numbers:
     return {"attention.key_length": shape.head_size, "attention.value_length": shape.head_size}
 
 
+def expert_counts(shape: Any) -> Numbers:
+    """Return the keys of how many experts there are."""
+    return {"expert_count": shape.experts, "expert_used_count": shape.experts_used}
+
+
 def expert_keys(shape: Any) -> Numbers:
     """Return the keys of mixtures of experts."""
-    return {
-        "expert_count": shape.experts,
-        "expert_used_count": shape.experts_used,
-        "expert_feed_forward_length": shape.expert_ff,
-    }
+    return expert_counts(shape) | {"expert_feed_forward_length": shape.expert_ff}
 
 
 def expert_settings(shape: Any) -> dict[str, Any]:

@@ -112,14 +112,14 @@ def keys(shape: Shape) -> Numbers:
 
 def full_key(shape: Shape, key: str) -> str:
     """Return a key as it is in files."""
-    return key if FAMILIES[shape.arch].whole_keys(key) else f"{shape.arch}.{key}"
+    return key if FAMILIES[shape.arch].whole_keys(key) else f"{shape.file_arch}.{key}"
 
 
 def written(
     path: Path, shape: Shape, arrays: Arrays, said: Mapping[str, int | float | str] | None = None
 ) -> Path:
     """A model file with a vocabulary of bytes."""
-    out = gguf.GGUFWriter(path, shape.arch)
+    out = gguf.GGUFWriter(path, shape.file_arch)
     out.add_name("small")
     adds = {
         int: out.add_uint32,

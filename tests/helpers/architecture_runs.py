@@ -78,7 +78,9 @@ def factors(shape: Shape, seed: int = 3, names: Iterable[str] = ()) -> Pairs:
 
 def adapter_of(shape: Shape, made: Pairs) -> Adapter:
     pairs = {name: LoraPair(a, b, ALPHA / RANK) for name, (a, b) in made.items()}
-    return Adapter(source=Path("made"), alpha=ALPHA, pairs=pairs, architecture=find_architecture(shape.arch))
+    return Adapter(
+        source=Path("made"), alpha=ALPHA, pairs=pairs, architecture=find_architecture(shape.file_arch)
+    )
 
 
 def start(folder: Path, shape: Shape, made: Pairs | None = None) -> Path:
@@ -98,7 +100,7 @@ def changes(model: Path, stepped: Path, shape: Shape) -> Arrays:
     """The gradients that one such step had."""
     before, after = tensors(model), tensors(stepped)
     for name in trainable(shape):
-        kind = find_architecture(shape.arch).weight_kind(name)
+        kind = find_architecture(shape.file_arch).weight_kind(name)
         if kind and kind.trained_as_log:
             before[name], after[name] = np.log(-before[name]), np.log(-after[name])
     return {name: (before[name] - after[name]) / np.float32(HUGE) for name in trainable(shape)}

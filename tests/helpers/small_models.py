@@ -102,10 +102,11 @@ def loaded(gguf: Gguf) -> tuple[Hyperparameters, Arrays]:
 
 
 def loss_of(h: Hyperparameters, arrays: Arrays, length: int, flash: bool = True) -> tuple[float, Arrays]:
-    """In float64, of random tokens; and its gradients."""
+    """In float64, of random tokens; and its gradients, but those of biases that only choose experts."""
     leaves, table = trainable_weights(h, F64), rope_state(h, length, F64)
     made = build_training(h, leaves, 1, length, table, flash=flash)
-    loss, grads = value_and_gradients(made.loss, list(leaves.values()))
+    trained = [name for name in leaves if "exp_probs_b" not in name]
+    loss, grads = value_and_gradients(made.loss, [leaves[name] for name in trained])
     memory = {leaves[name]: array for name, array in arrays.items()} | {
         table: h.rope_table(length).astype(np.float64)
     }
@@ -116,5 +117,5 @@ def loss_of(h: Hyperparameters, arrays: Arrays, length: int, flash: bool = True)
         program.write(made.inputs[name], values)
     program()
     return float(program.read(loss)), {
-        name: program.read(grad).copy() for name, grad in zip(leaves, grads, strict=True)
+        name: program.read(grad).copy() for name, grad in zip(trained, grads, strict=True)
     }

@@ -35,7 +35,7 @@ from tests.helpers.small_models import Arrays, loaded
 from tests.interop.test_architectures_llama_cpp import letters, log_softmax, said
 
 IDS = prompt()
-CONVERTIBLE = [arch for arch in SHAPES if not find_architecture(arch).peft_problem]
+CONVERTIBLE = [arch for arch in SHAPES if not find_architecture(shape_of(arch, "a").file_arch).peft_problem]
 
 
 def strong(shape: Shape) -> Adapter:

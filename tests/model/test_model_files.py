@@ -98,7 +98,7 @@ BROKEN: list[tuple[dict[str, Value], str]] = [
     ),
     ({L + "feed_forward_length": u32(1 << 31)}, r"llama.feed_forward_length must be .*\(got 2147483648\)"),
     ({L + "context_length": u32(0)}, r"llama.context_length must be .*\(got 0\)"),
-    ({L + "expert_count": u32(8)}, "llama.expert_count: a mixture of experts is not supported"),
+    ({L + "expert_count": u32(8)}, r"llama.expert_used_count must be 1 to the 8 experts \(got 0\)"),
     (
         {L + "attention.layer_norm_rms_epsilon": f32(float("nan"))},
         r"norm_rms_epsilon must be .*\(got nan\)",

@@ -16,6 +16,7 @@ KEYS = {
     "residual_scale": Key("residual_scale", float, 0.0),
     "logit_scale": Key("logit_scale", float, min_value=1e-6),
 }
+ROTARY = {"rope.scaling.finetuned": (True, "a model without rotary embeddings")}
 NEW_MODEL_VALUES = {"embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 8.0}
 
 
@@ -30,12 +31,14 @@ def embed(model: ForwardPass) -> Tensor:
     return multiply(model, model.embedding("token_embd"), "embedding_scale")
 
 
-def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
+def block(
+    model: ForwardPass, layer: int, x: Tensor, transform: layers.FeedForward = layers.feed_forward
+) -> Tensor:
     """Return the output of a block whose halves are multiplied before they are added."""
     prefix = f"blk.{layer}"
     output = layers.attention(model, layer, model.norm(x, f"{prefix}.attn_norm"))
     x = O.add(model.keep_scored_rows(layer, x), multiply(model, output, "residual_scale"))
-    output = layers.feed_forward(model, layer, model.norm(x, f"{prefix}.ffn_norm"))
+    output = transform(model, layer, model.norm(x, f"{prefix}.ffn_norm"))
     return O.add(x, multiply(model, output, "residual_scale"))
 
 
@@ -59,7 +62,5 @@ ARCHITECTURE = Architecture(
     final_norm=final_norm,
     attention_mask=attention_mask,
     new_model_values=NEW_MODEL_VALUES,
-    supported_values=layers.SUPPORTED_VALUES
-    | {"rope.scaling.finetuned": (True, "a model without rotary embeddings")},
-    unsupported_names={"granitemoe": "a mixture of experts"},
+    supported_values=layers.SUPPORTED_VALUES | ROTARY,
 )

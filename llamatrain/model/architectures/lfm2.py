@@ -12,6 +12,7 @@ from llamatrain.model.architecture import Architecture, Key, Shape, WeightKind
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 
+KEYS = {"shortconv.l_cache": Key("taps", int, 3, min_value=2)}
 PERIOD = 3  # in new models, each third block has attention
 
 
@@ -52,6 +53,13 @@ CONVOLUTION: dict[str, layers.Weight] = {
         lambda h: h.embd, lambda h: h.embd, "conv.out_proj", residual=True
     ),
 }
+MIXERS = {
+    "blk.{}.attn_norm.weight": layers.block_norm("operator_norm"),
+    **layers.restrict_blocks(ATTENTION, attends),
+    **layers.restrict_blocks(CONVOLUTION, convolves),
+    "blk.{}.ffn_norm.weight": layers.block_norm("ffn_norm"),
+}
+FEED_FORWARD = layers.rename_modules(layers.FEED_FORWARD, MODULES)
 FINAL: dict[str, layers.Weight] = {
     "token_embd_norm.weight": WeightKind(
         role="norm", shape=lambda h: (h.embd,), module="model.embedding_norm"
@@ -70,7 +78,9 @@ def short_convolution(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
     return model.linear(model.keep_scored_rows(layer, mixed), f"{prefix}.out_proj")
 
 
-def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
+def block(
+    model: ForwardPass, layer: int, x: Tensor, transform: layers.FeedForward = layers.feed_forward
+) -> Tensor:
     """Return the output of a block: attention or a convolution, and a feed-forward part."""
     prefix = f"blk.{layer}"
     y = model.norm(x, f"{prefix}.attn_norm")
@@ -79,7 +89,7 @@ def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
     else:
         output = short_convolution(model, layer, y)
     x = O.add(model.keep_scored_rows(layer, x), output)
-    return O.add(x, layers.feed_forward(model, layer, model.norm(x, f"{prefix}.ffn_norm")))
+    return O.add(x, transform(model, layer, model.norm(x, f"{prefix}.ffn_norm")))
 
 
 def final_norm(model: ForwardPass, x: Tensor) -> Tensor:
@@ -94,14 +104,8 @@ def states(h: Hyperparameters, layer: int) -> dict[str, Shape]:
 
 ARCHITECTURE = Architecture(
     name="lfm2",
-    keys=layers.KEYS | {"shortconv.l_cache": Key("taps", int, 3, min_value=2)},
-    weights=layers.EMBEDDINGS
-    | {"blk.{}.attn_norm.weight": layers.block_norm("operator_norm")}
-    | layers.restrict_blocks(ATTENTION, attends)
-    | layers.restrict_blocks(CONVOLUTION, convolves)
-    | {"blk.{}.ffn_norm.weight": layers.block_norm("ffn_norm")}
-    | layers.rename_modules(layers.FEED_FORWARD, MODULES)
-    | FINAL,
+    keys=layers.KEYS | KEYS,
+    weights=layers.EMBEDDINGS | MIXERS | FEED_FORWARD | FINAL,
     rotation="halves",
     embed=layers.embed,
     block=block,
@@ -113,5 +117,4 @@ ARCHITECTURE = Architecture(
     shifts_context=False,
     new_model_blocks=new_model_blocks,
     supported_values=layers.SUPPORTED_VALUES,
-    unsupported_names={"lfm2moe": "a mixture of experts with short convolutions"},
 )

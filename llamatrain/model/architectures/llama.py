@@ -1,7 +1,17 @@
-"""Llama 1, 2 and 3, and models built like them: TinyLlama, Mistral, SmolLM (Touvron et al. 2023)."""
+"""Llama 1, 2 and 3, and models built like them: TinyLlama, Mistral, SmolLM (Touvron et al. 2023).
 
-from llamatrain.model import layers
+A file with experts is a Mixtral (Jiang et al. 2024): all blocks have a router and experts instead of one
+feed-forward part, and the feed-forward width is that of an expert.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from llamatrain.graph.tensor import Tensor
+from llamatrain.model import experts, layers
 from llamatrain.model.architecture import Architecture
+from llamatrain.model.forward import ForwardPass
+from llamatrain.model.hyperparameters import Hyperparameters
 
 UNSUPPORTED = {  # architectures that are not supported, by kind
     "a mixture of experts": "llama4 deepseek deepseek2 grok dbrx arctic bailingmoe dots1 minimax-m2 smallthinker",
@@ -12,15 +22,53 @@ UNSUPPORTED = {  # architectures that are not supported, by kind
     "a model whose layers differ in shape": "deci openelm",
 }
 
+COUNT_KEYS = {
+    key: replace(each, default=0, min_value=0, is_left_out=True) for key, each in experts.COUNT_KEYS.items()
+}
+ROUTING = experts.Routing(normalized=True)
+
+
+def has_experts(h: Hyperparameters, layer: int) -> bool:
+    """Return True if a block has experts."""
+    return bool(h.extra.get("experts"))
+
+
+def is_dense(h: Hyperparameters, layer: int) -> bool:
+    """Return True if a block has one feed-forward part."""
+    return not has_experts(h, layer)
+
+
+def feed_forward(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
+    """Return the output of the feed-forward part, or of the experts."""
+    if is_dense(model.h, layer):
+        return layers.feed_forward(model, layer, y)
+    return experts.feed_forward(model, layer, y, routing=ROUTING)
+
+
+def check(h: Hyperparameters) -> None:
+    """Raise BadHyperparameter if the numbers of experts do not fit together."""
+    if has_experts(h, 0):
+        experts.check(h)
+
+
 ARCHITECTURE = Architecture(
     name="llama",
-    keys=layers.KEYS,
-    weights=layers.WEIGHTS | layers.MORE_BIASES,
+    keys=COUNT_KEYS | layers.KEYS,
+    weights=layers.EMBEDDINGS
+    | layers.BEFORE_ATTENTION
+    | layers.ATTENTION
+    | layers.BIASES
+    | layers.BEFORE_FEED_FORWARD
+    | layers.restrict_blocks(layers.FEED_FORWARD, is_dense)
+    | layers.restrict_blocks(experts.ROUTER | experts.stacks(lambda h: h.ff), has_experts)
+    | layers.FINAL
+    | layers.MORE_BIASES,
     rotation="pairs",
     embed=layers.embed,
-    block=layers.block,
+    block=partial(layers.block, transform=feed_forward),
     final_norm=layers.final_norm,
     partial_rotary=True,
-    supported_values=layers.SUPPORTED_VALUES,
+    check=check,
+    supported_values={"attention.causal": layers.SUPPORTED_VALUES["attention.causal"]},
     unsupported_names={name: what for what, names in UNSUPPORTED.items() for name in names.split()},
 )

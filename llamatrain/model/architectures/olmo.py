@@ -30,5 +30,4 @@ ARCHITECTURE = Architecture(
     heads_fill_width=True,
     supported_values=layers.SUPPORTED_VALUES
     | {"attention.clamp_kqv": (0.0, "a limit of queries, keys and values")},
-    unsupported_names={"olmoe": "a mixture of experts"},
 )

@@ -17,25 +17,30 @@ KEYS = {
     "attention.sliding_window": Key("window", int, 0),
     "attention.sliding_window_pattern": WindowPattern("period", int, 4),
 }
-NORMS = {
+NORMS_OF_WHOLE_ROWS = {
     "blk.{}.attn_q_norm.weight": layers.block_vector("norm", lambda h: h.width, "self_attn.q_norm"),
     "blk.{}.attn_k_norm.weight": layers.block_vector("norm", lambda h: h.kv_width, "self_attn.k_norm"),
-    "blk.{}.post_attention_norm.weight": layers.block_norm("post_attention_layernorm"),
 }
 LAST_NORM = {"blk.{}.post_ffw_norm.weight": layers.block_norm("post_feedforward_layernorm")}
 
 
-def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
-    """Return the output of a block that norms the output of each half."""
+def attention(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
+    """Return the attention of a block that norms whole queries and keys."""
     h, prefix = model.h.for_block(layer), f"blk.{layer}"
 
     def project_and_rotate(name: str, count: int) -> Tensor:
-        rows = model.norm(model.linear(x, f"{prefix}.{name}"), f"{prefix}.{name}_norm")
+        rows = model.norm(model.linear(y, f"{prefix}.{name}"), f"{prefix}.{name}_norm")
         return model.apply_rope(layer, model.split_heads(rows, count))
 
     q, k = project_and_rotate("attn_q", h.heads), project_and_rotate("attn_k", h.kv_heads)
-    v = model.split_heads(model.linear(x, f"{prefix}.attn_v"), h.kv_heads)
-    output = model.linear(model.attention(layer, q, k, v), f"{prefix}.attn_output")
+    v = model.split_heads(model.linear(y, f"{prefix}.attn_v"), h.kv_heads)
+    return model.linear(model.attention(layer, q, k, v), f"{prefix}.attn_output")
+
+
+def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
+    """Return the output of a block that norms the output of each half."""
+    prefix = f"blk.{layer}"
+    output = attention(model, layer, x)
     y = O.add(model.keep_scored_rows(layer, x), model.norm(output, f"{prefix}.post_attention_norm"))
     return O.add(y, model.norm(layers.feed_forward(model, layer, y), f"{prefix}.post_ffw_norm"))
 
@@ -63,7 +68,8 @@ ARCHITECTURE = Architecture(
     weights=layers.EMBEDDINGS
     | layers.ATTENTION
     | layers.BIASES
-    | NORMS
+    | NORMS_OF_WHOLE_ROWS
+    | layers.POST_ATTENTION_NORM
     | layers.FEED_FORWARD
     | LAST_NORM
     | layers.FINAL,

@@ -26,7 +26,7 @@ ARCHITECTURE = Architecture(
     block=partial(
         layers.block,
         norm_heads=ForwardPass.norm,
-        transform=partial(experts.feed_forward, routing="softmax of chosen"),
+        transform=partial(experts.feed_forward, routing=experts.Routing(normalized=True)),
     ),
     final_norm=layers.final_norm,
     check=experts.check,

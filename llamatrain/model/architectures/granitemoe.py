@@ -1,0 +1,52 @@
+"""Granite 3 with experts (Granite Team 2024): a granite with a router and experts in each block.
+
+Some models also have an expert that all tokens use. The feed-forward width of a file is that of a routed expert.
+"""
+
+from functools import partial
+
+from llamatrain.graph import ops as O
+from llamatrain.graph.tensor import Tensor
+from llamatrain.model import experts, layers
+from llamatrain.model.architecture import Architecture
+from llamatrain.model.architectures import granite
+from llamatrain.model.forward import ForwardPass
+
+ROUTING = experts.Routing(normalized=True)
+MIXTURE = experts.router("block_sparse_moe.router") | experts.stacks(
+    lambda h: h.ff, "block_sparse_moe.experts"
+)
+MODULES = {name: "shared_mlp.input_linear" for name in ("ffn_gate", "ffn_up")}
+MODULES |= {"ffn_down": "shared_mlp.output_linear"}
+
+
+def feed_forward(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
+    """Return the output of the chosen experts, and of the one that all tokens use."""
+    output = experts.feed_forward(model, layer, y, routing=ROUTING)
+    if not experts.has_shared(model.h, layer):
+        return output
+    return O.add(output, layers.feed_forward(model, layer, y, suffix="_shexp"))
+
+
+ARCHITECTURE = Architecture(
+    name="granitemoe",
+    keys=experts.COUNT_KEYS | layers.KEYS | granite.KEYS | experts.SHARED_KEYS,
+    weights=layers.EMBEDDINGS
+    | layers.BEFORE_ATTENTION
+    | layers.ATTENTION
+    | layers.BIASES
+    | layers.OUTPUT_BIAS
+    | layers.BEFORE_FEED_FORWARD
+    | MIXTURE
+    | experts.shared_expert(MODULES)
+    | layers.FINAL,
+    rotation="pairs",
+    embed=granite.embed,
+    block=partial(granite.block, transform=feed_forward),
+    final_norm=granite.final_norm,
+    attention_mask=granite.attention_mask,
+    check=experts.check,
+    expert_has_ff=True,
+    new_model_values=granite.NEW_MODEL_VALUES | experts.NEW_MODEL_COUNTS,
+    supported_values={"attention.causal": layers.SUPPORTED_VALUES["attention.causal"]} | granite.ROTARY,
+)
