@@ -42,6 +42,13 @@ COUNT_KEYS = {
 }
 # Before the keys of all models, one of which has its default from here.
 KEYS = COUNT_KEYS | {"expert_feed_forward_length": Key("expert_ff", int, min_value=1)}
+FEED_FORWARD_LENGTH = {  # of blocks without experts, of which there are none
+    "feed_forward_length": Key("ff", int, lambda known: known["expert_ff"])
+}
+# Behind the keys of all models; of models that have always an expert that all tokens use.
+ALWAYS_SHARED_KEYS = {
+    "expert_shared_feed_forward_length": Key("shared_ff", int, lambda known: known["ff"], min_value=1)
+}
 SHARED_KEYS = {"expert_shared_feed_forward_length": Key("shared_ff", int, 0)}
 # how scores are computed, where most models of an architecture have sigmoids
 SIGMOID_KEYS = {"expert_gating_func": Key("gating", int, 2)}
@@ -172,6 +179,10 @@ def shared_expert(modules: Mapping[str, str], present: Present = has_shared) -> 
     }
 
 
+SHARED_MODULES = {f"ffn_{part}": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
+SHARED_GATE: dict[str, layers.Weight] = {
+    "blk.{}.ffn_gate_inp_shexp.weight": layers.block_vector("bias", width, "mlp.shared_expert_gate")
+}
 ROUTER = router()
 EXPERTS = stacks(count("expert_ff"))
 
@@ -228,7 +239,7 @@ def feed_forward(
     layer: int,
     y: Tensor,
     gate: Gate = swiglu,
-    routing: Routing = Routing(),  # noqa: B008  it is frozen
+    routing: Routing = Routing(),
 ) -> Tensor:
     """Return the sum of the chosen experts' outputs, each times its share."""
     prefix = f"blk.{layer}"
@@ -237,3 +248,14 @@ def feed_forward(
     inner = gate(gates, multiply(model, y, f"{prefix}.ffn_up_exps", choices))
     outputs = multiply(model, scale_rows(inner, shares), f"{prefix}.ffn_down_exps", choices, shares)
     return sum_choices(outputs, choices.order)
+
+
+def gated_shared_expert(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
+    """Return the output of the expert that all tokens use, times the sigmoid of its score."""
+    vector = model.weights[f"blk.{layer}.ffn_gate_inp_shexp.weight"]
+    share = sigmoid(O.matmul(y, O.reshape(vector, shape=(1, model.h.embd))))
+
+    def gate(gates: Tensor, up: Tensor) -> Tensor:
+        return scale_rows(swiglu(gates, up), share)
+
+    return layers.feed_forward(model, layer, y, gate, suffix="_shexp")

@@ -12,6 +12,8 @@ from tests.helpers.architecture_models import Arrays, prompt, rows, trainable, w
 from tests.helpers.architecture_runs import ALPHA, RANK, RATE, STEPS, Pairs, corner, factors, halves, seen
 from tests.helpers.architectures import FAMILIES
 
+VECTORS = ("norm.weight", "shared_expert_gate.weight")  # also if they have two axes there
+
 
 def model(shape: Shape, arrays: Arrays) -> Any:
     """In float32, with plain attention."""
@@ -209,7 +211,7 @@ def losses(made: Any, batch: list[dict[str, list[float]]], steps: int, rate: flo
     torch = pytest.importorskip("torch")
     named = {name: p for name, p in made.named_parameters() if p.requires_grad}
     trained = [*named.values()]
-    vectors = {name for name, p in named.items() if p.ndim < 2 or name.endswith("norm.weight")}
+    vectors = {name for name, p in named.items() if p.ndim < 2 or name.endswith(VECTORS)}
     groups = [{"params": [p for name, p in named.items() if name not in vectors], "weight_decay": 0.1}]
     groups.append({"params": [named[name] for name in sorted(vectors)], "weight_decay": 0.0})
     optimizer, found = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.999), eps=1e-8), []

@@ -567,6 +567,7 @@ case(
     lambda c: ops.scale_rows(c.x(2, 3), c.x(2)),
     lambda c: ops.scale_rows(c.turned(3, 2, 19), c.sliced(3, 2)),
     lambda c: ops.scale_rows(c.x(4), c.x()),
+    lambda c: ops.scale_rows(c.sliced(3, 5), c.turned(3, 1)),
 )
 case(
     "dot_rows",

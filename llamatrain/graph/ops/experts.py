@@ -167,15 +167,16 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0),), is_cheap=True)
 def scale_rows(x: Spec, by: Spec) -> Spec:
-    """Return each row times its number: (..., n), (...) -> (..., n)."""
-    require(len(x.shape) > 0 and x.shape[:-1] == by.shape, "needs a number for each row")
+    """Return each row times its number: (..., n), and (...) or (..., 1) -> (..., n)."""
+    rows = x.shape[:-1]
+    require(len(x.shape) > 0 and by.shape in (rows, (*rows, 1)), "needs a number for each row")
     return Spec(x.shape, floats(x, by))
 
 
 @gradient(scale_rows)
 def _(node: Node, dy: Tensor):
     x, by = node.sources
-    return scale_rows(dy, by), dot_rows(dy, x)
+    return scale_rows(dy, by), dot_rows(dy, x) if len(by.shape) < len(x.shape) else sum_rows(mul(dy, x))
 
 
 @op()

@@ -99,7 +99,7 @@ def spread_rows(x: Tensor, order: Tensor) -> Tensor:
 @writing_kernel()
 def scale_rows(x: Tensor, by: Tensor, *, out: Outs) -> None:
     """Write each row times its number."""
-    torch.mul(x, by[..., None], out=out[0])
+    torch.mul(x, by.reshape(*x.shape[:-1], 1), out=out[0])
 
 
 @kernel(lambda node: result_bytes(node) + node.sources[0].nbytes)

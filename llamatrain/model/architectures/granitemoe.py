@@ -16,7 +16,7 @@ ROUTING = experts.Routing(normalized=True)
 MIXTURE = experts.router("block_sparse_moe.router") | experts.stacks(
     lambda h: h.ff, "block_sparse_moe.experts"
 )
-MODULES = {name: "shared_mlp.input_linear" for name in ("ffn_gate", "ffn_up")}
+MODULES = dict.fromkeys(("ffn_gate", "ffn_up"), "shared_mlp.input_linear")
 MODULES |= {"ffn_down": "shared_mlp.output_linear"}
 
 
@@ -47,6 +47,6 @@ ARCHITECTURE = Architecture(
     attention_mask=granite.attention_mask,
     check=experts.check,
     expert_has_ff=True,
-    new_model_values=granite.NEW_MODEL_VALUES | experts.NEW_MODEL_COUNTS,
+    new_model_values={**granite.NEW_MODEL_VALUES, **experts.NEW_MODEL_COUNTS},
     supported_values={"attention.causal": layers.SUPPORTED_VALUES["attention.causal"]} | granite.ROTARY,
 )

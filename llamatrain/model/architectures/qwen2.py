@@ -30,5 +30,4 @@ ARCHITECTURE = Architecture(
     final_norm=layers.final_norm,
     heads_fill_width=True,
     supported_values=layers.SUPPORTED_VALUES,
-    unsupported_names={"qwen2moe": "a mixture of experts"},
 )

@@ -183,6 +183,12 @@ ATTENTION = layers.ATTENTION | layers.HEAD_NORMS
 ATTENTION |= {  # each head of queries is followed by its gate
     "blk.{}.attn_q.weight": layers.block_matrix(lambda h: 2 * h.width, width, "self_attn.q_proj")
 }
+MIXERS = (
+    layers.BEFORE_ATTENTION
+    | layers.restrict_blocks(ATTENTION, attends)
+    | layers.restrict_blocks(DELTA_NET, is_recurrent)
+    | layers.POST_ATTENTION_NORM
+)
 
 
 # ---- blocks -----------------------------------------------------------------
@@ -237,13 +243,15 @@ def delta_net(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
     return model.linear(gated, f"{prefix}.ssm_out")
 
 
-def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
+def block(
+    model: ForwardPass, layer: int, x: Tensor, transform: layers.FeedForward = layers.feed_forward
+) -> Tensor:
     """Return the output of a block: attention or a gated delta net, and a feed-forward part."""
     prefix = f"blk.{layer}"
     mix = attention if attends(model.h, layer) else delta_net
     output = mix(model, layer, model.norm(x, f"{prefix}.attn_norm"))
     x = O.add(model.keep_scored_rows(layer, x), output)
-    return O.add(x, layers.feed_forward(model, layer, model.norm(x, f"{prefix}.post_attention_norm")))
+    return O.add(x, transform(model, layer, model.norm(x, f"{prefix}.post_attention_norm")))
 
 
 def rule_states(h: Hyperparameters) -> dict[str, Shape]:
@@ -274,13 +282,7 @@ ARCHITECTURE = Architecture(
     name="qwen35",
     keys=layers.KEYS | KEYS,
     lists=SECTIONS,
-    weights=layers.EMBEDDINGS
-    | layers.BEFORE_ATTENTION
-    | layers.restrict_blocks(ATTENTION, attends)
-    | layers.restrict_blocks(DELTA_NET, is_recurrent)
-    | layers.POST_ATTENTION_NORM
-    | layers.FEED_FORWARD
-    | layers.FINAL,
+    weights=layers.EMBEDDINGS | MIXERS | layers.FEED_FORWARD | layers.FINAL,
     rotation="halves",
     embed=layers.embed,
     block=block,
@@ -293,7 +295,6 @@ ARCHITECTURE = Architecture(
     shifts_context=False,
     supported_values=layers.SUPPORTED_VALUES,
     unsupported_names={
-        "qwen35moe": "a hybrid mixture of experts with recurrent blocks",
         "qwen3next": "a hybrid mixture of experts with recurrent blocks",
     },
 )

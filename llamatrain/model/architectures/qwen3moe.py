@@ -3,16 +3,12 @@
 from functools import partial
 
 from llamatrain.model import experts, layers
-from llamatrain.model.architecture import Architecture, Key
+from llamatrain.model.architecture import Architecture
 from llamatrain.model.forward import ForwardPass
-
-FEED_FORWARD_LENGTH = {  # of blocks without experts, of which there are none
-    "feed_forward_length": Key("ff", int, lambda known: known["expert_ff"])
-}
 
 ARCHITECTURE = Architecture(
     name="qwen3moe",
-    keys=experts.KEYS | layers.KEYS | FEED_FORWARD_LENGTH,
+    keys=experts.KEYS | layers.KEYS | experts.FEED_FORWARD_LENGTH,
     weights=layers.EMBEDDINGS
     | layers.BEFORE_ATTENTION
     | layers.ATTENTION

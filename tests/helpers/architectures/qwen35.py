@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -159,14 +160,14 @@ def initial(shape: Any, name: str, axes: tuple[int, ...], random: np.random.Gene
     return None
 
 
-def adjust(shape: Any) -> None:
+def adjust(shape: Any, name: str = "qwen3_5") -> None:
     """Give keys and queries the epsilon of the norms, which is the constant there in all published models."""
-    from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
+    modeling = import_module(f"transformers.models.{name}.modeling_{name}")
 
     def unit_length(x: Any, dim: int, eps: float) -> Any:
         return x / (x.square().sum(dim, keepdim=True) + shape.eps).sqrt()
 
-    modeling.l2norm = unit_length
+    modeling.l2norm = unit_length  # type: ignore[attr-defined]
 
 
 def input_order(shape: Any, name: str) -> np.ndarray | None:
