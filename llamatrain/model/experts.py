@@ -67,7 +67,7 @@ class Choices(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """How scores of a router become the shares of the experts that it chooses."""
+    """The way from scores of a router to the shares of the experts that it chooses."""
 
     scores: Scores = "softmax"
     normalized: bool = False  # the shares of a token are divided by their sum
