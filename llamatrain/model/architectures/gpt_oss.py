@@ -12,10 +12,7 @@ from llamatrain.model.hyperparameters import Hyperparameters
 
 PERIOD = 2  # of blocks, the last of which has no window
 SLOPE, LIMIT = 1.702, 7.0  # of gates
-KEYS = {
-    "feed_forward_length": Key("ff", int, lambda known: known["expert_ff"]),
-    "attention.sliding_window": Key("window", int, 128, min_value=1),
-}
+KEYS = {"attention.sliding_window": Key("window", int, 128, min_value=1)}
 gate = partial(clipped_swiglu, slope=SLOPE, limit=LIMIT)
 
 
@@ -37,19 +34,18 @@ BIASES: dict[str, layers.Weight] = {
     "blk.{}.ffn_up_exps.bias": expert_bias(experts.count("expert_ff"), "mlp.experts.gate_up_proj_bias"),
     "blk.{}.ffn_down_exps.bias": expert_bias(experts.width, "mlp.experts.down_proj_bias"),
 }
-ROUTER = layers.rename_modules(experts.ROUTER, {"ffn_gate_inp": "mlp.router.weight"})
 ATTENTION_BIASES = layers.BIASES | layers.OUTPUT_BIAS
 
 ARCHITECTURE = Architecture(
     name="gpt-oss",
-    keys=experts.KEYS | layers.KEYS | KEYS,
+    keys=experts.KEYS | layers.KEYS | experts.FEED_FORWARD_LENGTH | KEYS,
     weights=layers.EMBEDDINGS
     | layers.BEFORE_ATTENTION
     | layers.ATTENTION
     | ATTENTION_BIASES
     | SINKS
     | layers.POST_ATTENTION_NORM
-    | ROUTER
+    | experts.router("mlp.router")
     | experts.EXPERTS
     | BIASES
     | layers.FINAL,
@@ -58,7 +54,7 @@ ARCHITECTURE = Architecture(
     block=partial(
         layers.block,
         ffn_norm="post_attention_norm",
-        transform=partial(experts.feed_forward, gate=gate, routing="softmax of chosen"),
+        transform=partial(experts.feed_forward, gate=gate, routing=experts.Routing(normalized=True)),
     ),
     final_norm=layers.final_norm,
     attention_mask=attention_mask,
