@@ -475,9 +475,10 @@ def describe_unused(names: Sequence[str], consequence: str) -> str:
 
 
 def is_kept(name: str, h: Hyperparameters) -> bool:
-    """Return True if an unused tensor belongs to the file: of a kept block, or a weight that its block does not need."""
+    """Return True if an unused tensor belongs to the file: of a kept block, or a weight that only others need."""
     kind, number = h.architecture.weight_kind(name), split_block_number(name)[1]
-    unneeded = kind is not None and kind.present is not None
+    present = kind.present if kind else None
+    unneeded = present is not None and any(present(h, layer) for layer in range(h.layers))
     return unneeded or (number is not None and h.architecture.is_kept(h, int(number)))
 
 

@@ -6,7 +6,7 @@
     python scripts/bench.py memory [tiny S M]        peak resident memory of steps, in turns with torch
     python scripts/bench.py context [CTX ...]        FLOP/s of steps by context length, same tokens a step
     python scripts/bench.py finetune [TYPE ...]      the command on a quantized base, in turns with PEFT
-    python scripts/bench.py experts [TYPE]           adapters of a mixture of experts, beside dense models
+    python scripts/bench.py experts [TYPE]           adapters of a mixture of experts, and of dense models
     python scripts/bench.py families [qwen3 ...]     FLOP/s of each architecture, in turns with a llama
     python scripts/bench.py quality [TEXT]           validation loss of AdamW and Muon; some ten minutes
     python scripts/bench.py int8 BASE DATA --val V   adapters trained with int8, bf16 and f32 products

@@ -1,4 +1,4 @@
-"""Times adapters of a mixture of experts beside dense models: `bench.py experts`.
+"""Times adapters of a mixture of experts, in turns with dense models: `bench.py experts`.
 
 The dense models have the same blocks with a single feed-forward part: as wide as the experts that a token uses
 together, or as wide as all experts.

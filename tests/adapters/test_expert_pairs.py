@@ -73,7 +73,6 @@ def test_targets(h: Hyperparameters) -> None:
     [
         ("blk.{}.attn_kv_b.weight", "attention"),
         ("blk.{}.ffn_up_shexp.weight", "shared"),
-        ("blk.{}.ffn_gate_inp.weight", "router"),
         ("blk.{}.ffn_up.weight", "feed-forward"),
         ("blk.{}.ssm_in.weight", "others"),
     ],

@@ -35,8 +35,8 @@ from tests.interop.test_architecture_adapters import both, last, whole
 from tests.interop.test_architectures_llama_cpp import letters, log_softmax, said
 
 IDS = prompt()
-MIXTURES = [arch for arch in SHAPES if find_architecture(arch).has_experts]
-CONVERTIBLE = [arch for arch in MIXTURES if not find_architecture(arch).peft_problem]
+MIXTURES = [arch for arch, shapes in SHAPES.items() if hasattr(shapes["a"], "experts")]
+CONVERTIBLE = [arch for arch in MIXTURES if not find_architecture(shape_of(arch, "a").file_arch).peft_problem]
 
 
 def strong(shape: Shape) -> Adapter:

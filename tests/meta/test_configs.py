@@ -16,7 +16,7 @@ from tests.helpers.preferences import rows as compared
 from tests.helpers.small_models import small
 
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
-RECIPES = {"bytes", "chats", "lbfgs", "low-memory", "preference", "sine", "small", "stories"}
+RECIPES = {"bytes", "chats", "experts", "lbfgs", "low-memory", "preference", "sine", "small", "stories"}
 LARGE = ("--batch", 1, "--grad-acc", 1, "--ctx", 32, "--layer", 1)  # of what takes minutes as it stands
 GUIDE = (ROOT / "docs" / "GUIDE.md").read_text()
 
