@@ -79,6 +79,7 @@ FAMILY = Family(
     keys=keys,
     settings=settings,
     without_adapter=("conv.weight", ROUTER),
+    wide={"expert_ff": 256},
     constants=(BIAS,),
     to_theirs=lfm2.to_theirs,
     gradient_to_ours=lfm2.gradient_to_ours,

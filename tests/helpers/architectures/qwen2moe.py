@@ -56,6 +56,7 @@ FAMILY = Family(
     keys=keys,
     settings=settings,
     without_adapter=(ROUTER,),
+    wide={"expert_ff": 256, "shared_ff": 256},
     to_theirs=to_theirs,
     gradient_to_ours=gradient_to_ours,
 )

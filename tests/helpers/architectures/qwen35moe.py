@@ -76,13 +76,13 @@ FAMILY = replace(
     block=rows,
     shapes=three(
         "qwen35moe",
-        GROUPED | {"base": 1e6, "eps": 3e-3, "layers": 4, "turned": 6, "experts_used": 3},
-        OWN
-        | HEADS
-        | {"tied": True, "eps": 5e-2, "layers": 3, "period": 3, "turned": 8, "experts": 7, "experts_used": 6},
         BROAD
         | {"base": 500.0, "eps": 1e-3, "key_size": 16, "value_size": 16, "key_heads": 1, "value_heads": 3}
         | {"taps": 3, "turned": 20, "experts": 9, "experts_used": 4, "expert_ff": 40},
+        OWN
+        | HEADS
+        | {"tied": True, "eps": 5e-2, "layers": 3, "period": 3, "turned": 8, "experts": 7, "experts_used": 6},
+        GROUPED | {"base": 1e6, "eps": 3e-3, "layers": 4, "turned": 6, "experts_used": 3},
         MixedShape,
     ),
     config="Qwen3_5MoeTextConfig",
@@ -90,6 +90,7 @@ FAMILY = replace(
     keys=keys,
     settings=settings,
     without_adapter=("conv1d.weight", ROUTER),
+    wide={"expert_ff": 256, "shared_ff": 256},
     to_theirs=to_theirs,
     gradient_to_ours=gradient_to_ours,
     adjust=lambda shape: qwen35.adjust(shape, "qwen3_5_moe"),
