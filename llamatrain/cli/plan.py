@@ -164,6 +164,8 @@ def print_plan(request: "RunRequest", options: PlanOptions) -> None:
 
 def to_json(planned: "PlannedRun", time: "TimeForecast | str | None") -> dict[str, Any]:
     """Return a plan as JSON values."""
+    from llamatrain.planner.cost import base_bytes_read
+
     memory_plan, forecast = planned.fitted.plan, None if time is None or isinstance(time, str) else time
     spec, trials = memory_plan.spec, planned.fitted.trials
     seconds = {
@@ -196,6 +198,7 @@ def to_json(planned: "PlannedRun", time: "TimeForecast | str | None") -> dict[st
         "threads": spec.threads,
         "parameters": spec.h.parameter_count,
         "adapter": planned.fitted.weights.adapter_sizes(spec.h),
+        "base_read": base_bytes_read(memory_plan, planned.batches),
         **seconds,
         "tried": trial_rows,
     }
@@ -204,6 +207,7 @@ def to_json(planned: "PlannedRun", time: "TimeForecast | str | None") -> dict[st
 def memory_lines(planned: "PlannedRun") -> Iterator[str]:
     """Yield the lines about memory."""
     from llamatrain.model.lora_targets import describe_groups
+    from llamatrain.planner.cost import base_bytes_read
 
     memory_plan = planned.fitted.plan
     spec = memory_plan.spec
@@ -219,6 +223,8 @@ def memory_lines(planned: "PlannedRun") -> Iterator[str]:
     for name, size in {**asdict(memory_plan.breakdown), **totals}.items():
         if size:
             yield f"{name.replace('_', ' '):14} {size:>18,}  {Size(size).text:>8}"
+    if size := base_bytes_read(memory_plan, planned.batches):
+        yield f"{'read':14} {size:>18,}  {Size(size).text:>8}  from the base's file in each step"
 
 
 def time_lines(time: "TimeForecast | str") -> Iterator[str]:

@@ -15,6 +15,7 @@ class RunPlan:
     excess: str | None  # why it does not fit the memory, if so
     parameters: int
     adapter: dict[str, int]  # parameters of the trained adapter, by group of weights
+    base_read: int  # bytes of quantized weights that a step reads from the base's file
     batch: int
     splits: int  # micro-batches per batch
     remat: str
@@ -36,6 +37,7 @@ class RunPlan:
 
 def plan_request(request: RunRequest, measure: bool = False) -> RunPlan:
     """Plan a run; nothing is read of its data, trained, written or compiled."""
+    from llamatrain.planner.cost import base_bytes_read
     from llamatrain.planner.time import forecast_time
     from llamatrain.run.prepare import plan_run
 
@@ -50,6 +52,7 @@ def plan_request(request: RunRequest, measure: bool = False) -> RunPlan:
         excess=planned.fitted.error,
         parameters=plan.spec.h.parameter_count,
         adapter=planned.fitted.weights.adapter_sizes(plan.spec.h),
+        base_read=base_bytes_read(plan, planned.batches),
         batch=plan.spec.batch,
         splits=plan.splits,
         remat=str(plan.policy),

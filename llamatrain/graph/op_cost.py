@@ -195,3 +195,14 @@ MOVED: dict[str, Callable[[Node], int]] = {
     "set": lambda node: update_bytes(node.sources[1], node, 2),
     "cpy": lambda node: node.sources[1].nbytes + node.outputs[0].nbytes,
 }
+
+# ---- bytes of a base -------------------------------------------------------
+
+
+def quantized_bytes(node: Node) -> float:
+    """Return the bytes of quantized weights that a node reads: the rows that are asked for, and experts in use."""
+    total = sum(source.nbytes for source in node.sources if isinstance(source.dtype, QuantizedType))
+    if node.op.name == "get_rows":
+        table, ids = node.sources
+        return total * min(1.0, ids.size / max(1, table.shape[0]))
+    return total * used_share(node) if node.op.name.startswith("expert_") else total

@@ -6,10 +6,12 @@ What is chosen by this cost must not depend on a clock: splitting a batch or cop
 from collections.abc import Callable
 
 from llamatrain.graph.int8 import INT8_FORMS
-from llamatrain.graph.op_cost import estimate_cost
+from llamatrain.graph.op_cost import estimate_cost, quantized_bytes
 from llamatrain.graph.remat_policy import Policy
 from llamatrain.graph.tensor import Node, collect_nodes
+from llamatrain.model.limits import MANY_LAYERS
 from llamatrain.planner.layers import layers_are_alike, with_layers
+from llamatrain.planner.memory import MemoryPlan
 from llamatrain.train.graphs import StepGraph, StepGraphs, StepSpec
 
 # seconds of one thread
@@ -83,3 +85,16 @@ class StepCost:
             deeper = (self.layers - SAMPLE_DEPTHS[0]) / (SAMPLE_DEPTHS[1] - SAMPLE_DEPTHS[0])
             self._known[policy] = costs[0] + deeper * (costs[-1] - costs[0])
         return self._known[policy]
+
+
+def plan_cost(plan: MemoryPlan, batches: int, node_cost: NodeCost) -> float:
+    """Return the sum of a cost over all nodes of a planned step of this many batches."""
+    spec, micro_batches = plan.spec, batches * plan.splits
+    if spec.h.layers > MANY_LAYERS:
+        return StepCost(spec, spec.rope_length, micro_batches, node_cost).cost(plan.policy)
+    return step_cost(plan.graphs, spec.rope_length, micro_batches, node_cost)
+
+
+def base_bytes_read(plan: MemoryPlan, batches: int) -> int:
+    """Return the bytes of quantized weights that a step of this many batches reads from the base's file."""
+    return 0 if plan.own_memory else int(plan_cost(plan, batches, quantized_bytes))

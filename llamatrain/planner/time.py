@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from llamatrain.model.limits import MANY_LAYERS
-from llamatrain.planner.cost import StepCost, step_cost
+from llamatrain.planner.cost import plan_cost
 from llamatrain.planner.memory import MemoryPlan
 from llamatrain.planner.speeds import OpSpeeds, get_speeds
 
@@ -40,10 +39,6 @@ def forecast_time(
     speeds = get_speeds(spec, measure)
     if speeds is None:
         return "known once a first run has compiled the kernels"
-    length, micro_batches = spec.rope_length, batches * plan.splits
-    if spec.h.layers > MANY_LAYERS:
-        seconds = StepCost(spec, length, micro_batches, speeds.node_seconds).cost(plan.policy)
-    else:
-        seconds = step_cost(plan.graphs, length, micro_batches, speeds.node_seconds)
-    tokens = micro_batches * spec.batch * length
+    seconds = plan_cost(plan, batches, speeds.node_seconds)
+    tokens = batches * plan.splits * spec.batch * spec.rope_length
     return TimeForecast(step_seconds=seconds + OVERHEAD, tokens=tokens, steps=steps, speeds=speeds)

@@ -52,7 +52,7 @@ def total(plan: dict[str, Any]) -> int:
 
 def parts(plan: dict[str, Any]) -> dict[str, int]:
     """The kinds of memory."""
-    others = ("total", "parameters", "batch", "splits", "threads")
+    others = ("total", "parameters", "batch", "splits", "threads", "base_read")
     return {name: value for name, value in plan.items() if isinstance(value, int) and name not in others}
 
 
@@ -67,6 +67,32 @@ def test_the_parts_make_the_total(tmp_path: Path) -> None:
         abs(named["weights"] - weights) < 0.05 * weights
         and abs(named["moments"] - 2 * weights) < 0.1 * weights
     )
+
+
+def test_what_a_step_reads_of_its_base(tmp_path: Path) -> None:
+    """Each quantized matrix of a block forward, and those behind a gradient once more; the output, and rows of tokens."""
+    ran("from-scratch", "--iters", 0, *SHAPE[:8], "--out", tmp_path / "new")
+    ran("export-lora", tmp_path / "new" / "model.gguf", "--type", "q8_0", "--out", tmp_path / "base.gguf")
+    tensors = open_gguf(tmp_path / "base.gguf").tensors
+    matrices = sum(
+        each.nbytes for name, each in tensors.items() if name.startswith("blk.") and each.nbytes > 9999
+    )
+    words = (
+        tmp_path / "base.gguf",
+        text_file(tmp_path),
+        "--cache-base",
+        "off",
+        "--remat",
+        "none",
+        "--batch",
+        1,
+        "--ctx",
+        8,
+    )
+    one = planned(*words, command="finetune")["base_read"]
+    assert 1.5 * matrices < one < 2 * matrices + sum(each.nbytes for each in tensors.values()) - matrices
+    assert planned(*words, "--grad-acc", 3, command="finetune")["base_read"] == 3 * one
+    assert planned(text_file(tmp_path), *SHAPE)["base_read"] == 0
 
 
 def test_nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
