@@ -74,7 +74,8 @@ def match_target(target: str, h: Hyperparameters) -> set[str]:
             )
         found = {name for name, each in h.weight_kinds() if each is kind}
     else:
-        raise unknown_target(target, kinds)
+        present = {short_name(name) for name in h.shapes}
+        raise unknown_target(target, {name: kind for name, kind in kinds.items() if name in present})
     if match["first"] is not None:
         found = in_blocks(found, block_range(match, target, h))
     if not found:
@@ -83,7 +84,7 @@ def match_target(target: str, h: Hyperparameters) -> set[str]:
 
 
 def unknown_target(target: str, kinds: Kinds) -> UsageError:
-    """Return the error for a target that names no weight of an architecture."""
+    """Return the error for a target that names no weight, by those that there are."""
     module_name = target.removesuffix(".weight").rpartition(".")[2]
     own_name = next((name for name, kind in kinds.items() if module_name in kind.module.split(".")), "")
     roles = ("matrix", "router", "experts", "embedding", "output", "norm")

@@ -198,9 +198,13 @@ def test_what_else_would_read_a_quantised_weight_is_refused() -> None:
             make()
     with pytest.raises(GraphError, match=r"cannot be trained"):
         value_and_gradients(ops.sum(ops.matmul(x, w)), [w])
-    for shape in ((4, 200), (256,), (2, 2, 256)):
-        with pytest.raises(GraphError, match=r"no matrix with rows of whole q4_k blocks of 256"):
+    for shape in ((4, 200), (256,), (2, 2, 2, 256)):
+        with pytest.raises(
+            GraphError, match=r"no matrix or stack of matrices with rows of whole q4_k blocks of 256"
+        ):
             state("w", shape, quantized("Q4_K"))
+    with pytest.raises(GraphError, match=r"takes no stack of quantized matrices"):
+        ops.matmul(x, state("w", (2, 4, 256), quantized("Q4_K")))
     with pytest.raises(GraphError, match=r"read-only; make it a state"):
         parameter("w", (4, 256), quantized("Q4_K"))
     with pytest.raises(GraphError, match=r"no type 'Q4_9'"):

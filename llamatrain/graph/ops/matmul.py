@@ -16,6 +16,7 @@ def product(a: Spec, b: Spec, rows: int, columns: int, shared: tuple[int, int]) 
     require(len(a.shape) >= 2 and len(b.shape) >= 2, "needs matrices")
     require(shared[0] == shared[1], f"{shared[0]} does not match {shared[1]}")
     if isinstance(b.dtype, QuantizedType):
+        require(len(b.shape) == 2, "takes no stack of quantized matrices; expert_matmul does")
         dtype = F32 if a.dtype is BF16 else floats(a)
     else:
         dtype = F32 if BF16 in (a.dtype, b.dtype) and {a.dtype, b.dtype} <= {BF16, F32} else floats(a, b)
