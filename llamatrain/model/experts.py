@@ -259,3 +259,10 @@ def gated_shared_expert(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
         return scale_rows(swiglu(gates, up), share)
 
     return layers.feed_forward(model, layer, y, gate, suffix="_shexp")
+
+
+def feed_forward_with_shared(
+    model: ForwardPass, layer: int, y: Tensor, routing: Routing = Routing()
+) -> Tensor:
+    """Return the output of the chosen experts, and of the gated one that all tokens use."""
+    return O.add(feed_forward(model, layer, y, routing=routing), gated_shared_expert(model, layer, y))

@@ -33,10 +33,8 @@ KEYS = {
 LAYER_NORM_KEYS = {key: each for key, each in KEYS.items() if each.field != "rms_eps"} | {
     "attention.layer_norm_epsilon": Key("rms_eps", float, 1e-5)
 }
-SUPPORTED_VALUES: dict[str, SupportedValue] = {
-    "expert_count": (0, "a mixture of experts"),
-    "attention.causal": (True, "attention to what comes later"),
-}
+CAUSAL: dict[str, SupportedValue] = {"attention.causal": (True, "attention to what comes later")}
+SUPPORTED_VALUES = {"expert_count": (0, "a mixture of experts")} | CAUSAL  # of models without experts
 
 
 # ---- weights ---------------------------------------------------------------

@@ -5,23 +5,23 @@ together, or as wide as all experts.
 """
 
 import argparse
-import random
 import tempfile
 from pathlib import Path
 from statistics import median
 
 from bench.finetune import (
-    STEPS,
     Contender,
     build_contender,
     build_peft_contender,
     format_row,
     has_peft,
+    precision_options,
+    write_text,
 )
 from bench.processes import make_random_model
 from bench.timer import print_header
 
-ATTENTION = ["--target", "attn_q,attn_k,attn_v,attn_output"]
+ATTENTION = ["--target", "attention"]
 SHAPES = ("3b-experts", "3b-active", "3b-total")
 TITLES = {"3b-experts": "64 experts, 8 used", "3b-active": "dense, active size", "3b-total": "dense, all"}
 
@@ -36,18 +36,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--peer", default="", help="a Python that has transformers and peft")
 
 
-def precision_options(precision: str) -> list[object]:
-    """Return the options of a run in a precision."""
-    if precision == "int8":
-        return ["--base-precision", "int8"]
-    return ["--precision", precision, "--base-precision", "same"]
-
-
 def build_contenders(args: argparse.Namespace, folder: Path) -> list[Contender]:
     """Return runs on each model, in each precision and with each kind of copies."""
-    text = folder / "text.txt"
-    letters = random.Random(0)
-    text.write_text("".join(letters.choice("abcdefgh ") for _ in range(2 * STEPS * args.ctx * args.batch)))
+    text = write_text(folder, args.ctx * args.batch)
     sizes: list[object] = ["--ctx", args.ctx, "--batch", args.batch, "--threads", args.threads, *ATTENTION]
     found = []
     for shape in SHAPES:
@@ -72,7 +63,7 @@ def bench_experts(args: argparse.Namespace) -> int:
             for contender in found:
                 contender.run_round()
     print(
-        f"\n{args.type}, ctx {args.ctx}, batch {args.batch}, rank 8 on attention; x is beside the first row"
+        f"\n{args.type}, ctx {args.ctx}, batch {args.batch}, rank 8 on attention; x: times the speed of the first row"
     )
     print(
         f"\n{'run':34} {'tokens/s':>9} {'slowest..fastest':>17} {'peak MB':>9} {'planned MB':>11} plan/peak x"

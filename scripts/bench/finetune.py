@@ -80,6 +80,20 @@ def has_peft(python: str) -> bool:
     return done.returncode == 0
 
 
+def write_text(folder: Path, tokens: int) -> Path:
+    """Write random text that is long enough for runs with so many tokens in a step."""
+    text, letters = folder / "text.txt", random.Random(0)
+    text.write_text("".join(letters.choice("abcdefgh ") for _ in range(2 * STEPS * tokens)))
+    return text
+
+
+def precision_options(precision: str) -> list[object]:
+    """Return the options of a run whose products with the base are in a number type."""
+    if precision == "int8":
+        return ["--base-precision", "int8"]
+    return ["--precision", precision, "--base-precision", "same"]
+
+
 def build_contenders(
     types: list[str],
     shape: str,
@@ -95,9 +109,7 @@ def build_contenders(
     int8. With int8, all products but those with the base are in the processor's faster precision.
     """
     ctx, batch = ROWS[shape]
-    text = folder / "text.txt"
-    letters = random.Random(0)
-    text.write_text("".join(letters.choice("abcdefgh ") for _ in range(2 * STEPS * ctx * batch)))
+    text = write_text(folder, ctx * batch)
     ours = []
     for kind in types:
         base = folder / f"{kind}.gguf"
@@ -106,10 +118,7 @@ def build_contenders(
             for cache in ("off",) if precision == "f32" else ("off", precision):
                 options: list[object] = ["--ctx", ctx, "--batch", batch, "--cache-base", cache]
                 options += ["--threads", threads]
-                if precision == "int8":
-                    options += ["--base-precision", "int8"]
-                else:
-                    options += ["--precision", precision, "--base-precision", "same"]
+                options += precision_options(precision)
                 ours.append(build_contender(f"{kind} {precision} {cache}", base, text, folder, options))
     theirs = []
     if peer and has_peft(peer):

@@ -62,5 +62,5 @@ ARCHITECTURE = Architecture(
     new_model_values=experts.NEW_MODEL_VALUES,
     new_model_weights=frozenset(ATTENTION_BIASES),
     peft_problem="PEFT's experts of gpt-oss lie the other way",
-    supported_values={"attention.causal": layers.SUPPORTED_VALUES["attention.causal"]},
+    supported_values=layers.CAUSAL,
 )

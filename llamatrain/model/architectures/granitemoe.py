@@ -48,5 +48,5 @@ ARCHITECTURE = Architecture(
     check=experts.check,
     expert_has_ff=True,
     new_model_values={**granite.NEW_MODEL_VALUES, **experts.NEW_MODEL_COUNTS},
-    supported_values={"attention.causal": layers.SUPPORTED_VALUES["attention.causal"]} | granite.ROTARY,
+    supported_values=layers.CAUSAL | granite.ROTARY,
 )

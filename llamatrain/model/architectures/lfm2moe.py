@@ -45,5 +45,5 @@ ARCHITECTURE = Architecture(
     shifts_context=False,
     new_model_blocks=lfm2.new_model_blocks,
     new_model_values=experts.NEW_MODEL_VALUES | {"dense_blocks": 1},
-    supported_values={"attention.causal": layers.SUPPORTED_VALUES["attention.causal"]},
+    supported_values=layers.CAUSAL,
 )

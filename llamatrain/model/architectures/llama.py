@@ -69,6 +69,6 @@ ARCHITECTURE = Architecture(
     final_norm=layers.final_norm,
     partial_rotary=True,
     check=check,
-    supported_values={"attention.causal": layers.SUPPORTED_VALUES["attention.causal"]},
+    supported_values=layers.CAUSAL,
     unsupported_names={name: what for what, names in UNSUPPORTED.items() for name in names.split()},
 )

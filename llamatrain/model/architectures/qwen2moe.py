@@ -7,19 +7,9 @@ score of its own multiplies what it gives.
 from functools import partial
 from operator import itemgetter
 
-from llamatrain.graph import ops as O
-from llamatrain.graph.tensor import Tensor
 from llamatrain.model import experts, layers
 from llamatrain.model.architecture import Architecture
 from llamatrain.model.architectures.qwen2 import BIASES
-from llamatrain.model.forward import ForwardPass
-
-
-def feed_forward(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
-    """Return the output of the chosen experts, and of the one that all tokens use."""
-    output = experts.feed_forward(model, layer, y)
-    return O.add(output, experts.gated_shared_expert(model, layer, y))
-
 
 ARCHITECTURE = Architecture(
     name="qwen2moe",
@@ -36,10 +26,10 @@ ARCHITECTURE = Architecture(
     | layers.FINAL,
     rotation="halves",
     embed=layers.embed,
-    block=partial(layers.block, transform=feed_forward),
+    block=partial(layers.block, transform=experts.feed_forward_with_shared),
     final_norm=layers.final_norm,
     heads_fill_width=True,
     check=experts.check,
     new_model_values=experts.NEW_MODEL_VALUES | {"shared_ff": itemgetter("expert_ff")},
-    supported_values={"attention.causal": layers.SUPPORTED_VALUES["attention.causal"]},
+    supported_values=layers.CAUSAL,
 )

@@ -6,22 +6,13 @@ One more expert is used by all tokens; a sigmoid of a score of its own multiplie
 from functools import partial
 from operator import itemgetter
 
-from llamatrain.graph import ops as O
-from llamatrain.graph.tensor import Tensor
 from llamatrain.model import experts, layers
 from llamatrain.model.architecture import Architecture
 from llamatrain.model.architectures import qwen35
 from llamatrain.model.architectures.qwen2vl import SECTIONS
-from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 
 ROUTING = experts.Routing(normalized=True)
-
-
-def feed_forward(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
-    """Return the output of the chosen experts, and of the one that all tokens use."""
-    output = experts.feed_forward(model, layer, y, routing=ROUTING)
-    return O.add(output, experts.gated_shared_expert(model, layer, y))
 
 
 def check(h: Hyperparameters) -> None:
@@ -43,7 +34,7 @@ ARCHITECTURE = Architecture(
     | layers.FINAL,
     rotation="halves",
     embed=layers.embed,
-    block=partial(qwen35.block, transform=feed_forward),
+    block=partial(qwen35.block, transform=partial(experts.feed_forward_with_shared, routing=ROUTING)),
     final_norm=layers.final_norm,
     partial_rotary=True,
     attends=qwen35.attends,
@@ -52,5 +43,5 @@ ARCHITECTURE = Architecture(
     is_kept=lambda h, layer: layer >= h.layers,
     shifts_context=False,
     new_model_values=experts.NEW_MODEL_VALUES | {"shared_ff": itemgetter("expert_ff")},
-    supported_values={"attention.causal": layers.SUPPORTED_VALUES["attention.causal"]},
+    supported_values=layers.CAUSAL,
 )

@@ -27,5 +27,5 @@ ARCHITECTURE = Architecture(
     final_norm=layers.final_norm,
     check=experts.check,
     new_model_values=experts.NEW_MODEL_VALUES,
-    supported_values={"attention.causal": layers.SUPPORTED_VALUES["attention.causal"]},
+    supported_values=layers.CAUSAL,
 )
