@@ -81,7 +81,7 @@ def has_peft(python: str) -> bool:
 
 
 def write_text(folder: Path, tokens: int) -> Path:
-    """Write random text that is long enough for runs with so many tokens in a step."""
+    """Write random text that is long enough for runs with `tokens` tokens in a step."""
     text, letters = folder / "text.txt", random.Random(0)
     text.write_text("".join(letters.choice("abcdefgh ") for _ in range(2 * STEPS * tokens)))
     return text
