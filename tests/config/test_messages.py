@@ -11,6 +11,7 @@ import llamatrain
 from llamatrain.config.messages import shorten_line
 from tests.helpers.adapter_files import adapter
 from tests.helpers.cli import PROGRAM, TINY, Argument, environment, ran, run, text_file
+from tests.helpers.emulator import SLOWNESS
 from tests.helpers.lora_runs import base
 from tests.helpers.small_models import small
 
@@ -132,7 +133,7 @@ def left_after(lines: int, *words: Argument) -> int:
         for _ in range(lines):
             process.stdout.readline()
         process.stdout.close()
-        return process.wait(60)
+        return process.wait(60 * SLOWNESS)
 
 
 @pytest.mark.parametrize("lines", [0, 2])

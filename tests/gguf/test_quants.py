@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib.util
+from platform import machine
 
 import gguf
 import numpy as np
@@ -171,9 +172,11 @@ def test_simple_types_are_written_as_gguf_writes_them(kind: GgmlType) -> None:
             x = weights(law) * np.float32(scale)
             x[3, :320], x[4, :320] = 0.0, -0.25 * scale
             with np.errstate(all="ignore"):
-                assert_array_equal(
-                    encode(x, kind), gguf.quantize(x, number).view(np.uint8), f"{law} x {scale}"
-                )
+                ours, theirs = encode(x, kind), gguf.quantize(x, number).view(np.uint8)
+            if scale < 1e-37 and machine().lower() not in ("x86_64", "amd64"):
+                # numpy divides by a step that is zero; what infinity is as an integer depends on the processor
+                ours, theirs = decode(ours, kind), by_gguf(theirs, kind)
+            assert_array_equal(ours, theirs, f"{law} x {scale}")
 
 
 def test_halves_of_any_length_round_to_even() -> None:

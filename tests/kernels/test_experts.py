@@ -14,6 +14,7 @@ from llamatrain.graph import ops
 from llamatrain.graph.int8 import use_int8_products
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import BF16, F32, I32, Tensor, placeholder, quantized, state
+from llamatrain.kernels.cpu import expert_products
 from llamatrain.kernels.reference.registry import to_bf16
 from llamatrain.platform.cpu import has_int8_products
 from tests.kernels.test_quantized_weights import sane_weight
@@ -143,6 +144,24 @@ def test_all_rows_to_one_expert(rows: int) -> None:
     outputs, arrays = products("Q4_K", 256, 256, np.full((rows, 1), 7, np.int32))
     for found, wanted in zip(run(outputs, arrays, "cpu"), run(outputs, arrays, "reference"), strict=True):
         assert np.linalg.norm(found - wanted) <= 2e-5 * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("most", [1, 100_000])
+@pytest.mark.parametrize("kind", ["F32", "Q4_K"])
+def test_choices_that_are_too_large_are_packed_in_groups(
+    kind: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expert_products, "MAX_PACKED_BYTES", most)
+    outputs, arrays = products(kind, 300, 1280, uneven_choices())
+    wanted = run(outputs[:4], arrays, "reference")
+    found = []
+    for threads in (1, 3):
+        program = Program.build(outputs[:4], arrays, threads=threads)
+        program()
+        found.append([program.read(output).copy() for output in outputs[:4]])
+    for one, three, true in zip(*found, wanted, strict=True):
+        assert one.tobytes() == three.tobytes()
+        assert np.linalg.norm(one - true) <= 2e-5 * np.linalg.norm(true)
 
 
 @pytest.mark.skipif(not has_int8_products(), reason="this processor multiplies no 8-bit integers")

@@ -10,7 +10,6 @@ from llamatrain.kernels.cpu.registry import all_float32, kernel
 
 MINUS_INF = np.float32(-np.inf)
 TINY = np.float32(1e-20)  # added to sums that divide
-COLUMNS = 128  # of a row that a job adds up at a time
 
 # ---- which experts -----------------------------------------------------------------------------
 
@@ -185,25 +184,44 @@ def put_choices(outs, ins, attrs, scratch, threads):
 
 
 @KernelEntry
-def add_choices(lo, hi, thread, y: F32, order: I32, x: F32, rows, k, width):
-    """Add up columns of all rows' choices in sorted order; an item is COLUMNS of them."""
-    first, end = lo * COLUMNS, min(width, hi * COLUMNS)
+def find_places(lo, hi, thread, order: I32, places: I32, found: I32, rows, k):
+    """List the places of each row's choices in sorted order."""
     for row in range(rows):
-        for i in range(row * width + first, row * width + end, LANES):
-            store_until(x, i, row * width + end, splat(0.0), 0)
+        found[row] = 0
     for place in range(rows * k):
-        start, source = order[place] // k * width, place * width
-        for i in range(first, end, LANES):
-            v = load_until(x, start + i, start + end) + load_until(y, source + i, source + end)
-            store_until(x, start + i, start + end, v, 0)
+        row = order[place] // k
+        places[row * k + found[row]] = place
+        found[row] += 1
 
 
-@kernel("sum_choices")
+@KernelEntry
+def add_choices(lo, hi, thread, y: F32, places: I32, x: F32, k, width):
+    """Add up the choices of rows lo to hi."""
+    for row in range(lo, hi):
+        start, end = row * width, (row + 1) * width
+        for i in range(0, width, LANES):
+            total = splat(0.0)
+            for j in range(row * k, (row + 1) * k):
+                source = places[j] * width
+                total += load_until(y, source + i, source + width)
+            store_until(x, start + i, end, total, 0)
+
+
+def _places_bytes(outs, ins, attrs, threads) -> int:
+    rows, k = ins[1].shape
+    return 4 * rows * (k + 1)
+
+
+@kernel("sum_choices", _places_bytes)
 def sum_choices(outs, ins, attrs, scratch, threads):
     """Return the calls of `sum_choices`."""
     (y, order), (x,) = ins, outs
     (rows, k), width = order.shape, x.shape[1]
-    return [add_choices.call(y, order, x, rows, k, width, items=-(-width // COLUMNS), block=1)]
+    places, found = scratch[: 4 * rows * k], scratch[4 * rows * k :]
+    return [
+        find_places.call(order, places, found, rows, k, items=1, block=1),
+        add_choices.call(y, places, x, k, width, items=rows, block=choose_block(rows, (k + 1) * width)),
+    ]
 
 
 @KernelEntry

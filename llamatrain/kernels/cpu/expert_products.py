@@ -2,9 +2,9 @@
 
 First all threads pack the choices, sorted by expert, in panels of 16 that belong to one expert each. Then a job
 takes some columns of one expert's result: it packs that part of the weight once, if the expert has a choice at all,
-and multiplies all its choices with it. How many these are is read when the job runs. No sum is split between jobs,
-so the number of threads changes no bits. An expert with very few choices decodes rows of its weight and packs
-nothing.
+and multiplies all its choices with it. How many these are is read when the job runs. If there are more choices than
+should be packed at once, this is repeated for the next ones. No sum is split between jobs, so the number of threads
+changes no bits. An expert with very few choices decodes rows of its weight and packs nothing.
 """
 
 from collections.abc import Sequence
@@ -37,9 +37,16 @@ from llamatrain.kernels.cpu.tile_shape import INT8_BY_TILES
 from llamatrain.kernels.quantized import Blocks
 
 PANEL = 16  # choices of one expert in a packed panel
-MAX_PACKED_BYTES = 16 << 20  # of all choices at a time, if blocks of k can be that short
-SHORTEST_BLOCK = 256  # of k
+MAX_PACKED_BYTES = 32 << 20  # of choices at a time
 LINE = 64
+
+
+class Group(NamedTuple):
+    """Sorted choices that are packed at a time, and the most panels that they fill."""
+
+    first: int
+    end: int
+    panels: int
 
 
 class Scratch(NamedTuple):
@@ -91,29 +98,32 @@ class ExpertProduct:
         """The number of choices of a row that x has once; 0 if x has all choices."""
         return int(self.order.shape[1]) if len(self.x.shape) == 2 else 0
 
-    @property
-    def panels(self) -> int:
-        """The most panels that choices can fill: experts may leave their last ones partly empty."""
-        choices, experts = self.order.size, self.w.shape[0]
-        return int(choices // PANEL + min(choices, experts))
-
     @cached_property
     def k_block(self) -> int:
-        """The length of a block of k: shorter if all choices are too large to be packed at once."""
-        length = largest_slice(self.mode).k
-        while length > SHORTEST_BLOCK and self.block_bytes(length) > MAX_PACKED_BYTES:
-            length //= 2
-        return max(1, min(self.weight.k, length))
+        """The length of a block of k."""
+        return max(1, min(self.weight.k, largest_slice(self.mode).k))
 
     @property
-    def k_range(self) -> int:
-        """The length of k for which choices are packed at a time: whole blocks."""
-        blocks = max(1, ceil(self.weight.k / self.k_block))
-        return self.k_block * min(blocks, max(1, MAX_PACKED_BYTES // self.block_bytes(self.k_block)))
+    def blocks(self) -> int:
+        """The number of blocks of k."""
+        return max(1, ceil(self.weight.k / self.k_block))
 
-    def block_bytes(self, length: int) -> int:
-        """Return the bytes of all packed choices in a block of k."""
-        return packed_bytes(self.mode, PANEL * self.panels, min(length, max(1, self.weight.k)))
+    def panels(self, choices: int) -> int:
+        """Return the most panels that choices can fill: experts may leave their last ones partly empty."""
+        return int(choices // PANEL + min(choices, self.w.shape[0]))
+
+    @cached_property
+    def group_size(self) -> int:
+        """The number of choices that are packed at a time."""
+        panel = self.blocks * packed_bytes(self.mode, PANEL, self.k_block)
+        return int(min(self.order.size, PANEL * max(1, MAX_PACKED_BYTES // panel)))
+
+    @property
+    def groups(self) -> list[Group]:
+        """The choices that are packed one after the other."""
+        starts, count = range(0, self.order.size, self.group_size), self.order.size
+        ends = (min(count, start + self.group_size) for start in starts)
+        return [Group(start, end, self.panels(end - start)) for start, end in zip(starts, ends, strict=True)]
 
     @cached_property
     def width(self) -> int:
@@ -131,7 +141,7 @@ class ExpertProduct:
     @property
     def choices_bytes(self) -> int:
         """The bytes of packed choices."""
-        return self.block_bytes(self.k_block) * (self.k_range // self.k_block)
+        return self.blocks * packed_bytes(self.mode, PANEL * self.panels(self.group_size), self.k_block)
 
     @cached_property
     def parts(self) -> tuple[int, ...]:
@@ -154,22 +164,22 @@ class ExpertProduct:
         part, copied, _slab = self.parts
         own = scratch[self.choices_bytes :]
         memory = Scratch(scratch, own, sum(self.parts), part, part + copied)
-        every = {"order": self.order, "ends": ends, "used": self.used, "panels": self.panels}
+        every = {"order": self.order, "ends": ends, "used": self.used}
+        left, right = (
+            each.to_side(self.mode, 0, self.weight.k, self.k_block) for each in (self.choices, self.weight)
+        )
         made = []
-        for start in range(0, max(1, self.weight.k), self.k_range):
-            left, right = (
-                each.to_side(self.mode, start, self.k_range, self.k_block)
-                for each in (self.choices, self.weight)
-            )
+        for group in self.groups:
             made += [
                 pack_choices.call(
-                    left, **every, scratch=memory, experts=len(ends), items=self.panels, block=1
+                    left, **every, group=group, scratch=memory, experts=len(ends), items=group.panels, block=1
                 ),
                 multiply_experts.call(
                     left,
                     right,
                     expert_bytes=self.expert_bytes,
                     **every,
+                    group=group,
                     y=y,
                     width=self.width,
                     scratch=memory,
@@ -187,6 +197,24 @@ class ExpertProduct:
 def first_place(ends, expert):
     """Return the place of an expert's first choice."""
     return ends[expert - 1] if expert > 0 else 0
+
+
+@inline
+def first_in_group(ends, expert, group):
+    """Return the place of an expert's first choice in a group, or the group's end."""
+    return min(max(first_place(ends, expert), group.first), group.end)
+
+
+@inline
+def count_in_group(ends, expert, group):
+    """Return the number of an expert's choices in a group."""
+    return min(max(ends[expert], group.first), group.end) - first_in_group(ends, expert, group)
+
+
+@inline
+def panels_in_group(ends, expert, group):
+    """Return the number of panels of an expert in a group."""
+    return (count_in_group(ends, expert, group) + PANEL - 1) // PANEL
 
 
 @inline
@@ -211,11 +239,11 @@ def copy_rows(to, half, side, order, used, place, count, start, length):
 
 
 @inline
-def first_panel(ends, expert):
+def first_panel(ends, expert, group):
     """Return the number of panels before an expert's."""
     panels = 0
     for each in range(expert):
-        panels += (ends[each] - first_place(ends, each) + PANEL - 1) // PANEL
+        panels += panels_in_group(ends, each, group)
     return panels
 
 
@@ -236,22 +264,27 @@ def pack_panel(side, to, copied, order, used, place, count, start, depth, slab):
 
 
 @KernelEntry
-def pack_choices(lo, hi, thread, left: Side, order: I32, ends: I32, used, panels, scratch: Scratch, experts):
-    """Pack panels lo to hi of choices, those that there are."""
+def pack_choices(
+    lo, hi, thread, left: Side, order: I32, ends: I32, used, group: Group, scratch: Scratch, experts
+):
+    """Pack panels lo to hi of a group of choices, those that there are."""
     memory = scratch.own + thread * scratch.thread_bytes
     copied, slab = memory + scratch.copied, memory + scratch.slab
-    expert, before, here = 0, 0, (ends[0] + PANEL - 1) // PANEL  # panels of earlier experts, and of this one
+    expert, before, here = 0, 0, panels_in_group(ends, 0, group)  # panels of earlier experts, and of this one
     for panel in range(lo, hi):
         while expert < experts - 1 and panel >= before + here:
             before, expert = before + here, expert + 1
-            here = (ends[expert] - ends[expert - 1] + PANEL - 1) // PANEL
-        place = first_place(ends, expert) + (panel - before) * PANEL
-        count = min(PANEL, ends[expert] - place)
+            here = panels_in_group(ends, expert, group)
+        done = (panel - before) * PANEL
+        place = first_in_group(ends, expert, group) + done
+        count = min(PANEL, count_in_group(ends, expert, group) - done)
         for k0 in range(0, left.depth if count > 0 else 0, left.k_block):
             depth = min(left.k_block, left.depth - k0)
-            to = scratch.choices + panel_bytes(left.mode, PANEL, left.k_block) * panels * (k0 // left.k_block)
+            to = scratch.choices + panel_bytes(left.mode, PANEL, left.k_block) * group.panels * (
+                k0 // left.k_block
+            )
             to += panel_bytes(left.mode, PANEL, depth) * panel
-            pack_panel(left, to, copied, order, used, place, count, left.start + k0, depth, slab)
+            pack_panel(left, to, copied, order, used, place, count, k0, depth, slab)
 
 
 @inline
@@ -281,7 +314,7 @@ def multiply_experts(
     order: I32,
     ends: I32,
     used,
-    panels,
+    group: Group,
     y,
     width,
     scratch: Scratch,
@@ -295,23 +328,17 @@ def multiply_experts(
     tiles.configure_tiles(unit)
     for item in range(lo, hi):
         expert, first = item // slices, item % slices * width
-        place, columns = first_place(ends, expert), min(width, n - first)
-        count, weight = ends[expert] - place, right.source + expert * expert_bytes
-        corner = y + (place * n + first) * 4
+        place, columns = first_in_group(ends, expert, group), min(width, n - first)
+        count, weight = count_in_group(ends, expert, group), right.source + expert * expert_bytes
         if 0 < count <= MAX_ROWS and not right.across and mode != INT8:
-            if right.start == 0:
-                multiply_few(
-                    left, right, weight, order, used, place, count, y, first, columns, memory, copied
-                )
+            multiply_few(left, right, weight, order, used, place, count, y, first, columns, memory, copied)
         elif count > 0:
-            panel = first_panel(ends, expert)
+            panel, corner = first_panel(ends, expert, group), y + (place * n + first) * 4
             for k0 in range(0, max(1, right.depth), right.k_block):
-                depth, more = min(right.k_block, right.depth - k0), 1 if right.start + k0 > 0 else 0
+                depth, more = min(right.k_block, right.depth - k0), 1 if k0 > 0 else 0
                 packed = scratch.choices + panel_bytes(mode, PANEL, depth) * panel
-                packed += panel_bytes(mode, PANEL, right.k_block) * panels * (k0 // right.k_block)
-                pack_part(
-                    right, memory, weight, 1 - right.across, first, columns, right.start + k0, depth, slab
-                )
+                packed += panel_bytes(mode, PANEL, right.k_block) * group.panels * (k0 // right.k_block)
+                pack_part(right, memory, weight, 1 - right.across, first, columns, k0, depth, slab)
                 multiply(mode, corner, n, packed, memory, count, columns, depth, more, 1)
     tiles.release_tiles(unit)
 
