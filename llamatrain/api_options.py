@@ -171,6 +171,8 @@ class FromScratchOptions(TypedDict, total=False):
     """Distill this model, which must have the same vocabulary."""
     teacher_weight: float
     """Share of the distillation loss; the data has the rest."""
+    balance: float
+    """Weight of a loss that balances the experts of each block; it is 1 if all are chosen equally often."""
     grad_groups: int | None
     """Groups of rows whose gradients are added in a fixed order, so that any number of ranks up to this one gives the same
     bits; default: 8 with several ranks."""
@@ -408,6 +410,8 @@ class FinetuneOptions(TypedDict, total=False):
     """Distill this model, which must have the same vocabulary."""
     teacher_weight: float
     """Share of the distillation loss; the data has the rest."""
+    balance: float
+    """Weight of a loss that balances the experts of each block; it is 1 if all are chosen equally often."""
     grad_groups: int | None
     """Groups of rows whose gradients are added in a fixed order, so that any number of ranks up to this one gives the same
     bits; default: 8 with several ranks."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from llamatrain.graph import ops as O
 from llamatrain.graph.ops import (
+    balance_loss,
     normalize_rows,
     scale_rows,
     sigmoid,
@@ -207,9 +208,12 @@ def choose_experts(
     scores, bias = model.linear(y, f"blk.{layer}.{name}"), model.weights.get(f"blk.{layer}.exp_probs_b.bias")
     # the same as shares divided by their sum, and in the same order
     chosen_only = routing.scores == "softmax" and routing.normalized and bias is None
-    if not chosen_only:
-        scores = sigmoid(scores) if routing.scores == "sigmoid" else soft_max(scores)
+    probabilities = sigmoid(scores) if routing.scores == "sigmoid" else soft_max(scores)
+    scores = scores if chosen_only else probabilities
     ids = top_k(scores if bias is None else O.add(scores, bias), k=used)
+    if model.balance_weights:
+        shares = normalize_rows(probabilities) if routing.scores == "sigmoid" else probabilities
+        model.balance_terms.append(balance_loss(shares, ids, model.balance_weights))
     shares = take_columns(scores, ids)
     if routing.normalized:
         shares = soft_max(shares) if chosen_only else normalize_rows(shares)

@@ -41,6 +41,9 @@ class ForwardPass:
     # inputs of blocks besides the output of the block before, if the architecture has them
     side_inputs: list[Tensor] = field(default_factory=list)
     keys_and_values: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of earlier blocks
+    # if experts are balanced: the weight of each token, and how unevenly each block chose its experts
+    balance_weights: Tensor | None = None
+    balance_terms: list[Tensor] = field(default_factory=list)
 
     def embedding(self, name: str) -> Tensor:
         """Return the embeddings of the tokens, with those of adapters."""

@@ -3,8 +3,9 @@
 The blocks are those of the architecture (architectures/).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from math import ceil
 from typing import NamedTuple
 
@@ -115,18 +116,22 @@ def build_training(
     flash: bool = True,
     squared: bool = False,
     teacher: Teacher | None = None,
+    balance: float = 0.0,
 ) -> TrainingGraph:
     """Build the graph of the loss.
 
-    With `drop_untrained`, tokens without a weight are dropped as soon as no other token needs them.
+    With `drop_untrained`, tokens without a weight are dropped as soon as no other token needs them. With `balance`,
+    that many times the mean balance loss of the blocks is added.
     """
     # these losses need all rows
-    all_rows = squared or not flash or (teacher is not None and teacher.h.vocab > h.vocab)
+    all_rows = squared or not flash or balance or (teacher is not None and teacher.h.vocab > h.vocab)
     inputs = make_inputs(batch, length, table.dtype, flash, drop_untrained and not all_rows)
     if h.is_recurrent or (teacher is not None and teacher.h.is_recurrent):
         inputs.setdefault("starts", placeholder("starts", (batch, length), I32))
     weights = weights.for_rows(length, inputs.get("scored_indices"))
-    x, block_inputs = forward(h, weights, inputs, table)
+    model = make_forward_pass(h, weights, inputs, table)
+    model = replace(model, balance_weights=inputs["weights"]) if balance else model
+    x, block_inputs = last_hidden(model)
     scored = OutputTargets(x, inputs["targets"], inputs["weights"])
     if squared:
         targets = state("wanted", (h.vocab, h.vocab), table.dtype)
@@ -136,12 +141,14 @@ def build_training(
         )
     loss, evaluation = cross_entropy(h, weights, scored, fused=flash)
     if teacher is None:
+        loss = add_balance(loss, model.balance_terms, scored.weights, balance)
         return TrainingGraph(inputs, table, block_inputs, loss, {}, evaluation)
     teacher_rope, teacher_table = teacher.rope_table(table_positions(h, table))
     teacher_logits = compute_logits(
         teacher.h, forward(teacher.h, teacher.weights, inputs, teacher_rope)[0], teacher.weights
     )
     loss = distillation_loss(compute_logits(h, x, weights), teacher_logits, *scored[1:], teacher.share)
+    loss = add_balance(loss, model.balance_terms, scored.weights, balance)
     return TrainingGraph(inputs, table, block_inputs, loss, {teacher_rope: teacher_table}, evaluation)
 
 
@@ -169,6 +176,14 @@ def cross_entropy(
     )
 
 
+def add_balance(loss: Tensor, terms: Sequence[Tensor], weights: Tensor, balance: float) -> Tensor:
+    """Return a loss plus `balance` times the mean of terms, and times the weight of all tokens, as the loss is a sum."""
+    if not balance or not terms:
+        return loss
+    total = reduce(O.add, terms)
+    return O.add(loss, O.scale(O.mul(total, O.sum(weights)), by=balance / len(terms)))
+
+
 def make_inputs(
     batch: int, length: int, dtype: DType, flash: bool, drop_untrained: bool, prefix: str = ""
 ) -> dict[str, Tensor]:
@@ -192,10 +207,10 @@ def make_inputs(
     return inputs
 
 
-def forward(
+def make_forward_pass(
     h: Hyperparameters, weights: Weights, inputs: dict[str, Tensor], table: Tensor
-) -> tuple[Tensor, list[Tensor]]:
-    """Run all blocks on the inputs; return the output weight's input and the input of each block."""
+) -> ForwardPass:
+    """Return the forward pass of a batch."""
 
     def attend_flash(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mask = h.attention_mask(layer)
@@ -210,7 +225,7 @@ def forward(
         sinks = weights.get(SINKS.format(layer))
         return plain_attention(h.attention_mask(layer), q, k, v, inputs["mask"], sinks)
 
-    forward_pass = ForwardPass(
+    return ForwardPass(
         h=h,
         weights=weights,
         tokens=inputs["tokens"],
@@ -220,7 +235,13 @@ def forward(
         recurrence=recurrence_of_rows(inputs.get("starts")),
         scored_tokens=inputs.get("scored_indices"),
     )
-    return last_hidden(forward_pass)
+
+
+def forward(
+    h: Hyperparameters, weights: Weights, inputs: dict[str, Tensor], table: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """Run all blocks on the inputs; return the output weight's input and the input of each block."""
+    return last_hidden(make_forward_pass(h, weights, inputs, table))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from llamatrain.adapters import peft as peft_files
 from llamatrain.adapters.options import LARGEST
 from llamatrain.distributed.cores import count_cores
-from llamatrain.errors import FileError
+from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.reader import Gguf
 from llamatrain.model.hyperparameters import Hyperparameters, untrained_tensors
 from llamatrain.model.init import init_weights
@@ -28,6 +28,7 @@ def choose_trainable(config: RunConfig, model: RunModel, inputs: RunInputs, peft
     """Return the model or the adapter that a run trains."""
     threads = config.run.threads or count_cores()
     if config.command == "from-scratch" or config.tune.full:
+        check_balance(config, model.h, model.h.shapes)
         model_class = partial(LowRankModel, rank=config.model.lora_r) if config.model.lora_r else FullModel
         return model_class(
             h=model.h,
@@ -41,6 +42,7 @@ def choose_trainable(config: RunConfig, model: RunModel, inputs: RunInputs, peft
     assert inputs.base
     ranks, scales, alpha = adapter_numbers(config.tune, model.h, inputs)
     check_dropout(config.tune.lora_dropout, ranks, model.h)
+    check_balance(config, model.h, ranks)
     if peft:
         peft_files.check_pairs(peft, ranks, model.h)
     return LoraAdapter(
@@ -58,6 +60,25 @@ def choose_trainable(config: RunConfig, model: RunModel, inputs: RunInputs, peft
         number_type=config.tune.adapter_type,
         peft=peft,
     )
+
+
+def check_balance(config: RunConfig, h: Hyperparameters, trained: Collection[str]) -> None:
+    """Raise if experts are to be balanced, and no router is trained."""
+    routers = [name for name, kind in h.weight_kinds() if kind.role == "router"]
+    if not config.train.balance:
+        return
+    if not routers:
+        raise UsageError(
+            "--balance has no effect on a model without experts; leave it out", code="unused-option"
+        )
+    if config.preference.objective:
+        raise UsageError("--balance has no effect with --objective; leave it out", code="unused-option")
+    if not any(name in trained for name in routers):
+        raise UsageError(
+            "--balance trains routers, which this adapter leaves as they are; add --target router or --full, "
+            "or leave it out",
+            code="unused-option",
+        )
 
 
 def new_constants(h: Hyperparameters) -> dict[str, np.ndarray]:

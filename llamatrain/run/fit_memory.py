@@ -206,6 +206,7 @@ def make_spec(
         drop_base=weights.drop_base,
         has_untrained_tokens=shape.has_untrained_tokens,
         teacher=shape.teacher,
+        balance=train.balance,
         lora_plus=resolved.config.tune.lora_plus_ratio,
         groups=train.grad_groups or 1,
         ranks=resolved.ranks,

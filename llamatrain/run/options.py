@@ -239,6 +239,15 @@ class TrainOptions(Options, panel="Training"):
             when=(needs("teacher"),),
         ),
     ] = 0.5
+    balance: Annotated[
+        float,
+        Option(
+            "Weight of a loss that balances the experts of each block; it is 1 if all are chosen equally often.",
+            unit="WEIGHT",
+            least=0,
+            example="0.01",
+        ),
+    ] = 0.0
     grad_groups: Annotated[
         int | None,
         Option(

@@ -69,6 +69,7 @@ class StepSpec:
     objective: Objective | None = None  # for preferences
     reference: Weights | None = None  # the reference model of the objective
     teacher: Teacher | None = None
+    balance: float = 0.0  # weight of the balance loss of experts
     lora_plus: float = 1.0  # rate of adapters' B relative to all else (LoRA+, Hayou et al. 2024)
     groups: int = 1  # groups of micro-batches, which are assigned to ranks
     ranks: int = 1
@@ -204,9 +205,17 @@ class StepGraphs:
                 flash=spec.flash,
                 **sizes,
             )
-        options = {"drop_untrained": spec.has_untrained_tokens, "flash": spec.flash, "squared": spec.squared}
         return transformer.build_training(
-            spec.h, weights, spec.batch, length, self.table, teacher=spec.teacher, **options
+            spec.h,
+            weights,
+            spec.batch,
+            length,
+            self.table,
+            drop_untrained=spec.has_untrained_tokens,
+            flash=spec.flash,
+            squared=spec.squared,
+            teacher=spec.teacher,
+            balance=spec.balance,
         )
 
     def _differentiate(self, length: int) -> LossAndGradients:

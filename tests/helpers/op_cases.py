@@ -614,6 +614,18 @@ case(
     lambda c: ops.normalize_rows_back(c.sliced(3, 19), c.turned(3, 19, positive=True)),
     lambda c: ops.normalize_rows_back(c.x(4, 1), c.x(4, 1, positive=True)),
 )
+case(
+    "balance_loss",
+    lambda c: ops.balance_loss(c.x(5, 4), c.ids(PAIRS), c.x(5, positive=True, fixed=True)),
+    lambda c: ops.balance_loss(c.turned(3, 2), c.ids(ONE_EXPERT), c.x(3, positive=True, fixed=True)),
+    lambda c: ops.balance_loss(c.sliced(1, 3), c.ids(ALONE), c.x(1, positive=True, fixed=True)),
+)
+case(
+    "balance_loss_back",
+    lambda c: ops.balance_loss_back(c.x(), c.ids(PAIRS), c.x(5, positive=True, fixed=True), experts=4),
+    lambda c: ops.balance_loss_back(c.x(), c.ids(ONE_EXPERT), c.x(3, positive=True, fixed=True), experts=2),
+    lambda c: ops.balance_loss_back(c.x(), c.ids(ALONE), c.x(1, positive=True, fixed=True), experts=3),
+)
 
 
 def layer_of_experts(c: Case, ids: list[list[int]], experts: int) -> Tensor:

@@ -101,6 +101,19 @@ def normalized_back(dy, x):
     return dy / total - (dy * x).sum(-1, keepdim=True) / total.square()
 
 
+def balance(probabilities, ids, weights):
+    experts = probabilities.shape[1]
+    by = weights[:, None] / weights.sum()
+    shares = (by * functional.one_hot(ids.long(), experts).double().mean(1)).sum(0)
+    return experts * (shares * (by * probabilities).sum(0)).sum()
+
+
+def balance_back(dloss, ids, weights, experts: int):
+    probabilities = torch.zeros(len(ids), experts, dtype=weights.dtype, requires_grad=True)
+    (grad,) = torch.autograd.grad(balance(probabilities, ids, weights), probabilities)
+    return dloss * grad
+
+
 def entropies(logits, targets):
     return functional.cross_entropy(logits, targets.long(), reduction="none", ignore_index=-1)
 
@@ -261,6 +274,8 @@ TORCH: dict[str, Callable[..., Any]] = {
     "rope_back": partial(turned, back=True),
     "normalize_rows": lambda x: x / x.sum(-1, keepdim=True),
     "normalize_rows_back": normalized_back,
+    "balance_loss": balance,
+    "balance_loss_back": balance_back,
     "soft_max": lambda x: x.softmax(-1),
     "soft_max_back": lambda dy, y: y * (dy - (dy * y).sum(-1, keepdim=True)),
     "flash_attn": attention,

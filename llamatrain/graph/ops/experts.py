@@ -93,6 +93,47 @@ def _(node: Node, d: Tensor):
     return to_dy, div(sub(shared, mul(dy, total)), squares)
 
 
+def choices_of_rows(ids: Spec, weights: Spec) -> None:
+    """Check the experts and weights of rows."""
+    require(len(ids.shape) == 2 and ids.dtype is I32, "needs the experts of each row")
+    require(weights.shape == ids.shape[:1], "needs a weight for each row")
+
+
+@op()
+def balance_loss(probabilities: Spec, ids: Spec, weights: Spec) -> Spec:
+    """Return how unevenly experts are chosen (Fedus et al. 2021): (rows, E), (rows, k), (rows) -> ().
+
+    It is E · Σ f P over experts, where f is an expert's share of all choices and P the mean of its probabilities,
+    both weighted by rows. It is 1 if all experts have the same share, or the same mean.
+    """
+    choices_of_rows(ids, weights)
+    require(
+        len(probabilities.shape) == 2 and probabilities.shape[0] == ids.shape[0],
+        "needs probabilities of experts for each row",
+    )
+    return Spec((), floats(probabilities, weights))
+
+
+@gradient(balance_loss)
+def _(node: Node, dloss: Tensor):
+    probabilities, ids, weights = node.sources
+    return balance_loss_back(dloss, ids, weights, experts=probabilities.shape[1]), None, None
+
+
+@op()
+def balance_loss_back(dloss: Spec, ids: Spec, weights: Spec, *, experts: int) -> Spec:
+    """Return the gradient of the probabilities: (), (rows, k), (rows) -> (rows, E)."""
+    choices_of_rows(ids, weights)
+    require(dloss.shape == (), "needs one number as dloss")
+    return Spec((ids.shape[0], experts), floats(dloss, weights))
+
+
+@gradient(balance_loss_back)
+def _(node: Node, d: Tensor):
+    _, ids, weights = node.sources
+    return balance_loss(d, ids, weights), None, None
+
+
 # ---- the order of choices ----------------------------------------------------------------------
 
 

@@ -62,6 +62,27 @@ def sort_choices(ids, *, experts):
     return order, ids.ravel()[order], np.cumsum(np.bincount(ids.ravel(), minlength=experts))
 
 
+def shares_of_choices(ids: np.ndarray, weights: np.ndarray, experts: int) -> np.ndarray:
+    """Return each expert's share of all choices, divided by the weight of all rows; zeros without any."""
+    by = np.repeat(weights, ids.shape[1])
+    counts = np.bincount(ids.ravel(), by, experts).astype(weights.dtype)
+    total = weights.sum()
+    return counts / (ids.shape[1] * total * total) if total else np.zeros_like(counts)
+
+
+@kernel
+def balance_loss(probabilities, ids, weights):
+    """Return the number of experts times the sum of their shares and mean probabilities."""
+    experts = probabilities.shape[1]
+    return experts * np.dot(shares_of_choices(ids, weights, experts), weights @ probabilities)
+
+
+@kernel
+def balance_loss_back(dloss, ids, weights, *, experts):
+    """Return the gradient of the probabilities."""
+    return np.outer(weights, dloss * experts * shares_of_choices(ids, weights, experts))
+
+
 @kernel
 def take_choices(x, order):
     """Return the numbers of choices in sorted order."""

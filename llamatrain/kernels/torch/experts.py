@@ -45,6 +45,26 @@ def put_columns(y: Tensor, ids: Tensor, *, columns: int) -> Tensor:
     return y.new_zeros(len(y), columns).scatter_add_(-1, ids.long(), y)
 
 
+def shares_of_choices(ids: Tensor, weights: Tensor, experts: int) -> Tensor:
+    """Return each expert's share of all choices, divided by the weight of all rows; zeros without any."""
+    by = weights.repeat_interleave(ids.shape[1])
+    counts, total = weights.new_zeros(experts).scatter_add_(0, ids.flatten().long(), by), weights.sum()
+    return torch.where(total != 0, counts / (ids.shape[1] * total * total), 0)
+
+
+@kernel(lambda node: 16 * node.sources[1].size)
+def balance_loss(probabilities: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """Return the number of experts times the sum of their shares and mean probabilities."""
+    experts = probabilities.shape[1]
+    return experts * shares_of_choices(ids, weights, experts) @ (weights @ probabilities)
+
+
+@kernel(lambda node: result_bytes(node) + 16 * node.sources[1].size)
+def balance_loss_back(dloss: Tensor, ids: Tensor, weights: Tensor, *, experts: int) -> Tensor:
+    """Return the gradient of the probabilities."""
+    return weights.outer(dloss * experts * shares_of_choices(ids, weights, experts))
+
+
 @kernel(result_bytes)
 def normalize_rows(x: Tensor) -> Tensor:
     """Return each row divided by its sum plus 1e-20."""
