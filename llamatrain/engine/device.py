@@ -31,6 +31,7 @@ class Device(Protocol):
     """Memory and kernels for programs."""
 
     name: str
+    reads_ahead: bool  # pages of mapped weights are requested before they are needed
     is_host: bool  # arrays are used in place, and a view that is read is the memory itself
     precisions: Sequence[Precision]  # of products; the first is the default
     has_int8_products: bool  # products with frozen weights may be in 8-bit integers
@@ -67,6 +68,9 @@ class Device(Protocol):
 
     def resident_bytes(self, sizes: Iterable[int]) -> int:
         """Return how many bytes of mapped, read-only weights of these sizes are resident at once."""
+
+    def read_ahead_calls(self, weight: View, ends: View | None) -> list[Call]:
+        """Return calls that request the pages of a mapped weight; `ends` says which experts have choices."""
 
     def read(self, place: View) -> np.ndarray:
         """Return the contents as a read-only array, valid until the next run."""
@@ -161,31 +165,36 @@ def resolve_device(name: str) -> str:
     return (find_gpu() or "cpu") if name == "auto" else name
 
 
-def create_device(name: str = "cpu", threads: int = 1, drops: bool = False) -> Device:
-    """Create a device. With `drops`, pages of mapped files are released after each read."""
+def create_device(
+    name: str = "cpu", threads: int = 1, drops: bool = False, reads_ahead: bool = False
+) -> Device:
+    """Create a device.
+
+    With `drops`, pages of mapped files are released after each read; with `reads_ahead`, they are requested before.
+    """
     if threads < 1:
         raise GraphError(f"threads must be at least 1 (got {threads})", code="invalid-threads")
     check_name(name)
-    return FACTORIES[name](name, threads, drops)
+    return FACTORIES[name](name, threads, drops, reads_ahead)
 
 
-def create_reference(name: str, threads: int, drops: bool) -> Device:
+def create_reference(name: str, threads: int, drops: bool, reads_ahead: bool) -> Device:
     """Create the device of numpy kernels."""
     from llamatrain.kernels.reference.device import ReferenceDevice
 
-    return ReferenceDevice(threads, drops)
+    return ReferenceDevice(threads, drops, reads_ahead)
 
 
-def create_cpu(name: str, threads: int, drops: bool) -> Device:
+def create_cpu(name: str, threads: int, drops: bool, reads_ahead: bool) -> Device:
     """Create the device of compiled kernels, or that of numpy kernels if there are none for this machine."""
     if not is_compiled(name):
-        return create_reference(name, threads, drops)
+        return create_reference(name, threads, drops, reads_ahead)
     from llamatrain.kernels.cpu.device import CpuDevice
 
-    return CpuDevice(threads, drops)
+    return CpuDevice(threads, drops, reads_ahead)
 
 
-def create_torch(name: str, threads: int, drops: bool) -> Device:
+def create_torch(name: str, threads: int, drops: bool, reads_ahead: bool) -> Device:
     """Create a device of PyTorch."""
     if find_spec("torch") is None:
         raise DeviceError(f"--device {name} needs PyTorch; {TORCH_HINT}", code="no-torch")
@@ -194,7 +203,7 @@ def create_torch(name: str, threads: int, drops: bool) -> Device:
     return open_device(name, threads)
 
 
-FACTORIES: dict[str, Callable[[str, int, bool], Device]] = {
+FACTORIES: dict[str, Callable[[str, int, bool, bool], Device]] = {
     "cpu": create_cpu,
     "reference": create_reference,
     **dict.fromkeys((*GPUS, "torch-cpu"), create_torch),

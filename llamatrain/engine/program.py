@@ -10,6 +10,7 @@ import numpy as np
 from llamatrain.engine.device import Call, Device, Memory, View, create_device
 from llamatrain.engine.plan import Plan, plan
 from llamatrain.engine.profiler import current_recorder, phase
+from llamatrain.engine.read_ahead import find_weight, order_reads
 from llamatrain.engine.schedule import find_layout, find_owner
 from llamatrain.errors import GraphError
 from llamatrain.graph.dynamic_axis import (
@@ -71,6 +72,7 @@ class Program:
             self._callbacks: dict[Node | None, list[Run]] = {}
             for tensor, tell in (callbacks or {}).items():
                 self._callbacks.setdefault(plan.outputs[tensor].node, []).append(tell)
+            self._reads = order_reads(plan.nodes) if device.reads_ahead else {}
             nodes = (node for node in plan.nodes if not node.op.layout)
             self._groups = [
                 (varying, list(group))
@@ -237,7 +239,18 @@ class Program:
             [self._view(tensor, length) for tensor in tensors] for tensors in (node.outputs, node.sources)
         )
         shown = resize_node(node, length) if length else node
-        return self.device.bind(shown, outs, ins, self.device.allocate(size, *self._find_arena(offset)))
+        calls = self.device.bind(shown, outs, ins, self.device.allocate(size, *self._find_arena(offset)))
+        return [*self._read_ahead_calls(node), *calls]
+
+    def _read_ahead_calls(self, node: Node) -> list[Call]:
+        """Return the calls that request weights which this node and later ones read."""
+        calls = list[Call]()
+        for reader in self._reads.get(node, ()):
+            weight = find_weight(reader)
+            assert weight
+            ends = self._view(reader.sources[3]) if reader.op.name.startswith("expert_") else None
+            calls += self.device.read_ahead_calls(self._view(weight), ends)
+        return calls
 
     def _find_arena(self, offset: int) -> tuple[Memory, int]:
         """Return the arena of an offset, and the offset in it."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from llamatrain.errors import GraphError
 from llamatrain.graph.tensor import PackedType, QuantizedType, Tensor
-from llamatrain.io.madvise import find_mapping, release_pages
+from llamatrain.io.madvise import find_mapping, release_pages, request_pages
 from llamatrain.kernels.quantized import Blocks, PackedWeight
 from llamatrain.platform.memory import ALIGNMENT, allocate
 
@@ -22,12 +22,12 @@ class HostMemory:
 
     is_host = True
 
-    def __init__(self, threads: int = 1, drop_pages: bool = False) -> None:
+    def __init__(self, threads: int = 1, drop_pages: bool = False, reads_ahead: bool = False) -> None:
         """Set the threads; with `drop_pages`, pages of mapped files are released after each read.
 
-        They stay in the system's cache for the next read.
+        They stay in the system's cache for the next read. With `reads_ahead`, the system is told before a read.
         """
-        self.threads, self.drop_pages = threads, drop_pages
+        self.threads, self.drop_pages, self.reads_ahead = threads, drop_pages, reads_ahead
 
     # ---- memory ------------------------------------------------------------
 
@@ -126,6 +126,13 @@ class HostMemory:
 
     # ---- pages of files ----------------------------------------------------
 
+    def read_ahead_calls(self, weight: HostView, ends: np.ndarray | None) -> list[Any]:
+        """Return calls that request the pages of a mapped weight; `ends` says which experts have choices."""
+        array = _array(weight)
+        if not self.reads_ahead or find_mapping(array) is None:
+            return []
+        return [partial(request_pages, array) if ends is None else partial(request_experts, array, ends)]
+
     def release_calls(self, places: Sequence[HostView]) -> list[Any]:
         """Return calls that release the pages of mapped sources, except small ones."""
         arrays = (_array(place) for place in places) if self.drop_pages else ()
@@ -134,6 +141,14 @@ class HostMemory:
             for array in arrays
             if array.ndim > 1 and find_mapping(array) is not None
         ]
+
+
+def request_experts(stack: np.ndarray, ends: np.ndarray) -> None:
+    """Request the pages of the experts that have choices, neighbors at once."""
+    is_used = np.diff(ends, prepend=0) > 0
+    changes = np.flatnonzero(np.diff(is_used, prepend=False, append=False))
+    for first, end in changes.reshape(-1, 2):
+        request_pages(stack[first:end])
 
 
 def _array(place: HostView) -> np.ndarray:

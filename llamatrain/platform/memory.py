@@ -90,6 +90,12 @@ def drop_pages(mapped: mmap.mmap, first: int, size: int) -> None:
         mapped.madvise(mmap.MADV_DONTNEED, first, size)
 
 
+def request_pages_of_file(mapped: mmap.mmap, first: int, size: int) -> None:
+    """Let the system read pages of a mapped file soon. Windows has no such call for all versions."""
+    if sys.platform != "win32":
+        mapped.madvise(mmap.MADV_WILLNEED, first, size)
+
+
 def trim_heap() -> None:
     """Return freed memory to the system: worker threads leave tens of megabytes in the C library's heap."""
     if sys.platform == "linux":

@@ -28,7 +28,7 @@ from llamatrain.planner.memory import (
 from llamatrain.planner.search import DEEP_LADDER, PlanCandidate, PlanSearch, PlanTrial
 from llamatrain.platform.memory import resident_bytes
 from llamatrain.platform.terminal import log_if_slow
-from llamatrain.run.options import AUTO
+from llamatrain.run.options import AUTO, TrainOptions
 from llamatrain.run.resolve import ResolvedConfig
 from llamatrain.run.trainable import Cache, Trainable, TrainableWeights
 from llamatrain.train.graphs import StepSpec
@@ -204,6 +204,7 @@ def make_spec(
         gradients=resolved.gradients,
         clip=train.clip,
         drop_base=weights.drop_base,
+        reads_ahead=weights.drop_base and is_larger_than_memory(weights.frozen.values(), train),
         has_untrained_tokens=shape.has_untrained_tokens,
         teacher=shape.teacher,
         balance=train.balance,
@@ -215,6 +216,16 @@ def make_spec(
         objective=resolved.config.preference.built,
         reference=weights.reference,
     )
+
+
+def is_larger_than_memory(arrays: Iterable[np.ndarray], train: TrainOptions) -> bool:
+    """Return True if the mapped weights of a base may be evicted between two reads.
+
+    They need more than half of the memory limit; the other half is left to everything else.
+    """
+    limit = memory_limit(train.memory, train.processor)
+    size = sum(array.nbytes for array in arrays if find_mapping(array) is not None)
+    return limit is not None and 2 * size > limit
 
 
 def check_batches(candidate: PlanCandidate, limit: int) -> None:

@@ -65,6 +65,7 @@ class StepSpec:
     gradients: Gradients = "flat"
     clip: float = 0.0
     drop_base: bool = False  # release pages of the base after each read
+    reads_ahead: bool = False  # and request them before it
     has_untrained_tokens: bool = False  # most tokens have no loss
     objective: Objective | None = None  # for preferences
     reference: Weights | None = None  # the reference model of the objective
@@ -93,7 +94,7 @@ class StepSpec:
     @cached_property
     def device(self) -> Device:
         """The device that the graphs run on."""
-        return create_device(self.kernels, self.threads, self.drop_base)
+        return create_device(self.kernels, self.threads, self.drop_base, self.reads_ahead)
 
     @cached_property
     def int8_weights(self) -> Int8Weights:

@@ -98,6 +98,7 @@ class TorchDevice(TorchMemory):
     """A device that issues each call by itself. Ops without a torch kernel run on the host."""
 
     is_host = False
+    reads_ahead = False
     has_int8_products = False
 
     def __init__(self, name: str, threads: int) -> None:

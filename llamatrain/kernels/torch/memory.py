@@ -91,6 +91,10 @@ class TorchMemory:
             )
         return within[start : start + size]
 
+    def read_ahead_calls(self, weight: Torch, ends: Torch | None) -> list[Any]:
+        """Return no calls: weights have been copied to the device."""
+        return []
+
     def upload(self, array: np.ndarray) -> Torch:
         """Return a copy of an array on the device, and release the pages of a mapped file.
 
