@@ -141,7 +141,7 @@ def read_factor(source: Path, name: str, entry: StoredTensor) -> np.ndarray:
 
 def weight_names(source: Path, module: str, h: Hyperparameters) -> list[str]:
     """Return the GGUF names of a module's weights: one, or several that share its rows."""
-    names = h.architecture.weights_for_module(module)
+    names = h.weights_for_module(module)
     if not names:
         raise FileError(
             f"{source}: {quote(module)} is not a module of {h.architecture.name} that can have an adapter",
@@ -158,7 +158,7 @@ def convert_halves(
     number, parts = kind.part
     if kind.role == "experts":
         converted = stack_factors(source, module, converted, kind.shape(h.for_weight(name))[0])
-    if parts > 1 and "b" in converted:
+    if parts > 1 and not kind.row_order and "b" in converted:
         rows = converted["b"].shape[-2]
         if rows % parts:
             raise FileError(
@@ -177,17 +177,30 @@ def convert_halves(
             )
         converted["b"] = interleave_rows(converted["b"], count)
     if kind.row_order and "b" in converted:
-        converted["b"] = reorder(source, module, converted["b"], kind.row_order(h), axis=0)
+        count = sum(len(module_rows(each, h)) for each in h.weights_for_module(module))
+        converted["b"] = reorder(source, module, converted["b"], kind.row_order(h), count, axis=0)
     if kind.column_order and "a" in converted:
-        converted["a"] = reorder(source, module, converted["a"], kind.column_order(h), axis=1)
+        order = kind.column_order(h)
+        converted["a"] = reorder(source, module, converted["a"], order, len(order), axis=1)
     return converted
 
 
-def reorder(source: Path, module: str, factor: np.ndarray, order: np.ndarray, axis: int) -> np.ndarray:
-    """Return a factor with its rows or columns in another order."""
-    if factor.shape[axis] != len(order):
+def module_rows(name: str, h: Hyperparameters) -> np.ndarray:
+    """Return the place of each row of a weight among those of its module."""
+    kind = h.weight_kind(name)
+    if kind.row_order:
+        return kind.row_order(h)
+    rows = kind.shape(h.for_weight(name))[-2]
+    return kind.part[0] * rows + np.arange(rows)
+
+
+def reorder(
+    source: Path, module: str, factor: np.ndarray, order: np.ndarray, count: int, axis: int
+) -> np.ndarray:
+    """Return some of `count` rows or columns of a factor, or all of them in another order."""
+    if factor.shape[axis] != count:
         raise FileError(
-            f"{source}: the factors of {quote(module)} must have {len(order)} {('rows', 'columns')[axis]} (got "
+            f"{source}: the factors of {quote(module)} must have {count} {('rows', 'columns')[axis]} (got "
             f"{factor.shape[axis]})",
             code="invalid-factor",
         )
@@ -369,12 +382,10 @@ def write_peft(folder: Path, adapter: Adapter, base: str, h: Hyperparameters) ->
 
 def pairs_by_module(folder: Path, adapter: Adapter, h: Hyperparameters) -> dict[str, LoraPair]:
     """Return the pairs in PEFT's layout, by the names of modules."""
-    parts: dict[str, dict[int, LoraPair]] = {}
-    counts: dict[str, int] = {}
+    parts: dict[str, dict[str, LoraPair]] = {}
     for name, pair in adapter.pairs.items():
-        module, (number, counts[module]) = module_name(folder, name, h), h.weight_kind(name).part
-        parts.setdefault(module, {})[number] = to_peft_layout(name, pair, h)
-    return {module: join_parts(pairs, counts[module]) for module, pairs in parts.items()}
+        parts.setdefault(module_name(folder, name, h), {})[name] = to_peft_layout(name, pair, h)
+    return {module: join_parts(pairs, h.weights_for_module(module), h) for module, pairs in parts.items()}
 
 
 def to_peft_layout(name: str, pair: LoraPair, h: Hyperparameters) -> LoraPair:
@@ -382,32 +393,34 @@ def to_peft_layout(name: str, pair: LoraPair, h: Hyperparameters) -> LoraPair:
     a, b, kind = pair.a, pair.b, h.weight_kind(name)
     if count := permuted_heads(name, h):
         b = split_rows(b, count)
-    if kind.row_order:
-        b = b[np.argsort(kind.row_order(h))]
     if kind.column_order:
         a = a[:, np.argsort(kind.column_order(h))]
     return LoraPair(a.T if kind.has_transposed_lora else a, b, pair.scale)
 
 
-def join_parts(pairs: dict[int, LoraPair], count: int) -> LoraPair:
-    """Return the pair of a module whose `count` parts have pairs of their own, by number.
+def join_parts(pairs: dict[str, LoraPair], names: Sequence[str], h: Hyperparameters) -> LoraPair:
+    """Return the pair of a module that has the rows of several weights, some of which have pairs.
 
     If they have one factor a, so has the module; else its a has the rows of all, and its b their b's on the
     diagonal.
     """
-    first, *others = (pairs[number] for number in sorted(pairs))
-    if count == len(pairs) and all(
-        np.array_equal(each.a, first.a) and each.scale == first.scale for each in others
-    ):
-        return LoraPair(first.a, np.concatenate([first.b, *(each.b for each in others)], -2), first.scale)
-    (*experts, rows, _), column = first.b.shape, 0
-    b = np.zeros((*experts, count * rows, sum(pair.rank for pair in pairs.values())), np.float32)
-    for number in sorted(pairs):
-        pair = pairs[number]
-        part = b[..., number * rows : (number + 1) * rows, column : column + pair.rank]
-        part[...] = np.float32(pair.scale) * pair.b
-        column += pair.rank
-    return LoraPair(np.concatenate([first.a, *(each.a for each in others)], -2), b, 1.0)
+    first, *others = pairs.values()
+    if len(names) == 1 and not h.weight_kind(names[0]).row_order:
+        return first
+    rows = {name: module_rows(name, h) for name in names}
+    has_one_a = all(np.array_equal(each.a, first.a) and each.scale == first.scale for each in others)
+    is_shared, column = len(names) == len(pairs) and has_one_a, 0
+    rank = first.rank if is_shared else sum(pair.rank for pair in pairs.values())
+    b = np.zeros((*first.b.shape[:-2], sum(map(len, rows.values())), rank), np.float32)
+    for name in (name for name in names if name in pairs):
+        pair = pairs[name]
+        b[..., rows[name], column : column + pair.rank] = (
+            pair.b if is_shared else np.float32(pair.scale) * pair.b
+        )
+        column += 0 if is_shared else pair.rank
+    if is_shared:
+        return LoraPair(first.a, b, first.scale)
+    return LoraPair(np.concatenate([pairs[name].a for name in names if name in pairs], -2), b, 1.0)
 
 
 def named_factors(
@@ -416,7 +429,7 @@ def named_factors(
     """Yield the factors of modules by PEFT's names."""
     holders = parameters_by_holder(h)
     for module, pair in pairs.items():
-        kind = h.weight_kind(h.architecture.weights_for_module(module)[0])
+        kind = h.weight_kind(h.weights_for_module(module)[0])
         stored = replace(pair, b=fold_scale(alpha, pair))
         stored = flatten_factors(stored) if kind.role == "experts" else stored
         prefix = wrapper_name(module, pairs, holders) if kind.is_parameter else module

@@ -49,7 +49,7 @@ def target_parameter(module: str, h: Hyperparameters) -> str | None:
     In models with experts, PEFT 0.21 takes linear layers with the names of single experts' for these experts. It
     finds the right ones by the names of their weights.
     """
-    if h.weight_kind(h.architecture.weights_for_module(module)[0]).is_parameter:
+    if h.weight_kind(h.weights_for_module(module)[0]).is_parameter:
         return module
     is_mistaken = h.architecture.has_experts and module.rpartition(".")[2] in MISTAKEN
     return f"{module}.weight" if is_mistaken else None

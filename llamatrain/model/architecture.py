@@ -57,11 +57,13 @@ class WeightKind(Generic[H]):
     residual: bool = False  # its product is added to the residual stream
     optional: bool = False  # only some models have it
     optional_by_block: bool = False  # if optional: some blocks of a file may have it, and others not
+    replaced_by: str = ""  # an optional weight that some files have instead of it
     present: Callable[[H, int], bool] | None = None  # if not all blocks have it: True if a block does
     # for each row, or column, its place in Hugging Face's weight, if that has another order
     row_order: Callable[[H], np.ndarray] | None = None
     column_order: Callable[[H], np.ndarray] | None = None
-    # (number, count): Hugging Face's module has the rows of `count` weights, and this is one of them
+    # (number, count): Hugging Face's module has the rows of `count` weights, and this is one of them. They lie one
+    # behind the other and are equally many, if there is no `row_order`, which has their places in the module
     part: tuple[int, int] = (0, 1)
     is_parameter: bool = False  # there it is a plain parameter of a module that is no linear layer
     trained_as_log: bool = False  # all training of the weight w changes log(-w), so that w stays below 0
@@ -287,9 +289,7 @@ class Architecture(Generic[H, F]):
             for layer in range(layers if numbered else 1):
                 for pattern in group:
                     kind, name = kinds[pattern], pattern.format(layer)
-                    if kind.optional and pattern not in optional and name not in optional:
-                        continue
-                    if is_present(kind, layer):
+                    if is_in_file(kind, name, optional) and is_present(kind, layer):
                         yield name, kind
 
     def weight_kind(self, name: str) -> WeightKind[H] | None:
@@ -321,6 +321,16 @@ class Architecture(Generic[H, F]):
         """Return the Hugging Face module of an adaptable weight, or None."""
         kind = self.weight_kind(name)
         return kind.module.format(split_block_number(name)[1]) if kind and kind.adaptable else None
+
+
+def is_in_file(kind: WeightKind[Any], name: str, optional: Collection[str]) -> bool:
+    """Return True if files with these optional weights, by pattern or name, have a weight."""
+    pattern, number = split_block_number(name)
+
+    def has(other: str) -> bool:
+        return other in optional or other.format(number) in optional
+
+    return (has(pattern) or not kind.optional) and not (kind.replaced_by and has(kind.replaced_by))
 
 
 def split_block_number(name: str) -> tuple[str, str | None]:

@@ -14,7 +14,14 @@ from llamatrain.gguf.parser import quote
 from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.values import Kind, Value, boolean, f32, numbers, string, u32
 from llamatrain.model import rope
-from llamatrain.model.architecture import Architecture, AttentionMask, Shape, WeightKind, split_block_number
+from llamatrain.model.architecture import (
+    Architecture,
+    AttentionMask,
+    Shape,
+    WeightKind,
+    is_in_file,
+    split_block_number,
+)
 from llamatrain.model.architectures import find_architecture
 from llamatrain.model.limits import MAX_LAYERS, MAX_SIZE, BadHyperparameter
 from llamatrain.model.rope import Rope, to_float32
@@ -122,6 +129,18 @@ class Hyperparameters:
         found = self.architecture.weight_kind(name)
         assert found, name
         return found
+
+    def weights_for_module(self, module: str) -> list[str]:
+        """Return the adaptable weights of a Hugging Face module in the order of its rows.
+
+        Of weights that files have one instead of the other, these are the model's.
+        """
+        found = self.architecture.weights_for_module(module)
+        return [
+            name
+            for name in found
+            if len(found) == 1 or is_in_file(self.weight_kind(name), name, self.optional_weights)
+        ]
 
     def is_matrix(self, name: str) -> bool:
         """Return True if a weight is a factor of products or a table of embeddings, which may be quantized."""

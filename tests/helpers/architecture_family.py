@@ -218,8 +218,8 @@ class Family:
         unchanged  # the gradient with respect to GGUF's weight, by that of Hugging Face's
     )
     # the same for whole weights of Hugging Face's model, after the parts of each were joined
-    whole_to_theirs: Callable[[str, np.ndarray], np.ndarray] = lambda name, array: array
-    whole_to_ours: Callable[[str, np.ndarray], np.ndarray] = lambda name, array: array
+    whole_to_theirs: Convert = unchanged
+    whole_to_ours: Convert = unchanged
     # changes Hugging Face's library where it has a constant instead of a number of the model
     adjust: Callable[[Any], None] = lambda shape: None
     # the order of the inputs of a weight in Hugging Face's model, if that is another

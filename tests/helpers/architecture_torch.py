@@ -40,7 +40,8 @@ def model(shape: Shape, arrays: Arrays) -> Any:
     constants = family.their_constants(shape)
     state |= {name: torch.from_numpy(np.asarray(array)) for name, array in constants.items()}
     state = {
-        name: torch.from_numpy(family.whole_to_theirs(name, each.numpy())) for name, each in state.items()
+        name: torch.from_numpy(family.whole_to_theirs(shape, name, each.numpy()))
+        for name, each in state.items()
     }
     lacking, unknown = made.load_state_dict(state, strict=False)
     assert not unknown and all(".visual." in name for name in lacking)
@@ -57,17 +58,19 @@ def split_stack(theirs: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
     return [(theirs.replace("*", f"{number}"), each) for number, each in enumerate(array)]
 
 
-def stacked_gradient(
-    named: dict[str, Any], theirs: str, size: int, whole_to_ours: Any = lambda name, array: array
-) -> np.ndarray:
-    """Return the gradient of a weight, of a stack of matrices, or of some rows of a weight: the part behind `#`."""
+def stacked_gradient(named: dict[str, Any], shape: Shape, theirs: str, size: int) -> np.ndarray:
+    """Return the gradient of a weight, of a stack of matrices, or of some rows of a weight: the part behind `#`.
+
+    The first part has the first rows of its weight, and the second the last.
+    """
+    whole_to_ours = FAMILIES[shape.arch].whole_to_ours
     if "#" in theirs:
         whole, _, number = theirs.partition("#")
-        grad = whole_to_ours(whole, named[whole].grad.numpy())
-        rows = slice(int(number) * size, (int(number) + 1) * size)
+        grad = whole_to_ours(shape, whole, named[whole].grad.numpy())
+        rows = slice(size) if number == "0" else slice(-size, None)
         return grad[..., rows] if theirs.endswith(f"bias#{number}") else grad[..., rows, :]
     if "*" not in theirs:
-        return whole_to_ours(theirs, named[theirs].grad.numpy())
+        return whole_to_ours(shape, theirs, named[theirs].grad.numpy())
     names = sorted(name for name in named if fnmatch(name, theirs))
     return np.stack([named[name].grad.numpy() for name in names])
 
@@ -151,12 +154,9 @@ def gradients(made: Any, shape: Shape, batch: list[dict[str, list[float]]]) -> A
     """By GGUF's names, in its ways."""
     loss(made, batch).backward()
     named, wanted = dict(made.named_parameters()), trainable(shape)
-    whole_to_ours = FAMILIES[shape.arch].whole_to_ours
     return {
         mine: change_to_ours(
-            shape,
-            mine,
-            stacked_gradient(named, theirs, axes[-1 if "bias" in theirs else -2 :][0], whole_to_ours),
+            shape, mine, stacked_gradient(named, shape, theirs, axes[-1 if "bias" in theirs else -2 :][0])
         )
         for mine, (theirs, axes) in rows(shape).items()
         if mine in wanted

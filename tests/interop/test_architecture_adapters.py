@@ -264,6 +264,20 @@ def test_half_of_a_joined_module(tmp_path: Path) -> None:
         assert not back.delta(name.replace("ffn_gate", "ffn_up")).any()
 
 
+def test_half_of_a_mixed_module(tmp_path: Path) -> None:
+    """A module has the rows of two weights by turns: a pair of one of them leaves the others as they are."""
+    shape = shape_of("qwen3next", "a")
+    h, _ = loaded(open_gguf(written(tmp_path / "base.gguf", shape, weights(shape))))
+    names = [name for name in adaptable(shape) if name.endswith("attn_gate.weight")]
+    made = runs.adapter_of(shape, runs.factors(shape, names=names))
+    peft.write_peft(tmp_path / "p", made, "", h)
+    back = read_adapter(tmp_path / "p", h)
+    assert back.pairs.keys() == {other for name in names for other in (name, name.replace("gate", "qkv"))}
+    for name in names:
+        np.testing.assert_allclose(back.delta(name), made.delta(name), atol=1e-5)
+        assert not back.delta(name.replace("attn_gate", "attn_qkv")).any()
+
+
 def test_models_whose_adapters_cannot_be_converted(tmp_path: Path) -> None:
     """One line says why, before a run begins."""
     shape = shape_of("falcon-h1", "b")

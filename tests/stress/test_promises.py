@@ -226,7 +226,7 @@ HARMS: dict[str, dict[str, tuple[int, bytes] | None]] = {
     "another feed-forward part": {"llama__feed_forward_length": number(U32, 96)},
     "width in words": {"llama__embedding_length": string("wide")},
     "an odd rotation": {"llama__rope__dimension_count": number(U32, 7)},
-    "another architecture": {"general__architecture": string("qwen3next")},
+    "another architecture": {"general__architecture": string("gemma4-assistant")},
     "no architecture": {"general__architecture": None},
     "no tokens": {
         "tokenizer__ggml__tokens": (ARRAY, string("")[1][:4].replace(b"\0", b"\x08", 1) + bytes(8))
@@ -268,7 +268,7 @@ def test_a_bad_file_is_never_told_a_flag(harm: str, words: tuple[Argument, ...],
     told = error(done, 1)
     assert told.startswith(str(bad)) and not FLAG.search(told), told
     if "architecture" in harm and harm.startswith("another"):
-        assert "qwen3next" in told and "such as qwen35" in told, told
+        assert "gemma4-assistant" in told and "such as gemma4" in told, told
 
 
 @pytest.mark.parametrize("way", ["key", "options"])

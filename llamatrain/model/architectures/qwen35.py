@@ -5,10 +5,10 @@ gate for their output. Files of models with vision have the same text part. Bloc
 lie behind the others; they are kept as they are, and not trained.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -183,12 +183,19 @@ ATTENTION = layers.ATTENTION | layers.HEAD_NORMS
 ATTENTION |= {  # each head of queries is followed by its gate
     "blk.{}.attn_q.weight": layers.block_matrix(lambda h: 2 * h.width, width, "self_attn.q_proj")
 }
-MIXERS = (
-    layers.BEFORE_ATTENTION
-    | layers.restrict_blocks(ATTENTION, attends)
-    | layers.restrict_blocks(DELTA_NET, is_recurrent)
-    | layers.POST_ATTENTION_NORM
-)
+
+
+def mixers(delta_net: dict[str, layers.Weight]) -> dict[str, layers.Weight]:
+    """Return the weights of blocks before their feed-forward part, by those of a gated delta net."""
+    return (
+        layers.BEFORE_ATTENTION
+        | layers.restrict_blocks(ATTENTION, attends)
+        | layers.restrict_blocks(delta_net, is_recurrent)
+        | layers.POST_ATTENTION_NORM
+    )
+
+
+MIXERS = mixers(DELTA_NET)
 
 
 # ---- blocks -----------------------------------------------------------------
@@ -216,39 +223,63 @@ def unit_length(model: ForwardPass, x: Tensor, factor: float = 1.0) -> Tensor:
     return rms_norm(x, weight, eps=model.h.rms_eps / size)
 
 
-def delta_net(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
-    """Return the output of a gated delta net."""
+class Projections(NamedTuple):
+    """What a gated delta net computes of its input, a row for each token."""
+
+    mixed: Tensor  # queries, keys and values before the convolution
+    gate: Tensor  # of values
+    alpha: Tensor  # for the decay of value heads
+    beta: Tensor  # for the share of new values
+
+
+def project(model: ForwardPass, layer: int, y: Tensor) -> Projections:
+    """Return the projections by the four weights of a block."""
+    names = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta")
+    return Projections(*(model.linear(y, f"blk.{layer}.{name}") for name in names))
+
+
+def delta_net(
+    model: ForwardPass,
+    layer: int,
+    y: Tensor,
+    project: Callable[[ForwardPass, int, Tensor], Projections] = project,
+    spread_heads: Callable[[ForwardPass, Tensor], Tensor] = lambda model, x: x,
+) -> Tensor:
+    """Return the output of a gated delta net; `spread_heads` takes queries and keys of unit length."""
     h, prefix, grid = model.h, f"blk.{layer}", model.tokens.shape
     key_heads, heads, size = (int(h.extra[name]) for name in ("key_heads", "value_heads", "key_size"))
-    mixed = O.reshape(model.linear(y, f"{prefix}.attn_qkv"), shape=(*grid, channels(h)))
+    mixed, gate, alpha, beta = project(model, layer, y)
+    mixed = O.reshape(mixed, shape=(*grid, channels(h)))
     mixed = silu(model.recurrence.convolve(layer, mixed, model.weights[f"{prefix}.ssm_conv1d.weight"]))
     widths = key_width(h), key_width(h), int(h.extra["value_width"])
     q, k, v = split_columns(O.reshape(mixed, shape=(model.tokens.size, channels(h))), sizes=widths)
     q, k = (O.reshape(each, shape=(*grid, key_heads, size)) for each in (q, k))
-    steps = softplus(O.add(model.linear(y, f"{prefix}.ssm_alpha"), model.weights[f"{prefix}.ssm_dt.bias"]))
+    steps = softplus(O.add(alpha, model.weights[f"{prefix}.ssm_dt.bias"]))
     decay = O.mul(steps, model.weights[f"{prefix}.ssm_a"])
-    beta = sigmoid(model.linear(y, f"{prefix}.ssm_beta"))
     output = model.recurrence.delta_rule(
         layer,
-        unit_length(model, q, size**-0.5),
-        unit_length(model, k),
+        spread_heads(model, unit_length(model, q, size**-0.5)),
+        spread_heads(model, unit_length(model, k)),
         O.reshape(v, shape=(*grid, heads, value_size(h))),
         O.reshape(decay, shape=(*grid, heads)),
-        O.reshape(beta, shape=(*grid, heads)),
+        O.reshape(sigmoid(beta), shape=(*grid, heads)),
         True,
     )
     output = O.reshape(model.norm(output, f"{prefix}.ssm_norm"), shape=(model.tokens.size, widths[2]))
-    gate = model.linear(y, f"{prefix}.attn_gate")
     gated = model.keep_scored_rows(layer, swiglu(gate, output))
     return model.linear(gated, f"{prefix}.ssm_out")
 
 
 def block(
-    model: ForwardPass, layer: int, x: Tensor, transform: layers.FeedForward = layers.feed_forward
+    model: ForwardPass,
+    layer: int,
+    x: Tensor,
+    transform: layers.FeedForward = layers.feed_forward,
+    recur: Callable[[ForwardPass, int, Tensor], Tensor] = delta_net,
 ) -> Tensor:
     """Return the output of a block: attention or a gated delta net, and a feed-forward part."""
     prefix = f"blk.{layer}"
-    mix = attention if attends(model.h, layer) else delta_net
+    mix = attention if attends(model.h, layer) else recur
     output = mix(model, layer, model.norm(x, f"{prefix}.attn_norm"))
     x = O.add(model.keep_scored_rows(layer, x), output)
     return O.add(x, transform(model, layer, model.norm(x, f"{prefix}.post_attention_norm")))
@@ -294,7 +325,4 @@ ARCHITECTURE = Architecture(
     is_kept=lambda h, layer: layer >= h.layers,
     shifts_context=False,
     supported_values=layers.SUPPORTED_VALUES,
-    unsupported_names={
-        "qwen3next": "a hybrid mixture of experts with recurrent blocks",
-    },
 )

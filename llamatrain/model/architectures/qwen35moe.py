@@ -12,7 +12,10 @@ from llamatrain.model.architectures import qwen35
 from llamatrain.model.architectures.qwen2vl import SECTIONS
 from llamatrain.model.hyperparameters import Hyperparameters
 
-ROUTING = experts.Routing(normalized=True)
+MIXTURE = (
+    experts.ROUTER | experts.EXPERTS | experts.SHARED_GATE | experts.shared_expert(experts.SHARED_MODULES)
+)
+feed_forward = partial(experts.feed_forward_with_shared, routing=experts.Routing(normalized=True))
 
 
 def check(h: Hyperparameters) -> None:
@@ -25,16 +28,10 @@ ARCHITECTURE = Architecture(
     name="qwen35moe",
     keys=experts.KEYS | layers.KEYS | experts.FEED_FORWARD_LENGTH | qwen35.KEYS | experts.ALWAYS_SHARED_KEYS,
     lists=SECTIONS,
-    weights=layers.EMBEDDINGS
-    | qwen35.MIXERS
-    | experts.ROUTER
-    | experts.EXPERTS
-    | experts.SHARED_GATE
-    | experts.shared_expert(experts.SHARED_MODULES)
-    | layers.FINAL,
+    weights=layers.EMBEDDINGS | qwen35.MIXERS | MIXTURE | layers.FINAL,
     rotation="halves",
     embed=layers.embed,
-    block=partial(qwen35.block, transform=partial(experts.feed_forward_with_shared, routing=ROUTING)),
+    block=partial(qwen35.block, transform=feed_forward),
     final_norm=layers.final_norm,
     partial_rotary=True,
     attends=qwen35.attends,

@@ -47,7 +47,7 @@ EXPERTS = [
 ]
 
 
-def whole_to_theirs(name: str, array: np.ndarray) -> np.ndarray:
+def whole_to_theirs(shape: Any, name: str, array: np.ndarray) -> np.ndarray:
     """Turn the experts, and let each gate be followed by its up."""
     if "gate_up_proj" in name:
         axis = -1 if name.endswith("bias") else -2
@@ -57,7 +57,7 @@ def whole_to_theirs(name: str, array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.swapaxes(array, -1, -2)) if turned else array
 
 
-def whole_to_ours(name: str, array: np.ndarray) -> np.ndarray:
+def whole_to_ours(shape: Any, name: str, array: np.ndarray) -> np.ndarray:
     """Turn gradients of experts back."""
     if name.endswith(("gate_up_proj", "down_proj")) and "experts" in name:
         array = np.swapaxes(array, -1, -2)
