@@ -5,7 +5,7 @@ multiplying their results, and what must be kept for the gradient of the shares 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +19,7 @@ from llamatrain.graph.ops import (
     sigmoid,
     soft_max,
     sort_choices,
+    split_columns,
     sum_choices,
     swiglu,
     take_choices,
@@ -75,6 +76,7 @@ class Routing:
     scale: float = 1.0  # of shares
 
 
+JOINED = "blk.{}.ffn_gate_up_exps.weight"  # that some files have instead of two stacks
 GATINGS: dict[int, Scores] = {1: "softmax", 2: "sigmoid"}  # by the number in a file
 
 
@@ -149,12 +151,24 @@ def score_bias(module: str) -> dict[str, layers.Weight]:
 
 
 def stacks(inner: layers.Size, module: str = "mlp.experts") -> dict[str, layers.Weight]:
-    """Return the experts of a block, which have this width."""
+    """Return the experts of a block, which have this width, with a stack for gates and one for values."""
     both = f"{module}.gate_up_proj"
     return {
         "blk.{}.ffn_gate_exps.weight": stack(inner, width, both, part=(0, 2)),
         "blk.{}.ffn_up_exps.weight": stack(inner, width, both, part=(1, 2)),
         "blk.{}.ffn_down_exps.weight": stack(width, inner, f"{module}.down_proj", residual=True),
+    }
+
+
+def joinable_stacks(inner: layers.Size, module: str = "mlp.experts") -> dict[str, layers.Weight]:
+    """Return the same experts, of which some files have one stack for gates and values.
+
+    llama.cpp reads such files of few architectures. The gates of an expert come first.
+    """
+    joined = stack(lambda h: 2 * inner(h), width, f"{module}.gate_up_proj", optional=True)
+    return {JOINED: joined} | {
+        name: replace(kind, replaced_by=JOINED) if kind.part[1] == 2 else kind
+        for name, kind in stacks(inner, module).items()
     }
 
 
@@ -248,8 +262,14 @@ def feed_forward(
     """Return the sum of the chosen experts' outputs, each times its share."""
     prefix = f"blk.{layer}"
     choices, shares = choose_experts(model, layer, y, routing)
-    gates = multiply(model, y, f"{prefix}.ffn_gate_exps", choices)
-    inner = gate(gates, multiply(model, y, f"{prefix}.ffn_up_exps", choices))
+    if JOINED.format(layer) in model.weights:
+        both = multiply(model, y, f"{prefix}.ffn_gate_up_exps", choices)
+        gates, up = split_columns(both, sizes=(both.shape[-1] // 2,) * 2)
+    else:
+        gates, up = (
+            multiply(model, y, f"{prefix}.{name}", choices) for name in ("ffn_gate_exps", "ffn_up_exps")
+        )
+    inner = gate(gates, up)
     outputs = multiply(model, scale_rows(inner, shares), f"{prefix}.ffn_down_exps", choices, shares)
     return sum_choices(outputs, choices.order)
 

@@ -81,6 +81,11 @@ class ExpertShape(Shape):
     experts: int = 6
     experts_used: int = 2
     expert_ff: int = 24
+    joined_stacks: bool = False  # gates and values of experts have one stack
+
+    @property
+    def two_expert_ff(self) -> int:
+        return 2 * self.expert_ff
 
 
 # ---- weights: GGUF's name, Hugging Face's, and the axes as attributes of a shape ----
@@ -117,6 +122,15 @@ def expert_rows(gate: str = "mlp.gate", stack: str = "mlp.experts", inner: str =
         ("ffn_up_exps.weight", f"{stack}.gate_up_proj#1", f"experts {inner} embd"),
         ("ffn_down_exps.weight", f"{stack}.down_proj", f"experts embd {inner}"),
     ]
+
+
+def join_stacks(shape: Any, rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of a block, in which the shape may want one stack for gates and values."""
+    if not shape.joined_stacks:
+        return [*rows]
+    whole = ("ffn_gate_up_exps.weight", "mlp.experts.gate_up_proj", "experts two_expert_ff embd")
+    kept = [row for row in rows if row[0] != "ffn_up_exps.weight"]
+    return [whole if row[0] == "ffn_gate_exps.weight" else row for row in kept]
 
 
 EXPERTS = expert_rows()

@@ -13,7 +13,10 @@ from llamatrain.model.architectures.qwen2vl import SECTIONS
 from llamatrain.model.hyperparameters import Hyperparameters
 
 MIXTURE = (
-    experts.ROUTER | experts.EXPERTS | experts.SHARED_GATE | experts.shared_expert(experts.SHARED_MODULES)
+    experts.ROUTER
+    | experts.joinable_stacks(experts.count("expert_ff"))
+    | experts.SHARED_GATE
+    | experts.shared_expert(experts.SHARED_MODULES)
 )
 feed_forward = partial(experts.feed_forward_with_shared, routing=experts.Routing(normalized=True))
 

@@ -17,6 +17,7 @@ from tests.helpers.architecture_family import (
     Row,
     expert_keys,
     expert_settings,
+    join_stacks,
     three,
 )
 from tests.helpers.architectures import qwen35
@@ -46,7 +47,7 @@ SHARED = [
 def rows(shape: Any, layer: int) -> Sequence[Row]:
     """Return the weights of a block."""
     mixer = qwen35.DELTA_NET if qwen35.is_recurrent(shape, layer) else qwen35.ATTENTION
-    return [*qwen35.NORMS, *mixer, *EXPERTS, *SHARED]
+    return [*qwen35.NORMS, *mixer, *join_stacks(shape, EXPERTS), *SHARED]
 
 
 def keys(shape: Any) -> Numbers:
@@ -82,7 +83,8 @@ FAMILY = replace(
         OWN
         | HEADS
         | {"tied": True, "eps": 5e-2, "layers": 3, "period": 3, "turned": 8, "experts": 7, "experts_used": 6},
-        GROUPED | {"base": 1e6, "eps": 3e-3, "layers": 4, "turned": 6, "experts_used": 3},
+        GROUPED
+        | {"base": 1e6, "eps": 3e-3, "layers": 4, "turned": 6, "experts_used": 3, "joined_stacks": True},
         MixedShape,
     ),
     config="Qwen3_5MoeTextConfig",

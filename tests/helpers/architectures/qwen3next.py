@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.helpers.architecture_family import BROAD, EXPERTS, GROUPED, OWN, Numbers, Row, three
+from tests.helpers.architecture_family import BROAD, EXPERTS, GROUPED, OWN, Numbers, Row, join_stacks, three
 from tests.helpers.architectures import qwen35, qwen35moe
 
 
@@ -36,7 +36,7 @@ def rows(shape: Any, layer: int) -> Sequence[Row]:
     """Return the weights of a block."""
     delta_net = [*(JOINED if shape.joined else SPLIT), NUMBERS, *REST]
     mixer = delta_net if qwen35.is_recurrent(shape, layer) else qwen35.ATTENTION
-    return [*qwen35.NORMS, *mixer, *EXPERTS, *qwen35moe.SHARED]
+    return [*qwen35.NORMS, *mixer, *join_stacks(shape, EXPERTS), *qwen35moe.SHARED]
 
 
 def keys(shape: Any) -> Numbers:
@@ -98,7 +98,16 @@ FAMILY = replace(
         OWN
         | {"key_heads": 2, "value_heads": 6, "tied": True, "eps": 5e-2, "layers": 3, "period": 3, "turned": 8}
         | {"experts": 7, "experts_used": 6},
-        GROUPED | {"base": 1e6, "eps": 3e-3, "layers": 4, "turned": 6, "experts_used": 3, "joined": True},
+        GROUPED
+        | {
+            "base": 1e6,
+            "eps": 3e-3,
+            "layers": 4,
+            "turned": 6,
+            "experts_used": 3,
+            "joined_stacks": True,
+            "joined": True,
+        },
         NextShape,
     ),
     config="Qwen3NextConfig",
