@@ -33,6 +33,7 @@ from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.limits import BadHyperparameter
 
+SCORE_BIAS = "blk.{}.exp_probs_b.bias"
 Scores = Literal["softmax", "sigmoid"]
 Gate = Callable[[Tensor, Tensor], Tensor]
 Present = Callable[[Hyperparameters, int], bool]  # by a block's number
@@ -85,19 +86,19 @@ def gating_of(h: Hyperparameters, **more: Any) -> Routing:
     return Routing(scores=GATINGS[int(h.extra["gating"])], **more)
 
 
-def has_shared(h: Hyperparameters, layer: int) -> bool:
-    """Return True if a block has an expert that all tokens use."""
-    return bool(h.extra["shared_ff"])
-
-
 def is_dense(h: Hyperparameters, layer: int) -> bool:
-    """Return True if a block is one of the first, which have one feed-forward part instead of experts."""
-    return layer < h.extra["dense_blocks"]
+    """Return True if a block is one of the first, which may have one feed-forward part instead of experts."""
+    return layer < h.extra.get("dense_blocks", 0)
 
 
 def is_mixture(h: Hyperparameters, layer: int) -> bool:
     """Return True if a block has experts."""
     return not is_dense(h, layer)
+
+
+def has_shared(h: Hyperparameters, layer: int) -> bool:
+    """Return True if a block has an expert that all tokens use."""
+    return bool(h.extra.get("shared_ff")) and is_mixture(h, layer)
 
 
 # ---- weights ----------------------------------------------------------------
@@ -143,11 +144,9 @@ def no_bias(generator: np.random.Generator, shape: Shape) -> np.ndarray:
     return np.zeros(shape)
 
 
-def score_bias(module: str) -> dict[str, layers.Weight]:
+def score_bias(module: str, **facts: Any) -> dict[str, layers.Weight]:
     """Return what is added to scores only to choose experts. It balances them, and no gradient reaches it."""
-    return {
-        "blk.{}.exp_probs_b.bias": layers.block_vector("constant", count("experts"), module, initial=no_bias)
-    }
+    return {SCORE_BIAS: layers.block_vector("constant", count("experts"), module, initial=no_bias, **facts)}
 
 
 def stacks(inner: layers.Size, module: str = "mlp.experts") -> dict[str, layers.Weight]:
@@ -194,7 +193,12 @@ def shared_expert(modules: Mapping[str, str], present: Present = has_shared) -> 
     }
 
 
-SHARED_MODULES = {f"ffn_{part}": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
+def shared_modules(module: str) -> dict[str, str]:
+    """Return the modules of the weights of the expert that all tokens use, by the module around them."""
+    return {f"ffn_{part}": f"{module}.{part}_proj" for part in ("gate", "up", "down")}
+
+
+SHARED_MODULES = shared_modules("mlp.shared_expert")
 SHARED_GATE: dict[str, layers.Weight] = {
     "blk.{}.ffn_gate_inp_shexp.weight": layers.block_vector("bias", width, "mlp.shared_expert_gate")
 }
@@ -219,7 +223,7 @@ def choose_experts(
 ) -> tuple[Choices, Tensor]:
     """Return the choices of all tokens, and their shares in sorted order."""
     experts, used = int(model.h.extra["experts"]), int(model.h.extra["experts_used"])
-    scores, bias = model.linear(y, f"blk.{layer}.{name}"), model.weights.get(f"blk.{layer}.exp_probs_b.bias")
+    scores, bias = model.linear(y, f"blk.{layer}.{name}"), model.weights.get(SCORE_BIAS.format(layer))
     # the same as shares divided by their sum, and in the same order
     chosen_only = routing.scores == "softmax" and routing.normalized and bias is None
     probabilities = sigmoid(scores) if routing.scores == "sigmoid" else soft_max(scores)
@@ -272,6 +276,16 @@ def feed_forward(
     inner = gate(gates, up)
     outputs = multiply(model, scale_rows(inner, shares), f"{prefix}.ffn_down_exps", choices, shares)
     return sum_choices(outputs, choices.order)
+
+
+def mixed_feed_forward(model: ForwardPass, layer: int, y: Tensor, routing: Routing = Routing()) -> Tensor:
+    """Return the output of the chosen experts and of the one that all tokens use, if any; or of a dense block."""
+    if is_dense(model.h, layer):
+        return layers.feed_forward(model, layer, y)
+    output = feed_forward(model, layer, y, routing=routing)
+    if not has_shared(model.h, layer):
+        return output
+    return O.add(output, layers.feed_forward(model, layer, y, suffix="_shexp"))
 
 
 def gated_shared_expert(model: ForwardPass, layer: int, y: Tensor) -> Tensor:

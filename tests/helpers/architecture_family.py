@@ -88,6 +88,19 @@ class ExpertShape(Shape):
         return 2 * self.expert_ff
 
 
+@dataclass(frozen=True, kw_only=True)
+class DenseAndSharedShape(ExpertShape):
+    """The sizes of a model whose first blocks have no experts, and others some that all tokens use."""
+
+    dense_blocks: int = 1
+    shared: int = 1
+
+    @property
+    def shared_ff(self) -> int:
+        """The width of all experts together that all tokens use."""
+        return self.shared * self.expert_ff
+
+
 # ---- weights: GGUF's name, Hugging Face's, and the axes as attributes of a shape ----
 # In Hugging Face's name, * stands for the numbers of a stack, and #1 for the second part of the rows.
 
@@ -134,7 +147,8 @@ def join_stacks(shape: Any, rows: Sequence[Row]) -> list[Row]:
 
 
 EXPERTS = expert_rows()
-ROUTER = "ffn_gate_inp.weight"
+LAYERS_OF_EXPERTS = ("gate_proj", "up_proj", "down_proj")  # of single experts, before they were stacked
+ROUTER, SCORE_BIAS = "ffn_gate_inp.weight", "exp_probs_b.bias"
 BEFORE = [
     ("attn_norm.weight", "input_layernorm.weight", "embd"),
     ("ffn_norm.weight", "post_attention_layernorm.weight", "embd"),
@@ -209,6 +223,8 @@ class Family:
     without_adapter: tuple[str, ...] = ()
     # ends of names of block matrices that PEFT has no adapters of: it refuses them, or they share a module
     not_in_peft: tuple[str, ...] = ()
+    # PEFT takes linear layers with the names of single experts' for these, and finds the right ones by their weights
+    adapts_by_weight: bool = False
     constants: tuple[str, ...] = ()  # ends of names of weights that are never trained
     tensors: Callable[[Any], dict[str, np.ndarray]] = nothing  # tensors of a file that are no weights
     wide: Mapping[str, int] = field(default_factory=dict)  # further sizes of a shape whose rows are wide

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers.architecture_family import CONTROL, EMBEDDINGS, Shape
+from tests.helpers.architecture_family import CONTROL, EMBEDDINGS, LAYERS_OF_EXPERTS, Shape
 from tests.helpers.architecture_models import Arrays, prompt, rows, trainable, weights
 from tests.helpers.architecture_runs import ALPHA, RANK, RATE, STEPS, Pairs, corner, factors, halves, seen
 from tests.helpers.architectures import FAMILIES
@@ -166,8 +166,13 @@ def gradients(made: Any, shape: Shape, batch: list[dict[str, list[float]]]) -> A
 def with_adapter(made: Any, shape: Shape, pairs: Pairs) -> Any:
     """PEFT's own, on every linear weight, with these factors."""
     torch, library = pytest.importorskip("torch"), pytest.importorskip("peft")
-    wanted = sorted({rows(shape)[name][0].removesuffix(".weight").rpartition(".")[2] for name in pairs})
-    config = library.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=wanted, task_type="CAUSAL_LM")
+    theirs = [rows(shape)[name][0] for name in pairs]
+    ends = LAYERS_OF_EXPERTS if FAMILIES[shape.arch].adapts_by_weight else ()
+    by_weight = [name for name in theirs if name.split(".")[-2] in ends]
+    wanted = sorted({name.split(".")[-2] for name in theirs if name not in by_weight})
+    config = library.LoraConfig(
+        r=RANK, lora_alpha=ALPHA, target_modules=wanted, target_parameters=by_weight, task_type="CAUSAL_LM"
+    )
     held = library.get_peft_model(made, config)
     named = dict(held.named_parameters())
     for name, pair in pairs.items():

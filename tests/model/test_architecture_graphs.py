@@ -55,6 +55,7 @@ OWN = {  # numbers that only some have, such that all of them matter
     "shared_ff": 24,
     "dense_blocks": 1,
     "gating": 2,
+    "expert_interval": 1,
 }
 
 

@@ -120,7 +120,7 @@ def test_what_is_none(name: str) -> None:
             "starcoder",
             "'starcoder', a model with .*, is not supported; .*, such as starcoder2, which is the nearest",
         ),
-        ("ernie4_5-moe", "'ernie4_5-moe', a mixture of experts, .*, such as ernie4_5, which is the nearest"),
+        ("paddleocr", "'paddleocr', a vision-language model, .*, such as ernie4_5, which is the nearest"),
     ],
 )
 def test_what_is_near(name: str, told: str) -> None:

@@ -16,5 +16,5 @@ ARCHITECTURE = Architecture(
     block=layers.block,
     final_norm=layers.final_norm,
     supported_values=layers.SUPPORTED_VALUES,
-    unsupported_names={"ernie4_5-moe": "a mixture of experts", "paddleocr": "a vision-language model"},
+    unsupported_names={"paddleocr": "a vision-language model"},
 )

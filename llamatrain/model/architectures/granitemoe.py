@@ -5,12 +5,9 @@ Some models also have an expert that all tokens use. The feed-forward width of a
 
 from functools import partial
 
-from llamatrain.graph import ops as O
-from llamatrain.graph.tensor import Tensor
 from llamatrain.model import experts, layers
 from llamatrain.model.architecture import Architecture
 from llamatrain.model.architectures import granite
-from llamatrain.model.forward import ForwardPass
 
 ROUTING = experts.Routing(normalized=True)
 MIXTURE = experts.router("block_sparse_moe.router") | experts.stacks(
@@ -18,15 +15,6 @@ MIXTURE = experts.router("block_sparse_moe.router") | experts.stacks(
 )
 MODULES = dict.fromkeys(("ffn_gate", "ffn_up"), "shared_mlp.input_linear")
 MODULES |= {"ffn_down": "shared_mlp.output_linear"}
-
-
-def feed_forward(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
-    """Return the output of the chosen experts, and of the one that all tokens use."""
-    output = experts.feed_forward(model, layer, y, routing=ROUTING)
-    if not experts.has_shared(model.h, layer):
-        return output
-    return O.add(output, layers.feed_forward(model, layer, y, suffix="_shexp"))
-
 
 ARCHITECTURE = Architecture(
     name="granitemoe",
@@ -42,7 +30,7 @@ ARCHITECTURE = Architecture(
     | layers.FINAL,
     rotation="pairs",
     embed=granite.embed,
-    block=partial(granite.block, transform=feed_forward),
+    block=partial(granite.block, transform=partial(experts.mixed_feed_forward, routing=ROUTING)),
     final_norm=granite.final_norm,
     attention_mask=granite.attention_mask,
     check=experts.check,

@@ -20,9 +20,7 @@ MIXTURE = (
 
 def feed_forward(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
     """Return the output of the feed-forward part, or of the experts."""
-    if experts.is_dense(model.h, layer):
-        return layers.feed_forward(model, layer, y)
-    return experts.feed_forward(model, layer, y, routing=experts.gating_of(model.h, normalized=True))
+    return experts.mixed_feed_forward(model, layer, y, experts.gating_of(model.h, normalized=True))
 
 
 ARCHITECTURE = Architecture(

@@ -8,6 +8,7 @@ from tests.helpers.architecture_family import (
     EVEN,
     GROUPED,
     ROUTER,
+    SCORE_BIAS,
     ExpertShape,
     Family,
     Numbers,
@@ -27,10 +28,9 @@ class MixedShape(ExpertShape, lfm2.ConvolutionShape):
     dense_blocks: int = 1
 
 
-BIAS = "exp_probs_b.bias"
 MIXTURE = [
     *expert_rows("feed_forward.gate", "feed_forward.experts"),
-    (BIAS, "feed_forward.expert_bias", "experts"),
+    (SCORE_BIAS, "feed_forward.expert_bias", "experts"),
 ]
 
 
@@ -80,7 +80,7 @@ FAMILY = Family(
     settings=settings,
     without_adapter=("conv.weight", ROUTER),
     wide={"expert_ff": 256},
-    constants=(BIAS,),
+    constants=(SCORE_BIAS,),
     to_theirs=lfm2.to_theirs,
     gradient_to_ours=lfm2.gradient_to_ours,
     shifts_context=False,

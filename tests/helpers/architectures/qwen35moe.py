@@ -38,9 +38,7 @@ class MixedShape(SharedShape, qwen35.HybridShape):
 GATE = "ffn_gate_inp_shexp.weight"
 SHARED = [
     (GATE, "mlp.shared_expert_gate.weight", "embd"),
-    ("ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight", "shared_ff embd"),
-    ("ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight", "shared_ff embd"),
-    ("ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight", "embd shared_ff"),
+    *shared_rows("mlp.shared_expert"),
 ]
 
 
