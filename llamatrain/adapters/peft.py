@@ -509,7 +509,7 @@ def target_modules(modules: Collection[str], h: Hyperparameters) -> list[str]:
     in_model = Counter(
         kind.module.rpartition(".")[2]
         for _, kind in h.weight_kinds()
-        if kind.role == "matrix" and kind.part[0] == 0 and not kind.is_parameter
+        if kind.adaptable and kind.part[0] == 0 and not kind.is_parameter
     )
     has_all = all(kinds[kind] == count for kind, count in in_model.items() if kind in kinds)
     return sorted(kinds) if has_all else list(modules)

@@ -126,15 +126,15 @@ def width(h: Hyperparameters) -> int:
     return h.embd
 
 
-def router(module: str = "mlp.gate") -> dict[str, layers.Weight]:
-    """Return the weight that scores the experts of a block."""
+def router(module: str = "mlp.gate", is_linear: bool = False) -> dict[str, layers.Weight]:
+    """Return the weight that scores the experts of a block, of a module that may be a linear layer."""
     return {
         "blk.{}.ffn_gate_inp.weight": layers.block_weight(
             "router",
             lambda h: (int(h.extra["experts"]), h.embd),
-            f"{module}.weight",
+            module if is_linear else f"{module}.weight",
             default_target=False,
-            is_parameter=True,
+            is_parameter=not is_linear,
         )
     }
 

@@ -19,7 +19,9 @@ HEAD_NORMS = {
 }
 
 
-def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
+def block(
+    model: ForwardPass, layer: int, x: Tensor, transform: layers.FeedForward = layers.feed_forward
+) -> Tensor:
     """Return the output of a pre-norm block that norms rotated heads."""
     prefix = f"blk.{layer}"
 
@@ -28,7 +30,7 @@ def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
 
     output = layers.attend(model, layer, model.norm(x, f"{prefix}.attn_norm"), rotate_and_norm)
     x = O.add(model.keep_scored_rows(layer, x), output)
-    return O.add(x, layers.feed_forward(model, layer, model.norm(x, f"{prefix}.ffn_norm")))
+    return O.add(x, transform(model, layer, model.norm(x, f"{prefix}.ffn_norm")))
 
 
 ARCHITECTURE = Architecture(
@@ -47,5 +49,5 @@ ARCHITECTURE = Architecture(
     block=block,
     final_norm=layers.final_norm,
     supported_values=layers.SUPPORTED_VALUES,
-    unsupported_names={"hunyuan-moe": "a mixture of experts", "hunyuan_vl": "a vision-language model"},
+    unsupported_names={"hunyuan_vl": "a vision-language model"},
 )

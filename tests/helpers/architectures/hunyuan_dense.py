@@ -20,6 +20,12 @@ from tests.helpers.architecture_family import (
 )
 
 ALPHA, BASE = 50.0, 10000.0
+ATTENTION_AND_NORMS = [
+    *BEFORE,
+    *ATTENTION,
+    ("attn_q_norm.weight", "self_attn.query_layernorm.weight", "head_size"),
+    ("attn_k_norm.weight", "self_attn.key_layernorm.weight", "head_size"),
+]
 
 
 def keys(shape: Shape) -> Numbers:
@@ -35,13 +41,7 @@ def settings(shape: Shape) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    block=[
-        *BEFORE,
-        *ATTENTION,
-        ("attn_q_norm.weight", "self_attn.query_layernorm.weight", "head_size"),
-        ("attn_k_norm.weight", "self_attn.key_layernorm.weight", "head_size"),
-        *FORWARD,
-    ],
+    block=[*ATTENTION_AND_NORMS, *FORWARD],
     shapes=three("hunyuan-dense", GROUPED | {"eps": 1e-6}, OWN | {"tied": True}, BROAD),
     config="HunYuanDenseV1Config",
     model="HunYuanDenseV1ForCausalLM",
