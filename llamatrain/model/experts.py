@@ -53,6 +53,15 @@ ALWAYS_SHARED_KEYS = {
     "expert_shared_feed_forward_length": Key("shared_ff", int, lambda known: known["ff"], min_value=1)
 }
 SHARED_KEYS = {"expert_shared_feed_forward_length": Key("shared_ff", int, 0)}
+# of models whose files have, instead of a width, the number of experts that stand for the one that all tokens use
+SHARED_COUNT_KEYS = {"expert_shared_count": Key("shared_count")}
+# how scores become shares; Hugging Face's models and llama.cpp's files may differ in defaults, and files name all
+ROUTING_KEYS = {
+    "expert_weights_scale": Key("share_scale", float, 0.0),
+    "expert_weights_norm": Key("normalizes_shares", bool, False),
+    "expert_group_count": Key("groups", int, 0),
+    "expert_group_used_count": Key("groups_used", int, 0),
+}
 # how scores are computed, where most models of an architecture have sigmoids
 SIGMOID_KEYS = {"expert_gating_func": Key("gating", int, 2)}
 DENSE_KEYS = {"leading_dense_block_count": Key("dense_blocks", int, 0)}
@@ -74,6 +83,10 @@ class Routing:
 
     scores: Scores = "softmax"
     normalized: bool = False  # the shares of a token are divided by their sum
+    groups: int = 1  # of neighboring experts
+    groups_used: int = (
+        1  # a token's experts are of these groups, whose two largest scores have the largest sums
+    )
     scale: float = 1.0  # of shares
 
 
@@ -84,6 +97,16 @@ GATINGS: dict[int, Scores] = {1: "softmax", 2: "sigmoid"}  # by the number in a 
 def gating_of(h: Hyperparameters, **more: Any) -> Routing:
     """Return the routing with the scores that a file names."""
     return Routing(scores=GATINGS[int(h.extra["gating"])], **more)
+
+
+def routing_of(h: Hyperparameters) -> Routing:
+    """Return the routing that a file describes; 0 means no scale, and no groups."""
+    scale, groups = h.extra["share_scale"] or 1.0, int(h.extra["groups"])
+    normalized = bool(h.extra["normalizes_shares"])
+    if groups < 2:
+        return gating_of(h, normalized=normalized, scale=scale)
+    used = int(h.extra["groups_used"])
+    return gating_of(h, normalized=normalized, scale=scale, groups=groups, groups_used=used)
 
 
 def is_dense(h: Hyperparameters, layer: int) -> bool:
@@ -98,7 +121,14 @@ def is_mixture(h: Hyperparameters, layer: int) -> bool:
 
 def has_shared(h: Hyperparameters, layer: int) -> bool:
     """Return True if a block has an expert that all tokens use."""
-    return bool(h.extra.get("shared_ff")) and is_mixture(h, layer)
+    return shared_width(h) > 0 and is_mixture(h, layer)
+
+
+def shared_width(h: Hyperparameters) -> int:
+    """Return the width of the expert that all tokens use; 0 if there is none."""
+    if "shared_count" in h.extra:
+        return int(h.extra["shared_count"] * h.extra["expert_ff"])
+    return int(h.extra.get("shared_ff", 0))
 
 
 # ---- weights ----------------------------------------------------------------
@@ -174,9 +204,9 @@ def joinable_stacks(inner: layers.Size, module: str = "mlp.experts") -> dict[str
 def shared_expert(modules: Mapping[str, str], present: Present = has_shared) -> dict[str, layers.Weight]:
     """Return the expert that all tokens use, by the modules of its weights."""
     sizes = {
-        "ffn_gate": (count("shared_ff"), width),
-        "ffn_up": (count("shared_ff"), width),
-        "ffn_down": (width, count("shared_ff")),
+        "ffn_gate": (shared_width, width),
+        "ffn_up": (shared_width, width),
+        "ffn_down": (width, shared_width),
     }
     joined = modules["ffn_gate"] == modules["ffn_up"]
     parts = {"ffn_gate": (0, 2), "ffn_up": (1, 2)} if joined else {}
@@ -213,6 +243,18 @@ def check(h: Hyperparameters) -> None:
         raise BadHyperparameter("experts_used", f"{used}", f"must be 1 to the {experts} experts")
     if (gating := int(h.extra.get("gating", 1))) not in GATINGS:
         raise BadHyperparameter("gating", f"{gating}", "must be 1 (softmax) or 2 (sigmoid)")
+    if (groups := int(h.extra.get("groups", 0))) > 1:
+        check_groups(h, groups, int(h.extra["groups_used"]))
+
+
+def check_groups(h: Hyperparameters, groups: int, groups_used: int) -> None:
+    """Raise BadHyperparameter if groups have no two experts, or those that are used too few."""
+    experts, used = int(h.extra["experts"]), int(h.extra["experts_used"])
+    if experts % groups or experts // groups < 2:
+        raise BadHyperparameter("groups", f"{groups}", f"must divide the {experts} experts in twos or more")
+    if not 1 <= groups_used <= groups or used > experts // groups * groups_used:
+        requirement = f"must be 1 to {groups} groups with at least {used} experts"
+        raise BadHyperparameter("groups_used", f"{groups_used}", requirement)
 
 
 # ---- the forward pass -------------------------------------------------------

@@ -4,9 +4,11 @@ Weights that only some architectures have are in their own files. Weights here h
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from llamatrain.errors import FileError
+from llamatrain.gguf.reader import Gguf
 from llamatrain.graph import ops as O
 from llamatrain.graph.ops import relu_sqr, swiglu
 from llamatrain.graph.tensor import Tensor
@@ -18,6 +20,28 @@ Weight = WeightKind[Hyperparameters]
 Size = Callable[[Hyperparameters], int]
 Norm = Callable[[ForwardPass, Tensor, str], Tensor]  # of rows, with the weight of a name
 FeedForward = Callable[[ForwardPass, int, Tensor], Tensor]  # of a block's number and normed rows
+EXTRA_BLOCKS = "nextn_predict_layers"
+
+
+@dataclass(frozen=True)
+class BlockCount(Key):
+    """The number of blocks without those that predict several tokens, which a file counts, too."""
+
+    def read(self, gguf: Gguf, key: str, known: Mapping[str, Any]) -> Any:
+        """Read the number of blocks."""
+        extra = gguf.get_value(f"{key.partition('.')[0]}.{EXTRA_BLOCKS}", int, 0)
+        count = super().read(gguf, key, known)
+        if not 0 <= extra < count:
+            raise FileError(
+                f"{gguf.path}: {EXTRA_BLOCKS} must be less than the {count} blocks (got {extra})",
+                code="invalid-hyperparameter",
+            )
+        return count - extra
+
+    def stored_value(self, values: Mapping[str, Any]) -> Any:
+        """Return the number that a file has."""
+        return values["layers"] + values["extra_blocks"]
+
 
 KEYS = {
     "context_length": Key("ctx", int, 2048),
@@ -30,6 +54,8 @@ KEYS = {
     "attention.value_length": Key("head_size"),
     "attention.layer_norm_rms_epsilon": Key("rms_eps", float, 1e-5),
 }
+# of models with blocks that predict several tokens, behind the others
+BLOCK_KEYS = {"block_count": BlockCount("layers"), EXTRA_BLOCKS: Key("extra_blocks", int, 0)}
 LAYER_NORM_KEYS = {key: each for key, each in KEYS.items() if each.field != "rms_eps"} | {
     "attention.layer_norm_epsilon": Key("rms_eps", float, 1e-5)
 }
@@ -119,7 +145,7 @@ MORE_BIASES = {
     "blk.{}.ffn_up.bias": block_vector("bias", lambda h: h.ff, "mlp.up_proj", optional=True),
     "blk.{}.ffn_down.bias": block_vector("bias", lambda h: h.embd, "mlp.down_proj", optional=True),
 }
-HEAD_NORMS = {
+HEAD_NORMS: dict[str, Weight] = {
     "blk.{}.attn_q_norm.weight": block_vector("norm", lambda h: h.head_size, "self_attn.q_norm"),
     "blk.{}.attn_k_norm.weight": block_vector("norm", lambda h: h.head_size, "self_attn.k_norm"),
 }
@@ -262,3 +288,8 @@ def parallel_block(
 def final_norm(model: ForwardPass, x: Tensor, norm: Norm = ForwardPass.norm) -> Tensor:
     """Return the norm before the output weight."""
     return norm(model, x, "output_norm")
+
+
+def is_extra(h: Hyperparameters, layer: int) -> bool:
+    """Return True if a block predicts several tokens: it belongs to the file, and is not used."""
+    return layer >= h.layers

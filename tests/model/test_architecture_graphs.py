@@ -56,6 +56,11 @@ OWN = {  # numbers that only some have, such that all of them matter
     "dense_blocks": 1,
     "gating": 2,
     "expert_interval": 1,
+    "shared_count": 2,
+    "share_scale": 1.5,
+    "normalizes_shares": True,
+    "groups": 2,
+    "groups_used": 1,
 }
 
 

@@ -47,6 +47,20 @@ def test_a_merge_keeps_them(tmp_path: Path) -> None:
     check_kept(tmp_path / "merged.gguf")
 
 
+def test_training_of_experts_keeps_them(tmp_path: Path) -> None:
+    """Train a glm4moe of three blocks, with one behind them."""
+    shape = shape_of("glm4moe", "a")
+    extra = {name.replace("blk.4", "blk.3"): array for name, array in EXTRA.items()}
+    metadata = keys(shape) | {"block_count": 4, "nextn_predict_layers": 1}
+    model = written(tmp_path / "base.gguf", shape, weights(shape) | extra, metadata)
+    given = ("--full", "--ctx", 32, "--batch", 2, "--lr", 1e-3, "--iters", 2)
+    ran("finetune", model, data(tmp_path), *given, "--out", tmp_path / "run")
+    trained = tmp_path / "run" / "model.gguf"
+    found, values = tensors(trained), open_gguf(trained).metadata
+    assert all(np.array_equal(found[name], array) for name, array in extra.items())
+    assert values["glm4moe.block_count"] == 4 and values["glm4moe.nextn_predict_layers"] == 1
+
+
 def test_a_damaged_count_is_refused(tmp_path: Path) -> None:
     refused = run("inspect", base(tmp_path, count=4, extra=4))
     assert "nextn_predict_layers must be less than the 4 blocks (got 4)" in " ".join(

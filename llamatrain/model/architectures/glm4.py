@@ -51,7 +51,6 @@ ARCHITECTURE = Architecture(
     },
     unsupported_names={
         "chatglm": "a model with joined projections",
-        "glm4moe": "a mixture of experts",
         "glm-dsa": "a mixture of experts",
     },
 )

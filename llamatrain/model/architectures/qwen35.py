@@ -24,27 +24,7 @@ from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.limits import BadHyperparameter
 
-EXTRA_BLOCKS, RECURRENT_BLOCKS = "nextn_predict_layers", "attention.recurrent_layers"
-
-
-@dataclass(frozen=True)
-class BlockCount(Key):
-    """The number of blocks without those that predict several tokens, which a file counts, too."""
-
-    def read(self, gguf: Gguf, key: str, known: Mapping[str, Any]) -> Any:
-        """Read the number of blocks."""
-        extra = gguf.get_value(f"{key.partition('.')[0]}.{EXTRA_BLOCKS}", int, 0)
-        count = super().read(gguf, key, known)
-        if not 0 <= extra < count:
-            raise FileError(
-                f"{gguf.path}: {EXTRA_BLOCKS} must be less than the {count} blocks (got {extra})",
-                code="invalid-hyperparameter",
-            )
-        return count - extra
-
-    def stored_value(self, values: Mapping[str, Any]) -> Any:
-        """Return the number that a file has."""
-        return values["layers"] + values["extra_blocks"]
+RECURRENT_BLOCKS = "attention.recurrent_layers"
 
 
 @dataclass(frozen=True)
@@ -67,9 +47,7 @@ class AttentionPeriod(Key):
         return period
 
 
-KEYS = {
-    "block_count": BlockCount("layers"),
-    EXTRA_BLOCKS: Key("extra_blocks", int, 0),
+KEYS = layers.BLOCK_KEYS | {
     "full_attention_interval": AttentionPeriod("attention_period", int, 4, min_value=1),
     "ssm.conv_kernel": Key("taps", int, 4, min_value=2),
     "ssm.state_size": Key("key_size", int, 128, min_value=1),
@@ -322,7 +300,7 @@ ARCHITECTURE = Architecture(
     attends=attends,
     states=states,
     check=check,
-    is_kept=lambda h, layer: layer >= h.layers,
+    is_kept=layers.is_extra,
     shifts_context=False,
     supported_values=layers.SUPPORTED_VALUES,
 )

@@ -40,7 +40,7 @@ ARCHITECTURE = Architecture(
     attends=qwen35.attends,
     states=qwen35.states,
     check=check,
-    is_kept=lambda h, layer: layer >= h.layers,
+    is_kept=layers.is_extra,
     shifts_context=False,
     new_model_values=experts.NEW_MODEL_VALUES | {"shared_ff": itemgetter("expert_ff")},
     supported_values=layers.CAUSAL,
