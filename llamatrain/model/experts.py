@@ -270,7 +270,12 @@ def choose_experts(
     chosen_only = routing.scores == "softmax" and routing.normalized and bias is None
     probabilities = sigmoid(scores) if routing.scores == "sigmoid" else soft_max(scores)
     scores = scores if chosen_only else probabilities
-    ids = top_k(scores if bias is None else O.add(scores, bias), k=used)
+    ids = top_k(
+        scores if bias is None else O.add(scores, bias),
+        k=used,
+        groups=routing.groups,
+        groups_used=routing.groups_used,
+    )
     if model.balance_weights:
         shares = normalize_rows(probabilities) if routing.scores == "sigmoid" else probabilities
         model.balance_terms.append(balance_loss(shares, ids, model.balance_weights))

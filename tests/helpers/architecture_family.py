@@ -137,6 +137,15 @@ def expert_rows(gate: str = "mlp.gate", stack: str = "mlp.experts", inner: str =
     ]
 
 
+def shared_rows(module: str) -> list[Row]:
+    """Return the expert that all tokens use, by the name of its module."""
+    return [
+        ("ffn_gate_shexp.weight", f"{module}.gate_proj.weight", "shared_ff embd"),
+        ("ffn_up_shexp.weight", f"{module}.up_proj.weight", "shared_ff embd"),
+        ("ffn_down_shexp.weight", f"{module}.down_proj.weight", "embd shared_ff"),
+    ]
+
+
 def join_stacks(shape: Any, rows: Sequence[Row]) -> list[Row]:
     """Return the rows of a block, in which the shape may want one stack for gates and values."""
     if not shape.joined_stacks:

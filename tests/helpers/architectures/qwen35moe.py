@@ -18,6 +18,7 @@ from tests.helpers.architecture_family import (
     expert_keys,
     expert_settings,
     join_stacks,
+    shared_rows,
     three,
 )
 from tests.helpers.architectures import qwen35
