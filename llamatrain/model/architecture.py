@@ -66,13 +66,15 @@ class WeightKind(Generic[H]):
     # behind the other and are equally many, if there is no `row_order`, which has their places in the module
     part: tuple[int, int] = (0, 1)
     is_parameter: bool = False  # there it is a plain parameter of a module that is no linear layer
+    adapter_problem: str = ""  # why it has no adapter, though others of its role have; "": it may have one
     trained_as_log: bool = False  # all training of the weight w changes log(-w), so that w stays below 0
     initial: Callable[[np.random.Generator, Shape], np.ndarray] | None = None  # values in a new model
 
     @property
     def adaptable(self) -> bool:
         """True if the weight may have a LoRA adapter of its own shape."""
-        return self.role in ("embedding", "output", "matrix", "router", "experts")
+        roles = ("embedding", "output", "matrix", "router", "experts")
+        return self.role in roles and not self.adapter_problem
 
     @property
     def has_lora(self) -> bool:

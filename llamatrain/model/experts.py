@@ -65,6 +65,9 @@ ROUTING_KEYS = {
 # how scores are computed, where most models of an architecture have sigmoids
 SIGMOID_KEYS = {"expert_gating_func": Key("gating", int, 2)}
 DENSE_KEYS = {"leading_dense_block_count": Key("dense_blocks", int, 0)}
+OPTIONAL_KEYS = {  # of architectures that have experts in some models
+    key: replace(each, default=0, min_value=0, is_left_out=True) for key, each in KEYS.items()
+}
 NEW_MODEL_COUNTS = {name: itemgetter(name) for name in ("experts", "experts_used")}
 NEW_MODEL_VALUES = NEW_MODEL_COUNTS | {"expert_ff": itemgetter("expert_ff")}
 
@@ -91,6 +94,7 @@ class Routing:
 
 
 JOINED = "blk.{}.ffn_gate_up_exps.weight"  # that some files have instead of two stacks
+SCALE = "blk.{}.ffn_down_exps.scale"  # of each expert's output
 GATINGS: dict[int, Scores] = {1: "softmax", 2: "sigmoid"}  # by the number in a file
 
 
@@ -107,6 +111,11 @@ def routing_of(h: Hyperparameters) -> Routing:
         return gating_of(h, normalized=normalized, scale=scale)
     used = int(h.extra["groups_used"])
     return gating_of(h, normalized=normalized, scale=scale, groups=groups, groups_used=used)
+
+
+def has_experts(h: Hyperparameters, layer: int = 0) -> bool:
+    """Return True if the blocks of a model have experts, where only some models of an architecture have them."""
+    return bool(h.extra.get("experts"))
 
 
 def is_dense(h: Hyperparameters, layer: int) -> bool:
@@ -257,15 +266,20 @@ def check_groups(h: Hyperparameters, groups: int, groups_used: int) -> None:
         raise BadHyperparameter("groups_used", f"{groups_used}", requirement)
 
 
+def check_optional(h: Hyperparameters) -> None:
+    """Raise BadHyperparameter if a model has experts, and not as many as a token needs."""
+    if has_experts(h):
+        check(h)
+
+
 # ---- the forward pass -------------------------------------------------------
 
 
-def choose_experts(
-    model: ForwardPass, layer: int, y: Tensor, routing: Routing, name: str = "ffn_gate_inp"
-) -> tuple[Choices, Tensor]:
+def choose_experts(model: ForwardPass, layer: int, y: Tensor, routing: Routing) -> tuple[Choices, Tensor]:
     """Return the choices of all tokens, and their shares in sorted order."""
     experts, used = int(model.h.extra["experts"]), int(model.h.extra["experts_used"])
-    scores, bias = model.linear(y, f"blk.{layer}.{name}"), model.weights.get(SCORE_BIAS.format(layer))
+    scores = model.linear(y, f"blk.{layer}.ffn_gate_inp")
+    bias = model.weights.get(SCORE_BIAS.format(layer))
     # the same as shares divided by their sum, and in the same order
     chosen_only = routing.scores == "softmax" and routing.normalized and bias is None
     probabilities = sigmoid(scores) if routing.scores == "sigmoid" else soft_max(scores)
@@ -285,7 +299,11 @@ def choose_experts(
     if routing.scale != 1:
         shares = O.scale(shares, by=routing.scale)
     choices = Choices(*sort_choices(ids, experts=experts))
-    return choices, take_choices(shares, choices.order)
+    shares = take_choices(shares, choices.order)
+    if factors := model.weights.get(SCALE.format(layer)):
+        found = O.get_rows(O.reshape(factors, shape=(experts, 1)), choices.expert)
+        shares = O.mul(shares, O.reshape(found, shape=shares.shape))
+    return choices, shares
 
 
 def multiply(
@@ -309,10 +327,11 @@ def feed_forward(
     y: Tensor,
     gate: Gate = swiglu,
     routing: Routing = Routing(),
+    scored: Tensor | None = None,
 ) -> Tensor:
-    """Return the sum of the chosen experts' outputs, each times its share."""
+    """Return the sum of the chosen experts' outputs, each times its share; `scored` is the router's input, if not y."""
     prefix = f"blk.{layer}"
-    choices, shares = choose_experts(model, layer, y, routing)
+    choices, shares = choose_experts(model, layer, scored or y, routing)
     if JOINED.format(layer) in model.weights:
         both = multiply(model, y, f"{prefix}.ffn_gate_up_exps", choices)
         gates, up = split_columns(both, sizes=(both.shape[-1] // 2,) * 2)

@@ -64,7 +64,11 @@ def match_target(target: str, h: Hyperparameters) -> set[str]:
     }
     match = TARGET.fullmatch(target)
     if match and match["name"] in GROUPS:
-        found = group_weights(match["name"], h)
+        found = {name for name in group_weights(match["name"], h) if h.weight_kind(name).has_lora}
+    elif match and (problem := adapter_problem(match["name"], h)):
+        raise UsageError(
+            f"{shorten(target)}: it cannot have an adapter, because {problem}", code="unknown-target"
+        )
     elif match and (kind := kinds.get(match["name"])):
         if h.tied and kind.role in ("embedding", "output"):
             raise UsageError(
@@ -81,6 +85,12 @@ def match_target(target: str, h: Hyperparameters) -> set[str]:
     if not found:
         raise UsageError(f"{shorten(target)}: the model has no such weight", code="unknown-target")
     return found
+
+
+def adapter_problem(name: str, h: Hyperparameters) -> str:
+    """Return why a weight of the model can have no adapter, by its short name; or an empty text."""
+    kinds = (kind for pattern, kind in h.architecture.weights.items() if short_name(pattern) == name)
+    return next((kind.adapter_problem for kind in kinds if kind.adapter_problem), "")
 
 
 def unknown_target(target: str, kinds: Kinds) -> UsageError:

@@ -68,6 +68,17 @@ def test_targets(h: Hyperparameters) -> None:
         match_target("shared", h)
 
 
+def test_stacks_that_get_no_adapter(tmp_path: Path) -> None:
+    """One line says why; the group of experts is without them."""
+    shape = shape_of("gemma4moe", "b")
+    h = read_hyperparameters(open_gguf(written(tmp_path / "base.gguf", shape, weights(shape))))
+    short = {name.split(".")[2] for name in match_target("experts", h)}
+    assert short == {"ffn_gate_exps", "ffn_up_exps"}
+    told = r"^ffn_down_exps: it cannot have an adapter, because llama.cpp would add it without the factors of experts"
+    with pytest.raises(UsageError, match=told):
+        match_target("ffn_down_exps", h)
+
+
 @pytest.mark.parametrize(
     ("name", "group"),
     [

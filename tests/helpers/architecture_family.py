@@ -150,9 +150,13 @@ def join_stacks(shape: Any, rows: Sequence[Row]) -> list[Row]:
     """Return the rows of a block, in which the shape may want one stack for gates and values."""
     if not shape.joined_stacks:
         return [*rows]
-    whole = ("ffn_gate_up_exps.weight", "mlp.experts.gate_up_proj", "experts two_expert_ff embd")
-    kept = [row for row in rows if row[0] != "ffn_up_exps.weight"]
-    return [whole if row[0] == "ffn_gate_exps.weight" else row for row in kept]
+    found = []
+    for mine, theirs, axes in rows:
+        if mine == "ffn_gate_exps.weight":
+            found.append(("ffn_gate_up_exps.weight", theirs.removesuffix("#0"), "experts two_expert_ff embd"))
+        elif mine != "ffn_up_exps.weight":
+            found.append((mine, theirs, axes))
+    return found
 
 
 EXPERTS = expert_rows()
@@ -230,6 +234,7 @@ class Family:
     ends: Sequence[Row] | Callable[[Any], Sequence[Row]] = tuple(ENDS)
     # ends of names of block matrices that llama.cpp applies no adapter to, or that get none by default
     without_adapter: tuple[str, ...] = ()
+    stacks_without_adapter: tuple[str, ...] = ()  # ends of names of stacks of experts that get none
     # ends of names of block matrices that PEFT has no adapters of: it refuses them, or they share a module
     not_in_peft: tuple[str, ...] = ()
     # PEFT takes linear layers with the names of single experts' for these, and finds the right ones by their weights

@@ -66,7 +66,12 @@ def adaptable(shape: Shape) -> list[str]:
 
 def mixtures(shape: Shape) -> list[str]:
     """The routers and the stacks of experts, which get no adapter by default."""
-    return [name for name, (_, axes) in rows(shape).items() if len(axes) == 3 or name.endswith(ROUTER)]
+    return [
+        name
+        for name, (_, axes) in rows(shape).items()
+        if (len(axes) == 3 or name.endswith(ROUTER))
+        and not name.endswith(FAMILIES[shape.arch].stacks_without_adapter)
+    ]
 
 
 def weights(shape: Shape, seed: int = 1, last: float = 2.5) -> Arrays:

@@ -29,6 +29,7 @@ from tests.helpers.architecture_models import (
     wide,
     written,
 )
+from tests.helpers.architectures import FAMILIES
 from tests.helpers.cli import ran
 from tests.helpers.llama_cpp import served
 from tests.helpers.small_models import loaded
@@ -66,7 +67,8 @@ def test_beside_a_base(arch: str, kind: str, tmp_path: Path) -> None:
         _, plain = letters(server, IDS, 1)
     decoder, _ = both(model, [read_adapter(path, loaded(open_gguf(model))[0])])
     off, change = np.abs(said(decoder, IDS, follow) - expected), np.abs(plain[0] - expected[0])
-    assert off.mean() <= (1e-4 if kind == "f32" else 0.1) * change.mean() and change.max() > 1
+    near = 0.1 if kind != "f32" else 5e-3 if FAMILIES[arch].half_float_gelu else 1e-4
+    assert off.mean() <= near * change.mean() and change.max() > 1
 
 
 @pytest.mark.llama_cpp

@@ -1,8 +1,9 @@
-"""Gemma 4 (Gemma Team 2026), the text models without experts.
+"""Gemma 4 (Gemma Team 2026), the text models.
 
 Gemma 3 with other heads in blocks with windows, normed values, scores without a scale, and an output scale of
 each block. Small models have an embedding of each token for each block besides, and their last blocks read
-the keys and values of earlier ones.
+the keys and values of earlier ones. A model with experts has them and a feed-forward part in each block; a
+router scores them by the block's normed input.
 """
 
 import math
@@ -13,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from llamatrain.graph import ops as O
-from llamatrain.graph.ops import geglu, split_columns
+from llamatrain.graph.ops import geglu, rms_norm, split_columns
 from llamatrain.graph.tensor import Tensor
-from llamatrain.model import layers
-from llamatrain.model.architecture import Architecture, AttentionMask, Key, WeightKind, is_windowed
+from llamatrain.model import experts, layers
+from llamatrain.model.architecture import Architecture, AttentionMask, Key, Shape, WeightKind, is_windowed
 from llamatrain.model.architectures import gemma2
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
@@ -162,6 +163,33 @@ OUTPUT_SCALE = {
     )
 }
 
+ROUTING = experts.Routing(normalized=True)
+ROUTER, DOWN = "blk.{}.ffn_gate_inp.weight", "blk.{}.ffn_down_exps.weight"
+STACKS = experts.joinable_stacks(experts.count("expert_ff"), "experts")
+
+
+def ones(generator: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Return the initial factors of the router's input, and of the outputs of experts."""
+    return np.ones(shape)
+
+
+MIXTURE: dict[str, layers.Weight] = {
+    "blk.{}.post_ffw_norm_1.weight": layers.block_norm("post_feedforward_layernorm_1"),
+    "blk.{}.pre_ffw_norm_2.weight": layers.block_norm("pre_feedforward_layernorm_2"),
+    "blk.{}.post_ffw_norm_2.weight": layers.block_norm("post_feedforward_layernorm_2"),
+    "blk.{}.ffn_gate_inp.scale": layers.block_vector("bias", experts.width, "router.scale", initial=ones),
+    # a linear layer, unlike routers of other models
+    ROUTER: replace(experts.router()[ROUTER], module="model.layers.{}.router.proj", is_parameter=False),
+    **STACKS,
+    DOWN: replace(
+        STACKS[DOWN],
+        adapter_problem="llama.cpp would add it without the factors of experts, which PEFT multiplies it with",
+    ),
+    experts.SCALE: layers.block_vector(
+        "bias", experts.count("experts"), "router.per_expert_scale", initial=ones
+    ),
+}
+
 
 # ---- graph -----------------------------------------------------------------
 
@@ -210,13 +238,27 @@ def gate_side_input(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
     return model.norm(model.linear(gated, f"{prefix}.proj"), f"{prefix}.post_norm")
 
 
+def feed_forward(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
+    """Return the output of the feed-forward part for the normed x, and of experts."""
+    prefix = f"blk.{layer}"
+    output = layers.feed_forward(model, layer, model.norm(x, f"{prefix}.ffn_norm"), geglu)
+    if not experts.has_experts(model.h):
+        return output
+    scale = O.scale(model.weights[f"{prefix}.ffn_gate_inp.scale"], by=model.h.embd**-0.5)
+    scored = rms_norm(x, scale, eps=model.h.rms_eps)
+    y = model.norm(x, f"{prefix}.pre_ffw_norm_2")
+    mixed = experts.feed_forward(model, layer, y, geglu, ROUTING, scored)
+    return O.add(
+        model.norm(output, f"{prefix}.post_ffw_norm_1"), model.norm(mixed, f"{prefix}.post_ffw_norm_2")
+    )
+
+
 def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
     """Return the output of a block with norms before and after each half, and a scale."""
     prefix = f"blk.{layer}"
     output = attention(model, layer, model.norm(x, f"{prefix}.attn_norm"))
     x = O.add(model.keep_scored_rows(layer, x), model.norm(output, f"{prefix}.post_attention_norm"))
-    output = layers.feed_forward(model, layer, model.norm(x, f"{prefix}.ffn_norm"), geglu)
-    x = O.add(x, model.norm(output, f"{prefix}.post_ffw_norm"))
+    x = O.add(x, model.norm(feed_forward(model, layer, x), f"{prefix}.post_ffw_norm"))
     if model.side_inputs:
         x = O.add(x, gate_side_input(model, layer, x))
     scale = model.weights.get(f"{prefix}.layer_output_scale.weight")
@@ -225,7 +267,7 @@ def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
 
 ARCHITECTURE = Architecture(
     name="gemma4",
-    keys=layers.KEYS | KEYS,
+    keys=experts.OPTIONAL_KEYS | layers.KEYS | KEYS,
     weights=layers.EMBEDDINGS
     | PER_LAYER_EMBEDDINGS
     | layers.BEFORE_ATTENTION
@@ -233,6 +275,7 @@ ARCHITECTURE = Architecture(
     | gemma2.AFTER_ATTENTION
     | gemma2.BEFORE_FEED_FORWARD
     | layers.FEED_FORWARD
+    | layers.restrict_blocks(MIXTURE, experts.has_experts)
     | gemma2.AFTER_FEED_FORWARD
     | PER_LAYER_INPUT
     | OUTPUT_SCALE
@@ -247,6 +290,7 @@ ARCHITECTURE = Architecture(
     kv_block=kv_block,
     block_values=block_values,
     attention_mask=attention_mask,
+    check=experts.check_optional,
     logit_cap=gemma2.logit_cap,
     ties_by_default=True,
     new_model_values={
@@ -258,6 +302,6 @@ ARCHITECTURE = Architecture(
     new_model_blocks=new_blocks,
     new_model_rope=new_rope,
     new_model_weights=frozenset({VALUES}),
-    supported_values=layers.SUPPORTED_VALUES,
+    supported_values=layers.CAUSAL,
     unsupported_names={"gemma4-assistant": "a model that drafts tokens for another"},
 )

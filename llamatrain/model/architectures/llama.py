@@ -4,7 +4,6 @@ A file with experts is a Mixtral (Jiang et al. 2024): all blocks have a router a
 feed-forward part, and the feed-forward width is that of an expert.
 """
 
-from dataclasses import replace
 from functools import partial
 
 from llamatrain.graph.tensor import Tensor
@@ -22,20 +21,13 @@ UNSUPPORTED = {  # architectures that are not supported, by kind
     "a model whose layers differ in shape": "deci openelm",
 }
 
-COUNT_KEYS = {
-    key: replace(each, default=0, min_value=0, is_left_out=True) for key, each in experts.COUNT_KEYS.items()
-}
+COUNT_KEYS = {key: experts.OPTIONAL_KEYS[key] for key in experts.COUNT_KEYS}
 ROUTING = experts.Routing(normalized=True)
-
-
-def has_experts(h: Hyperparameters, layer: int) -> bool:
-    """Return True if a block has experts."""
-    return bool(h.extra.get("experts"))
 
 
 def is_dense(h: Hyperparameters, layer: int) -> bool:
     """Return True if a block has one feed-forward part."""
-    return not has_experts(h, layer)
+    return not experts.has_experts(h, layer)
 
 
 def feed_forward(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
@@ -43,12 +35,6 @@ def feed_forward(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
     if is_dense(model.h, layer):
         return layers.feed_forward(model, layer, y)
     return experts.feed_forward(model, layer, y, routing=ROUTING)
-
-
-def check(h: Hyperparameters) -> None:
-    """Raise BadHyperparameter if the numbers of experts do not fit together."""
-    if has_experts(h, 0):
-        experts.check(h)
 
 
 ARCHITECTURE = Architecture(
@@ -60,7 +46,7 @@ ARCHITECTURE = Architecture(
     | layers.BIASES
     | layers.BEFORE_FEED_FORWARD
     | layers.restrict_blocks(layers.FEED_FORWARD, is_dense)
-    | layers.restrict_blocks(experts.ROUTER | experts.stacks(lambda h: h.ff), has_experts)
+    | layers.restrict_blocks(experts.ROUTER | experts.stacks(lambda h: h.ff), experts.has_experts)
     | layers.FINAL
     | layers.MORE_BIASES,
     rotation="pairs",
@@ -68,7 +54,7 @@ ARCHITECTURE = Architecture(
     block=partial(layers.block, transform=feed_forward),
     final_norm=layers.final_norm,
     partial_rotary=True,
-    check=check,
+    check=experts.check_optional,
     supported_values=layers.CAUSAL,
     unsupported_names={name: what for what, names in UNSUPPORTED.items() for name in names.split()},
 )

@@ -202,7 +202,7 @@ def unit_length(model: ForwardPass, x: Tensor, factor: float = 1.0) -> Tensor:
 
 
 class Projections(NamedTuple):
-    """What a gated delta net computes of its input, a row for each token."""
+    """Projections of the input of a gated delta net, a row for each token."""
 
     mixed: Tensor  # queries, keys and values before the convolution
     gate: Tensor  # of values
