@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from llamatrain.errors import GraphError
-from llamatrain.graph.ops import add, fill, sum_to
+from llamatrain.graph.ops import add, cont, fill, permute, sum_to
 from llamatrain.graph.rewrite import rebuild
 from llamatrain.graph.tensor import I32, Node, QuantizedType, ShapeError, Tensor, collect_nodes
 
@@ -38,7 +38,12 @@ def value_and_gradients(loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, li
             f"the loss does not depend on {', '.join(repr(tensor) for tensor in missing)}",
             code="no-dependency",
         )
-    return _with_values(loss, [grads[tensor] for tensor in wrt], values)
+    return _with_values(loss, [_in_order(grads[tensor]) for tensor in wrt], values)
+
+
+def _in_order(grad: Tensor) -> Tensor:
+    """Return a gradient in C order: that of a tensor that was permuted is a view."""
+    return cont(grad) if grad.node and grad.node.op is permute else grad
 
 
 def gradients(loss: Tensor, wrt: Sequence[Tensor]) -> list[Tensor]:

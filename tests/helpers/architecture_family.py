@@ -264,6 +264,8 @@ class Family:
     # the same for whole weights of Hugging Face's model, after the parts of each were joined
     whole_to_theirs: Convert = unchanged
     whole_to_ours: Convert = unchanged
+    # the rows of Hugging Face's weight that are a part of it, if parts do not follow each other
+    part_rows: Callable[[Any, str], np.ndarray | None] = lambda shape, name: None
     # changes Hugging Face's library where it has a constant instead of a number of the model
     adjust: Callable[[Any], None] = lambda shape: None
     # the order of the inputs of a weight in Hugging Face's model, if that is another

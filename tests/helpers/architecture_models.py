@@ -68,8 +68,8 @@ def mixtures(shape: Shape) -> list[str]:
     """The routers and the stacks of experts, which get no adapter by default."""
     return [
         name
-        for name, (_, axes) in rows(shape).items()
-        if (len(axes) == 3 or name.endswith(ROUTER))
+        for name in rows(shape)
+        if ("_exps." in name or name.endswith(ROUTER))
         and not name.endswith(FAMILIES[shape.arch].stacks_without_adapter)
     ]
 

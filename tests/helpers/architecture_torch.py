@@ -58,19 +58,22 @@ def split_stack(theirs: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
     return [(theirs.replace("*", f"{number}"), each) for number, each in enumerate(array)]
 
 
-def stacked_gradient(named: dict[str, Any], shape: Shape, theirs: str, size: int) -> np.ndarray:
+def stacked_gradient(named: dict[str, Any], shape: Shape, mine: str, theirs: str, size: int) -> np.ndarray:
     """Return the gradient of a weight, of a stack of matrices, or of some rows of a weight: the part behind `#`.
 
-    The first part has the first rows of its weight, and the second the last.
+    The first part has the first rows of its weight, and the second the last, unless the family says which.
     """
-    whole_to_ours = FAMILIES[shape.arch].whole_to_ours
+    family = FAMILIES[shape.arch]
     if "#" in theirs:
         whole, _, number = theirs.partition("#")
-        grad = whole_to_ours(shape, whole, named[whole].grad.numpy())
-        rows = slice(size) if number == "0" else slice(-size, None)
+        grad, listed = (
+            family.whole_to_ours(shape, whole, named[whole].grad.numpy()),
+            family.part_rows(shape, mine),
+        )
+        rows = (slice(size) if number == "0" else slice(-size, None)) if listed is None else listed
         return grad[..., rows] if theirs.endswith(f"bias#{number}") else grad[..., rows, :]
     if "*" not in theirs:
-        return whole_to_ours(shape, theirs, named[theirs].grad.numpy())
+        return family.whole_to_ours(shape, theirs, named[theirs].grad.numpy())
     names = sorted(name for name in named if fnmatch(name, theirs))
     return np.stack([named[name].grad.numpy() for name in names])
 
@@ -156,7 +159,9 @@ def gradients(made: Any, shape: Shape, batch: list[dict[str, list[float]]]) -> A
     named, wanted = dict(made.named_parameters()), trainable(shape)
     return {
         mine: change_to_ours(
-            shape, mine, stacked_gradient(named, shape, theirs, axes[-1 if "bias" in theirs else -2 :][0])
+            shape,
+            mine,
+            stacked_gradient(named, shape, mine, theirs, axes[-1 if "bias" in theirs else -2 :][0]),
         )
         for mine, (theirs, axes) in rows(shape).items()
         if mine in wanted

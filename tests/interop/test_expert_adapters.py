@@ -43,7 +43,7 @@ CONVERTIBLE = [arch for arch in MIXTURES if not find_architecture(shape_of(arch,
 
 def strong(shape: Shape) -> Adapter:
     """Return an adapter of all experts and routers, and of one matrix of attention."""
-    names = [*mixtures(shape), next(name for name in linear(shape) if name.endswith("attn_q.weight"))]
+    names = [*mixtures(shape), next(name for name in linear(shape) if name.endswith("attn_output.weight"))]
     return runs.adapter_of(shape, runs.factors(shape, names=names)).scale_by(1.5)
 
 
@@ -146,7 +146,7 @@ def test_peft_loads_what_is_written(arch: str, shared: bool, tmp_path: Path) -> 
     h, _ = loaded(open_gguf(base))
     pairs = runs.factors(
         shape,
-        names=[*mixtures(shape), [name for name in linear(shape) if name.endswith("attn_v.weight")][-1]],
+        names=[*mixtures(shape), [name for name in linear(shape) if name.endswith("attn_output.weight")][-1]],
     )
     made = runs.adapter_of(shape, parameters.share_factors(pairs) if shared else pairs).scale_by(1.5)
     peft.write_peft(tmp_path / "p", made, "", h)

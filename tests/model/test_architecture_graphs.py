@@ -61,6 +61,10 @@ OWN = {  # numbers that only some have, such that all of them matter
     "normalizes_shares": True,
     "groups": 2,
     "groups_used": 1,
+    "key_length": 16,
+    "value_length": 12,
+    "kv_rank": 20,
+    "q_rank": 10,
 }
 
 
@@ -73,6 +77,7 @@ def of(name: str) -> Hyperparameters:
     return small(
         architecture=found,
         layers=4,
+        kv_heads=4 if "kv_rank" in own else 2,  # latents are those of all heads
         extra=own,
         by_block=found.new_model_blocks(4, 2),
         optional_weights=found.new_model_weights,

@@ -16,6 +16,12 @@ HEAD_NORMS = {name: replace(kind, optional=True) for name, kind in layers.HEAD_N
 MIXTURE = (
     experts.ROUTER | experts.EXPERTS | experts.score_bias("mlp.gate.e_score_correction_bias", optional=True)
 )
+SHARED = experts.shared_expert(experts.shared_modules("mlp.shared_experts"))
+NEW_MODEL_VALUES = experts.NEW_MODEL_VALUES | {
+    "dense_blocks": 1,
+    "shared_count": 1,
+    "normalizes_shares": True,
+}
 
 
 def norm_heads(model: ForwardPass, heads: Tensor, name: str) -> Tensor:
@@ -45,7 +51,7 @@ ARCHITECTURE = Architecture(
     | layers.POST_ATTENTION_NORM
     | layers.restrict_blocks(layers.FEED_FORWARD, experts.is_dense)
     | layers.restrict_blocks(MIXTURE, experts.is_mixture)
-    | experts.shared_expert(experts.shared_modules("mlp.shared_experts"))
+    | SHARED
     | layers.FINAL,
     rotation="halves",
     embed=layers.embed,
@@ -56,8 +62,7 @@ ARCHITECTURE = Architecture(
     partial_rotary=True,
     is_kept=layers.is_extra,
     check=experts.check,
-    new_model_values=experts.NEW_MODEL_VALUES
-    | {"dense_blocks": 1, "shared_count": 1, "normalizes_shares": True},
+    new_model_values=NEW_MODEL_VALUES,
     new_model_weights=frozenset({experts.SCORE_BIAS, *HEAD_NORMS}),
     supported_values=layers.CAUSAL | {"rope.dimension_sections": (0, "a vision-language model")},
 )
