@@ -13,6 +13,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # llama.cpp would wait in a debugger when it gives up
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the processors: a second thread in each would mostly wait for the first.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

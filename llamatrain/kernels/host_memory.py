@@ -25,7 +25,7 @@ class HostMemory:
     def __init__(self, threads: int = 1, drop_pages: bool = False, reads_ahead: bool = False) -> None:
         """Set the threads; with `drop_pages`, pages of mapped files are released after each read.
 
-        They stay in the system's cache for the next read. With `reads_ahead`, the system is told before a read.
+        They stay in the system's cache for the next read. With `reads_ahead`, they are requested before a read.
         """
         self.threads, self.drop_pages, self.reads_ahead = threads, drop_pages, reads_ahead
 

@@ -158,7 +158,7 @@ def gradient_to_ours(shape: Any, name: str, array: np.ndarray) -> np.ndarray:
     return array.reshape(shape.heads, shape.value, -1) if name.endswith("attn_v_b.weight") else array
 
 
-def whole_to_theirs(name: str, array: np.ndarray) -> np.ndarray:
+def whole_to_theirs(shape: Any, name: str, array: np.ndarray) -> np.ndarray:
     """Convert a whole weight: the matrices of heads follow each other."""
     return array.reshape(-1, array.shape[-1]) if "kv_b_proj" in name else array
 
