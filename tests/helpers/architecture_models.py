@@ -69,7 +69,7 @@ def mixtures(shape: Shape) -> list[str]:
     return [
         name
         for name in rows(shape)
-        if ("_exps." in name or name.endswith(ROUTER))
+        if ("_exps.weight" in name or name.endswith(ROUTER))
         and not name.endswith(FAMILIES[shape.arch].stacks_without_adapter)
     ]
 

@@ -32,7 +32,7 @@ class OpaqueDevice:
     name, is_host = "opaque", False
     kernel_class = "opaque"
     precisions: Sequence[Precision] = ("f32", "bf16")
-    has_int8_products = False
+    has_int8_products = reads_ahead = False
 
     def __init__(self) -> None:
         self.plain, self.launches, self.allocated = ReferenceDevice(), 0, 0
@@ -54,6 +54,9 @@ class OpaqueDevice:
     def use_memory(self, tensor: Tensor, memory: np.ndarray | Handle, changed: bool) -> Handle:
         held = memory.copy() if isinstance(memory, np.ndarray) else Handle.open(memory)
         return Handle(self.plain.use_memory(tensor, held, changed))
+
+    def read_ahead_calls(self, weight: Handle, ends: Handle | None) -> list[Any]:
+        return []
 
     def view(self, memory: Handle, tensor: Tensor, offset: int, strides: Sequence[int]) -> Handle:
         return Handle(self.plain.view(Handle.open(memory), tensor, offset, strides))

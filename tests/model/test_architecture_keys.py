@@ -224,7 +224,7 @@ WRONG: dict[str, tuple[str, dict[str, int | float | str], str]] = {
     "a fourth section": ("qwen2vl", {"rope.dimension_sections": [2, 2, 2, 1]}, "fourth section"),  # type: ignore[dict-item]
     "too few sections": ("qwen3vl", {"rope.dimension_sections": [2, 2]}, "must be 4 numbers"),  # type: ignore[dict-item]
     "experts": ("qwen3", {"expert_count": 8}, "mixture of experts"),
-    "experts in gemma4": ("gemma4", {"expert_count": 128}, "mixture of experts"),
+    "experts in gemma4": ("gemma4", {"expert_count": 128}, "must be 1 to the 128 experts"),
     "nothing left to share": (
         "gemma4",
         {"attention.shared_kv_layers": 5},

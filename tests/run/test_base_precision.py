@@ -433,7 +433,7 @@ def test_what_cannot_be(place: Path) -> None:
 
 
 def test_a_device_without_such_products(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(devices.FACTORIES, "torch-cpu", lambda name, threads, drops: OpaqueDevice())
+    monkeypatch.setitem(devices.FACTORIES, "torch-cpu", lambda *_: OpaqueDevice())
     words = finetune("run", *LORA, "--iters", 1, "--device", "torch-cpu")
     for start in ((), ("plan",)):
         given = words[:-2] if start else words

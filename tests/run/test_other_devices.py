@@ -32,7 +32,7 @@ def opaque(monkeypatch: pytest.MonkeyPatch) -> OpaqueDevice:
     """The device that --device torch-cpu stands for in the test."""
     device = OpaqueDevice()
 
-    def create(name: str, threads: int, drops: bool) -> OpaqueDevice:
+    def create(name: str, threads: int, drops: bool, reads_ahead: bool) -> OpaqueDevice:
         return device
 
     monkeypatch.setitem(devices.FACTORIES, "torch-cpu", create)
