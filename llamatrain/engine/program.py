@@ -10,7 +10,7 @@ import numpy as np
 from llamatrain.engine.device import Call, Device, Memory, View, create_device
 from llamatrain.engine.plan import Plan, plan
 from llamatrain.engine.profiler import current_recorder, phase
-from llamatrain.engine.read_ahead import find_weight, order_reads
+from llamatrain.engine.read_ahead import find_ends, find_weight, order_reads
 from llamatrain.engine.schedule import find_layout, find_owner
 from llamatrain.errors import GraphError
 from llamatrain.graph.dynamic_axis import (
@@ -246,10 +246,9 @@ class Program:
         """Return the calls that request weights which this node and later ones read."""
         calls = list[Call]()
         for reader in self._reads.get(node, ()):
-            weight = find_weight(reader)
+            weight, ends = find_weight(reader), find_ends(reader)
             assert weight
-            ends = self._view(reader.sources[3]) if reader.op.name.startswith("expert_") else None
-            calls += self.device.read_ahead_calls(self._view(weight), ends)
+            calls += self.device.read_ahead_calls(self._view(weight), self._view(ends) if ends else None)
         return calls
 
     def _find_arena(self, offset: int) -> tuple[Memory, int]:

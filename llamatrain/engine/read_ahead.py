@@ -17,6 +17,11 @@ def find_weight(node: Node) -> Tensor | None:
     return None if weight.node or len(weight.shape) < 2 else weight
 
 
+def find_ends(node: Node) -> Tensor | None:
+    """Return the numbers that say which experts have choices, of a product with experts."""
+    return node.sources[3] if node.op.name.startswith("expert_") else None
+
+
 def order_reads(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
     """Return the products whose weights are requested before each product runs.
 

@@ -291,8 +291,8 @@ def choose_experts(model: ForwardPass, layer: int, y: Tensor, routing: Routing) 
         groups_used=routing.groups_used,
     )
     if model.balance_weights:
-        shares = normalize_rows(probabilities) if routing.scores == "sigmoid" else probabilities
-        model.balance_terms.append(balance_loss(shares, ids, model.balance_weights))
+        distribution = normalize_rows(probabilities) if routing.scores == "sigmoid" else probabilities
+        model.balance_terms.append(balance_loss(distribution, ids, model.balance_weights))
     shares = take_columns(scores, ids)
     if routing.normalized:
         shares = soft_max(shares) if chosen_only else normalize_rows(shares)

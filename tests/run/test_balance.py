@@ -6,30 +6,14 @@ import pytest
 
 from tests.helpers import architecture_runs as runs
 from tests.helpers.architecture_models import shape_of
-from tests.helpers.cli import losses, metrics, ran, run, text_file
+from tests.helpers.cli import TINY, losses, metrics, ran, run, text_file
 
-SMALL = (
-    "--vocab-size",
-    "bytes",
-    "--embd",
-    32,
-    "--head",
-    4,
-    "--layer",
-    2,
-    "--ff",
-    64,
-    "--ctx",
-    16,
-    "--batch",
-    4,
-)
 MIXTURE = ("--arch", "qwen3moe", "--experts", 4, "--experts-used", 2)
 
 
 def test_the_training_loss_has_the_balance_loss_and_validation_has_not(tmp_path: Path) -> None:
     data = text_file(tmp_path)
-    how = (*SMALL, *MIXTURE, "--precision", "f32", "--seed", 1, "--val-split", 0.2, "--eval-every", 1)
+    how = (*TINY, *MIXTURE, "--ctx", 16, "--batch", 4, "--seed", 1, "--val-split", 0.2, "--eval-every", 1)
     found = {}
     for balance in (0, 2):
         out = tmp_path / f"{balance}"

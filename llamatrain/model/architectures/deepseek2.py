@@ -54,12 +54,12 @@ class HeadLength(Key):
         return 0 if is_joined(values["optional_weights"]) else values[self.field]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CacheLength(Key):
     """The size of a key or a value in llama.cpp's cache; here it is the larger one, to which the other is padded."""
 
-    joined_value: Callable[[Mapping[str, Any]], int] = len
-    split_value: Callable[[Mapping[str, Any]], int] = len
+    joined_value: Callable[[Mapping[str, Any]], int]  # in files with one matrix for keys and values
+    split_value: Callable[[Mapping[str, Any]], int]
 
     def read(self, gguf: Gguf, key: str, known: Mapping[str, Any]) -> Any:
         """Return the size of a head."""
