@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.commands.chat import ChatOptions, Conversation
-from llamatrain.commands.evaluate import EvaluateOptions, Evaluation, evaluate_model
+from llamatrain.commands.embed import embed_texts
+from llamatrain.commands.evaluate import EvaluateOptions, Evaluation, Retrieval, evaluate_model
 from llamatrain.commands.export import export
 from llamatrain.commands.generate import LoadOptions, TextModel
 from llamatrain.commands.logit_diff import Comparison
@@ -38,6 +39,7 @@ from llamatrain.config.options import (
     with_present_names,
 )
 from llamatrain.config.signatures import document_options
+from llamatrain.contrastive.options import ContrastiveOptions, PoolingOptions
 from llamatrain.data.options import DataOptions
 from llamatrain.data.tokenizer import to_bytes
 from llamatrain.distributed.comm import is_printing_rank
@@ -65,8 +67,11 @@ from llamatrain.sample.options import SamplingOptions
 if TYPE_CHECKING:
     from typing import Unpack
 
+    import numpy as np
+
     from llamatrain.api_options import (
         ChatOptionsGiven,
+        EmbedOptionsGiven,
         EvaluateOptionsGiven,
         ExportLoraOptions,
         FinetuneOptions,
@@ -84,10 +89,12 @@ __all__ = [
     "LoadedModel",
     "Merged",
     "PreviewRow",
+    "Retrieval",
     "Run",
     "RunPlan",
     "UsageError",
     "chat",
+    "embed",
     "evaluate",
     "export_lora",
     "finetune",
@@ -184,19 +191,40 @@ def export_lora(
         return replace(merged, notes=in_keywords_all(merged.notes))
 
 
-@document_options(EvaluateOptions, AdapterOptions, PreferenceOptions, DataOptions)
+@document_options(EvaluateOptions, AdapterOptions, PreferenceOptions, ContrastiveOptions, DataOptions)
 def evaluate(
     model: Place, *data: Data, show: bool = False, **options: "Unpack[EvaluateOptionsGiven]"
 ) -> Evaluation:
-    """Compute loss, perplexity and bits per byte of a model on data: paths, lists of them, or lists of rows."""
+    """Compute loss, perplexity and bits per byte of a model on data: paths, lists of them, or lists of rows.
+
+    With objective="contrastive" the result is a Retrieval, which has recall, MRR and NDCG.
+    """
     with translate_errors(show), rows_for_call(data) as files:
         if not files:
             raise UsageError(
                 "no data given; name files (text, JSON, CSV, Parquet), folders or globs", code="no-data"
             )
-        values = check_options(options, EvaluateOptions, AdapterOptions, PreferenceOptions, DataOptions)
-        parts = build(AdapterOptions, values), build(DataOptions, values), build(PreferenceOptions, values)
+        values = check_options(
+            options, EvaluateOptions, AdapterOptions, DataOptions, PreferenceOptions, ContrastiveOptions
+        )
+        parts = (
+            build(AdapterOptions, values),
+            build(DataOptions, values),
+            build(PreferenceOptions, values),
+            build(ContrastiveOptions, values),
+        )
         return evaluate_model(path_of(model), files, build(EvaluateOptions, values), *parts, values)
+
+
+@document_options(EvaluateOptions, AdapterOptions, PoolingOptions)
+def embed(model: Place, texts: Sequence[str], **options: "Unpack[EmbedOptionsGiven]") -> "np.ndarray":
+    """Return an embedding of length 1 for each text, as an array (texts, width)."""
+    with translate_errors():
+        if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
+            raise UsageError("texts must be a list of texts that are not empty", code="invalid-text")
+        values = check_options(options, EvaluateOptions, AdapterOptions, PoolingOptions)
+        parts = build(AdapterOptions, values), build(PoolingOptions, values)
+        return embed_texts(path_of(model), texts, build(EvaluateOptions, values), *parts)
 
 
 @overload

@@ -298,8 +298,9 @@ class FinetuneOptions(TypedDict, total=False):
     """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
     lora_scaled: Sequence[tuple[Place, float]]
     """Adapter with a factor by which it is scaled; may be repeated."""
-    objective: Literal["dpo", "kto", "orpo", "simpo"] | None
-    """Preference training on rows of prompt, chosen and rejected; kto also takes prompt, completion and label."""
+    objective: Literal["contrastive", "dpo", "kto", "orpo", "simpo"] | None
+    """Preference training on rows of prompt, chosen and rejected; kto also takes prompt, completion and label. contrastive:
+    train embeddings on rows of query, positive and negatives."""
     beta: float | None
     """Strength of the preference term (lambda of ORPO); default: 0.1, for simpo 2."""
     gamma: float
@@ -308,6 +309,13 @@ class FinetuneOptions(TypedDict, total=False):
     """Weight of desirable answers in KTO."""
     undesirable_weight: float
     """Weight of undesirable answers in KTO."""
+    pooling: Literal["auto", "last", "mean", "cls"]
+    """The embedding of a text: the hidden state of its last token, the mean of all, or that of the first (cls); auto: what
+    the file states, else last, or mean if tokens see later ones."""
+    contrast_temp: float
+    """Temperature of the contrastive loss, by which similarities are divided."""
+    matryoshka: str
+    """Sizes to which embeddings may be cut: the loss is added up over these first parts and the whole."""
     train_on: Literal["completion", "last", "all"]
     """Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. In plain text, all
     tokens are trained."""
@@ -528,8 +536,9 @@ class EvaluateOptionsGiven(TypedDict, total=False):
     """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
     lora_scaled: Sequence[tuple[Place, float]]
     """Adapter with a factor by which it is scaled; may be repeated."""
-    objective: Literal["dpo", "kto", "orpo", "simpo"] | None
-    """Preference training on rows of prompt, chosen and rejected; kto also takes prompt, completion and label."""
+    objective: Literal["contrastive", "dpo", "kto", "orpo", "simpo"] | None
+    """Preference training on rows of prompt, chosen and rejected; kto also takes prompt, completion and label. contrastive:
+    train embeddings on rows of query, positive and negatives."""
     beta: float | None
     """Strength of the preference term (lambda of ORPO); default: 0.1, for simpo 2."""
     gamma: float
@@ -538,6 +547,13 @@ class EvaluateOptionsGiven(TypedDict, total=False):
     """Weight of desirable answers in KTO."""
     undesirable_weight: float
     """Weight of undesirable answers in KTO."""
+    pooling: Literal["auto", "last", "mean", "cls"]
+    """The embedding of a text: the hidden state of its last token, the mean of all, or that of the first (cls); auto: what
+    the file states, else last, or mean if tokens see later ones."""
+    contrast_temp: float
+    """Temperature of the contrastive loss, by which similarities are divided."""
+    matryoshka: str
+    """Sizes to which embeddings may be cut: the loss is added up over these first parts and the whole."""
     train_on: Literal["completion", "last", "all"]
     """Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. In plain text, all
     tokens are trained."""
@@ -588,6 +604,27 @@ class EvaluateOptionsGiven(TypedDict, total=False):
     """When resuming, begin a new shuffle instead of continuing the old one."""
 
 
+class EmbedOptionsGiven(TypedDict, total=False):
+    ctx: int | None
+    """Tokens per row; default: the context of the model, at most 512."""
+    batch: int
+    """Rows per batch."""
+    threads: int | None
+    """Threads; default: one per processor."""
+    device: Literal["auto", "cpu", "cuda", "xpu", "mps", "torch-cpu"]
+    """Processor: cpu, or with PyTorch a graphics card (cuda: NVIDIA or AMD, xpu: Intel, mps: Apple); auto: a card if PyTorch
+    finds one."""
+    precision: Literal["f32", "bf16"]
+    """Number type of matrix products."""
+    lora: Place | Sequence[Place]
+    """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
+    lora_scaled: Sequence[tuple[Place, float]]
+    """Adapter with a factor by which it is scaled; may be repeated."""
+    pooling: Literal["auto", "last", "mean", "cls"]
+    """The embedding of a text: the hidden state of its last token, the mean of all, or that of the first (cls); auto: what
+    the file states, else last, or mean if tokens see later ones."""
+
+
 class PreviewOptionsGiven(TypedDict, total=False):
     n: int
     """Number of rows to show; json continues with the next epochs."""
@@ -597,8 +634,9 @@ class PreviewOptionsGiven(TypedDict, total=False):
     """Rows per batch; they share a length."""
     seed: int
     """Seed of the order of samples."""
-    objective: Literal["dpo", "kto", "orpo", "simpo"] | None
-    """Preference training on rows of prompt, chosen and rejected; kto also takes prompt, completion and label."""
+    objective: Literal["contrastive", "dpo", "kto", "orpo", "simpo"] | None
+    """Preference training on rows of prompt, chosen and rejected; kto also takes prompt, completion and label. contrastive:
+    train embeddings on rows of query, positive and negatives."""
     train_on: Literal["completion", "last", "all"]
     """Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. In plain text, all
     tokens are trained."""

@@ -20,6 +20,7 @@ from llamatrain.commands.preview import PreviewOptions
 from llamatrain.config.options import Options, OptionSpec, option_specs
 from llamatrain.config.signatures import sentence_for
 from llamatrain.config.units import Bandwidth, Duration, Size
+from llamatrain.contrastive.options import ContrastiveOptions, PoolingOptions
 from llamatrain.data.options import DataOptions
 from llamatrain.preference.options import PreferenceDataOptions, PreferenceOptions
 from llamatrain.run.options import RunFolderOptions
@@ -51,7 +52,12 @@ GIVEN: dict[
     "FromScratchOptions": ((RunFolderOptions, *FROM_SCRATCH_OPTIONS), (), ""),
     "FinetuneOptions": ((RunFolderOptions, *FINETUNE_OPTIONS), (), ""),
     "ExportLoraOptions": ((ExportOptions, AdapterOptions), ("out",), ""),
-    "EvaluateOptionsGiven": ((EvaluateOptions, AdapterOptions, PreferenceOptions, DataOptions), (), ""),
+    "EvaluateOptionsGiven": (
+        (EvaluateOptions, AdapterOptions, PreferenceOptions, ContrastiveOptions, DataOptions),
+        (),
+        "",
+    ),
+    "EmbedOptionsGiven": ((EvaluateOptions, AdapterOptions, PoolingOptions), (), ""),
     "PreviewOptionsGiven": ((PreviewOptions, PreferenceDataOptions, DataOptions), ("model",), ""),
     "LoadOptionsGiven": ((LoadOptions, AdapterOptions), (), ""),
     "SamplingOptionsGiven": ((SamplingOptions,), (), SAMPLING),

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.config.options import Options, OptionSpec, format_flag, option_specs
+from llamatrain.contrastive.options import ContrastiveOptions
 from llamatrain.data.options import DataOptions
 from llamatrain.model.options import ModelOptions
 from llamatrain.preference.options import PreferenceOptions
@@ -32,6 +33,7 @@ CLASSES: tuple[type[Options], ...] = (
     LoraOptions,
     AdapterOptions,
     PreferenceOptions,
+    ContrastiveOptions,
     DataOptions,
     TrainOptions,
     RunOptions,
@@ -43,6 +45,7 @@ COMMANDS = {  # of panels that only some commands have
     LoraOptions.PANEL: ("finetune",),
     AdapterOptions.PANEL: ("finetune", "generate", "evaluate"),
     PreferenceOptions.PANEL: ("finetune", "evaluate"),
+    ContrastiveOptions.PANEL: ("finetune", "evaluate"),
 }
 
 

@@ -16,13 +16,22 @@ if TYPE_CHECKING:
 
 
 def load_with_adapters(
-    gguf: "Gguf", options: AdapterOptions, threads: int, decodes: "Decodes | None" = None
+    gguf: "Gguf",
+    options: AdapterOptions,
+    threads: int,
+    decodes: "Decodes | None" = None,
+    predicts_text: bool = True,
 ) -> "tuple[Hyperparameters, Weights, dict[str, np.ndarray]]":
-    """Return hyperparameters, weights with adapters, and the arrays by name."""
-    from llamatrain.adapters import read as reading
-    from llamatrain.model.hyperparameters import read_text_model
+    """Return hyperparameters, weights with adapters, and the arrays by name.
 
-    h = read_text_model(gguf)
+    The model must be one that predicts text if that is needed.
+    """
+    from llamatrain.adapters import read as reading
+    from llamatrain.model.hyperparameters import check_predicts_text, read_hyperparameters
+
+    h = read_hyperparameters(gguf)
+    if predicts_text:
+        check_predicts_text(h, gguf.path)
     adapters = [reading.read_adapter(path, h).scale_by(scale) for path, scale in options.scaled]
     return h, *add_adapters(gguf, h, adapters, threads, decodes)
 

@@ -13,6 +13,7 @@ from llamatrain.cli.typer_app import MultiProcessCommand, make_app, parse_path, 
 from llamatrain.commands.evaluate import EvaluateOptions, evaluate_model
 from llamatrain.config.common import JSON
 from llamatrain.config.options import Options, build
+from llamatrain.contrastive.options import ContrastiveOptions
 from llamatrain.data.options import DataOptions
 from llamatrain.preference.options import PreferenceOptions
 from llamatrain.run.request import check_model
@@ -35,7 +36,9 @@ class PrintOptions(Options, panel="Evaluation"):
 
 
 @command.command(cls=MultiProcessCommand)
-@with_options(EvaluateOptions, PrintOptions, AdapterOptions, PreferenceOptions, DataOptions)
+@with_options(
+    EvaluateOptions, PrintOptions, AdapterOptions, PreferenceOptions, ContrastiveOptions, DataOptions
+)
 def evaluate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", parser=parse_path)],
     data: Annotated[list[str], typer.Argument(metavar="DATA")],
@@ -47,17 +50,24 @@ def evaluate(
     would be trained: the
     answers of prompts and chats (--train-on all: their prompts, too), and all of a text, a row of --ctx
     tokens at a time. With
-    --objective: how far answers that were chosen are above those that were rejected.
+    --objective: how far answers that were chosen are above those that were rejected. With --objective contrastive:
+    recall, MRR and NDCG of embeddings.
     """
     printing, options = build(PrintOptions, overrides), build(EvaluateOptions, overrides)
     parts = (
         build(AdapterOptions, overrides),
         build(DataOptions, overrides),
         build(PreferenceOptions, overrides),
+        build(ContrastiveOptions, overrides),
     )
     check_model(str(model), data, "evaluate")
     evaluation = asdict(evaluate_model(model, data, options, *parts, overrides))
-    omitted = {"notes", *(PREFERENCE_ONLY if evaluation["answers"] is None else TEXT_ONLY)}
+    is_retrieval = "recall_at_1" in evaluation
+    omitted = {
+        "notes",
+        *(TEXT_ONLY if evaluation["answers"] is not None or is_retrieval else PREFERENCE_ONLY),
+    }
+    omitted |= {name for name, value in evaluation.items() if is_retrieval and value is None}
     values = {
         name: value if value is not None and math.isfinite(value) else None
         for name, value in evaluation.items()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.config.common import BATCH, CTX, DEVICE, THREADS, DeviceName
 from llamatrain.config.options import Option, Options, changed_options, reject_unused, unused_options
+from llamatrain.contrastive.options import ContrastiveOptions
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError
 from llamatrain.preference.options import PreferenceOptions, check_evaluation
@@ -16,6 +17,7 @@ from llamatrain.preference.options import PreferenceOptions, check_evaluation
 if TYPE_CHECKING:
     import numpy as np
 
+    from llamatrain.commands.retrieval import MeasuredGroups
     from llamatrain.data.batches import Batches
     from llamatrain.data.tokenizer import Tokenizer
     from llamatrain.gguf.reader import Gguf
@@ -59,6 +61,22 @@ class Evaluation:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Retrieval(Evaluation):
+    """The result for embeddings: how well they find the texts that answer queries, among all texts of the data.
+
+    The loss is that of training, with as many rows as a batch has.
+    """
+
+    recall_at_1: float
+    recall_at_5: float
+    recall_at_10: float
+    mrr_at_10: float  # the mean of one divided by the rank of the first text that answers the query
+    ndcg_at_10: float
+    queries: int
+    candidates: int
+
+
 def evaluate_model(
     model: Path,
     data: Sequence[str],
@@ -66,32 +84,39 @@ def evaluate_model(
     lora: AdapterOptions,
     data_options: DataOptions,
     preference: PreferenceOptions,
+    contrastive: ContrastiveOptions,
     given: Mapping[str, Any],
 ) -> Evaluation:
     """Evaluate all data, a row at a time; `given` are the options as they were given, by name."""
     from llamatrain.adapters.load_adapted import load_with_adapters
+    from llamatrain.commands.retrieval import evaluate_retrieval
+    from llamatrain.contrastive.batches import GroupBatches
     from llamatrain.data.dataset import open_dataset
     from llamatrain.distributed.cores import count_cores
     from llamatrain.distributed.once import run_once_per_host
     from llamatrain.engine.device import create_device, resolve_device
     from llamatrain.gguf.reader import open_gguf
-    from llamatrain.preference.batches import batches_class
-    from llamatrain.preference.dataset import KINDS
+    from llamatrain.io.mapped_file import mapped_files, verify_unchanged
+    from llamatrain.run.row_kinds import KINDS
     from llamatrain.train.graphs import StepSpec
 
-    changed = changed_options(given, DataOptions, PreferenceOptions)
-    check_options(options, preference, lora, data_options, changed)
+    changed = changed_options(given, DataOptions, PreferenceOptions, ContrastiveOptions)
+    check_options(options, preference, contrastive, lora, data_options, changed)
     gguf, threads = open_gguf(model), options.threads or count_cores()
     device = resolve_device(options.device)
-    h, weights, arrays = load_with_adapters(gguf, lora, threads, create_device(device).can_decode)
+    is_contrastive = preference.is_contrastive
+    h, weights, arrays = load_with_adapters(
+        gguf, lora, threads, create_device(device).can_decode, predicts_text=not is_contrastive
+    )
     tokenizer = load_tokenizer(gguf, h.vocab)
     # each token is judged once
     options_once = replace(data_options, shuffle=False, overlapping_samples=False)
     ctx = options.ctx or min(DEFAULT_CTX, h.ctx)
+    kind = KINDS[preference.data_kind]
     dataset, _ = run_once_per_host(
-        lambda: open_dataset(data, tokenizer, options_once, ctx, 0, KINDS[preference.data_kind], "judge")
+        lambda: open_dataset(data, tokenizer, options_once, ctx, 0, kind.dataset, "judge")
     )
-    rows = batches_class(preference.data_kind)(dataset, data_options, 0, tokenizer.eos, tokenizer.bos)
+    rows = kind.batches(dataset, data_options, 0, tokenizer.eos, tokenizer.bos)
     spec = StepSpec(
         h=h,
         weights=weights,
@@ -104,8 +129,37 @@ def evaluate_model(
         has_untrained_tokens=rows.has_untrained_tokens,
         objective=preference.built,
         reference=replace(weights, deltas={}),
+        contrastive=contrastive.settings(
+            h, gguf.metadata.raw_values, rows.dataset.texts_per_row, options.batch
+        )
+        if isinstance(rows, GroupBatches)
+        else None,
     )
-    return score(make_programs(gguf, spec, arrays, rows), rows, tokenizer, options.batch, arrays.values())
+    if isinstance(rows, GroupBatches):
+        with verify_unchanged(mapped_files(arrays.values())):
+            programs = make_programs(gguf, spec, arrays, rows.lengths)
+            return describe_retrieval(evaluate_retrieval(programs, rows, options.batch))
+    return score(
+        make_programs(gguf, spec, arrays, rows.lengths), rows, tokenizer, options.batch, arrays.values()
+    )
+
+
+def describe_retrieval(measured: "MeasuredGroups") -> Retrieval:
+    """Return the result for embeddings."""
+    scores = measured.scores
+    return Retrieval(
+        loss=measured.loss,
+        perplexity=None,
+        bits_per_byte=None,
+        tokens=measured.tokens,
+        recall_at_1=scores.recall[1],
+        recall_at_5=scores.recall[5],
+        recall_at_10=scores.recall[10],
+        mrr_at_10=scores.mrr,
+        ndcg_at_10=scores.ndcg,
+        queries=scores.queries,
+        candidates=scores.candidates,
+    )
 
 
 def load_tokenizer(gguf: "Gguf", embeddings: int) -> "Tokenizer":
@@ -124,26 +178,29 @@ def load_tokenizer(gguf: "Gguf", embeddings: int) -> "Tokenizer":
 def check_options(
     options: EvaluateOptions,
     preference: PreferenceOptions,
+    contrastive: ContrastiveOptions,
     lora: AdapterOptions,
     data_options: DataOptions,
     changed: Collection[str],
 ) -> None:
     """Raise if an option has no effect here, or if the objective cannot be evaluated."""
-    values = {**vars(data_options), **vars(preference), "command": "evaluate"}
-    reject_unused(unused_options(values, DataOptions, PreferenceOptions), changed)
+    values = {**vars(data_options), **vars(preference), **vars(contrastive), "command": "evaluate"}
+    reject_unused(unused_options(values, DataOptions, PreferenceOptions, ContrastiveOptions), changed)
     check_evaluation(preference, options.batch, bool(lora.scaled))
 
 
 def make_programs(
-    gguf: "Gguf", spec: "StepSpec", arrays: "Mapping[str, np.ndarray]", rows: "Batches"
+    gguf: "Gguf", spec: "StepSpec", arrays: "Mapping[str, np.ndarray]", lengths: Sequence[int]
 ) -> "EvalPrograms":
-    """Build the evaluation programs, if there is memory for them."""
+    """Build the evaluation programs for rows of some lengths, if there is memory for them."""
     from llamatrain.model.load import check_memory
     from llamatrain.train.graphs import StepGraphs
     from llamatrain.train.programs import EvalPrograms
 
     graphs = StepGraphs(spec)
-    plans = [graphs.plan(graphs.eval_graph(length)) for length in rows.lengths]
+    plans = [graphs.plan(graphs.eval_graph(length)) for length in lengths]
+    if spec.contrastive:
+        plans.append(graphs.plan(graphs.comparison_graph()))
     if spec.device.memory_limit() is None:
         check_memory(
             gguf, max(plan.total - plan.role_bytes("state") for plan in plans), "a smaller --ctx or --batch"

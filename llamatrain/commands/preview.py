@@ -118,18 +118,14 @@ def open_rows(
     """Tokenize the data as a run would."""
     from llamatrain.data.dataset import open_dataset
     from llamatrain.gguf.reader import open_gguf
-    from llamatrain.preference.batches import batches_class
-    from llamatrain.preference.dataset import KINDS
+    from llamatrain.run.row_kinds import KINDS
 
     gguf = open_gguf(options.model)
     tokenizer = load_tokenizer(gguf)
     ctx = options.ctx or min(DEFAULT_CTX, read_context(gguf))
-    dataset, validation = open_dataset(
-        data, tokenizer, data_options, ctx, options.seed, kind=KINDS[preference.data_kind]
-    )
-    rows = batches_class(preference.data_kind)(
-        dataset, data_options, options.seed, tokenizer.eos, tokenizer.bos
-    )
+    kind = KINDS[preference.data_kind]
+    dataset, validation = open_dataset(data, tokenizer, data_options, ctx, options.seed, kind=kind.dataset)
+    rows = kind.batches(dataset, data_options, options.seed, tokenizer.eos, tokenizer.bos)
     warning = (
         f"{gguf.path}: tokenizer.ggml.eos_token_id is not a token, so answers are trained without an "
         "end token"

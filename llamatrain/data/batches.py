@@ -23,7 +23,7 @@ from llamatrain.platform.terminal import progress_bar
 
 if TYPE_CHECKING:
     from llamatrain.data.dataset import Dataset
-    from llamatrain.data.preference_records import PreferenceKind
+    from llamatrain.data.preference_records import ComparedKind
 
 PACKING_WINDOW = 512  # samples packed together
 MEASURED_TOKENS = 1 << 20  # tokens measured to see how full rows are
@@ -66,6 +66,7 @@ class Batch:
     samples: int = 0
     answers: "PreferenceBatch | None" = None
     empty: int = 0  # rows that are padding
+    texts: "TextBatch | None" = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,23 @@ class PreferenceBatch:
         return int(np.count_nonzero(self.chosen))
 
 
+@dataclass(frozen=True, kw_only=True)
+class TextBatch:
+    """The texts of a batch whose embeddings are compared: in each row a query, its positive and its negatives."""
+
+    numbers: np.ndarray  # int32 (rows, length): the number within the row of each token's text
+    firsts: np.ndarray  # int32 (rows, texts): the place in the row of each text's first token
+    lasts: np.ndarray  # int32 (rows, texts)
+    present: np.ndarray  # bool (rows, texts)
+    gradients: np.ndarray | None = None  # float32 (rows, texts, width): of the step's loss, by embedding
+
+    def take(self, rows: slice) -> "TextBatch":
+        """Return some of the rows."""
+        gradients = None if self.gradients is None else self.gradients[rows]
+        arrays = {name: getattr(self, name)[rows] for name in ("numbers", "firsts", "lasts", "present")}
+        return TextBatch(**arrays, gradients=gradients)
+
+
 class StepTotals(NamedTuple):
     """Sums over all micro-batches of a step; each batch contributes a share."""
 
@@ -107,15 +125,22 @@ class PackingStats(NamedTuple):
 
 
 def row_lengths(
-    ctx: int, options: DataOptions, full: bool, plain: bool, compare: "PreferenceKind | None" = None
+    ctx: int,
+    options: DataOptions,
+    full: bool,
+    plain: bool,
+    compare: "ComparedKind | None" = None,
+    texts: int = 2,
 ) -> tuple[int, ...]:
     """Return the possible lengths of a batch: one compiled program each.
 
-    Full, packed and filled rows all have the length `ctx`. Rows of pairs have room for both answers; a
-    labelled answer has a row of its own.
+    Full, packed and filled rows all have the length `ctx`. Rows of pairs have room for both answers, those of groups
+    for all `texts`; a labelled answer has a row of its own.
     """
     if compare == "pairs":
         return row_lengths(2 * ctx, options, False, plain)
+    if compare == "texts":
+        return row_lengths(texts * ctx, options, False, False)
     if full or (options.packs(plain) and not compare) or options.fill_with_next_samples:
         return (ctx,)
     quarters = (-(-ctx * part // (4 * LENGTH_STEP)) * LENGTH_STEP for part in (1, 2, 3))
@@ -349,28 +374,33 @@ class Batches:
 
     def to_arrays(self, rows: list[Row], length: int) -> Batch:
         """Copy rows into arrays of a given length."""
-        shape = (len(rows), length)
-        tokens = np.full(shape, self.padding, np.int32)
-        targets = np.full(shape, self.padding, np.int32)
-        weights = np.zeros(shape, np.float32)
-        positions = np.zeros(shape, np.int32)
-        starts = np.zeros(shape, np.int32)
-        for index, row in enumerate(rows):
-            begin = 0
-            for segment in row:
-                end = begin + len(segment.tokens)
-                tokens[index, begin:end], targets[index, begin:end], weights[index, begin:end] = segment
-                positions[index, begin:end] = np.arange(end - begin)
-                starts[index, begin:end] = begin
-                begin = end
-            starts[index, begin:] = np.arange(begin, length)
-        return Batch(
-            tokens=tokens,
-            targets=targets,
-            weights=weights,
-            positions=positions,
-            starts=starts,
-            size=sum(len(segment.tokens) for row in rows for segment in row),
-            samples=sum(map(len, rows)),
-            empty=sum(not row for row in rows),
-        )
+        return rows_to_arrays(rows, length, self.padding)
+
+
+def rows_to_arrays(rows: list[Row], length: int, padding: int) -> Batch:
+    """Copy rows into arrays of a given length, filled with a padding token."""
+    shape = (len(rows), length)
+    tokens = np.full(shape, padding, np.int32)
+    targets = np.full(shape, padding, np.int32)
+    weights = np.zeros(shape, np.float32)
+    positions = np.zeros(shape, np.int32)
+    starts = np.zeros(shape, np.int32)
+    for index, row in enumerate(rows):
+        begin = 0
+        for segment in row:
+            end = begin + len(segment.tokens)
+            tokens[index, begin:end], targets[index, begin:end], weights[index, begin:end] = segment
+            positions[index, begin:end] = np.arange(end - begin)
+            starts[index, begin:end] = begin
+            begin = end
+        starts[index, begin:] = np.arange(begin, length)
+    return Batch(
+        tokens=tokens,
+        targets=targets,
+        weights=weights,
+        positions=positions,
+        starts=starts,
+        size=sum(len(segment.tokens) for row in rows for segment in row),
+        samples=sum(map(len, rows)),
+        empty=sum(not row for row in rows),
+    )

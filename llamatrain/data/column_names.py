@@ -19,8 +19,10 @@ OTHER_PAIRS = tuple(
 )
 PAIRS = (*USUAL_PAIRS, *OTHER_PAIRS)
 WHOLE = (*MESSAGES, "text")  # keys that make a row by themselves
+QUERIES, POSITIVES, NEGATIVES = ("query", "anchor"), ("positive", "pos"), ("negatives", "negative", "neg")
 PREFERENCES = ("chosen", "rejected", "preferred_output", "non_preferred_output")
-KEYS = (*WHOLE, *PROMPTS, *ANSWERS, "system", "history", "tools", *PREFERENCES, "label", "kto_tag")
+OTHERS = ("system", "history", "tools", *PREFERENCES, "label", "kto_tag", "anchor", *POSITIVES, *NEGATIVES)
+KEYS = (*WHOLE, *PROMPTS, *ANSWERS, *OTHERS)
 SEPARATOR = re.compile(rf",(?=(?:{'|'.join(KEYS)})=)")  # column names may contain commas, too
 FORMS = (
     '{"text"}, {"prompt", "completion"}, {"question", "answer"}, {"instruction", "output"} with or '
@@ -114,7 +116,7 @@ def select_columns(names: Sequence[str], columns: Mapping[str, str], location: s
     mapped = {*columns.values()}
     by_key = {name.lower(): name for name in names if name.lower() in KEYS and name not in mapped}
     by_key |= columns
-    has_whole = any(key in by_key for key in (*WHOLE, *PREFERENCES))
+    has_whole = any(key in by_key for key in (*WHOLE, *PREFERENCES, *POSITIVES))
     if not has_whole and not any({*pair} <= {*by_key} for pair in PAIRS):
         raise DataError(
             f"{location}: no known columns (got {format_keys(names)}); known are {FORMS}; "

@@ -16,7 +16,7 @@ from llamatrain.data.encode import REFUSED, TOO_LARGE, Encoder
 from llamatrain.data.files import DataFile
 from llamatrain.data.find_files import Use, check_disjoint, describe_files, find_data, find_sources
 from llamatrain.data.options import DataOptions
-from llamatrain.data.preference_records import PreferenceKind
+from llamatrain.data.preference_records import ComparedKind
 from llamatrain.data.shuffle import Permutation
 from llamatrain.data.token_cache import TokenStore
 from llamatrain.errors import DataError
@@ -254,7 +254,7 @@ class DatasetKind(NamedTuple):
 
     shard: type[Shard] = Shard
     dataset: type[Dataset] = Dataset
-    compare: PreferenceKind | None = None
+    compare: ComparedKind | None = None
 
 
 PLAIN_KIND = DatasetKind()

@@ -32,13 +32,14 @@ from llamatrain.data.chat.template import (
     TemplateError,
     TemplateStopped,
 )
+from llamatrain.data.contrastive_records import TextGroup, check_has_groups, parse_group
 from llamatrain.data.files import DataFile
 from llamatrain.data.find_files import describe_files
 from llamatrain.data.json_values import RecordTooLarge
 from llamatrain.data.options import DataOptions
 from llamatrain.data.parallel_map import encoding_bar, group_items, map_in_order
 from llamatrain.data.preference_records import (
-    PreferenceKind,
+    ComparedKind,
     PreferencePair,
     check_has_rows,
     parse_preference,
@@ -87,14 +88,14 @@ class JsonLine(NamedTuple):
 
 
 Encoded = tuple[JsonLine, MarkedTokens | DataError]  # a line with its sample, or with the error that skips it
-Parsed = Record | PreferencePair | DataError
+Parsed = Record | PreferencePair | TextGroup | DataError
 
 
 class Encoder:
     """Turns documents into tokens with one tokenizer and one set of options."""
 
     def __init__(
-        self, tokenizer: TokenizerLike, options: DataOptions, ctx: int, compare: PreferenceKind | None = None
+        self, tokenizer: TokenizerLike, options: DataOptions, ctx: int, compare: ComparedKind | None = None
     ) -> None:
         self.tokenizer = tokenizer
         self.options = options
@@ -144,7 +145,9 @@ class Encoder:
 
     def encode_files(self, sources: list[DataFile]) -> TokenStore:
         """Return the tokens of some files of one kind, from the cache if they are there."""
-        if self.compare:
+        if self.compare == "texts":
+            check_has_groups(sources)
+        elif self.compare:
             check_has_rows(sources, self.compare)
         identity = self._compute_identity(sources)
         limits = self._limits(sources)
@@ -365,6 +368,8 @@ class Encoder:
                     parsed[line.key] = error.with_traceback(None)
                     continue
                 parsed[line.key] = record
+                if isinstance(record, TextGroup):
+                    continue
                 for chat in record.both if isinstance(record, PreferencePair) else (record,):
                     if isinstance(chat, ChatRecord) and self._choose_template(chat) is self.template:
                         yield chat.messages, chat.tools, self.render_mode
@@ -391,8 +396,10 @@ class Encoder:
             reason = error
         return [(line, reason), (line, EMPTY_SAMPLE)] if self.compare else [(line, reason)]
 
-    def _parse(self, line: JsonLine) -> Record | PreferencePair:
+    def _parse(self, line: JsonLine) -> Record | PreferencePair | TextGroup:
         """Parse a line, and convert it as the options request."""
+        if self.compare == "texts":
+            return parse_group(line.text, line.location, self.options.mapping)
         if self.compare:
             pair = parse_preference(line.text, line.location, self.compare, self.options.mapping)
             return pair.map(self.apply_options)
@@ -408,8 +415,10 @@ class Encoder:
             self.notes["as_chat"] = ""
         return strip_reasoning(record) if self.options.thinking in ("strip", "off") else record
 
-    def encode_record(self, record: Record | PreferencePair, size: int = 0) -> list[MarkedTokens]:
+    def encode_record(self, record: Record | PreferencePair | TextGroup, size: int = 0) -> list[MarkedTokens]:
         """Encode a record that has `size` bytes in the file into samples."""
+        if isinstance(record, TextGroup):
+            return [self.encode_whole(text) for text in record.texts]
         if isinstance(record, PreferencePair):
             return [
                 keep_last_answer(self.encode_record(side, size)) if side else EMPTY_SAMPLE
@@ -421,6 +430,14 @@ class Encoder:
             return [self._encode_prompt(record, size)]
         tokens = self._encode_text(record.text, size)
         return [MarkedTokens(tokens, np.ones(len(tokens), np.uint8), single=False)]
+
+    def encode_whole(self, text: str) -> MarkedTokens:
+        """Encode a text whose embedding is wanted as llama-server does."""
+        content = text.encode()
+        tokenizer = self.reader.start_text(len(content), LARGE_TEXT)
+        tokenizer.replace_end(0, content)
+        tokens = np.concatenate([tokenizer.tokens, self._end_token(self.tokenizer.add_eos)])
+        return MarkedTokens(tokens, np.ones(len(tokens), np.uint8), single=True)
 
     def _encode_text(self, text: str, size: int) -> np.ndarray:
         parse_special = self.options.parse_special

@@ -19,6 +19,7 @@ TEMPLATE = Option(
 )
 
 
+CONTRASTIVE = "contrastive"  # the objective that compares embeddings; others compare answers
 NO_OBJECTIVE = Condition(lambda values: not values.get("objective"), "with --objective {objective}")
 TRAINING = Condition(
     lambda values: values.get("command") != "evaluate", "for evaluate, which reads all data, each token once"

@@ -20,6 +20,7 @@ from llamatrain.errors import DataError
 from llamatrain.gguf.parser import shorten
 
 PreferenceKind = Literal["pairs", "answers"]  # both of a pair, or each answer by itself
+ComparedKind = PreferenceKind | Literal["texts"]  # or texts whose embeddings are compared
 PAIR = '{"prompt", "chosen", "rejected"}'
 LABELLED = '{"prompt", "completion", "label": true or false}'
 OBJECTIVES: dict[PreferenceKind, str] = {"pairs": "orpo, dpo or simpo", "answers": "kto"}

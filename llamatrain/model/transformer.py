@@ -43,7 +43,7 @@ from llamatrain.model.forward import (
 )
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
-from llamatrain.model.visible_keys import range_names, visible_windows
+from llamatrain.model.visible_keys import range_names
 
 MASKED = np.float32(-1e30)  # added to scores of masked keys; finite, so that infinities are errors
 # the number of scored tokens is rounded to sixteenths of a batch and to whole tiles
@@ -103,6 +103,7 @@ class TrainingGraph:
     terms: tuple[Tensor, ...] = ()  # the terms of a preference loss
     rewards: Tensor | None = None  # the rewards of the answers
     term_parts: tuple[Tensor, ...] = ()  # the parts of each pair or answer in these terms
+    embeddings: Tensor | None = None  # of all texts, in contrastive training
 
 
 def build_training(
@@ -242,26 +243,6 @@ def forward(
 ) -> tuple[Tensor, list[Tensor]]:
     """Run all blocks on the inputs; return the output weight's input and the input of each block."""
     return last_hidden(make_forward_pass(h, weights, inputs, table))
-
-
-@dataclass(frozen=True)
-class HiddenGraph:
-    """The inputs of a graph by name, the last hidden state of each token, and the input of each block."""
-
-    inputs: dict[str, Tensor]
-    hidden: Tensor  # (batch · length, width)
-    block_inputs: list[Tensor]
-
-
-def build_hidden(h: Hyperparameters, weights: Weights, batch: int, length: int, table: Tensor) -> HiddenGraph:
-    """Build the graph of the output of the final norm, in which a model for embeddings ends.
-
-    `visible_keys.visible_ranges` gives its inputs besides tokens and positions.
-    """
-    ranges = [name for window in visible_windows(h) for name in range_names(window)]
-    inputs = {name: placeholder(name, (batch, length), I32) for name in ("tokens", "positions", *ranges)}
-    hidden, block_inputs = forward(h, weights, inputs, table)
-    return HiddenGraph(inputs, hidden, block_inputs)
 
 
 def recurrence_of_rows(starts: Tensor | None) -> Recurrence:

@@ -21,10 +21,21 @@ def range_names(window: int) -> tuple[str, ...]:
 
 def visible_ranges(h: Hyperparameters, starts: np.ndarray, lasts: np.ndarray) -> dict[str, np.ndarray]:
     """Return these inputs by name, given the first and the last token of each token's sample: (batch, length)."""
-    positions, found = np.arange(starts.shape[1], dtype=np.int32), {}
-    for window in visible_windows(h):
-        first, last = range_names(window)
-        half = window // 2 if window else starts.shape[1]
-        found[first] = np.maximum(starts, positions - half)
-        found[last] = np.minimum(lasts, positions + half)
-    return found
+    names = [name for window in visible_windows(h) for name in range_names(window)]
+    return {name: visible_range(name, starts, lasts) for name in names}
+
+
+def visible_range(name: str, starts: np.ndarray, lasts: np.ndarray) -> np.ndarray:
+    """Return one of these inputs."""
+    kind, _, window = name.partition(".")
+    positions = np.arange(starts.shape[1], dtype=np.int32)
+    half = int(window) // 2 if window else starts.shape[1]
+    return np.maximum(starts, positions - half) if kind == "starts" else np.minimum(lasts, positions + half)
+
+
+def last_tokens(starts: np.ndarray) -> np.ndarray:
+    """Return the last token of each token's sample, given the first one: (batch, length)."""
+    length = starts.shape[1]
+    is_last = np.concatenate([starts[:, 1:] != starts[:, :-1], np.ones((len(starts), 1), bool)], axis=1)
+    ends = np.where(is_last, np.arange(length, dtype=np.int32), np.int32(length))
+    return np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]

@@ -12,13 +12,7 @@ import numpy as np
 
 from llamatrain.data.batches import Batch, Batches, PreferenceBatch, Row, Segment
 from llamatrain.data.options import DataOptions
-from llamatrain.data.preference_records import PreferenceKind
 from llamatrain.preference.dataset import PreferenceDataset
-
-
-def batches_class(compare: PreferenceKind | None) -> type[Batches]:
-    """Return the class of batches for a kind of data."""
-    return {None: Batches, "pairs": PairBatches, "answers": KtoBatches}[compare]
 
 
 class PairBatches(Batches):

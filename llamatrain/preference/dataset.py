@@ -5,8 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from llamatrain.data.dataset import PLAIN_KIND, Dataset, DatasetKind, Sample, Shard
-from llamatrain.data.preference_records import PreferenceKind
+from llamatrain.data.dataset import Dataset, Sample, Shard
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,3 @@ class PreferenceDataset(Dataset):
     def _locate(self, number: int) -> tuple[Shard, int]:
         part, number = self.locate(number)
         return part, int(np.searchsorted(part.ends, number, side="right"))
-
-
-KINDS: dict[PreferenceKind | None, DatasetKind] = {
-    None: PLAIN_KIND,
-    "pairs": DatasetKind(PairShard, PreferenceDataset, "pairs"),
-    "answers": DatasetKind(LabelledShard, PreferenceDataset, "answers"),
-}

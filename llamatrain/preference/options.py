@@ -3,24 +3,28 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from llamatrain.config.options import Condition, Option, OptionError, Options, needs
+from llamatrain.config.options import Condition, Option, OptionError, Options, Values, needs
+from llamatrain.data.options import CONTRASTIVE
 from llamatrain.preference.registry import OBJECTIVES, get_objective
 
 if TYPE_CHECKING:
-    from llamatrain.data.preference_records import PreferenceKind
+    from llamatrain.data.preference_records import ComparedKind
     from llamatrain.preference.objective import Objective
 
     ObjectiveName = str
 else:
-    ObjectiveName = Literal[OBJECTIVES]
+    ObjectiveName = Literal[(CONTRASTIVE, *OBJECTIVES)]
 
 
 def used_by_objective(name: str) -> Condition:
     """Return the condition that the objective has this option."""
-    return Condition(
-        lambda values: values["objective"] and name in get_objective(values["objective"]).option_names(),
-        "with --objective {objective}",
-    )
+
+    def is_used(values: Values) -> bool:
+        """Return True if the objective is one of preferences that has the option."""
+        objective = values["objective"]
+        return objective in OBJECTIVES and name in get_objective(objective).option_names()
+
+    return Condition(is_used, "with --objective {objective}")
 
 
 LARGEST = 1e6  # of the parameters below
@@ -34,14 +38,26 @@ class PreferenceDataOptions(Options, panel="Preferences"):
         ObjectiveName | None,
         Option(
             "Preference training on rows of prompt, chosen and rejected; kto also takes prompt, "
-            "completion and label."
+            "completion and label. contrastive: train embeddings on rows of query, positive and negatives."
         ),
     ] = None
 
     @property
-    def data_kind(self) -> "PreferenceKind | None":
+    def compared(self) -> str | None:
+        """The objective, if it compares answers."""
+        return None if self.objective == CONTRASTIVE else self.objective
+
+    @property
+    def is_contrastive(self) -> bool:
+        """True if embeddings are trained."""
+        return self.objective == CONTRASTIVE
+
+    @property
+    def data_kind(self) -> "ComparedKind | None":
         """The kind of data that the objective needs, or None without one."""
-        return None if self.objective is None else get_objective(self.objective).data
+        if self.is_contrastive:
+            return "texts"
+        return None if self.compared is None else get_objective(self.compared).data
 
     @property
     def needs_whole_batch(self) -> bool:
@@ -60,7 +76,7 @@ class PreferenceOptions(PreferenceDataOptions, panel="Preferences"):
             above=0,
             below=LARGEST,
             example="0.1",
-            when=(needs("objective"),),
+            when=(needs("objective"), used_by_objective("beta")),
         ),
     ] = None
     gamma: Annotated[
@@ -103,9 +119,9 @@ class PreferenceOptions(PreferenceDataOptions, panel="Preferences"):
     @property
     def built(self) -> "Objective | None":
         """The objective, or None."""
-        if self.objective is None:
+        if self.compared is None:
             return None
-        return get_objective(self.objective).from_options(vars(self))
+        return get_objective(self.compared).from_options(vars(self))
 
 
 def check_compatible(
@@ -115,7 +131,6 @@ def check_compatible(
     name = options.objective
     if name is None:
         return
-    objective = get_objective(name)
     if optimizer == "lbfgs":
         raise OptionError(
             lambda spelt: (
@@ -123,6 +138,18 @@ def check_compatible(
             ),
             code="objective-needs-rate",
         )
+    if pack and options.data_kind in ("answers", "texts"):
+        units = {"answers": "each answer has", "texts": "each group of texts has"}
+        raise OptionError(
+            lambda spelt: (
+                f"{spelt('pack')} cannot be used with {spelt('objective')} {name}: {units[str(options.data_kind)]} "
+                "a row of its own; leave it out"
+            ),
+            code="objective-packs-nothing",
+        )
+    if options.compared is None:
+        return
+    objective = get_objective(options.compared)
     if full and objective.uses_reference:
         others = " or ".join(other for other in OBJECTIVES if not get_objective(other).uses_reference)
         raise OptionError(
@@ -132,22 +159,14 @@ def check_compatible(
             ),
             code="objective-needs-reference",
         )
-    if pack and objective.data == "answers":
-        raise OptionError(
-            lambda spelt: (
-                f"{spelt('pack')} cannot be used with {spelt('objective')} {name}: each answer has its own "
-                "row; leave it out"
-            ),
-            code="objective-packs-nothing",
-        )
     check_batch(options, batch)
 
 
 def check_batch(options: PreferenceOptions, batch: int) -> None:
     """Raise if the batch is too small for the objective."""
-    if options.objective is None:
+    if options.compared is None:
         return
-    least = get_objective(options.objective).min_batch
+    least = get_objective(options.compared).min_batch
     if batch < least:
         raise OptionError(
             lambda spelt: (
@@ -161,7 +180,7 @@ def check_batch(options: PreferenceOptions, batch: int) -> None:
 def check_evaluation(options: PreferenceOptions, batch: int, adapted: bool) -> None:
     """Raise if the objective cannot be evaluated with these options."""
     check_batch(options, batch)
-    if options.objective and get_objective(options.objective).uses_reference and not adapted:
+    if options.compared and get_objective(options.compared).uses_reference and not adapted:
         raise OptionError(
             lambda spelt: (
                 f"{spelt('objective')} {options.objective} compares a model that has an adapter with the "

@@ -42,4 +42,4 @@ class Score:
     margin: float | None = None  # with preferences, as in a step; then accuracy is that of answers
     reward_chosen: float | None = None
     reward_rejected: float | None = None
-    answers: int | None = None  # or pairs
+    answers: int | None = None  # or pairs, or queries

@@ -15,6 +15,7 @@ from llamatrain.gguf.reader import Gguf
 from llamatrain.model.hyperparameters import Hyperparameters, untrained_tensors
 from llamatrain.model.init import init_weights
 from llamatrain.model.load import decode_tensor
+from llamatrain.model.transformer import OUTPUT_BIAS
 from llamatrain.run.config import RunConfig
 from llamatrain.run.inputs import RunInputs
 from llamatrain.run.lora_options import FACTORS, LoraOptions, adapter_ranks, check_dropout
@@ -34,7 +35,11 @@ def choose_trainable(config: RunConfig, model: RunModel, inputs: RunInputs, peft
             h=model.h,
             metadata=model.metadata,
             untrained=model.extra_tensors
-            | (read_untrained(inputs.base, model.h, threads) if inputs.base else new_constants(model.h)),
+            | (
+                read_untrained(inputs.base, config, model.h, threads)
+                if inputs.base
+                else new_constants(model.h)
+            ),
             seed=config.train.seed,
             threads=threads,
             base=None if inputs.resume_point else inputs.base,
@@ -93,9 +98,12 @@ def new_constants(h: Hyperparameters) -> dict[str, np.ndarray]:
     return arrays
 
 
-def read_untrained(base: Gguf, h: Hyperparameters, threads: int) -> dict[str, np.ndarray]:
-    """Read the tensors of a base that are never trained, but belong to its file."""
-    return {name: decode_tensor(base, base.tensors[name], threads) for name in untrained_tensors(base, h)}
+def read_untrained(base: Gguf, config: RunConfig, h: Hyperparameters, threads: int) -> dict[str, np.ndarray]:
+    """Read the tensors of a base that are not trained, but belong to its file; embeddings need no output weight."""
+    names = untrained_tensors(base, h)
+    if config.preference.is_contrastive and not h.tied:
+        names += [name for name in (h.output_weight, OUTPUT_BIAS) if name in h.shapes]
+    return {name: decode_tensor(base, base.tensors[name], threads) for name in names}
 
 
 Numbers = tuple[dict[str, int], dict[str, float], float]

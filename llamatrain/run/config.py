@@ -10,6 +10,7 @@ from typing import Any
 
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.config.options import OptionSpec, from_plain, option_specs, plain, unused_options
+from llamatrain.contrastive.options import ContrastiveOptions
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.model.options import ModelOptions
@@ -28,8 +29,9 @@ PARTS = {
     "lora": AdapterOptions,
     "outs": ExtraOutputOptions,
     "preference": PreferenceOptions,
+    "contrastive": ContrastiveOptions,
 }
-FINETUNE_PARTS = ("data", "train", "run", "tune", "preference", "lora", "outs")
+FINETUNE_PARTS = ("data", "train", "run", "tune", "preference", "contrastive", "lora", "outs")
 # the option classes of each command
 COMMAND_PARTS = {"from-scratch": ("model", "data", "train", "run", "outs"), "finetune": FINETUNE_PARTS}
 
@@ -47,6 +49,7 @@ class RunConfig:
     lora: AdapterOptions = field(default_factory=AdapterOptions)
     outs: ExtraOutputOptions = field(default_factory=ExtraOutputOptions)
     preference: PreferenceOptions = field(default_factory=PreferenceOptions)
+    contrastive: ContrastiveOptions = field(default_factory=ContrastiveOptions)
     command: str = "from-scratch"
     base: str = ""  # the model's file that is tuned, or that a new run takes its first weights from
 

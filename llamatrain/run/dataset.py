@@ -18,7 +18,7 @@ CHECKED_ROWS = 4  # rows of each file that are parsed before anything is compile
 
 if TYPE_CHECKING:
     from llamatrain.data.dataset import Dataset
-    from llamatrain.data.preference_records import PreferenceKind
+    from llamatrain.data.preference_records import ComparedKind
 
 
 class CountedBatches(SkippableLoader, Protocol):
@@ -53,6 +53,7 @@ class TrainingData:
     description: str
     samples: int | None = None  # per epoch; None: endless
     packed: bool = False
+    texts_per_row: int = 0  # in a group whose embeddings are compared
 
     def describe_packing(self, batch: int) -> str:
         """Describe how full the rows are, if they are not always full."""
@@ -67,7 +68,7 @@ def load_data(
     model: RunModel,
     data: DataOptions,
     seed: int,
-    compare: "PreferenceKind | None" = None,
+    compare: "ComparedKind | None" = None,
 ) -> TrainingData:
     """Open, tokenize, count and split the data."""
     if not files:
@@ -77,27 +78,26 @@ def load_data(
         )
     from llamatrain.data.dataset import format_places, open_dataset
     from llamatrain.data.find_files import skipped_files
-    from llamatrain.preference.batches import batches_class
-    from llamatrain.preference.dataset import KINDS
+    from llamatrain.run.row_kinds import KINDS, widen_groups
 
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise UsageError(
             "the model has no text vocabulary, so it cannot be trained on text", code="no-vocabulary"
         )
+    kind = KINDS[compare]
     dataset, validation_set = run_once_per_host(
-        lambda: open_dataset(files, tokenizer, data, model.row_length, seed, kind=KINDS[compare])
+        lambda: open_dataset(files, tokenizer, data, model.row_length, seed, kind=kind.dataset)
     )
-    batches_type = batches_class(compare)
+    texts_per_row = widen_groups(dataset, validation_set)
     if compare and data.as_ != "rest":
         check_skipped(dataset, model.row_length)
-    rows = batches_type(dataset, data, seed, tokenizer.eos, tokenizer.bos)
+    rows = kind.batches(dataset, data, seed, tokenizer.eos, tokenizer.bos)
     validation = (
-        batches_type(validation_set, data, seed, tokenizer.eos, tokenizer.bos) if validation_set else None
+        kind.batches(validation_set, data, seed, tokenizer.eos, tokenizer.bos) if validation_set else None
     )
-    unit = {None: "samples", "pairs": "pairs", "answers": "answers"}[compare]
-    facts = [f"{len(dataset):,} {unit}, {dataset.tokens:,} tokens"]
-    facts += [f"{len(validation_set):,} {unit} for validation"] if validation_set else []
+    facts = [f"{len(dataset):,} {kind.unit}, {dataset.tokens:,} tokens"]
+    facts += [f"{len(validation_set):,} {kind.unit} for validation"] if validation_set else []
     skipped_rows = {
         f"cut to {model.row_length} tokens": dataset.truncated,
         f"skipped, without a token to train on within {model.row_length} tokens": dataset.skipped,
@@ -116,27 +116,46 @@ def load_data(
         description="; ".join(facts),
         samples=len(dataset),
         packed=rows.packs,
+        texts_per_row=texts_per_row,
     )
 
 
-def check_first_rows(files: Sequence[str], data: DataOptions, compare: "PreferenceKind | None") -> None:
+def check_first_rows(files: Sequence[str], data: DataOptions, compare: "ComparedKind | None") -> None:
     """Parse the first rows of each file, so that errors show before anything is compiled."""
+    from llamatrain.data.contrastive_records import check_has_groups, parse_group
     from llamatrain.data.find_files import find_sources
     from llamatrain.data.json_values import RecordTooLarge
     from llamatrain.data.preference_records import check_has_rows, parse_preference
     from llamatrain.data.records import parse_record
 
     sources = find_sources(files, data.mapping, raw=data.raw)
-    if compare:
+    if compare == "texts":
+        check_has_groups(sources)
+    elif compare:
         check_has_rows(sources, compare)
     for source in sources:
         for number, line in islice(source.rows(), CHECKED_ROWS) if source.kind == "lines" else ():
             # reported when the row is skipped
             with suppress(RecordTooLarge, *([DataError] if data.skip_bad_rows else [])):
-                if compare:
+                if compare == "texts":
+                    parse_group(line, source.locate(number), source.columns)
+                elif compare:
                     parse_preference(line, source.locate(number), compare, source.columns)
                 else:
                     parse_record(line, source.locate(number), source.columns)
+
+
+def first_group_size(files: Sequence[str], data: DataOptions) -> int:
+    """Return the most texts of a group in the first rows of each file."""
+    from llamatrain.data.contrastive_records import parse_group
+    from llamatrain.data.find_files import find_sources
+
+    sizes = [2]
+    for source in find_sources(files, data.mapping, raw=data.raw):
+        for number, line in islice(source.rows(), CHECKED_ROWS) if source.kind == "lines" else ():
+            with suppress(DataError):
+                sizes.append(len(parse_group(line, source.locate(number), source.columns).texts))
+    return max(sizes)
 
 
 def check_skipped(dataset: "Dataset", row: int) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llamatrain.config.units import Size
+from llamatrain.contrastive.settings import Contrastive
 from llamatrain.distributed.comm import get_comm
 from llamatrain.errors import MemoryPlanError, UsageError
 from llamatrain.io.madvise import find_mapping
@@ -58,6 +59,7 @@ class DataShape:
     is_resume: bool  # batches must be split as they were
     later_bytes: int = 0  # the process will grow by this before the run starts
     teacher: Teacher | None = None
+    contrastive: Contrastive | None = None
     may_extrapolate: bool = False  # nothing will be run, so a deep model need not be planned exactly
 
 
@@ -214,6 +216,7 @@ def make_spec(
         rank=get_comm().rank,
         comm_bf16=resolved.config.run.grad_comm_dtype == "bf16",
         objective=resolved.config.preference.built,
+        contrastive=shape.contrastive,
         reference=weights.reference,
     )
 

@@ -86,7 +86,7 @@ def open_inputs(config: RunConfig, resume_point: ResumePoint | None) -> RunInput
     base, teacher = open_base(config, resume_point), open_teacher(config, resume_point)
     if not trains_adapter(config) or base is None:
         return RunInputs(base=base, resume_point=resume_point, teacher=teacher, watched_files=watched)
-    h = hyperparameters.read_text_model(base)
+    h = hyperparameters.read_hyperparameters(base)
     merged = tuple(read.read_adapter(path, h).scale_by(scale) for path, scale in config.lora.scaled)
     initial = (
         read.read_adapter(config.tune.lora_init, h) if config.tune.lora_init and not resume_point else None

@@ -77,7 +77,7 @@ def make_model(config: RunConfig, inputs: RunInputs, changed: Collection[str], r
 def model_from_file(base: Gguf, config: RunConfig, inputs: RunInputs, changed: Collection[str]) -> RunModel:
     """Read the model of a base or a checkpoint, with the options that override its metadata."""
     if config.command == "finetune":
-        model = read_model(base, config.tune.ctx, FINETUNE_CTX)
+        model = read_model(base, config.tune.ctx, FINETUNE_CTX, not config.preference.is_contrastive)
         h = override_rope(model.h, config.tune)
         return replace(
             model, h=h, metadata=model.metadata if h == model.h else update_metadata(model.metadata, h)
@@ -164,12 +164,14 @@ def new_model(config: RunConfig, read: bool) -> RunModel:
     )
 
 
-def read_model(gguf: Gguf, ctx: int | None, default_ctx: int) -> RunModel:
-    """Read the model of a file.
+def read_model(gguf: Gguf, ctx: int | None, default_ctx: int, predicts_text: bool = True) -> RunModel:
+    """Read the model of a file, which must be one that predicts text if that is needed.
 
     Without `ctx`, rows have the default length or the model's, whichever is shorter.
     """
-    h = hyperparameters.read_text_model(gguf)
+    h = hyperparameters.read_hyperparameters(gguf)
+    if predicts_text:
+        hyperparameters.check_predicts_text(h, gguf.path)
     metadata = {
         key: value for key, value in gguf.metadata.raw_values.items() if not key.startswith(FILE_KEYS)
     }

@@ -14,6 +14,7 @@ from llamatrain.config.common import DeviceName
 from llamatrain.config.options import COUNT
 from llamatrain.config.toml import config_text
 from llamatrain.config.units import Size
+from llamatrain.contrastive.settings import POOLING_TYPES, Contrastive, pooling_key
 from llamatrain.data.batches import row_lengths
 from llamatrain.data.find_files import find_data
 from llamatrain.data.sine import Sine
@@ -21,6 +22,8 @@ from llamatrain.distributed.comm import get_comm
 from llamatrain.engine.device import resolve_device
 from llamatrain.engine.profiler import phase
 from llamatrain.errors import FileError, MemoryPlanError, UsageError
+from llamatrain.gguf.reader import Gguf
+from llamatrain.gguf.values import u32
 from llamatrain.model import hyperparameters
 from llamatrain.model.distill import Teacher
 from llamatrain.planner.limits import check_resident
@@ -28,7 +31,7 @@ from llamatrain.platform.escape import make_printable
 from llamatrain.report.loggers import check_installed as check_loggers
 from llamatrain.run.choose_trainable import choose_trainable
 from llamatrain.run.config import RunConfig, transient_options
-from llamatrain.run.dataset import TrainingData, check_first_rows, load_data, make_sine
+from llamatrain.run.dataset import TrainingData, check_first_rows, first_group_size, load_data, make_sine
 from llamatrain.run.extra_outputs import may_write
 from llamatrain.run.fit_memory import DataShape, FittedRun, fit_memory
 from llamatrain.run.inputs import RunInputs, open_inputs
@@ -104,7 +107,7 @@ def prepare(
     with get_comm().raise_on_all():
         check(config)
     with phase("tokenizer"):
-        model = make_model(config, inputs, changed)
+        model = with_pooling(make_model(config, inputs, changed), config, inputs.base)
     teacher = teacher_for(config, model, inputs)
     # before the data is read: broken adapters show at once
     trainable = choose_trainable(config, model, inputs, peft)
@@ -114,6 +117,7 @@ def prepare(
     if data.packed:  # store the default that was chosen, so that a resumed run packs too
         config = replace(config, data=replace(config.data, pack=True))
     resolved = resolve(config, model.row_length, data.rows.count, base=inputs.base)
+    contrastive = contrastive_settings(config, model, data.texts_per_row)
     data.rows.end = config.train.epochs or 0
     sampler = build_sampler(resolved, model, data.rows if isinstance(data.rows, Sine) else None)
     shape = DataShape(
@@ -124,6 +128,7 @@ def prepare(
         decoder_positions=sampler.positions,
         is_resume=inputs.is_resume,
         teacher=teacher,
+        contrastive=contrastive,
     )
     with phase("planning"):
         fitted = fit_memory(resolved, trainable, shape)
@@ -159,6 +164,34 @@ def teacher_for(config: RunConfig, model: RunModel, inputs: RunInputs) -> Teache
     check_teacher_vocab(model, inputs.teacher)
     bf16 = resolve_precision(config.train) == "bf16"
     return Teacher(hyperparameters.read_hyperparameters(inputs.teacher), config.train.teacher_weight, bf16)
+
+
+def contrastive_settings(config: RunConfig, model: RunModel, texts: int) -> Contrastive | None:
+    """Return the settings of contrastive training with some texts in a row, or None."""
+    if not config.preference.is_contrastive:
+        return None
+    rows = config.train.batch * config.train.grad_acc
+    return config.contrastive.settings(model.h, model.metadata, texts, rows)
+
+
+def with_pooling(model: RunModel, config: RunConfig, base: Gguf | None) -> RunModel:
+    """Return a model for embeddings whose file will state its pooling."""
+    if not config.preference.is_contrastive:
+        return model
+    if config.run.sample_every and not model.h.architecture.causal:
+        raise UsageError(
+            "--sample-every has no effect on a model that predicts no text; leave it out",
+            code="unused-option",
+        )
+    if behind := [name for name in (base.tensors if base else ()) if name.startswith("dense_")]:
+        raise UsageError(
+            f"{base and base.path}: embeddings are multiplied with {behind[0]}, which contrastive training does not "
+            "do; use a file without such matrices",
+            code="unsupported-model",
+        )
+    pooling = config.contrastive.choose_pooling(model.h, model.metadata)
+    number = next(number for number, name in POOLING_TYPES.items() if name == pooling)
+    return replace(model, metadata=model.metadata | {pooling_key(model.h): u32(number)})
 
 
 def build_sampler(resolved: ResolvedConfig, model: RunModel, sine: Sine | None) -> Sampler:
@@ -207,6 +240,9 @@ def describe_surprises(
         kinds = {inputs.base.tensors[name].type.name for name in model.h.shapes} - {"F32"}
         if kinds:
             yield f"all weights are trained and written in F32 ({', '.join(sorted(kinds))} ones are unpacked)"
+    if contrastive := fitted.plan.spec.contrastive:
+        pooling = contrastive.pooling
+        yield f"embeddings are pooled by {pooling}; serve them with llama-server --embeddings --pooling {pooling}"
     changes_rope = (tune.rope_freq_base, tune.rope_freq_scale, tune.norm_rms_eps) != (None, None, None)
     if changes_rope and config.command == "finetune" and not tune.full:
         yield "the adapter fits the base with this rope and epsilon only; run it with the same values"
@@ -236,11 +272,14 @@ def plan_run(request: RunRequest, graphs: bool = True, ranks: int = 0) -> Planne
         found_files = find_data(files_named, raw=config.data.raw) if files_named else None
         plain = all(source.kind == "text" for source in (found_files.sources if found_files else ()))
         whole = plain and not config.data.pattern
-        model = make_model(config, inputs, request.changed, read=False)
+        model = with_pooling(make_model(config, inputs, request.changed, read=False), config, inputs.base)
+        texts = first_group_size(files_named, config.data) if config.preference.is_contrastive else 0
         sine = None if config.files else make_sine(model, 0)
         resolved = resolve(config, model.row_length, lambda epochs: epochs, ranks, inputs.base)
         shape = DataShape(
-            lengths=row_lengths(model.row_length, config.data, whole, plain, config.preference.data_kind),
+            lengths=row_lengths(
+                model.row_length, config.data, whole, plain, config.preference.data_kind, texts
+            ),
             has_untrained_tokens=not whole,
             has_validation=bool(
                 config.data.val or config.data.val_split or (found_files and found_files.validation)
@@ -248,6 +287,7 @@ def plan_run(request: RunRequest, graphs: bool = True, ranks: int = 0) -> Planne
             decoder_positions=build_sampler(resolved, model, sine).positions,
             is_resume=inputs.is_resume,
             teacher=teacher_for(config, model, inputs),
+            contrastive=contrastive_settings(config, model, texts),
             later_bytes=unlearned_vocab_bytes(model, inputs)
             + (MPI_BYTES if ranks > 1 and get_comm().size == 1 else 0),
             may_extrapolate=not graphs,

@@ -23,6 +23,7 @@ from llamatrain.config.options import (
     with_present_names,
 )
 from llamatrain.config.toml import BaseArgument, DataArgument, format_setting, read_config
+from llamatrain.contrastive.options import ContrastiveOptions, check_contrastive
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.wrong_file import describe_folder
@@ -40,6 +41,7 @@ FINETUNE_OPTIONS = (
     LoraOptions,
     AdapterOptions,
     PreferenceOptions,
+    ContrastiveOptions,
     DataOptions,
     TrainOptions,
     RunOptions,
@@ -292,6 +294,8 @@ def build_finetune_config(
         raise UsageError("--loss squared-error is for the sine wave only; leave it out", code="sine-only")
     train = config.train
     check_compatible(config.preference, train.optimizer, config.tune.full, train.batch, config.data.pack)
+    if config.preference.is_contrastive:
+        check_contrastive(train.batch * train.grad_acc, config.tune.lora_dropout)
     if registry.get_optimizer(train.optimizer).full_models_only and not config.tune.full:
         problem = f"{train.optimizer} needs whole matrices; add --full, or use adamw for an adapter"
         raise OptionError(lambda spelt: f"{spelt('optimizer')} {problem}", code="needs-full-model")

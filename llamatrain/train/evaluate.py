@@ -31,6 +31,7 @@ class BatchLoss(NamedTuple):
     units: np.ndarray
     rewards: Rewards | None = None  # of preferences
     chosen_nll: tuple[float, float, np.ndarray] | None = None  # of chosen answers: loss, tokens, units
+    judged: int | None = None  # predictions of which `correct` are; None: one for each token
 
 
 def evaluate_batch(programs: EvalPrograms, batch: Batch) -> BatchLoss:
@@ -109,6 +110,8 @@ class LossMeter:
     weights: list[float] = field(default_factory=list)
     tokens: int = 0
     correct: int | None = 0
+    judged: int = 0
+    compares_texts: bool = False
     rewards: Rewards | None = None
     units: list[np.ndarray] = field(default_factory=list)
     chosen_nll: list[tuple[float, float, np.ndarray]] = field(default_factory=list)
@@ -119,6 +122,8 @@ class LossMeter:
         self.weights.append(batch.weight)
         self.units.append(batch.units)
         self.tokens += batch.tokens
+        self.judged += batch.tokens if batch.judged is None else batch.judged
+        self.compares_texts = batch.judged is not None
         if batch.rewards:
             self.rewards = self.rewards.plus(batch.rewards) if self.rewards else batch.rewards
             self.chosen_nll += [batch.chosen_nll] if batch.chosen_nll else []
@@ -135,10 +140,15 @@ class LossMeter:
         accuracy = accuracy_error = None
         error = standard_error(unit_deviations(loss, total, self.units))
         if self.correct is not None and math.isfinite(loss):
-            accuracy = self.correct / tokens
-            accuracy_error = math.sqrt(accuracy * (1 - accuracy) / (tokens - 1)) if tokens > 1 else None
+            accuracy, judged = self.correct / self.judged, self.judged
+            accuracy_error = math.sqrt(accuracy * (1 - accuracy) / (judged - 1)) if judged > 1 else None
         return Score(
-            loss=loss, loss_error=error, accuracy=accuracy, accuracy_error=accuracy_error, tokens=tokens
+            loss=loss,
+            loss_error=error,
+            accuracy=accuracy,
+            accuracy_error=accuracy_error,
+            tokens=tokens,
+            answers=self.judged if self.compares_texts else None,
         )
 
     def _preference_score(self, rewards: Rewards) -> Score:

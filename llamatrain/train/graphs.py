@@ -13,6 +13,9 @@ from typing import Concatenate, Literal, ParamSpec
 
 import numpy as np
 
+from llamatrain.contrastive.forward import build_embeddings
+from llamatrain.contrastive.loss import build_comparison
+from llamatrain.contrastive.settings import Contrastive
 from llamatrain.engine.device import Device, create_device
 from llamatrain.engine.plan import Plan, plan
 from llamatrain.graph.int8 import Int8Copy, Int8Weights, use_int8_products
@@ -69,6 +72,7 @@ class StepSpec:
     has_untrained_tokens: bool = False  # most tokens have no loss
     objective: Objective | None = None  # for preferences
     reference: Weights | None = None  # the reference model of the objective
+    contrastive: Contrastive | None = None  # for embeddings
     teacher: Teacher | None = None
     balance: float = 0.0  # weight of the balance loss of experts
     lora_plus: float = 1.0  # rate of adapters' B relative to all else (LoRA+, Hayou et al. 2024)
@@ -205,6 +209,17 @@ class StepGraphs:
                 drop_untrained=spec.has_untrained_tokens,
                 flash=spec.flash,
                 **sizes,
+            )
+        if spec.contrastive:
+            return build_embeddings(
+                spec.h,
+                weights,
+                pooling=spec.contrastive.pooling,
+                batch=spec.batch,
+                length=length,
+                texts=spec.contrastive.texts,
+                table=self.table,
+                flash=spec.flash,
             )
         return transformer.build_training(
             spec.h,
@@ -360,14 +375,15 @@ class StepGraphs:
     def eval_graph(self, length: int) -> StepGraph:
         """Return the graph of a batch's loss without gradients, for validation."""
         graph = self._training_graph(length, dropping=self.dropout_key is None)
+        if graph.embeddings:
+            outputs = self._in_precision([graph.loss, graph.embeddings])
+            return StepGraph(outputs[0], outputs, graph.inputs, parts=(outputs[1],))
         outputs = (
             [*graph.terms, *graph.term_parts, graph.rewards]
             if graph.rewards
             else [*(graph.evaluation or (graph.loss,))]
         )
-        outputs = use_int8_products(outputs, self.spec.int8_weights)
-        if self.spec.precision == "bf16":
-            outputs = round_products(outputs)
+        outputs = self._in_precision(outputs)
         if graph.rewards:
             terms, parts = outputs[: len(graph.terms)], outputs[len(graph.terms) : -1]
             return StepGraph(
@@ -376,6 +392,21 @@ class StepGraphs:
         correct = outputs[1] if graph.evaluation else None
         return StepGraph(
             first=outputs[0], outputs=outputs, inputs=graph.inputs, correct=correct, parts=tuple(outputs[2:])
+        )
+
+    def _in_precision(self, outputs: list[Tensor]) -> list[Tensor]:
+        """Return outputs with products in the precision of the run."""
+        outputs = use_int8_products(outputs, self.spec.int8_weights)
+        return round_products(outputs) if self.spec.precision == "bf16" else outputs
+
+    @cache_graph
+    def comparison_graph(self) -> StepGraph:
+        """Return the graph that compares the embeddings of a whole step."""
+        assert self.spec.contrastive
+        graph = build_comparison(self.spec.contrastive, self.spec.h.embd, self.table.dtype)
+        outputs = [graph.loss, graph.correct, graph.row_losses, graph.gradient]
+        return StepGraph(
+            graph.loss, outputs, graph.inputs, correct=graph.correct, parts=(graph.row_losses, graph.gradient)
         )
 
     def plan(self, graph: StepGraph) -> Plan:
@@ -420,11 +451,13 @@ class StepGraphs:
                     graphs.append(self.grad_graph(length, False))
             else:
                 graphs.append(self.streamed_graph(length))
-            if validating:
+            if validating or self.spec.contrastive:
                 graphs.append(self.eval_graph(length))
             first_flat = self.spec.gradients == "flat" and not updates
             if self.spec.rule and self.spec.groups == 1 and (first_flat or self.spec.gradients == "arena"):
                 updates.append(self.update_graph(length))
+        if self.spec.contrastive:
+            graphs.append(self.comparison_graph())
         if self.spec.rule and self.spec.groups > 1:
             # what is planned must not depend on who plans it
             updates += [self.norm_graph(0), self.shard_update_graph(0)]

@@ -15,9 +15,10 @@ from llamatrain.distributed.single import SingleProcess
 from llamatrain.engine.profiler import phase
 from llamatrain.errors import FileError
 from llamatrain.optim.optimizer import MinimizerState
-from llamatrain.preference.batch import Rewards
+from llamatrain.preference.batch import PreferenceMetrics, Rewards
 from llamatrain.report.records import StepLine
 from llamatrain.train.config import DONE, LoopConfig, StopReason
+from llamatrain.train.contrastive import evaluate_texts
 from llamatrain.train.evaluate import BatchLoss, LossMeter, evaluate_batch, gather_batch_losses
 from llamatrain.train.parallel.step_sync import MicrobatchInfo
 from llamatrain.train.prefetch import wait_clock
@@ -186,9 +187,14 @@ class Loop:
                 device_peak_bytes=self.programs.spec.device.peak_bytes(),
                 **self._epoch_position(),
                 **self._rank_stats(result),
-                **(result.rewards or Rewards()).metrics,
+                **self._answer_metrics(result),
             )
         )
+
+    def _answer_metrics(self, result: StepResult) -> PreferenceMetrics:
+        """Return the metrics of compared answers or texts."""
+        metrics = (result.rewards or Rewards()).metrics
+        return metrics if result.accuracy is None else {**metrics, "accuracy": result.accuracy}
 
     def _epoch_position(self) -> dict[str, int]:
         """Return epoch and sample of the last sample taken, if the data has an end."""
@@ -290,8 +296,11 @@ class Loop:
 
     def _eval_batches(self, validation: Batches) -> Iterator[BatchLoss]:
         """Yield the losses of this rank's validation batches."""
-        for batch in validation.one_epoch(self.programs.spec.batch, self.comm.rank, self.comm.size):
-            loss = evaluate_batch(self.programs, batch)
+        contrastive, rows = self.programs.spec.contrastive, self.programs.spec.batch
+        for batch in validation.one_epoch(
+            contrastive.rows if contrastive else rows, self.comm.rank, self.comm.size
+        ):
+            loss = (evaluate_texts if contrastive else evaluate_batch)(self.programs, batch)
             self.input_guard.check()
             yield loss
 

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from llamatrain.contrastive.loss import comparison_inputs
 from llamatrain.data.batches import Batch, StepTotals
 from llamatrain.engine.device import Device, Memory, View
 from llamatrain.engine.profiler import phase
@@ -25,7 +26,7 @@ from llamatrain.platform.terminal import log_if_slow
 from llamatrain.preference.batch import Rewards
 from llamatrain.preference.inputs import InputSource
 from llamatrain.train.graphs import StepGraph, StepGraphs
-from llamatrain.train.inputs import INPUTS, MASKS, STEP_INPUTS
+from llamatrain.train.inputs import MASKS, STEP_INPUTS, input_array
 
 PIECE = 1 << 22  # numbers of a vector that are copied or checked at a time
 DropoutKey = tuple[int, int]  # seed and first row of a batch
@@ -91,6 +92,15 @@ class FlatParams:
         return {f"{name}{suffix}": self.slice_memory(*ends) for name, ends in ranges}
 
 
+class Comparison(NamedTuple):
+    """The contrastive loss of a step, and its gradient with respect to each embedding."""
+
+    loss: float
+    correct: int  # queries whose positive is the most similar text
+    row_losses: np.ndarray
+    gradient: np.ndarray  # (rows, texts, width)
+
+
 class EvalPrograms:
     """Runs evaluation graphs over given arrays. Programs are compiled when they are first needed."""
 
@@ -130,6 +140,21 @@ class EvalPrograms:
         (losses,), positions = self.loss_parts(), np.flatnonzero(batch.weights)
         assert self._last
         return losses[: len(positions)] if "scored_indices" in self._last.graph.inputs else losses[positions]
+
+    def embed(self, batch: Batch) -> np.ndarray:
+        """Return the embeddings of a batch's texts: (rows, texts, width)."""
+        assert batch.texts
+        self.run(self.eval_program(batch.tokens.shape[1]).feed(batch, StepTotals()))
+        (embeddings,) = self.loss_parts()
+        return np.array(embeddings).reshape(*batch.texts.present.shape, -1)
+
+    def compare(self, embeddings: np.ndarray, present: np.ndarray) -> "Comparison":
+        """Compare the texts of a step: (rows, texts, width), of which some exist."""
+        bound = self.get_program("comparison", 0, self.graphs.comparison_graph)
+        loss = self.run(bound.write(comparison_inputs(embeddings, present)))
+        assert bound.graph.correct
+        row_losses, gradient = (np.array(part) for part in self.loss_parts())
+        return Comparison(loss, int(bound.program.read(bound.graph.correct)), row_losses, gradient)
 
     def eval_program(self, length: int) -> "BoundGraph":
         """Return the evaluation program for rows of this length."""
@@ -338,17 +363,23 @@ class BoundGraph:
                 for queries, mask in transformer.dense_mask_chunks(MASKS[name](source)):
                     self.program.write(tensor, mask, np.s_[:, queries])
             elif name not in STEP_INPUTS:
-                self._write(tensor, INPUTS[name](source))
+                self._write(tensor, input_array(name, source))
         return self
 
     def _write(self, tensor: Tensor, array: np.ndarray) -> None:
         """Write an array; if it is shorter than a vector, set the rest to zero."""
-        if array.ndim > 1:
-            self.program.write(tensor, array.reshape(tensor.shape))
+        if array.ndim != 1:
+            self.program.write(tensor, array.reshape(tensor.shape) if array.ndim else array)
             return
         if len(array) < tensor.size:
             self.program.write(tensor, 0)
         self.program.write(tensor, array, np.s_[: len(array)])
+
+    def write(self, arrays: Mapping[str, np.ndarray]) -> "BoundGraph":
+        """Write inputs by name."""
+        for name, array in arrays.items():
+            self.program.write(self.graph.inputs[name], array)
+        return self
 
     def set_schedule(self, step: int, rate: float) -> "BoundGraph":
         """Write the optimizer's numbers for a step."""

@@ -6,7 +6,7 @@ With several ranks each one runs its own micro-batches.
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from llamatrain.distributed.comm import Comm
 from llamatrain.optim.optimizer import MinimizerState
 from llamatrain.preference.batch import Rewards
 from llamatrain.train.config import LoopConfig
+from llamatrain.train.contrastive import compare_texts
 from llamatrain.train.parallel.step_sync import MicrobatchInfo, RankStep, merge_steps, sum_totals
 from llamatrain.train.programs import TrainPrograms
 from llamatrain.train.protocols import InputChanged, InputGuard, Signals, TrainingError, TrainingInterrupted
@@ -32,6 +33,7 @@ class StepResult:
     stop_reason: str | None = None  # why to stop, if so
     rewards: Rewards | None = None
     slowest_rank: int = 0
+    accuracy: float | None = None  # in contrastive training: the share of queries closest to their positive
 
 
 @dataclass(kw_only=True)
@@ -77,6 +79,23 @@ class StepRunner:
 
         `microbatches` are those of all ranks; `start` is when the step began.
         """
+        if self.programs.spec.contrastive:
+            return self._contrastive_step(state, batches, microbatches, start)
+        return self._step(state, batches, microbatches, start)
+
+    def _contrastive_step(
+        self, state: RunState, batches: list[Batch], microbatches: list[MicrobatchInfo], start: float
+    ) -> StepResult:
+        """Run a step in which the texts of all micro-batches are compared."""
+        batches, comparison = compare_texts(self.programs, self.comm, batches)
+        self._check_finite(state, comparison.loss, "loss")
+        result = self._step(state, batches, microbatches, start)
+        rows = max(1, sum(microbatch.rows for microbatch in microbatches))
+        return replace(result, loss=comparison.loss, accuracy=comparison.correct / rows)
+
+    def _step(
+        self, state: RunState, batches: list[Batch], microbatches: list[MicrobatchInfo], start: float
+    ) -> StepResult:
         self._rewards = []
         totals = sum_totals(microbatches)
         if self.minimizer:

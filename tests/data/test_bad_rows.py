@@ -8,7 +8,7 @@ import pytest
 from llamatrain.data.dataset import open_dataset
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import DataError
-from llamatrain.preference.dataset import KINDS
+from llamatrain.run.row_kinds import KINDS
 from tests.data.chat.test_encode import MISTRAL, talk
 from tests.helpers.byte_tokenizer import ByteTokenizer
 
@@ -67,5 +67,5 @@ def test_pairs_that_cannot_be_compared_are_left_out_too(tmp_path: Path) -> None:
     pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
     path = data(tmp_path, pair, {**pair, "rejected": "b"}, {"prompt": "a"}, pair)
     options = DataOptions(skip_bad_rows=True, as_chat=False)
-    corpus, _ = open_dataset([path], ByteTokenizer(), options, 64, 0, KINDS["pairs"])
+    corpus, _ = open_dataset([path], ByteTokenizer(), options, 64, 0, KINDS["pairs"].dataset)
     assert len(corpus) == 2 and corpus.refused == [f"{path}:2", f"{path}:3"]

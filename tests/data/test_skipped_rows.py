@@ -19,9 +19,8 @@ from llamatrain.data.preference_records import PreferenceKind
 from llamatrain.data.shuffle import Order
 from llamatrain.data.sine import Sine
 from llamatrain.data.token_cache import DiskArray
-from llamatrain.preference.batches import batches_class
-from llamatrain.preference.dataset import KINDS
 from llamatrain.run.dataset import CountedBatches
+from llamatrain.run.row_kinds import KINDS
 from llamatrain.train.parallel.batch_shard import BatchShard
 from llamatrain.train.prefetch import Prefetcher
 from tests.helpers.byte_tokenizer import BOS, EOS, ByteTokenizer
@@ -56,8 +55,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def of_files(name: str, ctx: int = 24, compare: PreferenceKind | None = None, **options: Any) -> Opened:
     said = DataOptions(**options)
-    corpus = functools.cache(lambda: open_dataset([name], ByteTokenizer(), said, ctx, 0, KINDS[compare])[0])
-    return lambda seed: batches_class(compare)(corpus(), said, seed, EOS, BOS)  # type: ignore[arg-type]
+    corpus = functools.cache(
+        lambda: open_dataset([name], ByteTokenizer(), said, ctx, 0, KINDS[compare].dataset)[0]
+    )
+    return lambda seed: KINDS[compare].batches(corpus(), said, seed, EOS, BOS)  # type: ignore[arg-type]
 
 
 FILLED: dict[str, Any] = {"fill_with_next_samples": True, "separate_with_eos": True}

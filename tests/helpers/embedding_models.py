@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llamatrain.contrastive.forward import embedding_inputs
 from llamatrain.engine.program import Program
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.graph import ops as O
 from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.tensor import F32, F64, placeholder
 from llamatrain.model.hyperparameters import Hyperparameters
-from llamatrain.model.transformer import build_hidden, rope_state, trainable_weights
+from llamatrain.model.transformer import forward, rope_state, trainable_weights
 from llamatrain.model.visible_keys import visible_ranges
 from tests.helpers import architecture_torch as theirs
 from tests.helpers.architecture_family import Shape
@@ -69,20 +70,21 @@ def run(
     last = np.repeat(np.cumsum(sizes) - 1, sizes).astype(np.int32)[None]
     length, dtype = sum(sizes), F64 if arrays["output_norm.weight"].dtype == np.float64 else F32
     leaves, table = trainable_weights(h, dtype), rope_state(h, length, dtype)
-    graph = build_hidden(h, leaves, 1, length, table)
+    inputs = embedding_inputs(h, 1, length, table, flash=True)
+    hidden, _ = forward(h, leaves, inputs, table)
     used = sum(map(len, samples))
     way = np.zeros((length, h.embd), dtype.numpy)
     way[:used] = direction(used, h.embd) if factors is None else factors
     multiplier = placeholder("factors", way.shape, dtype)
-    value, grads = value_and_gradients(O.sum(O.mul(graph.hidden, multiplier)), list(leaves.values()))
+    value, grads = value_and_gradients(O.sum(O.mul(hidden, multiplier)), list(leaves.values()))
     memory = {leaves[name]: array for name, array in arrays.items()}
     memory[table] = h.rope_table(length).astype(dtype.numpy)
-    program = Program.build([graph.hidden, value, *grads], memory, kernels=kernels)
+    program = Program.build([hidden, value, *grads], memory, kernels=kernels)
     tokens = [token for sample in samples for token in sample] + [0] * padding
     given = {"tokens": tokens, "positions": np.arange(length) - begin[0]} | visible_ranges(h, begin, last)
     for name, values in given.items():
-        program.write(graph.inputs[name], values)
+        program.write(inputs[name], values)
     program.write(multiplier, way)
     program()
     found = {name: program.read(grad).copy() for name, grad in zip(leaves, grads, strict=True)}
-    return program.read(graph.hidden)[:used].copy(), found, float(program.read(value))
+    return program.read(hidden)[:used].copy(), found, float(program.read(value))

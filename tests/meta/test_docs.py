@@ -23,6 +23,7 @@ from llamatrain.run.lora_options import LoraOptions
 from llamatrain.run.options import RunOptions, TrainOptions
 from tests.helpers.adapter_files import adapter, linear
 from tests.helpers.cli import ROOT, ran
+from tests.helpers.groups import groups, write_groups
 from tests.helpers.small_models import loaded
 from tests.meta.test_configs import CONFIGS, commands, material
 
@@ -30,7 +31,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 README = "\n\n".join(path.read_text() for path in DOCUMENTS)
 FEW = {
     "from-scratch": "--iters 2 --batch 1 --grad-acc 1 --ctx 32 --embd 32 --head 4 --layer 1",
-    "finetune": "--iters 2 --batch 1 --grad-acc 1 --ctx 256",
+    "finetune": "--iters 2 --batch 2 --grad-acc 1 --ctx 256",
     "generate": "-n 3",
     "evaluate": "--ctx 256",
 }
@@ -72,6 +73,7 @@ OTHERS = {  # options in prose that are other tools': taken over here, or of wha
         "--model-base",
         "--adam-iter",
         "--cos-decay-steps",
+        "--embeddings",
     ),
 }
 
@@ -169,6 +171,7 @@ MADE: dict[str, Callable[[str], object]] = {
     "BASE.gguf": given,
     "CHATS.jsonl": given,
     "PAIRS.jsonl": given,
+    "GROUPS.jsonl": lambda name: write_groups(Path(name), groups(24)),
     "MOVED.gguf": copied("BASE.gguf"),
     "qwen.gguf": copied("BASE.gguf"),
     "sums.jsonl": lambda name: Path(name).write_text('{"question": "1 + 1?", "answer": "2"}\n' * 8),
@@ -178,6 +181,7 @@ MADE: dict[str, Callable[[str], object]] = {
     "runs/mine": earlier("runs/mine"),
     "runs/chats": earlier("runs/chats"),
     "runs/sums": earlier("runs/sums"),
+    "runs/embed": earlier("runs/embed"),
     "runs/mine/checkpoint-800.gguf": checkpoint,
 }
 

@@ -15,7 +15,7 @@ LAYERS = (
     ("gguf",),  # compiled code decodes quantized weights
     ("data", "graph"),
     ("kernels", "model", "optim"),
-    ("adapters", "engine", "preference"),
+    ("adapters", "contrastive", "engine", "preference"),
     ("report", "sample"),
     ("train",),
     ("checkpoints", "planner"),

@@ -13,7 +13,8 @@ from llamatrain.data.preference_records import PreferenceKind, PreferencePair, p
 from llamatrain.data.records import ChatRecord, PromptRecord
 from llamatrain.errors import DataError
 from llamatrain.preference.batches import KtoBatches, PairBatches
-from llamatrain.preference.dataset import KINDS, PreferenceDataset
+from llamatrain.preference.dataset import PreferenceDataset
+from llamatrain.run.row_kinds import KINDS
 from tests.helpers.byte_tokenizer import ByteTokenizer
 from tests.helpers.chat_templates import LLAMA3
 from tests.helpers.cli import ran
@@ -192,7 +193,9 @@ def opened(
     path: Path, compare: PreferenceKind, ctx: int = 96, pack: bool = False, **options: Any
 ) -> PairBatches | KtoBatches:
     said = DataOptions(shuffle=False, pack=pack, **{"as_chat": False, **options})
-    corpus, _ = open_dataset([str(path)], ByteTokenizer(chat_template=LLAMA3), said, ctx, 0, KINDS[compare])
+    corpus, _ = open_dataset(
+        [str(path)], ByteTokenizer(chat_template=LLAMA3), said, ctx, 0, KINDS[compare].dataset
+    )
     assert isinstance(corpus, PreferenceDataset)
     return (PairBatches if compare == "pairs" else KtoBatches)(corpus, said, 0, eos=2, bos=1)
 
@@ -280,7 +283,7 @@ def test_a_prompt_that_fills_the_row_is_skipped_and_told(tmp_path: Path) -> None
 def test_a_split_keeps_pairs_together(tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", rows(20))
     train, validation = open_dataset(
-        [str(path)], ByteTokenizer(), DataOptions(val_split=0.25), 96, 0, KINDS["pairs"]
+        [str(path)], ByteTokenizer(), DataOptions(val_split=0.25), 96, 0, KINDS["pairs"].dataset
     )
     assert validation and len(train) == 15 and len(validation) == 5
 

@@ -1,0 +1,1 @@
+"""Training of embeddings: texts that belong together get similar vectors, and other texts different ones."""
