@@ -37,7 +37,7 @@ from llamatrain.run.fit_memory import DataShape, FittedRun, fit_memory
 from llamatrain.run.inputs import RunInputs, open_inputs
 from llamatrain.run.model import NEW_MODEL, RunModel, check_teacher_vocab, make_model
 from llamatrain.run.request import RunRequest
-from llamatrain.run.resolve import ResolvedConfig, resolve, resolve_precision
+from llamatrain.run.resolve import ResolvedConfig, divisors, resolve, resolve_precision
 from llamatrain.run.restore import check_weights
 from llamatrain.run.resume import ResumePoint, apply_resume, check_inputs, find_checkpoint
 from llamatrain.run.sampling import Sampler, make_sampler
@@ -45,6 +45,7 @@ from llamatrain.run.trainable import Trainable
 from llamatrain.train.programs import TrainPrograms
 
 MPI_BYTES = 20 * 10**6  # bytes that each process takes for MPI
+GROUP_TOKENS = 4096  # most tokens of a micro-batch of groups: more of them are not faster
 SMALL_BATCH = 1024  # tokens; products of fewer run below full speed
 TOKEN_BYTES = 500  # bytes of a token in a vocabulary: its text, merges, and the tables to find them
 
@@ -116,6 +117,7 @@ def prepare(
         data = load_data(config.files, model, config.data, config.train.seed, config.preference.data_kind)
     if data.packed:  # store the default that was chosen, so that a resumed run packs too
         config = replace(config, data=replace(config.data, pack=True))
+    config = cut_groups(config, data.texts_per_row * model.row_length)
     resolved = resolve(config, model.row_length, data.rows.count, base=inputs.base)
     contrastive = contrastive_settings(config, model, data.texts_per_row)
     data.rows.end = config.train.epochs or 0
@@ -172,6 +174,19 @@ def contrastive_settings(config: RunConfig, model: RunModel, texts: int) -> Cont
         return None
     rows = config.train.batch * config.train.grad_acc
     return config.contrastive.settings(model.h, model.metadata, texts, rows)
+
+
+def cut_groups(config: RunConfig, row_tokens: int) -> RunConfig:
+    """Cut batches of groups, whose rows have room for some tokens, into micro-batches of up to GROUP_TOKENS.
+
+    The loss compares all rows of a step, so it stays the same. Rows of smaller micro-batches have less padding.
+    """
+    train = config.train
+    if not config.preference.is_contrastive:
+        return config
+    fitting = (parts for parts in divisors(train.batch) if train.batch // parts * row_tokens <= GROUP_TOKENS)
+    parts = min(fitting, default=train.batch)
+    return replace(config, train=replace(train, batch=train.batch // parts, grad_acc=train.grad_acc * parts))
 
 
 def with_pooling(model: RunModel, config: RunConfig, base: Gguf | None) -> RunModel:
@@ -275,6 +290,7 @@ def plan_run(request: RunRequest, graphs: bool = True, ranks: int = 0) -> Planne
         model = with_pooling(make_model(config, inputs, request.changed, read=False), config, inputs.base)
         texts = first_group_size(files_named, config.data) if config.preference.is_contrastive else 0
         sine = None if config.files else make_sine(model, 0)
+        config = cut_groups(config, texts * model.row_length)
         resolved = resolve(config, model.row_length, lambda epochs: epochs, ranks, inputs.base)
         shape = DataShape(
             lengths=row_lengths(
