@@ -23,7 +23,7 @@ from llamatrain.commands.evaluate import EvaluateOptions, Evaluation, Retrieval,
 from llamatrain.commands.export import export
 from llamatrain.commands.generate import LoadOptions, TextModel
 from llamatrain.commands.logit_diff import Comparison
-from llamatrain.commands.merge import ExportOptions, Merged
+from llamatrain.commands.merge_adapters import ExportOptions, Merged
 from llamatrain.commands.plan import RunPlan, plan_request
 from llamatrain.commands.preview import PreviewOptions, PreviewRow, preview_rows
 from llamatrain.compiler.cache import code_cache

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.commands.evaluate import EvaluateOptions
 from llamatrain.commands.generate import LoadOptions
-from llamatrain.commands.merge import ExportOptions
+from llamatrain.commands.merge_adapters import ExportOptions
 from llamatrain.commands.preview import PreviewOptions
 from llamatrain.config.options import Options, OptionSpec, option_specs
 from llamatrain.config.signatures import sentence_for

@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from bench.shapes import EXPERTS, FAMILIES, SHAPES
 
-from llamatrain.adapters.merge import file_type
 from llamatrain.data.tokenizer import new_vocab
 from llamatrain.data.tokenizer.vocabulary import KEY
 from llamatrain.distributed.cores import count_cores
@@ -28,6 +27,7 @@ from llamatrain.errors import LlamatrainError, UsageError
 from llamatrain.gguf import quants
 from llamatrain.gguf.constants import TokenType
 from llamatrain.gguf.reader import open_gguf
+from llamatrain.gguf.rewrite import file_type
 from llamatrain.gguf.types import GgmlType, TensorInfo, type_by_name
 from llamatrain.gguf.values import Kind, Value, numbers, strings, u32
 from llamatrain.gguf.writer import create_gguf

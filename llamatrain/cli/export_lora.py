@@ -9,7 +9,7 @@ import typer
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.cli.typer_app import Command, make_app, parse_path, with_options
 from llamatrain.commands.export import export
-from llamatrain.commands.merge import ExportOptions
+from llamatrain.commands.merge_adapters import ExportOptions
 from llamatrain.config.options import build
 from llamatrain.platform.terminal import discard_output, wrap_line
 

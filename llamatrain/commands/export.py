@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamatrain.adapters.options import AdapterOptions
-from llamatrain.commands.merge import (
+from llamatrain.commands.merge_adapters import (
     NO_ADAPTER,
     ExportOptions,
     Merged,
-    check_output,
     merge_to_file,
     open_base,
 )
+from llamatrain.commands.new_file import check_output
 from llamatrain.errors import FileError, UsageError
 from llamatrain.platform.terminal import log_line
 
@@ -33,7 +33,8 @@ def export(base: Path, options: ExportOptions, lora: AdapterOptions) -> Merged:
     if not lora.scaled:
         raise UsageError(NO_ADAPTER, code="no-adapter")
     gguf, h, adapters = open_base(base, lora)
-    check_output(options, [base, *(path for path, _ in lora.scaled)])
+    if options.out:
+        check_output(options.out, [base, *(path for path, _ in lora.scaled)], overwrite=options.overwrite)
     if options.peft:
         check_folder(options, options.peft, lora)
     combined = combine_adapters(adapters)

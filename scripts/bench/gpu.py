@@ -27,8 +27,8 @@ from bench.finetune import add_peer_arguments
 from bench.processes import PEERS, ROOT, make_random_model
 from bench.random_models import SIZES, Size
 from bench.shapes import FAMILIES, SHAPES
-from llamatrain.adapters.merge import file_type
 from llamatrain.gguf import quants
+from llamatrain.gguf.rewrite import file_type
 from llamatrain.gguf.types import GgmlType, TensorInfo, type_by_name
 from llamatrain.gguf.values import u32
 from llamatrain.gguf.writer import create_gguf

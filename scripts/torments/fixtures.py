@@ -48,7 +48,7 @@ SAVING: tuple[Argument, ...] = (
     "--val-split",
     0.1,
 )
-LATE_MODULES = ("run.train", "commands.evaluate", "commands.generate", "commands.merge")
+LATE_MODULES = ("run.train", "commands.evaluate", "commands.generate", "commands.merge_adapters")
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamatrain.adapters import gguf, merge, peft
+from llamatrain.adapters import gguf, peft
 from llamatrain.adapters.adapter import Adapter, LoraPair, check_fits
 from llamatrain.adapters.read import read_adapter
 from llamatrain.adapters.safetensors import write_safetensors
 from llamatrain.errors import FileError, UsageError
-from llamatrain.gguf import quants
+from llamatrain.gguf import quants, rewrite
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.types import TensorInfo, type_by_name
 from llamatrain.gguf.values import f32, string
@@ -286,7 +286,7 @@ def test_merged_some_rows_at_a_time(kind: str, tmp_path: Path, monkeypatch: pyte
     adapter = runs.adapter_of(shape, runs.factors(shape, names=mixtures(shape)))
     base = written(tmp_path / "base.gguf", shape, weights(shape))
     gguf.write_adapter(tmp_path / "a.gguf", adapter)
-    monkeypatch.setattr(merge, "PANEL", 100 * 256)
+    monkeypatch.setattr(rewrite, "PANEL", 100 * 256)
     out = tmp_path / "merged.gguf"
     ran("export-lora", base, "--lora", tmp_path / "a.gguf", "--type", kind, "--out", out)
     before, after = weights(shape), decoded(out)

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.adapters import gguf, merge, peft
+from llamatrain.adapters import gguf, peft
 from llamatrain.adapters.read import read_adapter
-from llamatrain.gguf import quants
+from llamatrain.gguf import quants, rewrite
 from llamatrain.gguf.reader import Gguf, open_gguf
 from llamatrain.gguf.types import TensorInfo, type_by_name
 from llamatrain.gguf.values import f32, string, u32
@@ -78,10 +78,10 @@ def test_as_the_ancestor_merged(tmp_path: Path) -> None:
         assert np.abs(values(found, name) - values(expected, name)).max() < 1e-7
 
 
-@pytest.mark.parametrize("panel", [merge.PANEL, 700])
+@pytest.mark.parametrize("panel", [rewrite.PANEL, 700])
 def test_several_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, panel: int) -> None:
     """Of other kinds, with other weights and scales; one of them twice, one with a scale of 0. In panels of several sizes."""
-    monkeypatch.setattr(merge, "PANEL", panel)
+    monkeypatch.setattr(rewrite, "PANEL", panel)
     base, one = files(tmp_path)
     other = adapter(H, (Q, NORM, "blk.1.ffn_up.weight"), seed=2)
     (tmp_path / "b.bin").write_bytes(ggla(other, 4, 8))
@@ -326,7 +326,7 @@ def test_check_of_an_adapter_with_norms(tmp_path: Path) -> None:
 
 def test_check_takes_no_copies_of_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoded, the matrices at both ends alone are 20 MB each."""
-    monkeypatch.setattr(merge, "PANEL", 1 << 17)
+    monkeypatch.setattr(rewrite, "PANEL", 1 << 17)
     h = small(vocab=20_000, embd=256, heads=4, head_size=64, ff=64, layers=1)
     arguments = (
         "--lora",
@@ -367,11 +367,11 @@ NOTE = (
 
 
 @pytest.mark.parametrize("kind", ["q4_0", "q4_k", "q8_0", "bf16"])
-@pytest.mark.parametrize("panel", [merge.PANEL, 1000])
+@pytest.mark.parametrize("panel", [rewrite.PANEL, 1000])
 def test_what_is_rounded_away_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, panel: int
 ) -> None:
-    monkeypatch.setattr(merge, "PANEL", panel)
+    monkeypatch.setattr(rewrite, "PANEL", panel)
     names = (Q, "blk.0.ffn_down.weight")
     base, lora = files(tmp_path, WIDE, kind.upper(), names)
     scale = 0.001 if kind == "bf16" else 0.01

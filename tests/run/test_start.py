@@ -17,7 +17,7 @@ OF_TEXT = {
         f"llamatrain.data.{name}"
         for name in ("corpus", "encode", "templates", "tokenizer.counting", "tokenizer.learning")
     ),
-    *("llamatrain.commands.merge", "concurrent.futures", "jinja2", "tqdm"),
+    *("llamatrain.commands.merge_adapters", "concurrent.futures", "jinja2", "tqdm"),
 }
 
 

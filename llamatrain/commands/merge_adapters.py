@@ -1,19 +1,28 @@
 """Merges adapters into a model, converts its matrices to another type, or does both."""
 
 import math
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.commands.logit_diff import Comparison, compare_logits, logits_before
+from llamatrain.commands.new_file import (
+    OUT,
+    OVERWRITE,
+    MatrixType,
+    check_disk_space,
+    check_output,
+    choose_types,
+    describe_kept_types,
+    find_type,
+    total_bytes,
+)
 from llamatrain.config.common import THREADS
 from llamatrain.config.options import Option, Options
 from llamatrain.config.units import Size
-from llamatrain.errors import FileError, MissingError, UsageError
+from llamatrain.errors import FileError, UsageError
 from llamatrain.platform.terminal import log_line, progress_bar
 
 if TYPE_CHECKING:
@@ -31,37 +40,20 @@ MAX_UNREPORTED = 0.25  # rounding error, as a share of what is added to a weight
 class ExportOptions(Options, panel="The new model"):
     """Options of `export-lora`."""
 
-    out: Annotated[Path | None, Option("File to write.", short="o")] = None
+    out: Annotated[Path | None, OUT] = None
     only_adapter: Annotated[bool, Option("Write only the adapters, as one GGUF adapter.")] = False
     peft: Annotated[
         Path | None,
         Option("Write the adapters, as one, in PEFT's format into this folder.", unit="FOLDER"),
     ] = None
     type: Annotated[
-        Literal[
-            "keep",
-            "f32",
-            "f16",
-            "bf16",
-            "q8_0",
-            "q6_k",
-            "q5_k",
-            "q4_k",
-            "q3_k",
-            "q2_k",
-            "q5_1",
-            "q5_0",
-            "q4_1",
-            "q4_0",
-            "iq4_nl",
-            "iq4_xs",
-        ],
+        MatrixType,
         Option(
             "Type of the new model's matrices; keep: the type that each has in BASE. Needs no adapter.",
             unit="TYPE",
         ),
     ] = "keep"
-    overwrite: Annotated[bool, Option("Replace the file --out.")] = False
+    overwrite: Annotated[bool, OVERWRITE] = False
     check: Annotated[
         str,
         Option("Compare the logits of the new file with those of BASE and its adapters on this text."),
@@ -139,18 +131,13 @@ def plan_export(base: Path, out: Path, options: ExportOptions, lora: AdapterOpti
     """Check everything that can fail, and plan the tensors of the new file."""
     from llamatrain.adapters import merge
     from llamatrain.distributed.cores import count_cores
-    from llamatrain.gguf.types import type_by_name
-    from llamatrain.model.lora_targets import group_weights
 
     if not lora.scaled and options.type == "keep":
         raise UsageError(f"{NO_ADAPTER}, or convert {base} with --type", code="no-adapter")
     gguf, h, adapters = open_base(base, lora)
-    check_output(options, [base, *(path for path, _ in lora.scaled)])
-    target_type = None if options.type == "keep" else type_by_name(options.type.upper())
-    # llama.cpp reads norms, biases and taps of convolutions in float32 alone, also if they have rows, and leaves
-    # routers as they are
-    unchanged = {name for name, kind in h.weight_kinds() if kind.stays_float32} | group_weights("router", h)
-    tensors = merge.plan_merge(gguf, adapters, target_type, unchanged, group_weights("experts", h))
+    check_output(out, [base, *(path for path, _ in lora.scaled)], overwrite=options.overwrite)
+    target_type = find_type(options.type)
+    tensors = merge.plan_merge(gguf, adapters, choose_types(gguf, h, target_type))
     check_disk_space(out, total_bytes(tensors))
     return MergePlan(
         gguf=gguf,
@@ -160,11 +147,6 @@ def plan_export(base: Path, out: Path, options: ExportOptions, lora: AdapterOpti
         target_type=target_type,
         threads=options.threads or count_cores(),
     )
-
-
-def total_bytes(tensors: "Sequence[MergedTensor]") -> int:
-    """Return the size of all tensors."""
-    return sum(tensor.info.nbytes for tensor in tensors)
 
 
 def count_merged(tensors: "Sequence[MergedTensor]") -> int:
@@ -188,62 +170,14 @@ def read_adapters(lora: AdapterOptions, h: "Hyperparameters", base: Path) -> "li
 # ---- before anything is written --------------------------------------------
 
 
-def check_output(options: ExportOptions, inputs: Sequence[Path]) -> None:
-    """Raise if the output file cannot be written, or would replace an input."""
-    from llamatrain.checkpoints.filenames import is_same_file
-    from llamatrain.run.input_watch import files_of_input
-
-    out = options.out
-    if out is None:
-        return
-    if Path(os.path.realpath(out)).is_symlink():
-        raise FileError(f"{out}: this is a link to itself", code="unwritable-file")
-    if not os.path.lexists(out.parent):
-        raise MissingError(f"{out}: its folder does not exist", code="missing-folder")
-    if not out.exists():
-        return
-    if not out.is_file():
-        raise FileError(f"{out}: this is a folder or a device, not a file", code="unwritable-file")
-    for path in inputs:
-        if any(is_same_file(out, file) for file in files_of_input(path)):
-            raise UsageError(
-                f"--out {out} would replace the input {path}; choose another name", code="replaces-input"
-            )
-    if not options.overwrite:
-        raise FileError(f"{out} exists already; add --overwrite to replace it", code="output-exists")
-
-
-def check_disk_space(out: Path, needed: int) -> None:
-    """Raise if the disk has less free space than the file needs."""
-    free = shutil.disk_usage(Path(os.path.realpath(out)).parent).free  # of a link's target
-    if needed > free:
-        raise FileError(
-            f"{out} needs {Size(needed).text}, but only {Size(free).text} are free there", code="disk-full"
-        )
-
-
 def note_unchanged(plan: MergePlan) -> None:
     """Note tensors that are not used, or that cannot have the new type."""
     from llamatrain.model.hyperparameters import describe_unused, unused_tensors
-    from llamatrain.model.lora_targets import group_weights
 
     if names := unused_tensors(plan.gguf, plan.h):
         plan.note(describe_unused(names, "kept as they are"))
-    target_type, stacks = plan.target_type, group_weights("experts", plan.h)
-    others = [
-        tensor.base
-        for tensor in plan.tensors
-        if target_type
-        and tensor.type is not target_type
-        and (len(tensor.base.shape) == 2 or tensor.base.name in stacks)
-        and tensor.base.shape[-1] % target_type.block_size
-    ]
-    if others and target_type:
-        more = f" and {len(others) - 1} more keep their" if len(others) > 1 else " keeps its"
-        plan.note(
-            f"{others[0].name}{more} type: rows of {others[0].shape[-1]} are not a multiple of the block "
-            f"size {target_type.block_size}"
-        )
+    if note := describe_kept_types(plan.tensors, plan.h, plan.target_type):
+        plan.note(note)
 
 
 # ---- writing ---------------------------------------------------------------

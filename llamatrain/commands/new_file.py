@@ -1,0 +1,124 @@
+"""What commands that write one file have in common: their options, and the checks of the file's name."""
+
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from llamatrain.config.options import Option
+from llamatrain.config.units import Size
+from llamatrain.errors import FileError, MissingError, UsageError
+
+if TYPE_CHECKING:
+    from llamatrain.gguf.reader import Gguf
+    from llamatrain.gguf.rewrite import NewTensor
+    from llamatrain.gguf.types import GgmlType
+    from llamatrain.model.hyperparameters import Hyperparameters
+
+MatrixType = Literal[
+    "keep",
+    "f32",
+    "f16",
+    "bf16",
+    "q8_0",
+    "q6_k",
+    "q5_k",
+    "q4_k",
+    "q3_k",
+    "q2_k",
+    "q5_1",
+    "q5_0",
+    "q4_1",
+    "q4_0",
+    "iq4_nl",
+    "iq4_xs",
+]
+OUT = Option("File to write.", short="o")
+OVERWRITE = Option("Replace the file --out.")
+
+
+# ---- its name and its size -------------------------------------------------
+
+
+def check_output(out: Path, inputs: Iterable[Path], *, overwrite: bool) -> None:
+    """Raise if the output file cannot be written, or would replace an input."""
+    from llamatrain.checkpoints.filenames import is_same_file
+    from llamatrain.run.input_watch import files_of_input
+
+    if Path(os.path.realpath(out)).is_symlink():
+        raise FileError(f"{out}: this is a link to itself", code="unwritable-file")
+    if not os.path.lexists(out.parent):
+        raise MissingError(f"{out}: its folder does not exist", code="missing-folder")
+    if not out.exists():
+        return
+    if not out.is_file():
+        raise FileError(f"{out}: this is a folder or a device, not a file", code="unwritable-file")
+    for path in inputs:
+        if any(is_same_file(out, file) for file in files_of_input(path)):
+            raise UsageError(
+                f"--out {out} would replace the input {path}; choose another name", code="replaces-input"
+            )
+    if not overwrite:
+        raise FileError(f"{out} exists already; add --overwrite to replace it", code="output-exists")
+
+
+def check_disk_space(out: Path, needed: int) -> None:
+    """Raise if the disk has less free space than the file needs."""
+    free = shutil.disk_usage(Path(os.path.realpath(out)).parent).free  # of a link's target
+    if needed > free:
+        raise FileError(
+            f"{out} needs {Size(needed).text}, but only {Size(free).text} are free there", code="disk-full"
+        )
+
+
+def total_bytes(tensors: "Iterable[NewTensor]") -> int:
+    """Return the size of all tensors."""
+    return sum(tensor.info.nbytes for tensor in tensors)
+
+
+# ---- types of its tensors --------------------------------------------------
+
+
+def find_type(name: MatrixType) -> "GgmlType | None":
+    """Return the type that matrices get, or None if each keeps its own."""
+    from llamatrain.gguf.types import type_by_name
+
+    return None if name == "keep" else type_by_name(name.upper())
+
+
+def choose_types(gguf: "Gguf", h: "Hyperparameters", target: "GgmlType | None") -> "dict[str, GgmlType]":
+    """Return the types of all tensors, by name.
+
+    llama.cpp reads norms, biases and taps of convolutions in float32 alone, also if they have rows, and leaves
+    routers as they are.
+    """
+    from llamatrain.gguf import rewrite
+    from llamatrain.model.lora_targets import group_weights
+
+    unchanged = {name for name, kind in h.weight_kinds() if kind.stays_float32} | group_weights("router", h)
+    return rewrite.choose_types(gguf, target, unchanged, group_weights("experts", h))
+
+
+def describe_kept_types(
+    tensors: "Sequence[NewTensor]", h: "Hyperparameters", target: "GgmlType | None"
+) -> str | None:
+    """Return a note about matrices that cannot have the new type, or None."""
+    from llamatrain.model.lora_targets import group_weights
+
+    stacks = group_weights("experts", h)
+    others = [
+        tensor.base
+        for tensor in tensors
+        if target
+        and tensor.type is not target
+        and (len(tensor.base.shape) == 2 or tensor.base.name in stacks)
+        and tensor.base.shape[-1] % target.block_size
+    ]
+    if not (others and target):
+        return None
+    more = f" and {len(others) - 1} more keep their" if len(others) > 1 else " keeps its"
+    return (
+        f"{others[0].name}{more} type: rows of {others[0].shape[-1]} are not a multiple of the block "
+        f"size {target.block_size}"
+    )
