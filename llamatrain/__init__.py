@@ -20,6 +20,7 @@ __all__ = [
     "finetune",
     "from_scratch",
     "load",
+    "merge",
     "plan",
     "preview",
 ]
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         finetune,
         from_scratch,
         load,
+        merge,
         plan,
         preview,
     )

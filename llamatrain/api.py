@@ -24,6 +24,7 @@ from llamatrain.commands.export import export
 from llamatrain.commands.generate import LoadOptions, TextModel
 from llamatrain.commands.logit_diff import Comparison
 from llamatrain.commands.merge_adapters import ExportOptions, Merged
+from llamatrain.commands.merge_models import MergeOptions, merge_models
 from llamatrain.commands.plan import RunPlan, plan_request
 from llamatrain.commands.preview import PreviewOptions, PreviewRow, preview_rows
 from llamatrain.compiler.cache import code_cache
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
         FinetuneOptions,
         FromScratchOptions,
         LoadOptionsGiven,
+        MergeOptionsGiven,
         PreviewOptionsGiven,
         SamplingOptionsGiven,
     )
@@ -100,6 +102,7 @@ __all__ = [
     "finetune",
     "from_scratch",
     "load",
+    "merge",
     "plan",
     "preview",
 ]
@@ -188,6 +191,15 @@ def export_lora(
     with translate_errors(show):
         values = check_options({**options, "out": out}, ExportOptions, AdapterOptions)
         merged = export(path_of(base), build(ExportOptions, values), build(AdapterOptions, values))
+        return replace(merged, notes=in_keywords_all(merged.notes))
+
+
+@document_options(MergeOptions, without=("out",))
+def merge(*models: Place, out: Place, show: bool = False, **options: "Unpack[MergeOptionsGiven]") -> Merged:
+    """Merge whole models into one, and write it to `out`: GGUF files of one architecture and shape."""
+    with translate_errors(show):
+        values = check_options({**options, "out": out}, MergeOptions)
+        merged = merge_models([path_of(model) for model in models], build(MergeOptions, values))
         return replace(merged, notes=in_keywords_all(merged.notes))
 
 
@@ -449,7 +461,8 @@ def to_plain(value: Any, option: OptionSpec) -> Any:
         value = value.item()
     if isinstance(value, os.PathLike):
         value = Path(value)
-    return [value] if option.repeated and isinstance(value, str | Path) else value
+    single = int | float if option.kind in (int, float) else str | Path
+    return [value] if option.repeated and isinstance(value, single) else value
 
 
 # ---- what goes out ---------------------------------------------------------

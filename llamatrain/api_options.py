@@ -520,6 +520,49 @@ class ExportLoraOptions(TypedDict, total=False):
     """Adapter with a factor by which it is scaled; may be repeated."""
 
 
+class MergeOptionsGiven(TypedDict, total=False):
+    method: Literal["linear", "slerp", "task-arithmetic", "ties", "dare-linear", "dare-ties"]
+    """linear: the average of all; slerp: a point on the arc between two; the others add to a base what models have learned,
+    with all values of the differences, with the largest (ties), or with random ones (dare), and where signs differ, with
+    those of one sign (-ties)."""
+    base: Place | None
+    """The model that all of MODELS were made from."""
+    weight: float | Sequence[float]
+    """Weight of a model; given once, for all, or once for each; default: 1. With slerp, the place between the models: 0 is
+    the first, 1 the second; default: 0.5."""
+    density: float | Sequence[float]
+    """Share of a model's difference that is kept; given once, for all, or once for each; default: 0.5."""
+    lambda_: float
+    """Factor of the merged differences."""
+    normalize: bool | None
+    """Divide by the sum of the weights, with -ties of those that take part; default: with linear and ties."""
+    seed: int
+    """Seed of the values that are dropped."""
+    type: Literal[
+        "keep",
+        "f32",
+        "f16",
+        "bf16",
+        "q8_0",
+        "q6_k",
+        "q5_k",
+        "q4_k",
+        "q3_k",
+        "q2_k",
+        "q5_1",
+        "q5_0",
+        "q4_1",
+        "q4_0",
+        "iq4_nl",
+        "iq4_xs",
+    ]
+    """Type of the new model's matrices; keep: the type that each has in the base or the first model."""
+    overwrite: bool
+    """Replace the file out."""
+    threads: int | None
+    """Threads; default: one per processor."""
+
+
 class EvaluateOptionsGiven(TypedDict, total=False):
     ctx: int | None
     """Tokens per row; default: the context of the model, at most 512."""

@@ -16,6 +16,7 @@ from llamatrain.adapters.options import AdapterOptions
 from llamatrain.commands.evaluate import EvaluateOptions
 from llamatrain.commands.generate import LoadOptions
 from llamatrain.commands.merge_adapters import ExportOptions
+from llamatrain.commands.merge_models import MergeOptions
 from llamatrain.commands.preview import PreviewOptions
 from llamatrain.config.options import Options, OptionSpec, option_specs
 from llamatrain.config.signatures import sentence_for
@@ -52,6 +53,7 @@ GIVEN: dict[
     "FromScratchOptions": ((RunFolderOptions, *FROM_SCRATCH_OPTIONS), (), ""),
     "FinetuneOptions": ((RunFolderOptions, *FINETUNE_OPTIONS), (), ""),
     "ExportLoraOptions": ((ExportOptions, AdapterOptions), ("out",), ""),
+    "MergeOptionsGiven": ((MergeOptions,), ("out",), ""),
     "EvaluateOptionsGiven": (
         (EvaluateOptions, AdapterOptions, PreferenceOptions, ContrastiveOptions, DataOptions),
         (),

@@ -28,6 +28,7 @@ COMMANDS = (
     "from-scratch",
     "generate",
     "inspect",
+    "merge",
     "plan",
     "preview",
     "report",

@@ -63,12 +63,12 @@ class ExportOptions(Options, panel="The new model"):
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
-    """The result of an export."""
+    """The result of an export or a merge."""
 
     path: Path
     bytes: int
     tensors: int
-    merged: int  # tensors that an adapter changed
+    merged: int  # tensors that were changed
     copied: int  # tensors that are to the byte what they were
     notes: tuple[str, ...]
     check: Comparison | None

@@ -1,4 +1,4 @@
-"""What commands that write one file have in common: their options, and the checks of the file's name."""
+"""Options and checks of commands that write one file."""
 
 import os
 import shutil

@@ -193,9 +193,10 @@ def mutate_options(t: Trial) -> None:
         "from-scratch": ("text.txt", *TINY, *FIXED, "--iters", 1, "--out", "o"),
         "finetune": ("base.gguf", "text.txt", *FIXED, "--ctx", 32, "--iters", 1, "--out", "o"),
         "export-lora": ("base.gguf", "--lora", "adapter.gguf", "--threads", 1, "--out", "o.gguf"),
+        "merge": ("base.gguf", "base.gguf", "--threads", 1, "--out", "o.gguf"),
         "report": ("profiled",),
     }
-    command = t.random.choices(list(commands), [6, 6, 3, 3, 1, 2, 2, 2, 1])[0]
+    command = t.random.choices(list(commands), [6, 6, 3, 3, 1, 2, 2, 2, 2, 1])[0]
     if command == "report":
         t.copy_files("profiled")
     more = ["--max-time", "1s"] if command in ("from-scratch", "finetune") else []  # many steps are valid

@@ -334,7 +334,9 @@ def test_the_types_of_options_are_those_of_the_dataclasses() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["from_scratch", "finetune", "export_lora", "evaluate", "preview", "load"])
+@pytest.mark.parametrize(
+    "name", ["from_scratch", "finetune", "export_lora", "merge", "evaluate", "preview", "load"]
+)
 def test_signatures_and_docstrings_name_every_option(name: str) -> None:
     function = getattr(llamatrain, name)
     from llamatrain import api_options

@@ -174,6 +174,8 @@ MADE: dict[str, Callable[[str], object]] = {
     "GROUPS.jsonl": lambda name: write_groups(Path(name), groups(24)),
     "MOVED.gguf": copied("BASE.gguf"),
     "qwen.gguf": copied("BASE.gguf"),
+    "ONE.gguf": copied("BASE.gguf"),
+    "TWO.gguf": copied("BASE.gguf"),
     "sums.jsonl": lambda name: Path(name).write_text('{"question": "1 + 1?", "answer": "2"}\n' * 8),
     "A.gguf": adapter_of_base,
     "B.gguf": adapter_of_base,

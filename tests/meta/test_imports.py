@@ -15,7 +15,7 @@ LAYERS = (
     ("gguf",),  # compiled code decodes quantized weights
     ("data", "graph"),
     ("kernels", "model", "optim"),
-    ("adapters", "contrastive", "engine", "preference"),
+    ("adapters", "contrastive", "engine", "merging", "preference"),
     ("report", "sample"),
     ("train",),
     ("checkpoints", "planner"),

@@ -1,0 +1,1 @@
+"""Merges whole models: the formulas, and the tensors of the new file."""
