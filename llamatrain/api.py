@@ -21,6 +21,8 @@ from llamatrain.commands.chat import ChatOptions, Conversation
 from llamatrain.commands.embed import embed_texts
 from llamatrain.commands.evaluate import EvaluateOptions, Evaluation, Retrieval, evaluate_model
 from llamatrain.commands.export import export
+from llamatrain.commands.extract_lora import Extracted, ExtractOptions
+from llamatrain.commands.extract_lora import extract_lora as extract_adapter
 from llamatrain.commands.generate import LoadOptions, TextModel
 from llamatrain.commands.logit_diff import Comparison
 from llamatrain.commands.merge_adapters import ExportOptions, Merged
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
         EmbedOptionsGiven,
         EvaluateOptionsGiven,
         ExportLoraOptions,
+        ExtractOptionsGiven,
         FinetuneOptions,
         FromScratchOptions,
         LoadOptionsGiven,
@@ -87,6 +90,7 @@ __all__ = [
     "ChatSession",
     "Comparison",
     "Evaluation",
+    "Extracted",
     "LlamatrainError",
     "LoadedModel",
     "Merged",
@@ -99,6 +103,7 @@ __all__ = [
     "embed",
     "evaluate",
     "export_lora",
+    "extract_lora",
     "finetune",
     "from_scratch",
     "load",
@@ -192,6 +197,17 @@ def export_lora(
         values = check_options({**options, "out": out}, ExportOptions, AdapterOptions)
         merged = export(path_of(base), build(ExportOptions, values), build(AdapterOptions, values))
         return replace(merged, notes=in_keywords_all(merged.notes))
+
+
+@document_options(ExtractOptions, without=("out",))
+def extract_lora(
+    base: Place, tuned: Place, *, out: Place, show: bool = False, **options: "Unpack[ExtractOptionsGiven]"
+) -> Extracted:
+    """Write an adapter for a base of what a tuned model has learned: the difference of both, in low rank."""
+    with translate_errors(show):
+        values = check_options({**options, "out": out}, ExtractOptions)
+        extracted = extract_adapter(path_of(base), path_of(tuned), build(ExtractOptions, values))
+        return replace(extracted, notes=in_keywords_all(extracted.notes))
 
 
 @document_options(MergeOptions, without=("out",))

@@ -520,6 +520,24 @@ class ExportLoraOptions(TypedDict, total=False):
     """Adapter with a factor by which it is scaled; may be repeated."""
 
 
+class ExtractOptionsGiven(TypedDict, total=False):
+    lora_r: int
+    """Rank of the adapter."""
+    target: str | Sequence[str]
+    """Weights that get an adapter: attn_q, blk.0-3.ffn_down, blk.8-, output, token_embd, or all of a group: attention,
+    experts, shared (experts), router, norms; default: all linear ones but experts and routers."""
+    lora_rank_of: str | Sequence[str]
+    """Rank of one weight, such as attn_q=16, blk.0.ffn_up=4 or experts=2; may be repeated. Norms have rank 1."""
+    adapter_type: Literal["f32", "f16"]
+    """Number type of the adapter."""
+    overwrite: bool
+    """Replace the file out."""
+    verbose: bool
+    """Print for each weight which share of the difference its pair holds."""
+    threads: int | None
+    """Threads; default: one per processor."""
+
+
 class MergeOptionsGiven(TypedDict, total=False):
     method: Literal["linear", "slerp", "task-arithmetic", "ties", "dare-linear", "dare-ties"]
     """linear: the average of all; slerp: a point on the arc between two; the others add to a base what models have learned,

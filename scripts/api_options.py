@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.commands.evaluate import EvaluateOptions
+from llamatrain.commands.extract_lora import ExtractOptions
 from llamatrain.commands.generate import LoadOptions
 from llamatrain.commands.merge_adapters import ExportOptions
 from llamatrain.commands.merge_models import MergeOptions
@@ -53,6 +54,7 @@ GIVEN: dict[
     "FromScratchOptions": ((RunFolderOptions, *FROM_SCRATCH_OPTIONS), (), ""),
     "FinetuneOptions": ((RunFolderOptions, *FINETUNE_OPTIONS), (), ""),
     "ExportLoraOptions": ((ExportOptions, AdapterOptions), ("out",), ""),
+    "ExtractOptionsGiven": ((ExtractOptions,), ("out",), ""),
     "MergeOptionsGiven": ((MergeOptions,), ("out",), ""),
     "EvaluateOptionsGiven": (
         (EvaluateOptions, AdapterOptions, PreferenceOptions, ContrastiveOptions, DataOptions),

@@ -24,6 +24,7 @@ COMMANDS = (
     "doctor",
     "evaluate",
     "export-lora",
+    "extract-lora",
     "finetune",
     "from-scratch",
     "generate",

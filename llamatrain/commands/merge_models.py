@@ -243,8 +243,8 @@ def slerp_weights(options: MergeOptions) -> list[float]:
 
 def open_models(paths: Sequence[Path], base: Path | None) -> "tuple[Gguf, Hyperparameters, list[Gguf]]":
     """Open all models. Return the base, or else the first; its hyperparameters; and the models."""
+    from llamatrain.gguf.compare import check_alike
     from llamatrain.gguf.reader import open_gguf
-    from llamatrain.merging.models import check_alike
     from llamatrain.model.hyperparameters import read_hyperparameters
 
     opened = [open_gguf(path) for path in paths]
@@ -263,7 +263,7 @@ def open_models(paths: Sequence[Path], base: Path | None) -> "tuple[Gguf, Hyperp
 
 def describe_keys(first: "Gguf", model: "Gguf") -> str | None:
     """Return a note about hyperparameters that differ, or None."""
-    from llamatrain.merging.models import differing_keys
+    from llamatrain.gguf.compare import differing_keys
 
     keys = differing_keys(first, model)
     if not keys:

@@ -160,6 +160,11 @@ def copy_panels(tensor: FileTensor) -> Iterator[np.ndarray]:
     return map(np.array, read_panels(tensor))
 
 
+def is_same(one: FileTensor, other: FileTensor) -> bool:
+    """Return True if two tensors have the same type and the same bytes."""
+    return one.type is other.type and all(map(np.array_equal, read_panels(one), read_panels(other)))
+
+
 def decode_panels(tensor: FileTensor, threads: int) -> Iterator[np.ndarray]:
     """Yield the weights of a tensor in float32, a panel of rows at a time."""
     return (quants.decode(panel, tensor.type, threads=threads) for panel in read_panels(tensor))

@@ -28,6 +28,24 @@ def is_rank(text: str) -> bool:
     return bool(name) and number.isdecimal() and len(number) < 6 and 1 <= int(number) <= HIGHEST
 
 
+# options that several commands have
+LORA_R = Option("Rank of the adapter.", unit="RANK", least=1, most=HIGHEST, when=(NOT_FULL, NEW_ADAPTER))
+TARGET = Option(
+    "Weights that get an adapter: attn_q, blk.0-3.ffn_down, blk.8-, output, token_embd, or all of a group: "
+    "attention, experts, shared (experts), router, norms; default: all linear ones but experts and routers.",
+    unit="WEIGHTS",
+    when=(NOT_FULL, NEW_ADAPTER),
+)
+LORA_RANK_OF = Option(
+    "Rank of one weight, such as attn_q=16, blk.0.ffn_up=4 or experts=2; may be repeated. Norms have rank 1.",
+    unit="WEIGHT=RANK",
+    accepts=is_rank,
+    takes="a weight and a rank, such as attn_q=16",
+    when=(NOT_FULL, NEW_ADAPTER),
+    aliases=("rank",),
+)
+
+
 @dataclass(frozen=True)
 class LoraOptions(Options, panel="An adapter"):
     """Options of an adapter, or of training a whole model."""
@@ -36,9 +54,7 @@ class LoraOptions(Options, panel="An adapter"):
     full: Annotated[bool, Option("Train every weight of the model, in float32, instead of an adapter.")] = (
         False
     )
-    lora_r: Annotated[
-        int, Option("Rank of the adapter.", unit="RANK", least=1, most=HIGHEST, when=(NOT_FULL, NEW_ADAPTER))
-    ] = RANK
+    lora_r: Annotated[int, LORA_R] = RANK
     lora_alpha: Annotated[
         float | None,
         Option(
@@ -50,26 +66,8 @@ class LoraOptions(Options, panel="An adapter"):
             when=(NOT_FULL, NEW_ADAPTER),
         ),
     ] = None
-    target: Annotated[
-        tuple[str, ...],
-        Option(
-            "Weights that get an adapter: attn_q, blk.0-3.ffn_down, blk.8-, output, token_embd, or all of a group: "
-            "attention, experts, shared (experts), router, norms; default: all linear ones but experts and routers.",
-            unit="WEIGHTS",
-            when=(NOT_FULL, NEW_ADAPTER),
-        ),
-    ] = ()
-    lora_rank_of: Annotated[
-        tuple[str, ...],
-        Option(
-            "Rank of one weight, such as attn_q=16, blk.0.ffn_up=4 or experts=2; may be repeated. Norms have rank 1.",
-            unit="WEIGHT=RANK",
-            accepts=is_rank,
-            takes="a weight and a rank, such as attn_q=16",
-            when=(NOT_FULL, NEW_ADAPTER),
-            aliases=("rank",),
-        ),
-    ] = ()
+    target: Annotated[tuple[str, ...], TARGET] = ()
+    lora_rank_of: Annotated[tuple[str, ...], LORA_RANK_OF] = ()
     lora_dropout: Annotated[
         float,
         Option(

@@ -1,12 +1,14 @@
-"""Merged models in llama.cpp itself: it loads them, and finds the same probabilities."""
+"""Merged models and extracted adapters in llama.cpp itself: it loads them, and finds the same probabilities."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from llamatrain.adapters import gguf
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.sample.decoder import Decoder
+from tests.helpers.adapter_files import adapter, linear
 from tests.helpers.cli import ran
 from tests.helpers.llama_cpp import served
 from tests.helpers.small_models import loaded, small, tokens, weights, written
@@ -32,3 +34,21 @@ def test_probabilities(tmp_path: Path, method: str, kind: str) -> None:
     found = found[:, : H.vocab]
     known = np.isfinite(found)
     assert known.mean() > 0.2 and np.abs(found - expected)[known].max() <= limit
+
+
+def test_an_extracted_adapter(tmp_path: Path) -> None:
+    """The base with the adapter finds the same as the model that it was extracted from."""
+    base = written(tmp_path / "base.gguf", H, weights(H))
+    gguf.write_adapter(tmp_path / "made.gguf", adapter(H, linear(H)))
+    tuned, extracted = tmp_path / "tuned.gguf", tmp_path / "extracted.gguf"
+    ran("export-lora", base, "--lora", tmp_path / "made.gguf", "--out", tuned)
+    ran("extract-lora", base, tuned, "--lora-r", 4, "--out", extracted)
+    with served(tuned) as server:
+        follow, expected = letters(server, IDS)
+    with served(base, adapter=extracted) as server:
+        same, found = letters(server, IDS)
+    with served(base) as server:
+        plain = letters(server, IDS, count=1)[1]
+    known = np.isfinite(expected) & np.isfinite(found)
+    assert follow == same and known.mean() > 0.2
+    assert np.abs(found - expected)[known].max() <= 2e-3 < 0.3 < np.nanmax(np.abs(plain[0] - expected[0]))

@@ -179,6 +179,7 @@ MADE: dict[str, Callable[[str], object]] = {
     "sums.jsonl": lambda name: Path(name).write_text('{"question": "1 + 1?", "answer": "2"}\n' * 8),
     "A.gguf": adapter_of_base,
     "B.gguf": adapter_of_base,
+    "TUNED.gguf": by("llamatrain export-lora BASE.gguf --lora A.gguf --out TUNED.gguf"),
     "PEFTDIR": by("llamatrain export-lora BASE.gguf --lora A.gguf --peft PEFTDIR"),
     "runs/mine": earlier("runs/mine"),
     "runs/chats": earlier("runs/chats"),

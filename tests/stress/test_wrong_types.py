@@ -94,6 +94,7 @@ COMMANDS: dict[str, tuple[Argument, ...]] = {
     "generate": ("generate", "FILE", "-n", 1, "--ctx", 8),
     "export-lora": ("export-lora", "FILE", "--lora", "FILE", "--out", "out.gguf"),
     "merge": ("merge", "FILE", "sound.gguf", "--out", "out.gguf", "--overwrite"),
+    "extract-lora": ("extract-lora", "FILE", "sound.gguf", "--out", "out.gguf", "--overwrite"),
     "merge others": ("merge", "sound.gguf", "FILE", "--out", "out.gguf", "--overwrite"),
     "an adapter": ("generate", "sound.gguf", "--lora", "FILE", "-n", 1, "--ctx", 8),
     "finetune": ("finetune", "FILE", "text.txt", *SMALL),
