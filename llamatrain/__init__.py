@@ -4,6 +4,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ChatSession",
     "Comparison",
+    "ControlVector",
     "Evaluation",
     "Extracted",
     "LlamatrainError",
@@ -15,6 +16,7 @@ __all__ = [
     "RunPlan",
     "UsageError",
     "chat",
+    "control_vector",
     "embed",
     "evaluate",
     "export_lora",
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from llamatrain.api import (
         ChatSession,
         Comparison,
+        ControlVector,
         Evaluation,
         Extracted,
         LlamatrainError,
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
         RunPlan,
         UsageError,
         chat,
+        control_vector,
         embed,
         evaluate,
         export_lora,

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from llamatrain.adapters.options import AdapterOptions
+from llamatrain.adapters.options import AdapterOptions, ControlOptions
 from llamatrain.commands.chat import ChatOptions, Conversation
+from llamatrain.commands.control_vector import ControlVector, ControlVectorOptions, make_control_vector
 from llamatrain.commands.embed import embed_texts
 from llamatrain.commands.evaluate import EvaluateOptions, Evaluation, Retrieval, evaluate_model
 from llamatrain.commands.export import export
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
 
     from llamatrain.api_options import (
         ChatOptionsGiven,
+        ControlVectorOptionsGiven,
         EmbedOptionsGiven,
         EvaluateOptionsGiven,
         ExportLoraOptions,
@@ -89,6 +91,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ChatSession",
     "Comparison",
+    "ControlVector",
     "Evaluation",
     "Extracted",
     "LlamatrainError",
@@ -100,6 +103,7 @@ __all__ = [
     "RunPlan",
     "UsageError",
     "chat",
+    "control_vector",
     "embed",
     "evaluate",
     "export_lora",
@@ -197,6 +201,26 @@ def export_lora(
         values = check_options({**options, "out": out}, ExportOptions, AdapterOptions)
         merged = export(path_of(base), build(ExportOptions, values), build(AdapterOptions, values))
         return replace(merged, notes=in_keywords_all(merged.notes))
+
+
+@document_options(ControlVectorOptions, without=("out",))
+def control_vector(
+    model: Place,
+    positive: Place,
+    negative: Place,
+    *,
+    out: Place,
+    show: bool = False,
+    **options: "Unpack[ControlVectorOptionsGiven]",
+) -> ControlVector:
+    """Write a control vector that leads a model from the texts of one file to those of another.
+
+    Both files have one text in each line; lines of the same number are a pair.
+    """
+    with translate_errors(show):
+        values = check_options({**options, "out": out}, ControlVectorOptions)
+        files = path_of(model), path_of(positive), path_of(negative)
+        return make_control_vector(*files, build(ControlVectorOptions, values))
 
 
 @document_options(ExtractOptions, without=("out",))
@@ -313,14 +337,13 @@ def preview(*data: Data, model: Place, **options: "Unpack[PreviewOptionsGiven]")
         )
 
 
-@document_options(LoadOptions, AdapterOptions)
+@document_options(LoadOptions, AdapterOptions, ControlOptions)
 def load(path: Place, **options: "Unpack[LoadOptionsGiven]") -> "LoadedModel":
     """Open a model, to generate texts with it or to chat."""
     with translate_errors():
-        values = check_options(options, LoadOptions, AdapterOptions)
-        return LoadedModel(
-            TextModel(path_of(path), build(LoadOptions, values), build(AdapterOptions, values))
-        )
+        values = check_options(options, LoadOptions, AdapterOptions, ControlOptions)
+        parts = build(LoadOptions, values), build(AdapterOptions, values), build(ControlOptions, values)
+        return LoadedModel(TextModel(path_of(path), *parts))
 
 
 class LoadedModel:
@@ -428,8 +451,8 @@ def chat(
     """Open a model and start a chat: `load(path, ...).chat(...)`, with the options of both."""
     overrides = dict[str, Any](options)
     with translate_errors():
-        check_options(overrides, LoadOptions, AdapterOptions, SamplingOptions)
-    loading = {*option_specs(LoadOptions), *option_specs(AdapterOptions)}
+        check_options(overrides, LoadOptions, AdapterOptions, ControlOptions, SamplingOptions)
+    loading = {*option_specs(LoadOptions), *option_specs(AdapterOptions), *option_specs(ControlOptions)}
     model = load(path, **{name: overrides.pop(name) for name in [*overrides] if name in loading})
     return model.chat(system=system, chat_template=chat_template, think=think, **overrides)
 

@@ -520,6 +520,18 @@ class ExportLoraOptions(TypedDict, total=False):
     """Adapter with a factor by which it is scaled; may be repeated."""
 
 
+class ControlVectorOptionsGiven(TypedDict, total=False):
+    method: Literal["mean", "pca"]
+    """mean: the mean of the differences; pca: the direction in which they are largest, as long as they are in it on
+    average."""
+    tokens: Literal["last", "all"]
+    """Compare what blocks give out for the last token of a text, or the mean over all."""
+    overwrite: bool
+    """Replace the file out."""
+    threads: int | None
+    """Threads; default: one per processor."""
+
+
 class ExtractOptionsGiven(TypedDict, total=False):
     lora_r: int
     """Rank of the adapter."""
@@ -760,6 +772,14 @@ class LoadOptionsGiven(TypedDict, total=False):
     """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
     lora_scaled: Sequence[tuple[Place, float]]
     """Adapter with a factor by which it is scaled; may be repeated."""
+    control_vector: Place | Sequence[Place]
+    """Control vector: a GGUF file; may be repeated."""
+    control_vector_scaled: Sequence[tuple[Place, float]]
+    """Control vector with a factor by which it is scaled; may be repeated."""
+    control_vector_first: int
+    """The first block that control vectors change; block 0 never is."""
+    control_vector_last: int | None
+    """The last block that control vectors change; default: the last of all."""
 
 
 class SamplingOptionsGiven(TypedDict, total=False):
@@ -801,6 +821,14 @@ class ChatOptionsGiven(TypedDict, total=False):
     """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
     lora_scaled: Sequence[tuple[Place, float]]
     """Adapter with a factor by which it is scaled; may be repeated."""
+    control_vector: Place | Sequence[Place]
+    """Control vector: a GGUF file; may be repeated."""
+    control_vector_scaled: Sequence[tuple[Place, float]]
+    """Control vector with a factor by which it is scaled; may be repeated."""
+    control_vector_first: int
+    """The first block that control vectors change; block 0 never is."""
+    control_vector_last: int | None
+    """The last block that control vectors change; default: the last of all."""
     n: int
     """Tokens to generate; -1: until the text ends or the context is full."""
     ctx_shift: bool

@@ -12,7 +12,8 @@ from typing import Any, get_args, get_origin
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from llamatrain.adapters.options import AdapterOptions
+from llamatrain.adapters.options import AdapterOptions, ControlOptions
+from llamatrain.commands.control_vector import ControlVectorOptions
 from llamatrain.commands.evaluate import EvaluateOptions
 from llamatrain.commands.extract_lora import ExtractOptions
 from llamatrain.commands.generate import LoadOptions
@@ -54,6 +55,7 @@ GIVEN: dict[
     "FromScratchOptions": ((RunFolderOptions, *FROM_SCRATCH_OPTIONS), (), ""),
     "FinetuneOptions": ((RunFolderOptions, *FINETUNE_OPTIONS), (), ""),
     "ExportLoraOptions": ((ExportOptions, AdapterOptions), ("out",), ""),
+    "ControlVectorOptionsGiven": ((ControlVectorOptions,), ("out",), ""),
     "ExtractOptionsGiven": ((ExtractOptions,), ("out",), ""),
     "MergeOptionsGiven": ((MergeOptions,), ("out",), ""),
     "EvaluateOptionsGiven": (
@@ -63,9 +65,9 @@ GIVEN: dict[
     ),
     "EmbedOptionsGiven": ((EvaluateOptions, AdapterOptions, PoolingOptions), (), ""),
     "PreviewOptionsGiven": ((PreviewOptions, PreferenceDataOptions, DataOptions), ("model",), ""),
-    "LoadOptionsGiven": ((LoadOptions, AdapterOptions), (), ""),
+    "LoadOptionsGiven": ((LoadOptions, AdapterOptions, ControlOptions), (), ""),
     "SamplingOptionsGiven": ((SamplingOptions,), (), SAMPLING),
-    "ChatOptionsGiven": ((LoadOptions, AdapterOptions, SamplingOptions), (), SAMPLING),
+    "ChatOptionsGiven": ((LoadOptions, AdapterOptions, ControlOptions, SamplingOptions), (), SAMPLING),
 }
 
 

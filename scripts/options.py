@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from llamatrain.adapters.options import AdapterOptions
+from llamatrain.adapters.options import AdapterOptions, ControlOptions
 from llamatrain.config.options import Options, OptionSpec, format_flag, option_specs
 from llamatrain.contrastive.options import ContrastiveOptions
 from llamatrain.data.options import DataOptions
@@ -32,6 +32,7 @@ CLASSES: tuple[type[Options], ...] = (
     ModelOptions,
     LoraOptions,
     AdapterOptions,
+    ControlOptions,
     PreferenceOptions,
     ContrastiveOptions,
     DataOptions,
@@ -44,6 +45,7 @@ COMMANDS = {  # of panels that only some commands have
     ModelOptions.PANEL: ("from-scratch",),
     LoraOptions.PANEL: ("finetune",),
     AdapterOptions.PANEL: ("finetune", "generate", "evaluate"),
+    ControlOptions.PANEL: ("generate",),
     PreferenceOptions.PANEL: ("finetune", "evaluate"),
     ContrastiveOptions.PANEL: ("finetune", "evaluate"),
 }

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llamatrain.adapters.options import AdapterOptions
+from llamatrain.adapters.options import AdapterOptions, ControlOptions
 from llamatrain.cli.typer_app import Command, make_app, parse_path, with_options
 from llamatrain.commands.chat import ChatOptions, Conversation, llama_command
 from llamatrain.commands.generate import LoadOptions, TextModel
@@ -46,7 +46,7 @@ class PromptOptions(Options, panel="Text"):
 
 
 @command.command(cls=Command)
-@with_options(PromptOptions, ChatOptions, LoadOptions, AdapterOptions, SamplingOptions)
+@with_options(PromptOptions, ChatOptions, LoadOptions, AdapterOptions, ControlOptions, SamplingOptions)
 def generate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", parser=parse_path)], **overrides: Any
 ) -> None:
@@ -60,16 +60,17 @@ def generate(
     loading = build(LoadOptions, overrides)
     sampling = build(SamplingOptions, overrides)
     chat, lora = build(ChatOptions, overrides), build(AdapterOptions, overrides)
+    control = build(ControlOptions, overrides)
     if chat.chat and options.prompt == "-":
         raise UsageError(
             "--prompt - has no effect with --chat, which reads turns from standard input; leave it out",
             code="unused-option",
         )
-    prompt, text_model = read_prompt(options), TextModel(model, loading, lora)
+    prompt, text_model = read_prompt(options), TextModel(model, loading, lora, control)
     if chat.verbose:
         first = prompt.decode("utf-8", "replace")
         terminal.log_line(
-            f"in llama.cpp: {llama_command(model, chat, lora, sampling, text_model.ctx, first)}"
+            f"in llama.cpp: {llama_command(model, chat, lora, control, sampling, text_model.ctx, first)}"
         )
     if chat.chat:
         with closing(Conversation(text_model, chat, sampling)) as conversation:

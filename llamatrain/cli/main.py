@@ -21,6 +21,7 @@ from llamatrain.report.devnull import open_null
 # Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when
 # it runs.
 COMMANDS = (
+    "control-vector",
     "doctor",
     "evaluate",
     "export-lora",

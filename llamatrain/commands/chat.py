@@ -1,13 +1,13 @@
 """Chats with a model through the chat template that it was trained with."""
 
 import shlex
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from llamatrain.adapters.options import AdapterOptions
+from llamatrain.adapters.options import AdapterOptions, ControlOptions
 from llamatrain.commands.generate import TextModel
 from llamatrain.config.options import Option, OptionError, Options, format_flag
 from llamatrain.data.options import TEMPLATE, DataOptions
@@ -190,7 +190,13 @@ class Conversation:
 
 
 def llama_command(
-    path: Path, options: ChatOptions, lora: AdapterOptions, sampling: SamplingOptions, ctx: int, prompt: str
+    path: Path,
+    options: ChatOptions,
+    lora: AdapterOptions,
+    control: ControlOptions,
+    sampling: SamplingOptions,
+    ctx: int,
+    prompt: str,
 ) -> str:
     """Return the llama.cpp command that does the same: llama-cli for chats, llama-completion for texts."""
     words = [
@@ -212,8 +218,12 @@ def llama_command(
     ]
     words += ["--context-shift", "--keep", str(sampling.keep)] if sampling.ctx_shift else []
     words += [word for text in sampling.stop for word in ("-r", escape(text))]
-    for option, adapters in adapter_flags(lora).items():
-        words += [option, ",".join(adapters)] if adapters else []
+    files = scaled_flags("--lora", lora.scaled) | scaled_flags("--control-vector", control.scaled)
+    for option, names in files.items():
+        words += [option, ",".join(names)] if names else []
+    if control.scaled and (control.control_vector_first > 1 or control.control_vector_last is not None):
+        last = control.control_vector_last or 0  # llama.cpp takes 0 for the last of all
+        words += ["--control-vector-layer-range", str(control.control_vector_first), str(last)]
     if options.chat:
         words += ["-cnv", "--jinja", *(["-sys", options.system] if options.system else [])]
         words += [] if options.think is None else ["--reasoning", "on" if options.think else "off"]
@@ -231,12 +241,12 @@ def llama_command(
     return " ".join(map(quote_word, words))
 
 
-def adapter_flags(options: AdapterOptions) -> dict[str, list[str]]:
-    """Return llama.cpp's flags for adapters."""
-    plain = [str(adapter) for adapter, scale in options.scaled if scale == 1]
+def scaled_flags(flag: str, files: Iterable[tuple[Path, float]]) -> dict[str, list[str]]:
+    """Return llama.cpp's flags for adapters or control vectors, and their values."""
+    files = list(files)
     return {
-        "--lora": plain,
-        "--lora-scaled": [f"{adapter}:{scale:g}" for adapter, scale in options.scaled if scale != 1],
+        flag: [str(path) for path, scale in files if scale == 1],
+        f"{flag}-scaled": [f"{path}:{scale:g}" for path, scale in files if scale != 1],
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from llamatrain.adapters.options import AdapterOptions
+from llamatrain.adapters.options import AdapterOptions, ControlOptions
 from llamatrain.config.common import CTX, DEVICE, THREADS, DeviceName
 from llamatrain.config.options import Options
 from llamatrain.errors import FileError, UsageError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MIN_DROPPED = 4  # tokens of a context that do not stay
 DEFAULT_CTX = 4096  # at most, where it is not given
+NO_CONTROL = ControlOptions()
 NEEDS_PROMPT = "the model has no begin token, so it needs a prompt; give one with --prompt or --file"
 
 
@@ -44,7 +45,14 @@ class LoadOptions(Options, panel="Text"):
 class TextModel:
     """A model that is opened once for any number of texts."""
 
-    def __init__(self, path: Path, options: LoadOptions, lora: AdapterOptions) -> None:
+    def __init__(
+        self,
+        path: Path,
+        options: LoadOptions,
+        lora: AdapterOptions,
+        control: ControlOptions = NO_CONTROL,
+    ) -> None:
+        from llamatrain.adapters.control_vector import add_directions, load_control_vectors
         from llamatrain.adapters.load_adapted import load_with_adapters
         from llamatrain.distributed.cores import count_cores
         from llamatrain.engine.device import create_device, resolve_device
@@ -58,6 +66,8 @@ class TextModel:
         self.h, self.weights, self.arrays = load_with_adapters(
             self.gguf, lora, self.threads, device.can_decode
         )
+        if directions := load_control_vectors(control, self.h):
+            self.weights, self.arrays = add_directions(self.weights, self.arrays, directions)
         self.ctx = options.ctx or min(DEFAULT_CTX, self.h.ctx)
         if device.memory_limit() is None:
             cost = Decoder.plan(self.h, self.ctx, self.threads, self.device, self.weights)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from llamatrain.errors import UsageError
 from llamatrain.graph import ops as O
 from llamatrain.graph.ops import (
     CHUNK,
@@ -50,6 +51,7 @@ MASKED = np.float32(-1e30)  # added to scores of masked keys; finite, so that in
 SCORED_STEPS, TILE_ROWS = 16, 32
 OUTPUT_BIAS = "output.bias"
 SINKS = "blk.{}.attn_sinks.weight"
+DIRECTION = "direction.{}"  # of a control vector, for the output of a block
 MASK_ELEMENTS = 1 << 16  # elements of a mask that are computed at a time
 
 
@@ -60,12 +62,34 @@ def trainable_weights(h: Hyperparameters, dtype: DType = F32) -> Weights:
 
 def last_hidden(model: ForwardPass) -> tuple[Tensor, list[Tensor]]:
     """Return the input of the output weight, a row for each token, and the input of each block."""
-    architecture, block_inputs = model.h.architecture, []
-    x = architecture.embed(model)
+    *block_inputs, x = run_blocks(model)
+    return model.h.architecture.final_norm(model, x), block_inputs
+
+
+def run_blocks(model: ForwardPass) -> list[Tensor]:
+    """Return the input of the first block, and the output of each, to which its control vector is added."""
+    states = [model.h.architecture.embed(model)]
     for layer in range(model.h.layers):
-        block_inputs.append(x)
-        x = architecture.block(model, layer, x)
-    return architecture.final_norm(model, x), block_inputs
+        x = model.h.architecture.block(model, layer, states[-1])
+        direction = model.weights.get(DIRECTION.format(layer))
+        states.append(x if direction is None else add_direction(model.h, x, direction, layer))
+    return states
+
+
+def add_direction(h: Hyperparameters, x: Tensor, direction: Tensor, layer: int) -> Tensor:
+    """Add a direction of a control vector to the output of a block."""
+    check_one_stream(h, x)
+    return O.add(x, direction, name=f"blk.{layer}.control")
+
+
+def check_one_stream(h: Hyperparameters, x: Tensor) -> None:
+    """Raise if blocks give out more than one vector for a token."""
+    if x.shape[-1] != h.embd:
+        raise UsageError(
+            f"control vectors do not work with a {h.architecture.name}, whose blocks give out several vectors for "
+            "each token; choose another model",
+            code="unsupported-model",
+        )
 
 
 def compute_logits(h: Hyperparameters, x: Tensor, weights: Weights) -> Tensor:
@@ -243,6 +267,29 @@ def forward(
 ) -> tuple[Tensor, list[Tensor]]:
     """Run all blocks on the inputs; return the output weight's input and the input of each block."""
     return last_hidden(make_forward_pass(h, weights, inputs, table))
+
+
+@dataclass(frozen=True)
+class BlockOutputsGraph:
+    """The inputs of a graph by name, and the mean output of each block over the tokens of a row."""
+
+    inputs: dict[str, Tensor]
+    shares: Tensor  # (1, length): how much each token counts in the means
+    means: list[Tensor]  # (1, width) for each block
+
+
+def build_block_outputs(
+    h: Hyperparameters, weights: Weights, length: int, table: Tensor
+) -> BlockOutputsGraph:
+    """Build the graph of the mean output of each block."""
+    inputs = make_inputs(1, length, table.dtype, flash=True, drop_untrained=False)
+    _, *outputs = run_blocks(make_forward_pass(h, weights, inputs, table))
+    check_one_stream(h, outputs[0])
+    shares = placeholder("shares", (1, length), table.dtype)
+    means = [O.matmul_nn(shares, output) for output in outputs]
+    return BlockOutputsGraph(
+        {name: inputs[name] for name in ("tokens", "positions", "starts")}, shares, means
+    )
 
 
 def recurrence_of_rows(starts: Tensor | None) -> Recurrence:

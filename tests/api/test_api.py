@@ -336,7 +336,17 @@ def test_the_types_of_options_are_those_of_the_dataclasses() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["from_scratch", "finetune", "export_lora", "extract_lora", "merge", "evaluate", "preview", "load"],
+    [
+        "from_scratch",
+        "finetune",
+        "export_lora",
+        "extract_lora",
+        "control_vector",
+        "merge",
+        "evaluate",
+        "preview",
+        "load",
+    ],
 )
 def test_signatures_and_docstrings_name_every_option(name: str) -> None:
     function = getattr(llamatrain, name)
@@ -347,6 +357,7 @@ def test_signatures_and_docstrings_name_every_option(name: str) -> None:
         "finetune": "FinetuneOptions",
         "export_lora": "ExportLoraOptions",
         "extract_lora": "ExtractOptionsGiven",
+        "control_vector": "ControlVectorOptionsGiven",
     }
     typed = getattr(api_options, given.get(name, f"{name.title()}OptionsGiven")).__annotations__
     known = inspect.signature(function).parameters

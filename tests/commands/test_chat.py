@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.adapters.options import AdapterOptions
+from llamatrain.adapters.options import AdapterOptions, ControlOptions
 from llamatrain.cli import generate as command
 from llamatrain.commands.chat import ChatOptions, Conversation, llama_command, quote_word
 from llamatrain.commands.generate import LoadOptions, TextModel
@@ -230,7 +230,7 @@ def test_the_same_in_the_words_of_llama_cpp() -> None:
     options = ChatOptions(chat=True, system="be kind", chat_template=Path("gemma"), think=False)
     lora = AdapterOptions((Path("a.gguf"), Path("c.gguf")), ((Path("b.gguf"), 0.5), (Path("d.gguf"), 2.0)))
     sampling = SamplingOptions(ctx_shift=True, keep=7, repeat_penalty=1.5, stop=("|", "x y"))
-    line = llama_command(Path("m.gguf"), options, lora, sampling, 256, "")
+    line = llama_command(Path("m.gguf"), options, lora, ControlOptions(), sampling, 256, "")
     said = subprocess.run(
         ["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True
     ).stdout.split("\0")[:-1]

@@ -57,8 +57,8 @@ def attention(x: Tensor, w: Weights, at: str, n: Numbers, given: Mapping[str, Te
     return torch.cat(out, -1) @ w[f"{at}.attn_output.weight"].T
 
 
-def logits(w: Weights, n: Numbers, rows: Sequence[Row]) -> Tensor:
-    """(B, T, vocabulary), for rows of one length."""
+def logits(w: Weights, n: Numbers, rows: Sequence[Row], outputs: list[Tensor] | None = None) -> Tensor:
+    """(B, T, vocabulary), for rows of one length. The output of each block is appended to `outputs`."""
     given = {
         name: torch.tensor(np.stack([row[name] for row in rows]))
         for name in ("tokens", "positions", "starts")
@@ -70,6 +70,8 @@ def logits(w: Weights, n: Numbers, rows: Sequence[Row]) -> Tensor:
         y = normed(x, w[f"{at}.ffn_norm.weight"], n.eps)
         gate, up = (y @ w[f"{at}.ffn_{name}.weight"].T for name in ("gate", "up"))
         x = x + (F.silu(gate) * up) @ w[f"{at}.ffn_down.weight"].T
+        if outputs is not None:
+            outputs.append(x)
     return normed(x, w["output_norm.weight"], n.eps) @ w.get("output.weight", w["token_embd.weight"]).T
 
 

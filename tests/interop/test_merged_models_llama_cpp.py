@@ -1,4 +1,4 @@
-"""Merged models and extracted adapters in llama.cpp itself: it loads them, and finds the same probabilities."""
+"""Merged models, extracted adapters and control vectors beside llama.cpp itself: it finds the same probabilities."""
 
 from pathlib import Path
 
@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf
+from llamatrain.adapters.control_vector import add_directions, load_control_vectors, write_control_vector
+from llamatrain.adapters.load_adapted import load_with_adapters
+from llamatrain.adapters.options import AdapterOptions, ControlOptions
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.sample.decoder import Decoder
 from tests.helpers.adapter_files import adapter, linear
@@ -52,3 +55,34 @@ def test_an_extracted_adapter(tmp_path: Path) -> None:
     known = np.isfinite(expected) & np.isfinite(found)
     assert follow == same and known.mean() > 0.2
     assert np.abs(found - expected)[known].max() <= 2e-3 < 0.3 < np.nanmax(np.abs(plain[0] - expected[0]))
+
+
+def test_a_control_vector(tmp_path: Path) -> None:
+    """The server takes none. In a llama, biases of the feed-forward parts have the same effect, and it takes these."""
+    random = np.random.default_rng(5)
+    plain = written(tmp_path / "plain.gguf", H, weights(H))
+    directions = {1: random.standard_normal(H.embd, np.float32)}
+    write_control_vector(tmp_path / "vector.gguf", directions, H)
+    h = small(
+        embd=256,
+        heads=4,
+        head_size=64,
+        ff=256,
+        layers=2,
+        optional_weights=frozenset({"blk.{}.ffn_down.bias"}),
+    )
+    biases = {f"blk.{layer}.ffn_down.bias": np.zeros(H.embd, np.float32) for layer in range(H.layers)}
+    biases["blk.1.ffn_down.bias"] = 2 * directions[1]
+    with served(written(tmp_path / "biased.gguf", h, weights(H) | biases)) as server:
+        follow, found = letters(server, IDS)
+    base, leaves, arrays = load_with_adapters(open_gguf(plain), AdapterOptions(), 1)
+    vector = load_control_vectors(
+        ControlOptions(control_vector_scaled=((tmp_path / "vector.gguf", 2.0),)), base
+    )
+    leaves, arrays = add_directions(leaves, arrays, vector)
+    expected = said(Decoder(base, arrays, ctx=64, weights=leaves), IDS, follow)
+    without = said(Decoder(*loaded(open_gguf(plain)), ctx=64), IDS, follow)
+    found = found[:, : H.vocab]
+    known = np.isfinite(found)
+    assert known.mean() > 0.2 and np.abs(found - expected)[known].max() <= 2e-3
+    assert np.abs(found - without)[known].max() > 0.3

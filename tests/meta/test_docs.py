@@ -176,6 +176,8 @@ MADE: dict[str, Callable[[str], object]] = {
     "qwen.gguf": copied("BASE.gguf"),
     "ONE.gguf": copied("BASE.gguf"),
     "TWO.gguf": copied("BASE.gguf"),
+    "POSITIVE.txt": lambda name: Path(name).write_text("so good\nwell done\n"),
+    "NEGATIVE.txt": lambda name: Path(name).write_text("so bad\nwell no\n"),
     "sums.jsonl": lambda name: Path(name).write_text('{"question": "1 + 1?", "answer": "2"}\n' * 8),
     "A.gguf": adapter_of_base,
     "B.gguf": adapter_of_base,

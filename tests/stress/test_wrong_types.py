@@ -95,6 +95,8 @@ COMMANDS: dict[str, tuple[Argument, ...]] = {
     "export-lora": ("export-lora", "FILE", "--lora", "FILE", "--out", "out.gguf"),
     "merge": ("merge", "FILE", "sound.gguf", "--out", "out.gguf", "--overwrite"),
     "extract-lora": ("extract-lora", "FILE", "sound.gguf", "--out", "out.gguf", "--overwrite"),
+    "control-vector": ("control-vector", "FILE", "text.txt", "text.txt", "--out", "out.gguf", "--overwrite"),
+    "a control vector": ("generate", "sound.gguf", "--control-vector", "FILE", "-n", 1, "--ctx", 8),
     "merge others": ("merge", "sound.gguf", "FILE", "--out", "out.gguf", "--overwrite"),
     "an adapter": ("generate", "sound.gguf", "--lora", "FILE", "-n", 1, "--ctx", 8),
     "finetune": ("finetune", "FILE", "text.txt", *SMALL),
