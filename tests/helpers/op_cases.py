@@ -7,6 +7,7 @@ from functools import partial, reduce
 import numpy as np
 
 from llamatrain.graph import ops
+from llamatrain.graph.ops.convolution import Window
 from llamatrain.graph.tensor import F64, I32, DType, Tensor, placeholder
 
 
@@ -97,6 +98,8 @@ for name in (
     "relu_sqr",
     "sigmoid",
     "exp",
+    "sin",
+    "cos",
     "gelu",
     "silu",
     "softplus",
@@ -658,4 +661,53 @@ case(
     lambda c: attention_with_sinks(c, 2, 5, 5, 2, 2, 4),
     lambda c: attention_with_sinks(c, 1, 6, 6, 4, 2, 3, packed=True, window=3),
     lambda c: attention_with_sinks(c, 1, 3, 4, 2, 1, 1, lasts=[0, 3, -1]),  # the last query sees nothing
+)
+
+# ---- windows over images ----------------------------------------------------
+
+WINDOWS = {  # height and width of images, and the window that moves over them
+    "one position": ((2, 3), Window((2, 3))),
+    "padded": ((4, 3), Window((3, 2), padding=(1, 1))),
+    "strides that leave a rest": ((6, 8), Window((2, 3), stride=(3, 2))),
+    "spread": ((7, 5), Window((3, 2), stride=(2, 1), padding=(1, 0), dilation=(2, 3))),
+}
+
+
+def columns_like(c: Case, count: int, channels: int, image: tuple[int, int], window: Window) -> Tensor:
+    """The windows of images of this size, as a leaf."""
+    height, width = window.count_positions((count, channels, *image))
+    return c.x(channels * window.size[0] * window.size[1], count * height * width)
+
+
+def pooled_like(c: Case, count: int, channels: int, image: tuple[int, int], window: Window) -> Tensor:
+    return c.x(count, channels, *window.count_positions((count, channels, *image)))
+
+
+for image, window in WINDOWS.values():
+    whole = {"shape": (2, 3, *image), "window": window}
+    for name in ("im2col", "max_pool_2d", "avg_pool_2d"):
+        f = partial(getattr(ops, name), window=window)
+        case(name, lambda c, f=f, image=image: f(c.x(2, 3, *image)))
+    case("im2col", lambda c, image=image, window=window: ops.im2col(c.turned(1, 2, *image), window=window))
+    case(
+        "max_pool_2d",
+        lambda c, image=image, window=window: ops.max_pool_2d(c.sliced(2, 1, *image), window=window),
+    )
+    case(
+        "col2im",
+        lambda c, image=image, whole=whole: ops.col2im(
+            columns_like(c, 2, 3, image, whole["window"]), **whole
+        ),
+    )
+    case(
+        "avg_pool_2d_back",
+        lambda c, image=image, whole=whole: ops.avg_pool_2d_back(
+            pooled_like(c, 2, 3, image, whole["window"]), **whole
+        ),
+    )
+case(  # a layer, through its filters and its bias, too
+    "im2col",
+    lambda c: ops.conv_2d(
+        c.x(2, 3, 5, 4), c.x(2, 3, 3, 2), c.x(2), stride=(2, 1), padding=(1, 0), dilation=(1, 2)
+    ),
 )

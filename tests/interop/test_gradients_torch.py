@@ -191,6 +191,25 @@ def delta_rule(q, k, v, g, beta, starts, chunk, correct):
     return out, torch.stack(rows, 1)
 
 
+def columns(x, window):
+    """Return torch's windows of each image, side by side."""
+    made = functional.unfold(x, window.size, window.dilation, window.padding, window.stride)
+    return made.transpose(0, 1).flatten(1)
+
+
+def images(y, shape, window):
+    each = y.reshape(len(y), shape[0], -1).transpose(0, 1)
+    return functional.fold(each, shape[2:], window.size, window.dilation, window.padding, window.stride)
+
+
+def mean_pool(x, window):
+    """Return means of windows; torch has none of spread windows, which are a convolution of each channel."""
+    if window.dilation == (1, 1):
+        return functional.avg_pool2d(x, window.size, window.stride, window.padding)
+    filters = torch.full((x.shape[1], 1, *window.size), 1 / (window.size[0] * window.size[1]))
+    return functional.conv2d(x, filters, None, window.stride, window.padding, window.dilation, x.shape[1])
+
+
 TORCH: dict[str, Callable[..., Any]] = {
     "add": torch.add,
     "sub": torch.sub,
@@ -207,6 +226,8 @@ TORCH: dict[str, Callable[..., Any]] = {
     "xielu_back": back(xielu),
     "sigmoid": torch.sigmoid,
     "exp": torch.exp,
+    "sin": torch.sin,
+    "cos": torch.cos,
     "gelu": gelu,
     "gelu_back": back(gelu),
     "softcap": capped,
@@ -284,6 +305,15 @@ TORCH: dict[str, Callable[..., Any]] = {
     "linear_cross_entropy_rows": lambda x, w, targets, cap=0.0: entropies(capped(x @ w.mT, cap), targets),
     "softplus": functional.softplus,
     "log_odds": lambda x: x - torch.log(-torch.expm1(x)),
+    "im2col": columns,
+    "col2im": images,
+    "max_pool_2d": lambda x, window: functional.max_pool2d(
+        x, window.size, window.stride, window.padding, window.dilation
+    ),
+    "avg_pool_2d": mean_pool,
+    "avg_pool_2d_back": lambda dy, shape, window: back(mean_pool)(
+        dy, torch.zeros(shape).requires_grad_(), window=window
+    ),
     "linear_cross_entropy": lambda x, w, *aims, cap=0.0: cross_entropy(capped(x @ w.mT, cap), *aims),
 }
 

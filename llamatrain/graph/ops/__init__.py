@@ -8,6 +8,7 @@ ops; a `_back` op is a gradient in one piece, fused where that pays.
 from llamatrain.graph.ops.activations import *
 from llamatrain.graph.ops.arithmetic import *
 from llamatrain.graph.ops.attention import *
+from llamatrain.graph.ops.convolution import *
 from llamatrain.graph.ops.dropout import *
 from llamatrain.graph.ops.experts import *
 from llamatrain.graph.ops.gates import *

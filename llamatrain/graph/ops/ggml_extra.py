@@ -92,6 +92,28 @@ def _(node: Node, dy: Tensor):
     return (div(dy, node.sources[0]),)
 
 
+@op(in_place=((0, 0),))
+def sin(x: Spec) -> Spec:
+    """Return the sine of x."""
+    return Spec(x.shape, floats(x))
+
+
+@gradient(sin)
+def _(node: Node, dy: Tensor):
+    return (mul(dy, cos(node.sources[0])),)
+
+
+@op(in_place=((0, 0),))
+def cos(x: Spec) -> Spec:
+    """Return the cosine of x."""
+    return Spec(x.shape, floats(x))
+
+
+@gradient(cos)
+def _(node: Node, dy: Tensor):
+    return (neg(mul(dy, sin(node.sources[0]))),)
+
+
 @op()
 def add_cast(a: Spec, b: Spec, *, dtype: DType) -> Spec:
     """Return a + b in another type; a may be of lower precision than b."""

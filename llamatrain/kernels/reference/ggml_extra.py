@@ -52,6 +52,18 @@ def log(x):
 
 
 @kernel
+def sin(x):
+    """Return the sine of x."""
+    return np.sin(x)
+
+
+@kernel
+def cos(x):
+    """Return the cosine of x."""
+    return np.cos(x)
+
+
+@kernel
 def add_cast(a, b, *, dtype: DType):
     """Return a + b in another type; a may be of lower precision than b."""
     return cast(add_in_float32(a, b), dtype=dtype)

@@ -26,6 +26,7 @@ from llamatrain.kernels.reference.registry import run_kernel
 from llamatrain.kernels.torch import (  # noqa: F401 - each registers its kernels
     GPUS,
     attention,
+    convolution,
     elementwise,
     experts,
     losses,

@@ -106,6 +106,18 @@ def exp(x: Tensor, *, out: Outs) -> None:
     torch.exp(x, out=out[0])
 
 
+@writing_kernel()
+def sin(x: Tensor, *, out: Outs) -> None:
+    """Write the sine of x."""
+    torch.sin(x, out=out[0])
+
+
+@writing_kernel()
+def cos(x: Tensor, *, out: Outs) -> None:
+    """Write the cosine of x."""
+    torch.cos(x, out=out[0])
+
+
 # ---- activations -----------------------------------------------------------
 
 
