@@ -1,20 +1,17 @@
-"""Trains two dense layers on digits of 8 x 8 pixels with the engine alone, and AdamW in the graph.
+"""Trains a net that reads digits, saves it as GGUF, loads it again and measures it.
 
-    python scripts/digits.py [STEPS]
+    python scripts/digits.py [dense|conv] [--data FOLDER] [--out FILE] [--epochs N]
 
-The digits are drawn from a small font of seven lines, at random positions, dimmed, with noise.
+FOLDER has the four unpacked files of MNIST, such as train-images-idx3-ubyte. Without it, digits are drawn from a
+small font of seven lines: larger or smaller, a little off the middle, dimmed, with noise.
 """
 
-import sys
-import time
+import argparse
+from pathlib import Path
 
 import numpy as np
 
-from llamatrain.engine.program import Program
-from llamatrain.graph.ops import cross_entropy_loss, matmul, relu
-from llamatrain.graph.tensor import F32, I32, Tensor, parameter, placeholder
-from llamatrain.optim.methods.adamw import AdamW
-from llamatrain.optim.update_graph import differentiate, streamed_update
+from llamatrain.custom import Dataset, Graph, evaluate, fit, ops, read_idx
 
 # each number is a line of five pixels, from the top
 FONT = np.array(
@@ -31,92 +28,70 @@ FONT = np.array(
         [14, 17, 17, 15, 1, 2, 12],
     ]
 )
-SIDE, HIDDEN, BATCH, RATE = 8, 48, 64, 3e-3
-OPTIMIZER = AdamW()
+SIDE, BATCH = 28, 50
+DRAWN = 4000, 1000  # samples for training and for the test
 
 
-def draw_digits(count: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Return images (count, 64) and the digits that they show."""
+def draw_digits(count: int, seed: int) -> Dataset:
+    """Return images (count, 28, 28) with values around 0 to 1, and the digits that they show."""
+    random = np.random.default_rng(seed)
     digits = random.integers(0, 10, count)
-    glyphs = (FONT[digits, :, None] >> np.arange(4, -1, -1)) & 1
-    images = np.zeros((count, SIDE, SIDE), np.float32)
+    glyphs = (FONT[digits, :, None] >> np.arange(4, -1, -1)) & 1  # (count, 7, 5)
+    images = 0.1 * random.standard_normal((count, SIDE, SIDE))
     for image, glyph in zip(images, glyphs, strict=True):
-        top, left = random.integers(0, 2), random.integers(0, 4)
-        image[top : top + 7, left : left + 5] = glyph * random.uniform(0.6, 1.0)
-    return (images + 0.15 * random.standard_normal(images.shape)).astype(np.float32).reshape(
-        count, -1
-    ), digits.astype(np.int32)
+        tall, wide = random.integers(14, 23), random.integers(10, 17)
+        top, left = ((SIDE - size) // 2 + random.integers(-2, 3) for size in (tall, wide))
+        scaled = glyph[np.arange(tall) * 7 // tall][:, np.arange(wide) * 5 // wide]
+        image[top : top + tall, left : left + wide] += scaled * random.uniform(0.6, 1.0)
+    return Dataset(images.astype(np.float32), digits)
 
 
-class Classifier:
-    """A classifier: one program trains and another one computes scores, over the same weights."""
-
-    def __init__(self, seed: int = 0) -> None:
-        sizes = {"in": (HIDDEN, SIDE**2), "out": (10, HIDDEN)}
-        random = np.random.default_rng(seed)
-        self.memory: dict[Tensor, np.ndarray] = {}
-        layers = []
-        for name, (outputs, inputs) in sizes.items():
-            weight = parameter(f"{name}.weight", (outputs, inputs))
-            bias = parameter(f"{name}.bias", (outputs,))
-            self.memory |= {
-                weight: (random.standard_normal((outputs, inputs)) * inputs**-0.5).astype(np.float32)
-            }
-            self.memory |= {bias: np.zeros(outputs, np.float32)}
-            layers.append((weight, bias))
-        self.images = placeholder("images", (BATCH, SIDE**2), F32)
-        self.targets = placeholder("targets", (BATCH,), I32)
-        shares = placeholder("shares", (BATCH,), F32)
-        (first, first_bias), (second, second_bias) = layers
-        self.scores = matmul(relu(matmul(self.images, first, first_bias)), second, second_bias)
-        self.loss = cross_entropy_loss(self.scores, self.targets, shares)
-        self.update_inputs, results = streamed_update(differentiate(self.loss, list(self.memory)), OPTIMIZER)
-        states = {
-            state: np.zeros(state.shape, np.float32)
-            for weight in self.memory
-            for state in OPTIMIZER.states_for(weight)
-        }
-        self.step = Program.build(results, self.memory | states)
-        self.step.write(shares, 1 / BATCH)
-        self.scorer = Program.build([self.scores], self.memory)
-        self.steps = 0
-
-    def learn(self, images: np.ndarray, digits: np.ndarray) -> float:
-        """Take a step and return the loss before it."""
-        self.steps += 1
-        schedule = OPTIMIZER.schedule(self.steps, RATE)
-        for leaf, values in (
-            (self.images, images),
-            (self.targets, digits),
-            (self.update_inputs.schedule, schedule),
-        ):
-            self.step.write(leaf, values)
-        self.step()
-        return float(self.step.read(self.loss))
-
-    def measure_accuracy(self, images: np.ndarray, digits: np.ndarray) -> float:
-        """Return the share of images that are classified correctly."""
-        predictions = []
-        for first in range(0, len(images), BATCH):
-            self.scorer.write(self.images, images[first : first + BATCH])
-            self.scorer()
-            predictions.append(self.scorer.read(self.scores).argmax(1))
-        return float(np.mean(np.concatenate(predictions) == digits))
+def read_mnist(folder: Path, part: str) -> Dataset:
+    """Return the part "train" or "t10k" of MNIST."""
+    images = read_idx(folder / f"{part}-images-idx3-ubyte") / np.float32(255)
+    return Dataset(images, read_idx(folder / f"{part}-labels-idx1-ubyte"))
 
 
-def main() -> None:
-    """Train and print the accuracy on unseen digits."""
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    random = np.random.default_rng(1)
-    start = time.perf_counter()
-    unseen = draw_digits(16 * BATCH, random)
-    classifier = Classifier()
-    for step in range(1, steps + 1):
-        loss = classifier.learn(*draw_digits(BATCH, random))
-        if step % 100 == 0:
-            accuracy = classifier.measure_accuracy(*unseen)
-            seconds = time.perf_counter() - start
-            print(f"step {step}  loss {loss:.3f}  accuracy {accuracy:.3f}  {seconds:.1f} s")
+def build_dense() -> Graph:
+    """Return a net of two dense layers."""
+    graph = Graph(batch=BATCH, name="digits-dense")
+    images = graph.input((SIDE, SIDE))
+    hidden = ops.relu(graph.linear("hidden", ops.flatten(images), 200))
+    graph.output = graph.linear("output", hidden, 10)
+    return graph
+
+
+def build_conv() -> Graph:
+    """Return a net of two convolutions and a dense layer."""
+    graph = Graph(batch=BATCH, name="digits-conv")
+    x = ops.reshape(graph.input((SIDE, SIDE)), shape=(BATCH, 1, SIDE, SIDE))
+    for name, filters in (("conv1", 8), ("conv2", 16)):
+        x = ops.pool_2d(ops.relu(graph.conv_2d(name, x, filters, 3, padding=1)), 2)
+    graph.output = graph.linear("output", ops.flatten(x), 10)
+    return graph
+
+
+NETS = {"dense": build_dense, "conv": build_conv}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train, save, load, and print the accuracy on digits that were not trained."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("net", nargs="?", choices=NETS, default="dense")
+    parser.add_argument("--data", type=Path, help="a folder with MNIST's files")
+    parser.add_argument("--out", type=Path, default="digits.gguf", help="the file for the weights")
+    parser.add_argument("--epochs", type=int, default=5)
+    options = parser.parse_args(arguments)
+    if options.data:
+        train, test = (read_mnist(options.data, part) for part in ("train", "t10k"))
+    else:
+        train, test = (draw_digits(count, seed) for seed, count in enumerate(DRAWN))
+    graph = NETS[options.net]()
+    fit(graph, train, loss="cross_entropy", epochs=options.epochs, validation=0.1, show=True)
+    graph.save(options.out)
+    loaded = NETS[options.net]()
+    loaded.load(options.out)
+    print(f"{options.out}: {evaluate(loaded, test)} on {len(test):,} other digits")
 
 
 if __name__ == "__main__":

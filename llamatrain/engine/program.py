@@ -94,14 +94,18 @@ class Program:
         outputs: Iterable[Tensor],
         memory: Mapping[Tensor, Memory] | None = None,
         *,
-        kernels: str = "cpu",
+        kernels: str | Device = "cpu",
         threads: int = 1,
         drop_base: bool = False,
         arena: Memory | None = None,
         naive: bool = False,
     ) -> "Program":
-        """Plan and bind a graph; outputs with memory in `memory` are pinned to it."""
-        outputs, memory, device = list(outputs), memory or {}, create_device(kernels, threads, drop_base)
+        """Plan and bind a graph, for a device or for a new one of a name.
+
+        Outputs with memory in `memory` are pinned to it.
+        """
+        outputs, memory = list(outputs), memory or {}
+        device = create_device(kernels, threads, drop_base) if isinstance(kernels, str) else kernels
         pinned = [output for output in outputs if output in memory and output.node]
         laid_out = plan(
             outputs,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf
@@ -21,9 +22,11 @@ from llamatrain.cli.main import COMMANDS
 from llamatrain.config.options import format_flag, option_specs
 from llamatrain.run.lora_options import LoraOptions
 from llamatrain.run.options import RunOptions, TrainOptions
+from scripts.digits import draw_digits
 from tests.helpers.adapter_files import adapter, linear
 from tests.helpers.cli import ROOT, ran
 from tests.helpers.groups import groups, write_groups
+from tests.helpers.idx_files import idx_bytes
 from tests.helpers.small_models import loaded
 from tests.meta.test_configs import CONFIGS, commands, material
 
@@ -162,6 +165,18 @@ def checkpoint(name: str) -> None:
     shutil.copy(max(Path("runs/mine").glob("checkpoint-[1-9]*.gguf")), name)
 
 
+MNIST = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+
+
+def digits_of_mnist(name: str) -> None:
+    """Drawn ones, in a file of MNIST's format."""
+    drawn = draw_digits(200, 0)
+    images = np.clip(255 * drawn.inputs["input"], 0, 255)
+    array = images if "images" in name else drawn.targets
+    assert array is not None
+    Path(name).write_bytes(idx_bytes(array.astype(np.uint8)))
+
+
 def given(name: str) -> object:
     return material(Path(), name)
 
@@ -183,6 +198,7 @@ MADE: dict[str, Callable[[str], object]] = {
     "B.gguf": adapter_of_base,
     "TUNED.gguf": by("llamatrain export-lora BASE.gguf --lora A.gguf --out TUNED.gguf"),
     "PEFTDIR": by("llamatrain export-lora BASE.gguf --lora A.gguf --peft PEFTDIR"),
+    **dict.fromkeys(MNIST, digits_of_mnist),
     "runs/mine": earlier("runs/mine"),
     "runs/chats": earlier("runs/chats"),
     "runs/sums": earlier("runs/sums"),
@@ -266,14 +282,19 @@ def test_what_llama_cpp_and_ollama_are_given_is_there(here: None) -> None:
     assert not [name for name in files if not Path(name).is_file()]
 
 
-@pytest.mark.parametrize(
-    "number", range(sum(block.language == "python" and "import llamatrain" in block.text for block in BLOCKS))
-)
+PROGRAMS = [
+    block
+    for block in BLOCKS
+    if block.language == "python" and re.search(r"^(import|from) llamatrain", block.text, re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("number", range(len(PROGRAMS)))
 def test_python_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    made("TEXT.txt")
-    blocks = [block for block in BLOCKS if block.language == "python" and "import llamatrain" in block.text]
-    code = re.sub(r"iters=(\d+)", lambda match: f"iters={max(1, int(match[1]) // 50)}", blocks[number].text)
+    for name in ("TEXT.txt", *MNIST):
+        made(name)
+    code = re.sub(r"iters=(\d+)", lambda match: f"iters={max(1, int(match[1]) // 50)}", PROGRAMS[number].text)
     printed = list[tuple[Any, ...]]()
     exec(code, {"print": lambda *values: printed.append(values)})
     assert len(printed) >= 3 and all(value is not None for values in printed for value in values)

@@ -17,7 +17,7 @@ LAYERS = (
     ("kernels", "model", "optim"),
     ("adapters", "contrastive", "engine", "merging", "preference"),
     ("report", "sample"),
-    ("train",),
+    ("custom", "train"),
     ("checkpoints", "planner"),
     ("run",),
     ("commands",),

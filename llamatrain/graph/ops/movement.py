@@ -68,6 +68,11 @@ def transpose(x: Tensor) -> Tensor:
     return permute(x, axes=(*axes[:-2], axes[-1], axes[-2]))
 
 
+def flatten(x: Tensor) -> Tensor:
+    """Join all axes but the first."""
+    return reshape(x, shape=(x.shape[0], math.prod(x.shape[1:])))
+
+
 def _view_layout(at: Layout, x: Spec, out: Spec, *, slices: Slices) -> Layout:
     starts = (start * stride for (start, _, _), stride in zip(slices, at.strides, strict=True))
     strides = tuple(step * stride for (_, _, step), stride in zip(slices, at.strides, strict=True))

@@ -15,10 +15,10 @@ from llamatrain.kernels.reference.registry import kernel
 
 
 def pad_images(x, window: Window, fill: float):
-    """Return images with a border of `fill`."""
+    """Return images with a border of `fill`; without a border they are not copied."""
     vertical, horizontal = window.padding
     around = ((0, 0), (0, 0), (vertical, vertical), (horizontal, horizontal))
-    return np.pad(x, around, constant_values=fill)
+    return np.pad(x, around, constant_values=fill) if any(window.padding) else x
 
 
 def crop_images(padded, window: Window):
@@ -75,7 +75,7 @@ def max_pool_2d_back(dy, x, *, window):
     largest, is_open = reduce(np.maximum, window_elements(padded, window)), np.ones(dy.shape, bool)
     for element, grad in zip(window_elements(padded, window), window_elements(grads, window), strict=True):
         found = is_open & (element == largest)
-        grad += np.where(found, dy, 0)
+        grad += dy * found
         is_open &= ~found
     return crop_images(grads, window)
 
