@@ -10,7 +10,7 @@ ended.
 import math
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,6 +45,7 @@ from llamatrain.config.options import (
 from llamatrain.config.signatures import document_options
 from llamatrain.contrastive.options import ContrastiveOptions, PoolingOptions
 from llamatrain.data.options import DataOptions
+from llamatrain.data.supplied_rows import RowSource
 from llamatrain.data.tokenizer import to_bytes
 from llamatrain.distributed.comm import is_printing_rank
 from llamatrain.errors import FileError, LlamatrainError, UsageError, words_of
@@ -53,6 +54,7 @@ from llamatrain.platform.terminal import show_log
 from llamatrain.preference.options import PreferenceDataOptions, PreferenceOptions
 from llamatrain.report.listener import Listener, add_listener
 from llamatrain.report.metrics import read_lines
+from llamatrain.run.hooks import RunHooks, create_hooks
 from llamatrain.run.in_memory_rows import Data, Place, check_path, rows_for_call, rows_for_run
 from llamatrain.run.options import RunFolderOptions
 from llamatrain.run.request import (
@@ -117,6 +119,10 @@ __all__ = [
 ]
 
 
+OnStep = Callable[[dict[str, Any]], object]  # gets the metrics of a step; True stops the run
+RateOfStep = Callable[[int], float]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """The result of a training run."""
@@ -143,7 +149,13 @@ class Run:
 
 @document_options(RunFolderOptions, *FROM_SCRATCH_OPTIONS)
 def from_scratch(
-    *data: Data, show: bool = False, progress: Listener | None = None, **options: "Unpack[FromScratchOptions]"
+    *data: Data,
+    show: bool = False,
+    progress: Listener | None = None,
+    on_step: OnStep | None = None,
+    lr_schedule: RateOfStep | None = None,
+    rows: RowSource | None = None,
+    **options: "Unpack[FromScratchOptions]",
 ) -> Run:
     """Train a new model on data, or on the built-in sine wave without any.
 
@@ -152,15 +164,21 @@ def from_scratch(
     show: print what the command prints, to standard error.
     progress: a function that is called with each line of metrics.jsonl as a dict; an error that it raises
         ends the run.
+    on_step: a function that is called with the metrics of each step as a dict. If it returns True, the run
+        saves a checkpoint and ends, and can be resumed; an error that it raises ends the run.
+    lr_schedule: a function of the step, which counts from 1, that returns its learning rate, in place of the
+        options of the rate. A resumed run needs it again.
+    rows: token ids to train on, in place of data: a function of the row's number, which counts from 0, or an
+        iterable of lists of ids. A list is repeated; an iterator must be long enough, and begins again with
+        row 0 for a resumed run, which needs `rows` again. A row has from 2 ids to one more than the context.
     """
     with (
         translate_errors(show),
-        add_listener(progress),
+        run_hooks(progress, on_step, lr_schedule, rows) as hooks,
         rows_for_run("from-scratch", data, {**options}) as (files, overrides),
     ):
-        return run_request(
-            request_from_scratch(files, check_options(overrides, RunFolderOptions, *FROM_SCRATCH_OPTIONS))
-        )
+        values = check_options(overrides, RunFolderOptions, *FROM_SCRATCH_OPTIONS)
+        return run_request(request_from_scratch(files, values, hooks))
 
 
 @document_options(RunFolderOptions, *FINETUNE_OPTIONS, defaults=FINETUNE_DEFAULTS)
@@ -169,23 +187,25 @@ def finetune(
     *data: Data,
     show: bool = False,
     progress: Listener | None = None,
+    on_step: OnStep | None = None,
+    lr_schedule: RateOfStep | None = None,
+    rows: RowSource | None = None,
     **options: "Unpack[FinetuneOptions]",
 ) -> Run:
     """Train a LoRA adapter for a GGUF model on data; with `full=True`, train the model itself.
 
-    `data`, `show` and `progress` are those of `from_scratch`.
+    `data`, `show`, `progress`, `on_step`, `lr_schedule` and `rows` are those of `from_scratch`.
 
     base: the model's file; None to resume a run that knows it.
     """
     with (
         translate_errors(show),
-        add_listener(progress),
+        run_hooks(progress, on_step, lr_schedule, rows) as hooks,
         rows_for_run("finetune", data, {**options}) as (files, overrides),
     ):
         model = None if base is None else str(path_of(base))
-        return run_request(
-            request_finetune(model, files, check_options(overrides, RunFolderOptions, *FINETUNE_OPTIONS))
-        )
+        values = check_options(overrides, RunFolderOptions, *FINETUNE_OPTIONS)
+        return run_request(request_finetune(model, files, values, hooks))
 
 
 @document_options(ExportOptions, AdapterOptions, without=("out",))
@@ -502,6 +522,19 @@ def to_plain(value: Any, option: OptionSpec) -> Any:
         value = Path(value)
     single = int | float if option.kind in (int, float) else str | Path
     return [value] if option.repeated and isinstance(value, single) else value
+
+
+@contextmanager
+def run_hooks(
+    progress: Listener | None,
+    on_step: OnStep | None,
+    lr_schedule: RateOfStep | None,
+    rows: RowSource | None,
+) -> Iterator[RunHooks]:
+    """Yield the hooks of a run; functions that get its metrics do so until the block ends."""
+    hooks = create_hooks(on_step, lr_schedule, rows)
+    with add_listener(progress), add_listener(hooks.on_step):
+        yield hooks
 
 
 # ---- what goes out ---------------------------------------------------------

@@ -72,7 +72,7 @@ def batches_by_length(
 ) -> "Iterator[tuple[list[int], Batch]]":
     """Yield texts of similar lengths together: their numbers, and a batch of rows with one text each."""
     from llamatrain.contrastive.batches import add_places
-    from llamatrain.data.batches import rows_to_arrays
+    from llamatrain.data.batches import collate_rows
 
     order = sorted(range(len(segments)), key=lambda number: len(segments[number].tokens))
     for first in range(0, len(order), rows):
@@ -80,4 +80,4 @@ def batches_by_length(
         batch_rows = [[segments[number]] for number in numbers] + [[] for _ in range(rows - len(numbers))]
         longest = len(segments[numbers[-1]].tokens)
         length = next(length for length in lengths if length >= longest)
-        yield numbers, add_places(rows_to_arrays(batch_rows, length, 0), batch_rows, 1)
+        yield numbers, add_places(collate_rows(batch_rows, length, 0), batch_rows, 1)

@@ -16,12 +16,13 @@ from llamatrain.custom.losses import get_loss
 from llamatrain.custom.programs import GraphPrograms, LossPrograms, Microbatch, TrainPrograms
 from llamatrain.custom.score import Score, ScoreMeter
 from llamatrain.data.shuffle import Order
-from llamatrain.distributed.comm import get_comm
 from llamatrain.distributed.cores import count_cores
+from llamatrain.distributed.launcher import check_single_process
 from llamatrain.engine.device import Device, create_device
 from llamatrain.errors import LlamatrainError, UsageError
 from llamatrain.optim.optimizer import ElementwiseRule
 from llamatrain.optim.registry import get_optimizer, optimizer_names
+from llamatrain.optim.schedule import FunctionSchedule
 from llamatrain.platform.terminal import log_line, progress_bar, show_log
 
 Rate = float | Callable[[int], float]  # a learning rate, or a function of the step, which counts from 1
@@ -105,7 +106,7 @@ def fit(
     on_step, on_epoch: functions that get each step and each epoch; if one returns True, training ends.
     show: print epochs and a progress bar to standard error.
     """
-    check_alone()
+    check_single_process("the graph and the dataset", "start the program without mpiexec")
     check_whole(epochs, 1, "epochs")
     check_whole(seed, 0, "seed")
     dataset, held_out = split_validation(dataset, validation)
@@ -115,17 +116,18 @@ def fit(
             f"batch must be a multiple of the graph's batch of {graph.batch} (got {batch})",
             code="invalid-batch",
         )
-    if not is_rate(clip):
+    if not isinstance(clip, int | float) or not 0 <= clip < math.inf:
         raise UsageError(
             f"clip must be a finite number of at least 0 (got {quote(clip)})", code="invalid-clip"
         )
     if not graph.parameters:
         raise UsageError("the graph has no weights to train", code="no-weights")
-    rate_of = create_rate(lr)
+    schedule = FunctionSchedule(lr if callable(lr) else lambda step: lr)
+    schedule.rate(1)
     programs = TrainPrograms(
         graph, open_device(device, threads), get_loss(loss), dataset, create_rule(optimizer), clip
     )
-    trainer = Trainer(programs, dataset, rate_of, step_samples, Order(len(dataset), seed, shuffle), epochs)
+    trainer = Trainer(programs, dataset, schedule, step_samples, Order(len(dataset), seed, shuffle), epochs)
     evaluator = (
         LossPrograms(graph, programs.device, programs.kind, held_out, programs.memory) if held_out else None
     )
@@ -176,12 +178,12 @@ class Trainer:
         self,
         programs: TrainPrograms,
         dataset: Dataset,
-        rate_of: Callable[[int], float],
+        schedule: FunctionSchedule,
         step_samples: int,
         order: Order,
         epochs: int,
     ) -> None:
-        self.programs, self.dataset, self.rate_of = programs, dataset, rate_of
+        self.programs, self.dataset, self.schedule = programs, dataset, schedule
         self.step_samples, self.order = step_samples, order
         self.step, self.steps = 0, epochs * math.ceil(len(dataset) / step_samples)
         self.is_stopped = False
@@ -203,7 +205,7 @@ class Trainer:
 
     def _take_step(self, epoch: int, rows: np.ndarray, meter: ScoreMeter) -> FitStep:
         start, programs, step = time.perf_counter(), self.programs, self.step + 1
-        rate = self.rate_of(step)
+        rate = self.schedule.rate(step)
         size = programs.graph.batch
         weight = 1.0 if programs.kind.is_sum else 1 / len(rows)
         found = [
@@ -251,14 +253,6 @@ def open_device(name: str, threads: int | None) -> Device:
     return create_device(name, count_cores() if threads is None else check_whole(threads, 1, "threads"))
 
 
-def check_alone() -> None:
-    """Raise an error if there are several processes: each would train a model of its own."""
-    if (ranks := get_comm().size) > 1:
-        raise UsageError(
-            f"fit trains in one process (got {ranks}); start it without mpiexec", code="several-ranks"
-        )
-
-
 def check_whole(value: int, least: int, name: str) -> int:
     """Return a whole number that is large enough."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -273,27 +267,6 @@ def split_validation(dataset: Dataset, validation: float | Dataset | None) -> tu
     if validation is None or isinstance(validation, Dataset):
         return dataset, validation
     return dataset.split(validation)
-
-
-def is_rate(value: object) -> bool:
-    """Return True for a finite number that is not negative."""
-    return isinstance(value, int | float | np.number) and bool(0 <= value < math.inf)
-
-
-def create_rate(lr: Rate) -> Callable[[int], float]:
-    """Return the learning rate as a checked function of the step."""
-
-    def rate_of(step: int) -> float:
-        rate = lr(step) if callable(lr) else lr
-        if not is_rate(rate):
-            raise UsageError(
-                f"the learning rate must be a finite number of at least 0 (got {quote(rate)} at step {step})",
-                code="invalid-rate",
-            )
-        return float(rate)
-
-    rate_of(1)
-    return rate_of
 
 
 def create_rule(optimizer: str | ElementwiseRule) -> ElementwiseRule:

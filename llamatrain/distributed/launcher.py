@@ -3,6 +3,8 @@
 import os
 from dataclasses import dataclass
 
+from llamatrain.errors import UsageError
+
 RANKS = "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"
 SIZES = "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"
 # environment variables of Slurm, which may also start independent processes
@@ -55,3 +57,11 @@ def first_number(names: tuple[str, ...]) -> int | None:
         (int(value) for value in values if value.isdecimal() and value.isascii() and len(value) <= DIGITS),
         None,
     )
+
+
+def check_single_process(what: str, remedy: str) -> None:
+    """Raise if several processes would each have an object of their own."""
+    if (started := get_launch_info()) and started.is_multi_process:
+        raise UsageError(
+            f"{what} belong to one process, but {started.description}; {remedy}", code="single-process"
+        )

@@ -12,8 +12,12 @@ The last step of a period has the minimum; the step after it is the first of the
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
+from llamatrain.config.messages import quote
 from llamatrain.errors import UsageError
 
 MAX_PERIODS = 100_000  # beyond this many, periods are not iterated
@@ -90,3 +94,20 @@ class Schedule:
 
     def _interpolate(self, share: float) -> float:
         return self.minimum + share * (self.peak - self.minimum)
+
+
+@dataclass(frozen=True)
+class FunctionSchedule:
+    """A learning rate that a function of the step gives."""
+
+    function: Callable[[int], object]
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, which must be finite and not negative."""
+        rate = self.function(step)
+        if not isinstance(rate, int | float | np.number) or not 0 <= rate < math.inf:
+            raise UsageError(
+                f"the learning rate must be a finite number of at least 0 (got {quote(rate)} at step {step})",
+                code="invalid-rate",
+            )
+        return float(rate)

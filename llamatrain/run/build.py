@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import numpy as np
 
@@ -69,7 +70,10 @@ def build_loop(
     prepared: PreparedRun, programs: TrainPrograms, listener: Report | NullListener, interrupts: Interrupts
 ) -> Loop:
     """Build the loop of a new or resumed run. The caller sets `save`, `save_best` and `sample`."""
-    data, loop_config = prepared.data, prepared.resolved.loop_config(prepared.fitted.plan.splits)
+    data, hooks = prepared.data, prepared.hooks
+    loop_config = prepared.resolved.loop_config(prepared.fitted.plan.splits)
+    if hooks.schedule:
+        loop_config = replace(loop_config, schedule=hooks.schedule)
     minimizer = prepared.resolved.optimizer.create_minimizer(programs.weights.vector)
     inputs, reads_base = prepared.inputs, prepared.fitted.plan.spec.device.is_host
     arrays = prepared.fitted.weights.frozen.values() if reads_base else ()
@@ -90,6 +94,7 @@ def build_loop(
         minimizer=minimizer,
         epoch_samples=data.samples,
         comm=get_comm(),
+        wants_stop=lambda: hooks.wants_stop,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from llamatrain.data.batches import CursorState, PackingStats
 from llamatrain.data.options import DataOptions
 from llamatrain.data.sine import Sine
+from llamatrain.data.supplied_rows import RowSource, SuppliedRows
 from llamatrain.distributed.once import run_once_per_host
 from llamatrain.errors import DataError, UsageError
 from llamatrain.run.model import RunModel
@@ -69,8 +70,12 @@ def load_data(
     data: DataOptions,
     seed: int,
     compare: "ComparedKind | None" = None,
+    supplied: RowSource | None = None,
 ) -> TrainingData:
-    """Open, tokenize, count and split the data."""
+    """Open, tokenize, count and split the data, unless a Python program supplies its rows."""
+    if supplied is not None:
+        rows = SuppliedRows(supplied, model.h.vocab, model.row_length, seed)
+        return TrainingData(rows=rows, validation=None, description="rows that a Python program supplies")
     if not files:
         sine = make_sine(model, seed)
         return TrainingData(
@@ -92,7 +97,7 @@ def load_data(
     texts_per_row = widen_groups(dataset, validation_set)
     if compare and data.as_ != "rest":
         check_skipped(dataset, model.row_length)
-    rows = kind.batches(dataset, data, seed, tokenizer.eos, tokenizer.bos)
+    batches = kind.batches(dataset, data, seed, tokenizer.eos, tokenizer.bos)
     validation = (
         kind.batches(validation_set, data, seed, tokenizer.eos, tokenizer.bos) if validation_set else None
     )
@@ -111,11 +116,11 @@ def load_data(
     ]
     facts += [f"{others} ignored"] if (others := skipped_files([*files, *data.val])) else []
     return TrainingData(
-        rows=rows,
+        rows=batches,
         validation=validation,
         description="; ".join(facts),
         samples=len(dataset),
-        packed=rows.packs,
+        packed=batches.packs,
         texts_per_row=texts_per_row,
     )
 

@@ -18,7 +18,7 @@ from llamatrain.checkpoints.new_run_dir import create_next_folder, ensure_folder
 from llamatrain.checkpoints.run_folder import RUNS
 from llamatrain.config.messages import quote
 from llamatrain.config.values import is_valid_path
-from llamatrain.distributed.comm import get_launch_info
+from llamatrain.distributed.launcher import check_single_process
 from llamatrain.errors import UsageError
 from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.platform.temp_files import create_temp_folder, remove_path
@@ -100,12 +100,7 @@ def rows_for_run(
     if not rows and not val_rows:
         yield paths, values
         return
-    if (started := get_launch_info()) and started.is_multi_process:
-        raise UsageError(
-            f"rows in memory belong to one process, but {started.description}; write them to a file "
-            "that all can read",
-            code="single-process",
-        )
+    check_single_process("rows in memory", "write them to a file that all can read")
     folder, new_folders = make_folder(command, values)
     files, saved_before = list[Path](), saved_files(folder)
     try:

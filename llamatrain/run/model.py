@@ -20,6 +20,7 @@ from llamatrain.model.hyperparameters import ALL_F32, Hyperparameters, tokenizer
 from llamatrain.model.options import BYTES, CTX, ModelOptions, name_by_option
 from llamatrain.planner.limits import read_within
 from llamatrain.run.config import RunConfig
+from llamatrain.run.hooks import ROWS, stored_hooks
 from llamatrain.run.inputs import RunInputs
 from llamatrain.run.lora_options import LoraOptions
 
@@ -66,9 +67,16 @@ def make_model(config: RunConfig, inputs: RunInputs, changed: Collection[str], r
     if not inputs.base:
         return new_model(config, read).with_template(config.data, config.files if read else ())
     model = model_from_file(inputs.base, config, inputs, changed)
-    if inputs.resume_point and inputs.is_resume and model.tokenizer and not config.files:
+    point = inputs.resume_point
+    if (
+        point
+        and inputs.is_resume
+        and model.tokenizer
+        and not config.files
+        and ROWS not in stored_hooks(point)
+    ):
         raise FileError(
-            f"{inputs.resume_point.path}: the stored options are damaged: they name no data",
+            f"{point.path}: the stored options are damaged: they name no data",
             code="damaged-options",
         )
     return model.with_template(config.data)
@@ -205,7 +213,7 @@ def new_vocabulary(config: RunConfig, read: bool) -> tuple[dict[str, Value], Tok
         return tokenizer_metadata(gguf.metadata.raw_values), tokenizer, len(tokenizer)
     is_bytes = options.vocab_size == BYTES
     size = 0 if is_bytes else int(options.vocab_size)
-    if not config.files:
+    if not config.files and not is_bytes:
         return new_vocab.textless_vocabulary(size), None, size
     vocabulary = new_vocab.bytes_vocabulary() if is_bytes or not read else learn_vocabulary(config, size)
     tokenizer = load_tokenizer(Metadata(vocabulary))

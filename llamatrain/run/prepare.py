@@ -34,6 +34,7 @@ from llamatrain.run.config import RunConfig, transient_options
 from llamatrain.run.dataset import TrainingData, check_first_rows, first_group_size, load_data, make_sine
 from llamatrain.run.extra_outputs import may_write
 from llamatrain.run.fit_memory import DataShape, FittedRun, fit_memory
+from llamatrain.run.hooks import NO_HOOKS, RunHooks
 from llamatrain.run.inputs import RunInputs, open_inputs
 from llamatrain.run.model import NEW_MODEL, RunModel, check_teacher_vocab, make_model
 from llamatrain.run.request import RunRequest
@@ -63,6 +64,7 @@ class PreparedRun:
     trainable: Trainable
     sampler: Sampler
     notes: tuple[str, ...]
+    hooks: RunHooks
 
     def compile_ahead(self, programs: TrainPrograms) -> None:
         """Compile the programs that are needed after the first step."""
@@ -81,6 +83,7 @@ def start_request(request: RunRequest) -> tuple[RunConfig, RunInputs, list[str]]
     resume_point = find_checkpoint(folder_options, config.command)
     notes = [*request.notes, *(resume_point.notes if resume_point else ())]
     if resume_point:
+        request.hooks.check_resume(resume_point)
         named_config = config.make_absolute()
         config, more_notes = apply_resume(config, resume_point, request.given, request.changed)
         notes += more_notes
@@ -102,7 +105,12 @@ def start_request(request: RunRequest) -> tuple[RunConfig, RunInputs, list[str]]
 
 
 def prepare(
-    config: RunConfig, inputs: RunInputs, peft: Path | None, notes: list[str], changed: Collection[str]
+    config: RunConfig,
+    inputs: RunInputs,
+    peft: Path | None,
+    notes: list[str],
+    changed: Collection[str],
+    hooks: RunHooks = NO_HOOKS,
 ) -> PreparedRun:
     """Open the data, resolve the options and fit the run into memory."""
     with get_comm().raise_on_all():
@@ -114,7 +122,8 @@ def prepare(
     trainable = choose_trainable(config, model, inputs, peft)
     check_resident(config.train.memory, config.train.processor)
     with phase("data"):
-        data = load_data(config.files, model, config.data, config.train.seed, config.preference.data_kind)
+        kind = config.preference.data_kind
+        data = load_data(config.files, model, config.data, config.train.seed, kind, hooks.rows)
     if data.packed:  # store the default that was chosen, so that a resumed run packs too
         config = replace(config, data=replace(config.data, pack=True))
     config = cut_groups(config, data.texts_per_row * model.row_length)
@@ -148,6 +157,7 @@ def prepare(
         trainable=trainable,
         sampler=sampler,
         notes=(*notes, *describe_surprises(resolved, fitted, inputs, model, trainable)),
+        hooks=hooks,
     )
 
 

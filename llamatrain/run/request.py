@@ -32,10 +32,12 @@ from llamatrain.optim import registry
 from llamatrain.preference.options import PreferenceOptions, check_compatible
 from llamatrain.run.config import COMMAND_PARTS, PARTS, RunConfig
 from llamatrain.run.extra_output_options import ExtraOutputOptions
+from llamatrain.run.hooks import NO_HOOKS, RunHooks, check_hooks
 from llamatrain.run.lora_options import NOT_FULL, LoraOptions
 from llamatrain.run.options import RunFolderOptions, RunOptions, TrainOptions
 
 SINE_VOCAB_SIZES = 3, 1024  # tokens of the sine wave: one to begin with, and levels
+ROW_VOCAB_LEAST = 2  # tokens of supplied rows
 FROM_SCRATCH_OPTIONS = (ModelOptions, DataOptions, TrainOptions, RunOptions, ExtraOutputOptions)
 FINETUNE_OPTIONS = (
     LoraOptions,
@@ -77,6 +79,7 @@ class RunRequest:
     changed: Collection[str]  # names of those that differ from their defaults
     overrides: Collection[str]  # names of those given directly, not by the config file
     notes: tuple[str, ...] = ()
+    hooks: RunHooks = NO_HOOKS
 
     @contextmanager
     def naming_sources(self) -> Iterator[None]:
@@ -145,7 +148,7 @@ def build_config(
 # ---- a new model -----------------------------------------------------------
 
 
-def request_from_scratch(data: Sequence[str], overrides: Overrides) -> RunRequest:
+def request_from_scratch(data: Sequence[str], overrides: Overrides, hooks: RunHooks = NO_HOOKS) -> RunRequest:
     """Return the request for `from-scratch`."""
     values = merge_config_file(overrides, *FROM_SCRATCH_OPTIONS, DataArgument)
     folder_options, notes = latest_or_new(overrides, values)
@@ -153,18 +156,21 @@ def request_from_scratch(data: Sequence[str], overrides: Overrides) -> RunReques
     files = tuple(data or values.get("data", ()))
     changed = changed_options(values, *FROM_SCRATCH_OPTIONS)
     with naming_sources(folder_options.config, given, overrides):
-        if not (files or folder_options.resume or folder_options.checkpoint_in):
+        if hooks.rows is not None:
+            reject_data_options(values, "supplied rows")
+        elif not (files or folder_options.resume or folder_options.checkpoint_in):
             values = add_sine_defaults(values)
         config = build_config("from-scratch", files, "", values, changed, folder_options.resume is not None)
+        check_hooks(hooks, config, given)
         if not (folder_options.resume or folder_options.checkpoint_in):
-            check_vocabulary(config.model, bool(files))
+            check_vocabulary(config.model, bool(files), hooks.rows is not None)
             check_student(config, changed)
         if folder_options.only_write_model and not (folder_options.resume or folder_options.checkpoint_in):
             raise UsageError(
                 "--only-write-model needs a checkpoint; name it with --resume or --checkpoint-in",
                 code="no-checkpoint",
             )
-        if files and config.train.loss == "squared-error":
+        if (files or hooks.rows is not None) and config.train.loss == "squared-error":
             raise UsageError(
                 "--loss squared-error is for the sine wave only; leave out the option or the data",
                 code="sine-only",
@@ -176,17 +182,21 @@ def request_from_scratch(data: Sequence[str], overrides: Overrides) -> RunReques
         changed=changed,
         overrides={*overrides},
         notes=notes,
+        hooks=hooks,
     )
 
 
-def check_vocabulary(options: ModelOptions, has_text: bool) -> None:
+def check_vocabulary(options: ModelOptions, has_text: bool, has_rows: bool) -> None:
     """Raise if the vocabulary cannot have the size that was asked for."""
     from llamatrain.data.tokenizer.new_vocab import LARGEST, SMALLEST
 
-    size, (least, most) = options.vocab_size, (SMALLEST, LARGEST) if has_text else SINE_VOCAB_SIZES
-    if options.vocab_from or (has_text if size == BYTES else least <= int(size) <= most):
+    size, has_bytes = options.vocab_size, has_text or has_rows
+    least, most = (
+        (SMALLEST, LARGEST) if has_text else (ROW_VOCAB_LEAST, LARGEST) if has_rows else SINE_VOCAB_SIZES
+    )
+    if options.vocab_from or (has_bytes if size == BYTES else least <= int(size) <= most):
         return
-    takes = f"{least} to {most}, or {BYTES}" if has_text else f"{least} to {most} for the sine wave"
+    takes = f"{least} to {most}, or {BYTES}" if has_bytes else f"{least} to {most} for the sine wave"
     raise OptionError(
         lambda spelt: f"{spelt('vocab_size')} must be {takes} (got {size})", code="invalid-option"
     )
@@ -208,16 +218,21 @@ def check_student(config: RunConfig, changed: Collection[str]) -> None:
         )
 
 
-def add_sine_defaults(values: Overrides) -> dict[str, Any]:
-    """Return the options with the defaults of the sine wave; raise if one of them is about data."""
+def reject_data_options(values: Overrides, source: str) -> None:
+    """Raise if an option is about data, which a run does not read."""
     for name, spec in option_specs(DataOptions).items():
         if name in values and spec.check(values[name]) != spec.default:
             option = f"no_{name}" if values[name] is False else name
             raise OptionError(
                 lambda spelt, name=option: (
-                    f"{spelt(name)} has no effect on the built-in sine wave; name the data, or leave it out"
+                    f"{spelt(name)} has no effect on {source}; name the data, or leave it out"
                 )  # type: ignore[misc]
             )
+
+
+def add_sine_defaults(values: Overrides) -> dict[str, Any]:
+    """Return the options with the defaults of the sine wave; raise if one of them is about data."""
+    reject_data_options(values, "the built-in sine wave")
     sized = ("embd", "head", "layer") if "size" in values else ()
     counted = ("iters",) if "epochs" in values else ()
     return {**{name: value for name, value in SINE.items() if name not in (*sized, *counted)}, **values}
@@ -226,7 +241,9 @@ def add_sine_defaults(values: Overrides) -> dict[str, Any]:
 # ---- a model that is there -------------------------------------------------
 
 
-def request_finetune(base: str | None, data: Sequence[str], overrides: Overrides) -> RunRequest:
+def request_finetune(
+    base: str | None, data: Sequence[str], overrides: Overrides, hooks: RunHooks = NO_HOOKS
+) -> RunRequest:
     """Return the request for `finetune`."""
     values = merge_config_file(overrides, *FINETUNE_OPTIONS, BaseArgument)
     folder_options, notes = latest_or_new(overrides, values)
@@ -236,9 +253,12 @@ def request_finetune(base: str | None, data: Sequence[str], overrides: Overrides
     files = tuple(data or values.get("data", ()))
     changed = changed_options(values, *FINETUNE_OPTIONS, **FINETUNE_DEFAULTS)
     with naming_sources(folder_options.config, {*values}, overrides):
+        if hooks.rows is not None:
+            reject_data_options(values, "supplied rows")
         config, folder_options = build_finetune_config(
-            base or base_in_file, files, {**FINETUNE_DEFAULTS, **values}, changed, folder_options
+            base or base_in_file, files, {**FINETUNE_DEFAULTS, **values}, changed, folder_options, hooks
         )
+        check_hooks(hooks, config, {*values})
     return RunRequest(
         config=config,
         folder_options=folder_options,
@@ -246,6 +266,7 @@ def request_finetune(base: str | None, data: Sequence[str], overrides: Overrides
         changed=changed,
         overrides={*overrides},
         notes=notes,
+        hooks=hooks,
     )
 
 
@@ -255,6 +276,7 @@ def build_finetune_config(
     values: Overrides,
     changed: set[str],
     folder_options: RunFolderOptions,
+    hooks: RunHooks,
 ) -> tuple[RunConfig, RunFolderOptions]:
     """Build the config of `finetune`, and check that there are a base and data unless a resumed run has them.
 
@@ -284,7 +306,8 @@ def build_finetune_config(
         if not base:
             raise UsageError("no model given; name a GGUF file, and the data to train on", code="no-model")
     check_model(base, data)
-    if base and not data and not folder_options.resume and not folder_options.checkpoint_in:
+    is_new = not folder_options.resume and not folder_options.checkpoint_in
+    if base and not data and hooks.rows is None and is_new:
         raise UsageError(
             f"no data given to train {base}; name files (text, JSON, CSV, Parquet), folders, globs, or -",
             code="no-data",

@@ -4,6 +4,7 @@ import shlex
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from llamatrain.checkpoints.checkpoint import read_stored_checksum
 from llamatrain.checkpoints.run_folder import RunFolder
@@ -21,6 +22,7 @@ from llamatrain.run.config import RunConfig
 from llamatrain.run.extra_output_options import ExtraOutputOptions
 from llamatrain.run.extra_outputs import ExtraOutputs, check_extra_outputs, drop_unnamed, format_flags
 from llamatrain.run.folder import open_folder, prepare_folder
+from llamatrain.run.hooks import HOOKS
 from llamatrain.run.inputs import (
     TEACHER,
     RunInputs,
@@ -81,7 +83,9 @@ def train_run(request: RunRequest, interrupts: Interrupts) -> RunResult:
                     )
                 config, peft_notes = replace(config, outs=stored_outputs), [*peft_notes, *more_notes]
                 get_comm().broadcast(RunFolderInfo(config.tune.peft, peft, folder.path))
-                prepared = prepare(config, inputs, peft, [*notes, *peft_notes], request.changed)
+                prepared = prepare(
+                    config, inputs, peft, [*notes, *peft_notes], request.changed, request.hooks
+                )
                 compare_ranks(prepared)
                 prepare_folder(prepared, folder, folder_options.config)
                 return run_rank_zero(prepared, folder, interrupts, extra_outputs, folder_options.verbose)
@@ -215,7 +219,8 @@ def make_checkpointer(
     """Return the checkpointer of a run."""
     config = prepared.config
     options, teacher = config.plain(), prepared.inputs.teacher
-    extra = {TEACHER: fingerprint(teacher)} if teacher else {}
+    extra: dict[str, Any] = {TEACHER: fingerprint(teacher)} if teacher else {}
+    extra |= {HOOKS: prepared.hooks.stored} if prepared.hooks.stored else {}
     return Checkpointer(
         options=options,
         keep=config.run.keep,

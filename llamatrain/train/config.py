@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from llamatrain.optim.early_stop import StopRules
-from llamatrain.optim.schedule import Schedule
+from llamatrain.optim.schedule import FunctionSchedule, Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +13,7 @@ class LoopConfig:
     iters: int
     microbatches: int  # per step
     seed: int
-    schedule: Schedule
+    schedule: Schedule | FunctionSchedule
     stop_rules: StopRules
     eval_every: int  # 0: never
     sample_every: int

@@ -64,6 +64,7 @@ class Loop:
     minimizer: MinimizerState | None = None  # of L-BFGS
     epoch_samples: int | None = None  # samples per epoch
     comm: Comm = field(default_factory=SingleProcess)
+    wants_stop: Callable[[], bool] = lambda: False  # of a callback, after each step
 
     def __post_init__(self) -> None:
         self._fixed_batches: list[Batch] | None = None  # the rows of L-BFGS, the same in every step
@@ -121,6 +122,9 @@ class Loop:
             if self._runner.time_is_up if self.comm.size > 1 else self._runner.out_of_time():
                 self._validate_last_step()
                 return StopReason("the time is up", finished=False)
+            if self.wants_stop():
+                self._validate_last_step()
+                return StopReason("a callback stopped it", finished=False)
             if not (self._is_due(config.save_every, False) and self._save()):
                 self._save_best()
         return StopReason(self._stop_reason or DONE)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from llamatrain.custom import Dataset, EpochResult, FitStep, Graph, evaluate, fit, ops, predict
+from llamatrain.distributed.launcher import LaunchInfo
 from llamatrain.errors import FileError, LlamatrainError
 from llamatrain.graph.tensor import I32
 from llamatrain.optim.methods.adamw import AdamW
@@ -374,9 +375,7 @@ def test_what_is_wrong_is_refused(call: Callable[[], Any], message: str) -> None
 
 
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Two:
-        size = 2
-
-    monkeypatch.setattr("llamatrain.custom.training.get_comm", Two)
+    started = LaunchInfo(rank=0, size=2, can_join=True)
+    monkeypatch.setattr("llamatrain.distributed.launcher.get_launch_info", lambda: started)
     with pytest.raises(LlamatrainError, match="one process"):
         fit(build_net(), DATA)
