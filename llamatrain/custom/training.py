@@ -110,18 +110,7 @@ def fit(
     check_whole(epochs, 1, "epochs")
     check_whole(seed, 0, "seed")
     dataset, held_out = split_validation(dataset, validation)
-    step_samples = graph.batch if batch is None else check_whole(batch, 1, "batch")
-    if step_samples % graph.batch:
-        raise UsageError(
-            f"batch must be a multiple of the graph's batch of {graph.batch} (got {batch})",
-            code="invalid-batch",
-        )
-    if not isinstance(clip, int | float) or not 0 <= clip < math.inf:
-        raise UsageError(
-            f"clip must be a finite number of at least 0 (got {quote(clip)})", code="invalid-clip"
-        )
-    if not graph.parameters:
-        raise UsageError("the graph has no weights to train", code="no-weights")
+    step_samples = check_step(graph, batch, clip)
     schedule = FunctionSchedule(lr if callable(lr) else lambda step: lr)
     schedule.rate(1)
     programs = TrainPrograms(
@@ -267,6 +256,23 @@ def split_validation(dataset: Dataset, validation: float | Dataset | None) -> tu
     if validation is None or isinstance(validation, Dataset):
         return dataset, validation
     return dataset.split(validation)
+
+
+def check_step(graph: Graph, batch: int | None, clip: float) -> int:
+    """Check the settings of a step, and return the number of its samples."""
+    if not graph.parameters:
+        raise UsageError("the graph has no weights to train", code="no-weights")
+    if not isinstance(clip, int | float) or not 0 <= clip < math.inf:
+        raise UsageError(
+            f"clip must be a finite number of at least 0 (got {quote(clip)})", code="invalid-clip"
+        )
+    samples = graph.batch if batch is None else check_whole(batch, 1, "batch")
+    if samples % graph.batch:
+        raise UsageError(
+            f"batch must be a multiple of the graph's batch of {graph.batch} (got {batch})",
+            code="invalid-batch",
+        )
+    return samples
 
 
 def create_rule(optimizer: str | ElementwiseRule) -> ElementwiseRule:

@@ -52,6 +52,13 @@ class RunHooks:
         """The keywords of those that a resumed run needs again."""
         return [name for name, hook in ((SCHEDULE, self.schedule), (ROWS, self.rows)) if hook is not None]
 
+    @property
+    def notes(self) -> list[str]:
+        """Notes about options that have no effect."""
+        return ["lr_schedule= gives the learning rate; the options of the rate have no effect"] * bool(
+            self.schedule
+        )
+
     def check_resume(self, resume_point: ResumePoint) -> None:
         """Raise if a resumed run lacks a hook that it began with, or has another one."""
         before = stored_hooks(resume_point)

@@ -156,7 +156,7 @@ def prepare(
         data=data,
         trainable=trainable,
         sampler=sampler,
-        notes=(*notes, *describe_surprises(resolved, fitted, inputs, model, trainable)),
+        notes=(*notes, *hooks.notes, *describe_surprises(resolved, fitted, inputs, model, trainable)),
         hooks=hooks,
     )
 

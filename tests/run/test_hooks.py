@@ -92,7 +92,8 @@ def test_an_error_of_a_callback_ends_the_run_behind_its_checkpoint(tmp_path: Pat
 
 def test_the_rate_is_the_functions(tmp_path: Path) -> None:
     rates: list[float] = []
-    train(tmp_path / "run", lr_schedule=rate, on_step=lambda line: rates.append(line["lr"]))
+    done = train(tmp_path / "run", lr_schedule=rate, on_step=lambda line: rates.append(line["lr"]))
+    assert any("lr_schedule=" in note for note in done.notes)
     assert rates == [rate(step) for step in range(1, 7)]
 
 
