@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamatrain.adapters.options import AdapterOptions, ControlOptions
 from llamatrain.commands.chat import ChatOptions, Conversation
-from llamatrain.commands.control_vector import ControlVector, ControlVectorOptions, make_control_vector
-from llamatrain.commands.embed import embed_texts
-from llamatrain.commands.evaluate import EvaluateOptions, Evaluation, Retrieval, evaluate_model
+from llamatrain.commands.evaluate import EvaluateOptions, evaluate_model
+from llamatrain.commands.evaluation import Evaluation
 from llamatrain.commands.export import export
 from llamatrain.commands.extract_lora import Extracted, ExtractOptions
 from llamatrain.commands.extract_lora import extract_lora as extract_adapter

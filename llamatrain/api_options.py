@@ -605,6 +605,8 @@ class EvaluateOptionsGiven(TypedDict, total=False):
     finds one."""
     precision: Literal["f32", "bf16"]
     """Number type of matrix products."""
+    compare: str
+    """Evaluate this model, too, and compare both: a GGUF file, or `base` for MODEL without its adapters."""
     lora: Place | Sequence[Place]
     """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
     lora_scaled: Sequence[tuple[Place, float]]

@@ -1,8 +1,8 @@
 """`llamatrain evaluate`: how well a model predicts some data."""
 
 import json
-import math
-from dataclasses import asdict, dataclass, replace
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,11 +15,10 @@ from llamatrain.config.common import JSON
 from llamatrain.config.options import Options, build
 from llamatrain.contrastive.options import ContrastiveOptions
 from llamatrain.data.options import DataOptions
+from llamatrain.platform.escape import make_printable
 from llamatrain.preference.options import PreferenceOptions
 from llamatrain.run.request import check_model
 
-PREFERENCE_ONLY = ("margin", "reward_chosen", "reward_rejected", "answers")
-TEXT_ONLY = ("perplexity", "bits_per_byte")
 command = make_app()
 
 
@@ -61,21 +60,11 @@ def evaluate(
         build(ContrastiveOptions, overrides),
     )
     check_model(str(model), data, "evaluate")
-    evaluation = asdict(evaluate_model(model, data, options, *parts, overrides))
-    is_retrieval = "recall_at_1" in evaluation
-    omitted = {
-        "notes",
-        *(TEXT_ONLY if evaluation["answers"] is not None or is_retrieval else PREFERENCE_ONLY),
-    }
-    omitted |= {name for name, value in evaluation.items() if is_retrieval and value is None}
-    values = {
-        name: value if value is not None and math.isfinite(value) else None
-        for name, value in evaluation.items()
-        if name not in omitted
-    }
+    evaluation = evaluate_model(model, data, options, *parts, overrides)
     if printing.json:
-        print(json.dumps(values))
-        return
-    for name, value in values.items():
-        if value is not None:
-            print(f"{name.replace('_', ' '):15} {f'{value:,}' if isinstance(value, int) else f'{value:.6g}'}")
+        print(json.dumps(evaluation.as_json()))
+    else:
+        from llamatrain.report.evaluation_rows import format_table
+
+        encoding = (sys.stdout.encoding or "ascii").lower()
+        print(make_printable(format_table(evaluation.as_json(), encoding), encoding, keep="\n"))

@@ -81,6 +81,7 @@ def compare_logits(out: Path, before: LogitsBefore, threads: int) -> Comparison:
     import numpy as np
 
     from llamatrain.adapters import load_adapted
+    from llamatrain.commands.divergence import divergence, log_softmax
     from llamatrain.gguf.reader import open_gguf
 
     gguf, (tokens, expected) = open_gguf(out), before
@@ -95,20 +96,9 @@ def compare_logits(out: Path, before: LogitsBefore, threads: int) -> Comparison:
         lowest=float(expected.min()),
         highest=float(expected.max()),
         tokens=len(tokens),
-        divergence=max(
-            0.0, float(np.mean(np.sum(np.exp(expected_probs) * (expected_probs - actual_probs), axis=1)))
-        ),
+        divergence=float(divergence(expected_probs, actual_probs).mean()),
         agreeing=int(np.sum(actual.argmax(axis=1) == expected.argmax(axis=1))),
     )
-
-
-def log_softmax(rows: "np.ndarray") -> "np.ndarray":
-    """Return log-probabilities in float64."""
-    import numpy as np
-
-    shifted = rows.astype(np.float64) - rows.max(axis=1, keepdims=True)
-    shifted -= np.log(np.sum(np.exp(shifted), axis=1, keepdims=True))
-    return shifted
 
 
 def compute_logits(

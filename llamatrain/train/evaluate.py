@@ -9,7 +9,7 @@ of the tokens.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from llamatrain.preference.batch import Rewards
 from llamatrain.report.records import Score
 from llamatrain.train.programs import EvalPrograms
 from llamatrain.train.protocols import InputChanged, TrainingInterrupted
+
+T = TypeVar("T")
 
 
 class BatchLoss(NamedTuple):
@@ -80,9 +82,9 @@ def sample_units(batch: Batch, losses: np.ndarray) -> np.ndarray:
 
 
 def gather_batch_losses(
-    comm: Comm, own_losses: Iterator[BatchLoss], get_signal: Callable[[], int] = int
-) -> Iterator[BatchLoss]:
-    """Yield the batch losses of all ranks in order; each rank evaluates every n-th batch.
+    comm: Comm, own_losses: Iterator[T], get_signal: Callable[[], int] = int
+) -> Iterator[T]:
+    """Yield the losses of all ranks' batches in order; each rank evaluates every n-th batch.
 
     If a signal or a changed input reaches one rank, the error is raised on every rank.
     """

@@ -22,7 +22,7 @@ from llamatrain.graph.int8 import Int8Copy, Int8Weights, use_int8_products
 from llamatrain.graph.ops import mul, sum_sqr
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.remat_policy import Policy
-from llamatrain.graph.tensor import I32, Tensor, parameter, placeholder, state
+from llamatrain.graph.tensor import I32, Tensor, collect_leaves, parameter, placeholder, state
 from llamatrain.model import transformer
 from llamatrain.model.distill import Teacher
 from llamatrain.model.hyperparameters import Hyperparameters
@@ -46,6 +46,7 @@ P = ParamSpec("P")
 # Where gradients are stored: "flat" vectors, for accumulation or a minimizer; the "arena", until the update
 # has clipped and used them; or "streamed": each is used at once.
 Gradients = Literal["flat", "arena", "streamed"]
+LOGITS = 1 << 22  # logits that are computed at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -395,19 +396,33 @@ class StepGraphs:
         )
 
     def _in_precision(self, outputs: list[Tensor]) -> list[Tensor]:
-        """Return outputs with products in the precision of the run."""
+        """Return outputs that are computed in the number types of the run."""
         outputs = use_int8_products(outputs, self.spec.int8_weights)
         return round_products(outputs) if self.spec.precision == "bf16" else outputs
 
     @cache_graph
-    def comparison_graph(self) -> StepGraph:
-        """Return the graph that compares the embeddings of a whole step."""
-        assert self.spec.contrastive
-        graph = build_comparison(self.spec.contrastive, self.spec.h.embd, self.table.dtype)
-        outputs = [graph.loss, graph.correct, graph.row_losses, graph.gradient]
-        return StepGraph(
-            graph.loss, outputs, graph.inputs, correct=graph.correct, parts=(graph.row_losses, graph.gradient)
+    def hidden_graph(self, length: int) -> StepGraph:
+        """Return the graph of the output weight's input, a row for each token that is scored."""
+        spec = self.spec
+        inputs = transformer.make_inputs(
+            spec.batch, length, self.table.dtype, True, spec.has_untrained_tokens
         )
+        weights = spec.weights.for_rows(length, inputs.get("scored_indices"))
+        hidden, _ = transformer.forward(spec.h, weights, inputs, self.table)
+        outputs = self._in_precision([hidden])
+        used = {leaf.name for leaf in collect_leaves(outputs)}
+        return StepGraph(
+            outputs[0], outputs, {name: leaf for name, leaf in inputs.items() if leaf.name in used}
+        )
+
+    @cache_graph
+    def logits_graph(self) -> StepGraph:
+        """Return the graph of the logits of some rows of `hidden_graph`."""
+        h = self.spec.h
+        rows = max(1, min(self.spec.batch * self.spec.rope_length, LOGITS // h.vocab))
+        hidden = placeholder("hidden", (rows, h.shapes[h.output_weight][-1]), self.table.dtype)
+        outputs = self._in_precision([transformer.compute_logits(h, hidden, self.spec.weights)])
+        return StepGraph(outputs[0], outputs, {"hidden": hidden})
 
     def plan(self, graph: StepGraph) -> Plan:
         """Return the memory plan of a graph.
