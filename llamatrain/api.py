@@ -271,19 +271,8 @@ def evaluate(
     With objective="contrastive" the result is a Retrieval, which has recall, MRR and NDCG.
     """
     with translate_errors(show), rows_for_call(data) as files:
-        if not files:
-            raise UsageError(
-                "no data given; name files (text, JSON, CSV, Parquet), folders or globs", code="no-data"
-            )
-        values = check_options(
-            options, EvaluateOptions, AdapterOptions, DataOptions, PreferenceOptions, ContrastiveOptions
-        )
-        parts = (
-            build(AdapterOptions, values),
-            build(DataOptions, values),
-            build(PreferenceOptions, values),
-            build(ContrastiveOptions, values),
-        )
+        values = check_options(options, EvaluateOptions, AdapterOptions, PreferenceOptions, DataOptions)
+        parts = build(AdapterOptions, values), build(DataOptions, values), build(PreferenceOptions, values)
         return evaluate_model(path_of(model), files, build(EvaluateOptions, values), *parts, values)
 
 

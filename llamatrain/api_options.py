@@ -607,6 +607,11 @@ class EvaluateOptionsGiven(TypedDict, total=False):
     """Number type of matrix products."""
     compare: str
     """Evaluate this model, too, and compare both: a GGUF file, or `base` for MODEL without its adapters."""
+    choices: str | Sequence[str]
+    """Questions with several choices, as JSON lines of HellaSwag, Winogrande, ARC, or {question, choices, answer}; may be
+    repeated."""
+    limit: int | None
+    """Take only the first questions of each file."""
     lora: Place | Sequence[Place]
     """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
     lora_scaled: Sequence[tuple[Place, float]]

@@ -40,7 +40,7 @@ class PrintOptions(Options, panel="Evaluation"):
 )
 def evaluate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", parser=parse_path)],
-    data: Annotated[list[str], typer.Argument(metavar="DATA")],
+    data: Annotated[list[str] | None, typer.Argument(metavar="DATA")] = None,
     **overrides: Any,
 ) -> None:
     """Loss, perplexity and bits per byte of MODEL, a GGUF file, on DATA.
@@ -59,6 +59,7 @@ def evaluate(
         build(PreferenceOptions, overrides),
         build(ContrastiveOptions, overrides),
     )
+    data = list(data or ())
     check_model(str(model), data, "evaluate")
     evaluation = evaluate_model(model, data, options, *parts, overrides)
     if printing.json:

@@ -9,8 +9,14 @@ from llamatrain.adapters.options import AdapterOptions
 from llamatrain.commands.evaluation import Evaluation, summarize
 from llamatrain.commands.opened_model import OpenedModel, open_base, open_model
 from llamatrain.config.common import BATCH, CTX, DEVICE, THREADS, DeviceName
-from llamatrain.config.options import Option, Options, changed_options, reject_unused, unused_options
-from llamatrain.contrastive.options import ContrastiveOptions
+from llamatrain.config.options import (
+    COUNT,
+    Option,
+    Options,
+    changed_options,
+    reject_unused,
+    unused_options,
+)
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import UsageError
 from llamatrain.preference.options import PreferenceOptions, check_evaluation
@@ -18,6 +24,7 @@ from llamatrain.preference.options import PreferenceOptions, check_evaluation
 if TYPE_CHECKING:
     import numpy as np
 
+    from llamatrain.commands.choices import QuestionFile
     from llamatrain.data.batches import Batch, Batches
     from llamatrain.data.tokenizer import Tokenizer
     from llamatrain.train.evaluate import BatchLoss, LossMeter
@@ -41,6 +48,18 @@ class EvaluateOptions(Options, panel="Evaluation"):
             unit="FILE|base",
         ),
     ] = ""
+    choices: Annotated[
+        tuple[str, ...],
+        Option(
+            "Questions with several choices, as JSON lines of HellaSwag, Winogrande, ARC, or {question, choices, "
+            "answer}; may be repeated.",
+            unit="FILE",
+        ),
+    ] = ()
+    limit: Annotated[
+        int | None,
+        Option("Take only the first questions of each file.", unit="COUNT", least=1, most=COUNT),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +89,50 @@ def evaluate_model(
     given: Mapping[str, Any],
 ) -> Evaluation:
     """Evaluate all data, a row at a time; `given` are the options as they were given, by name."""
+    from llamatrain.commands.choices import read_questions
+
     changed = changed_options(given, DataOptions, PreferenceOptions)
     check_options(options, preference, lora, data_options, changed)
+    check_work(data, options)
+    files = [read_questions(path, options.limit) for path in options.choices]
     opened = open_model(model, lora, options.threads, options.device)
     base = open_base(opened, options.compare) if options.compare else None
-    rows = open_rows(data, opened, data_options, options.ctx, preference)
-    return evaluate_rows(opened, base, rows, options, preference)
+    result = Evaluation(base=Evaluation() if base else None)
+    if data:
+        rows = open_rows(data, opened, data_options, options.ctx, preference)
+        result = evaluate_rows(opened, base, rows, options, preference)
+    if files:
+        result = evaluate_choices(files, opened, base, options, result)
+    return result
+
+
+def check_work(data: Sequence[str], options: EvaluateOptions) -> None:
+    """Raise if there is nothing to evaluate, or if options need what is missing."""
+    if not data and not options.choices:
+        raise UsageError(
+            "no data given; name files (text, JSON, CSV, Parquet), folders or globs, or questions with --choices",
+            code="no-data",
+        )
+    if options.limit and not options.choices:
+        raise UsageError("--limit has no effect without --choices; leave it out", code="unused-option")
+
+
+def evaluate_choices(
+    files: "Sequence[QuestionFile]",
+    model: OpenedModel,
+    base: OpenedModel | None,
+    options: EvaluateOptions,
+    result: Evaluation,
+) -> Evaluation:
+    """Add the scores of files of questions to a result."""
+    from llamatrain.commands.choices import score_choices
+
+    opened = [model] if base is None else [model, base]
+    scores, *base_scores = score_choices(files, opened, options.ctx, options.batch, options.precision)
+    result = replace(result, choices=tuple(scores))
+    if result.base:
+        result = replace(result, base=replace(result.base, choices=tuple(base_scores[0])))
+    return result
 
 
 def open_rows(

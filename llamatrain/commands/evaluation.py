@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from llamatrain.commands.choices import ChoiceScore
     from llamatrain.train.evaluate import LossMeter
 
 PREFERENCE_ONLY = ("margin", "reward_chosen", "reward_rejected", "answers")
 TEXT_ONLY = ("perplexity", "bits_per_byte")
+LISTS = ("choices",)  # of results of files
 COMPARISON_ONLY = ("kl_divergence", "kl_divergence_error", "agreement", "agreement_error")
 
 
@@ -17,10 +19,10 @@ COMPARISON_ONLY = ("kl_divergence", "kl_divergence_error", "agreement", "agreeme
 class Evaluation:
     """The result of an evaluation: means over the tokens that count."""
 
-    loss: float
-    perplexity: float | None  # None: answers are compared
-    bits_per_byte: float | None  # None: its tokens stand for no text
-    tokens: int
+    loss: float | None = None  # None: no data
+    perplexity: float | None = None  # None: answers are compared
+    bits_per_byte: float | None = None  # None: its tokens stand for no text
+    tokens: int = 0
     loss_error: float | None = (
         None  # the standard error of the mean; None: it takes two samples, pairs or answers
     )
@@ -36,18 +38,19 @@ class Evaluation:
     kl_divergence_error: float | None = None
     agreement: float | None = None  # the part of the tokens for which base and model hold the same likeliest
     agreement_error: float | None = None
+    choices: "tuple[ChoiceScore, ...]" = ()  # for each file of questions
     base: "Evaluation | None" = None  # of the model that is compared with
     notes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return the values by name as JSON stores them, without those of other kinds of evaluation."""
-        omitted = {"notes", "base", *(PREFERENCE_ONLY if self.answers is None else TEXT_ONLY)}
+        omitted = {"notes", "base", *LISTS, *(PREFERENCE_ONLY if self.answers is None else TEXT_ONLY)}
         omitted |= set() if self.base else {*COMPARISON_ONLY}
-        values = {name: value for name, value in asdict(self).items() if name not in omitted}
-        return {
-            **finite_or_none(values),
-            **({"base": self.base.as_json()} if self.base else {}),
-        }
+        omitted |= {field.name for field in fields(self)} if self.loss is None else set()
+        values = finite_or_none({name: value for name, value in vars(self).items() if name not in omitted})
+        for name in LISTS:
+            values |= {name: [asdict(score) for score in scores]} if (scores := getattr(self, name)) else {}
+        return {**values, **({"base": self.base.as_json()} if self.base else {})}
 
 
 def finite_or_none(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def evaluation_rows(values: Mapping[str, Any]) -> Iterator[Row]:
             title = str(file.get("file"))[:MAX_NAME]
             base_file = base_files[index] if index < len(base_files) else {}
             for name in names:
-                yield from make_row(f"{title}: {name}", name, base_file, file)
+                yield from make_row(f"{title}: {name.replace('_', ' ')}", name, base_file, file)
 
 
 def make_row(title: str, name: str, base: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[Row]:

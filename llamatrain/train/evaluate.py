@@ -142,8 +142,8 @@ class LossMeter:
         accuracy = accuracy_error = None
         error = standard_error(unit_deviations(loss, total, self.units))
         if self.correct is not None and math.isfinite(loss):
-            accuracy, judged = self.correct / self.judged, self.judged
-            accuracy_error = math.sqrt(accuracy * (1 - accuracy) / (judged - 1)) if judged > 1 else None
+            accuracy = self.correct / tokens
+            accuracy_error = share_error(accuracy, tokens)
         return Score(
             loss=loss,
             loss_error=error,
@@ -166,9 +166,7 @@ class LossMeter:
             loss, deviations = loss + mean, deviations + unit_deviations(mean, total, units)
         metrics, error = rewards.metrics, standard_error(deviations)
         accuracy, count = metrics["accuracy"], rewards.count_judged
-        accuracy_error = (
-            math.sqrt(accuracy * (1 - accuracy) / (count - 1)) if accuracy is not None and count > 1 else None
-        )
+        accuracy_error = None if accuracy is None else share_error(accuracy, count)
         return Score(
             loss=loss,
             loss_error=error,
@@ -191,3 +189,8 @@ def standard_error(deviations: np.ndarray) -> float | None:
     if count < 2 or not np.isfinite(deviations).all():
         return None
     return math.sqrt(math.fsum(deviations**2) * count / (count - 1))
+
+
+def share_error(share: float, count: int) -> float | None:
+    """Return the standard error of a share of units; None with fewer than two units."""
+    return math.sqrt(share * (1 - share) / (count - 1)) if count > 1 else None
