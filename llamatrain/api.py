@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamatrain.adapters.options import AdapterOptions, ControlOptions
 from llamatrain.commands.chat import ChatOptions, Conversation
-from llamatrain.commands.evaluate import EvaluateOptions, evaluate_model
+from llamatrain.commands.evaluate import EVALUATE_OPTIONS, evaluate_model
 from llamatrain.commands.evaluation import Evaluation
 from llamatrain.commands.export import export
 from llamatrain.commands.extract_lora import Extracted, ExtractOptions
@@ -50,7 +50,7 @@ from llamatrain.distributed.comm import is_printing_rank
 from llamatrain.errors import FileError, LlamatrainError, UsageError, words_of
 from llamatrain.platform.escape import make_printable
 from llamatrain.platform.terminal import show_log
-from llamatrain.preference.options import PreferenceDataOptions, PreferenceOptions
+from llamatrain.preference.options import PreferenceDataOptions
 from llamatrain.report.listener import Listener, add_listener
 from llamatrain.report.metrics import read_lines
 from llamatrain.run.hooks import RunHooks, create_hooks
@@ -222,47 +222,7 @@ def export_lora(
         return replace(merged, notes=in_keywords_all(merged.notes))
 
 
-@document_options(ControlVectorOptions, without=("out",))
-def control_vector(
-    model: Place,
-    positive: Place,
-    negative: Place,
-    *,
-    out: Place,
-    show: bool = False,
-    **options: "Unpack[ControlVectorOptionsGiven]",
-) -> ControlVector:
-    """Write a control vector that leads a model from the texts of one file to those of another.
-
-    Both files have one text in each line; lines of the same number are a pair.
-    """
-    with translate_errors(show):
-        values = check_options({**options, "out": out}, ControlVectorOptions)
-        files = path_of(model), path_of(positive), path_of(negative)
-        return make_control_vector(*files, build(ControlVectorOptions, values))
-
-
-@document_options(ExtractOptions, without=("out",))
-def extract_lora(
-    base: Place, tuned: Place, *, out: Place, show: bool = False, **options: "Unpack[ExtractOptionsGiven]"
-) -> Extracted:
-    """Write an adapter for a base of what a tuned model has learned: the difference of both, in low rank."""
-    with translate_errors(show):
-        values = check_options({**options, "out": out}, ExtractOptions)
-        extracted = extract_adapter(path_of(base), path_of(tuned), build(ExtractOptions, values))
-        return replace(extracted, notes=in_keywords_all(extracted.notes))
-
-
-@document_options(MergeOptions, without=("out",))
-def merge(*models: Place, out: Place, show: bool = False, **options: "Unpack[MergeOptionsGiven]") -> Merged:
-    """Merge whole models into one, and write it to `out`: GGUF files of one architecture and shape."""
-    with translate_errors(show):
-        values = check_options({**options, "out": out}, MergeOptions)
-        merged = merge_models([path_of(model) for model in models], build(MergeOptions, values))
-        return replace(merged, notes=in_keywords_all(merged.notes))
-
-
-@document_options(EvaluateOptions, AdapterOptions, PreferenceOptions, ContrastiveOptions, DataOptions)
+@document_options(*EVALUATE_OPTIONS)
 def evaluate(
     model: Place, *data: Data, show: bool = False, **options: "Unpack[EvaluateOptionsGiven]"
 ) -> Evaluation:
@@ -271,9 +231,7 @@ def evaluate(
     With objective="contrastive" the result is a Retrieval, which has recall, MRR and NDCG.
     """
     with translate_errors(show), rows_for_call(data) as files:
-        values = check_options(options, EvaluateOptions, AdapterOptions, PreferenceOptions, DataOptions)
-        parts = build(AdapterOptions, values), build(DataOptions, values), build(PreferenceOptions, values)
-        return evaluate_model(path_of(model), files, build(EvaluateOptions, values), *parts, values)
+        return evaluate_model(path_of(model), files, check_options(options, *EVALUATE_OPTIONS))
 
 
 @document_options(EvaluateOptions, AdapterOptions, PoolingOptions)

@@ -605,13 +605,26 @@ class EvaluateOptionsGiven(TypedDict, total=False):
     finds one."""
     precision: Literal["f32", "bf16"]
     """Number type of matrix products."""
-    compare: str
+    compare: Place | None
     """Evaluate this model, too, and compare both: a GGUF file, or `base` for MODEL without its adapters."""
-    choices: str | Sequence[str]
+    choices: Place | Sequence[Place]
     """Questions with several choices, as JSON lines of HellaSwag, Winogrande, ARC, or {question, choices, answer}; may be
     repeated."""
     limit: int | None
     """Take only the first questions of each file."""
+    exact_match: Place | Sequence[Place]
+    """Prompts with answers, or chats, as JSON lines: generate answers, and count those that equal the expected ones; may be
+    repeated."""
+    answer_tokens: int
+    """Tokens of an answer, at most."""
+    answer_stop: str | Sequence[str]
+    """End an answer before this text; may be repeated."""
+    answer_pattern: str
+    """Compare what this regular expression finds first, or its first group, such as '#### (-?[0-9]+)'."""
+    ignore_case: bool
+    """Compare answers without regard to case."""
+    ignore_punctuation: bool
+    """Compare answers without their punctuation."""
     lora: Place | Sequence[Place]
     """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
     lora_scaled: Sequence[tuple[Place, float]]

@@ -12,10 +12,8 @@ from typing import Any, get_args, get_origin
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from llamatrain.adapters.options import AdapterOptions, ControlOptions
-from llamatrain.commands.control_vector import ControlVectorOptions
-from llamatrain.commands.evaluate import EvaluateOptions
-from llamatrain.commands.extract_lora import ExtractOptions
+from llamatrain.adapters.options import AdapterOptions
+from llamatrain.commands.evaluate import EVALUATE_OPTIONS
 from llamatrain.commands.generate import LoadOptions
 from llamatrain.commands.merge_adapters import ExportOptions
 from llamatrain.commands.merge_models import MergeOptions
@@ -25,7 +23,7 @@ from llamatrain.config.signatures import sentence_for
 from llamatrain.config.units import Bandwidth, Duration, Size
 from llamatrain.contrastive.options import ContrastiveOptions, PoolingOptions
 from llamatrain.data.options import DataOptions
-from llamatrain.preference.options import PreferenceDataOptions, PreferenceOptions
+from llamatrain.preference.options import PreferenceDataOptions
 from llamatrain.run.options import RunFolderOptions
 from llamatrain.run.request import FINETUNE_OPTIONS, FROM_SCRATCH_OPTIONS
 from llamatrain.sample.options import SamplingOptions
@@ -55,15 +53,7 @@ GIVEN: dict[
     "FromScratchOptions": ((RunFolderOptions, *FROM_SCRATCH_OPTIONS), (), ""),
     "FinetuneOptions": ((RunFolderOptions, *FINETUNE_OPTIONS), (), ""),
     "ExportLoraOptions": ((ExportOptions, AdapterOptions), ("out",), ""),
-    "ControlVectorOptionsGiven": ((ControlVectorOptions,), ("out",), ""),
-    "ExtractOptionsGiven": ((ExtractOptions,), ("out",), ""),
-    "MergeOptionsGiven": ((MergeOptions,), ("out",), ""),
-    "EvaluateOptionsGiven": (
-        (EvaluateOptions, AdapterOptions, PreferenceOptions, ContrastiveOptions, DataOptions),
-        (),
-        "",
-    ),
-    "EmbedOptionsGiven": ((EvaluateOptions, AdapterOptions, PoolingOptions), (), ""),
+    "EvaluateOptionsGiven": (EVALUATE_OPTIONS, (), ""),
     "PreviewOptionsGiven": ((PreviewOptions, PreferenceDataOptions, DataOptions), ("model",), ""),
     "LoadOptionsGiven": ((LoadOptions, AdapterOptions, ControlOptions), (), ""),
     "SamplingOptionsGiven": ((SamplingOptions,), (), SAMPLING),

@@ -2,23 +2,23 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from llamatrain.adapters.options import AdapterOptions
 from llamatrain.cli.typer_app import MultiProcessCommand, make_app, parse_path, with_options
-from llamatrain.commands.evaluate import EvaluateOptions, evaluate_model
+from llamatrain.commands.evaluate import EVALUATE_OPTIONS, evaluate_model
+from llamatrain.commands.evaluation import Evaluation
 from llamatrain.config.common import JSON
-from llamatrain.config.options import Options, build
-from llamatrain.contrastive.options import ContrastiveOptions
-from llamatrain.data.options import DataOptions
+from llamatrain.config.options import Option, Options, build
+from llamatrain.errors import UsageError
 from llamatrain.platform.escape import make_printable
-from llamatrain.preference.options import PreferenceOptions
 from llamatrain.run.request import check_model
 
+ANSWERS_HEAD = b'{"file": '  # begins each file of answers
 command = make_app()
 
 
@@ -32,12 +32,14 @@ class PrintOptions(Options, panel="Evaluation"):
             JSON, sentence="Print one JSON object: loss, perplexity, bits_per_byte, tokens, loss_error, ..."
         ),
     ] = False
+    answers_out: Annotated[
+        Path | None,
+        Option("Write the answers of --exact-match to this file, as JSON lines.", unit="FILE"),
+    ] = None
 
 
 @command.command(cls=MultiProcessCommand)
-@with_options(
-    EvaluateOptions, PrintOptions, AdapterOptions, PreferenceOptions, ContrastiveOptions, DataOptions
-)
+@with_options(*EVALUATE_OPTIONS[:2], PrintOptions, *EVALUATE_OPTIONS[2:])
 def evaluate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", parser=parse_path)],
     data: Annotated[list[str] | None, typer.Argument(metavar="DATA")] = None,
@@ -52,16 +54,13 @@ def evaluate(
     --objective: how far answers that were chosen are above those that were rejected. With --objective contrastive:
     recall, MRR and NDCG of embeddings.
     """
-    printing, options = build(PrintOptions, overrides), build(EvaluateOptions, overrides)
-    parts = (
-        build(AdapterOptions, overrides),
-        build(DataOptions, overrides),
-        build(PreferenceOptions, overrides),
-        build(ContrastiveOptions, overrides),
-    )
-    data = list(data or ())
+    printing, data = build(PrintOptions, overrides), list(data or ())
     check_model(str(model), data, "evaluate")
-    evaluation = evaluate_model(model, data, options, *parts, overrides)
+    if printing.answers_out:
+        check_answers_out(printing.answers_out, overrides)
+    evaluation = evaluate_model(model, data, overrides)
+    if printing.answers_out:
+        write_answers(printing.answers_out, evaluation)
     if printing.json:
         print(json.dumps(evaluation.as_json()))
     else:
@@ -69,3 +68,30 @@ def evaluate(
 
         encoding = (sys.stdout.encoding or "ascii").lower()
         print(make_printable(format_table(evaluation.as_json(), encoding), encoding, keep="\n"))
+
+
+def check_answers_out(file: Path, given: Mapping[str, Any]) -> None:
+    """Raise if no answers are generated, or if the file cannot be written."""
+    from llamatrain.report.output_file import check_output_file
+
+    if not given.get("exact_match"):
+        raise UsageError(
+            "--answers-out has no effect without --exact-match; leave it out", code="unused-option"
+        )
+    check_output_file(file, (ANSWERS_HEAD,))
+
+
+def write_answers(file: Path, evaluation: Evaluation) -> None:
+    """Write the answers of all files as JSON lines, those of the base as well."""
+    from llamatrain.distributed.comm import is_printing_rank
+    from llamatrain.report.output_file import write_text
+
+    lines = list[str]()
+    models = {"model": evaluation, **({"base": evaluation.base} if evaluation.base else {})}
+    for name, one in models.items():
+        for score in one.exact_match:
+            lines += [
+                json.dumps({"file": score.file, "of": name, **vars(answer)}) for answer in score.answers
+            ]
+    if is_printing_rank():
+        write_text(file, "".join(f"{line}\n" for line in lines))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,6 +42,10 @@ class ChoiceScore:
     acc_norm: float | None  # None: all continuations of a question are equal
     acc_norm_error: float | None
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the values by name."""
+        return {**vars(self)}
+
 
 @dataclass(frozen=True)
 class QuestionFile:
@@ -53,10 +57,10 @@ class QuestionFile:
     questions: list[Question]
 
 
-def read_questions(path: str, limit: int | None) -> QuestionFile:
+def read_questions(path: Path, limit: int | None) -> QuestionFile:
     """Read the first questions of a file, which must all have one form."""
     found, questions = None, list[Question]()
-    for source in find_sources([path], use="judge"):
+    for source in find_sources([str(path)], use="judge"):
         if source.kind != "lines":
             raise DataError(f"{source.name}: questions must be JSON lines, not text", code="not-json")
         for number, line in islice(source.rows(), limit):
@@ -71,7 +75,7 @@ def read_questions(path: str, limit: int | None) -> QuestionFile:
             questions.append(question)
     if found is None:
         raise DataError(f"{path}: the file has no questions", code="empty-file")
-    return QuestionFile(Path(path).name, found.name, found.has_norm, questions)
+    return QuestionFile(path.name, found.name, found.has_norm, questions)
 
 
 def encode_choice(choice: Choice, tokenizer: "Tokenizer", ctx: int) -> tuple[np.ndarray, int]:

@@ -21,39 +21,44 @@ class PairLoss(NamedTuple):
     In the divergence, `correct` counts the tokens for which both models have the same most likely token.
     """
 
-    base: BatchLoss
     model: BatchLoss
+    base: BatchLoss
     divergence: BatchLoss
 
 
-def compare_batch(base: "EvalPrograms", model: "EvalPrograms", batch: Batch) -> PairLoss:
+def compare_batch(model: "EvalPrograms", base: "EvalPrograms", batch: Batch) -> PairLoss:
     """Return losses and divergence of a batch; the logits of a few tokens are in memory at a time."""
     scored = batch.weights != 0
     targets, weights = batch.targets[scored], batch.weights[scored].astype(np.float64)
-    sums, correct, start = np.zeros((3, len(targets))), np.zeros(3, np.int64), 0
-    pairs = zip(base.scored_logits(batch), model.scored_logits(batch), strict=True)
-    with np.errstate(invalid="ignore"):  # a loss that is not finite is reported
-        for logits in pairs:
-            logs = [log_softmax(rows) for rows in logits]
-            chunk = slice(start, start := start + len(logs[0]))
-            sums[:, chunk] = [*(-rows[range(len(rows)), targets[chunk]] for rows in logs), divergence(*logs)]
-            first, second = (rows.argmax(1) for rows in logits)
-            correct += [
-                np.sum(top == other)
-                for top, other in ((first, targets[chunk]), (second, targets[chunk]), (first, second))
-            ]
+    values, hits, start = np.zeros((3, len(targets))), np.zeros((3, len(targets)), bool), 0
+    for logits in zip(model.scored_logits(batch), base.scored_logits(batch), strict=True):
+        part = slice(start, start + len(logits[0]))
+        start = part.stop
+        with np.errstate(invalid="ignore"):  # a loss that is not finite is reported
+            own, other = (log_softmax(rows) for rows in logits)
+            values[:, part] = (
+                *(target_losses(logs, targets[part]) for logs in (own, other)),
+                divergence(other, own),
+            )
+        first, second = (rows.argmax(1) for rows in logits)
+        hits[:, part] = first == targets[part], second == targets[part], first == second
     return PairLoss(
         *(
             BatchLoss(
                 float(losses.sum()),
                 float(weights.sum()),
                 len(targets),
-                int(count),
+                int(correct.sum()),
                 sample_units(batch, losses),
             )
-            for losses, count in zip(sums * weights, correct, strict=True)
+            for losses, correct in zip(values * weights, hits, strict=True)
         )
     )
+
+
+def target_losses(logs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Return the loss of each row of log-probabilities, whose token is the target."""
+    return np.asarray(-logs[np.arange(len(logs)), targets])
 
 
 def log_softmax(rows: np.ndarray) -> np.ndarray:

@@ -1,18 +1,20 @@
 """Evaluates how well a model predicts some data, and compares it with another model."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.commands.evaluation import Evaluation, summarize
+from llamatrain.commands.exact_match import ExactMatchOptions, check_pattern, read_prompts, score_answers
 from llamatrain.commands.opened_model import OpenedModel, open_base, open_model
 from llamatrain.config.common import BATCH, CTX, DEVICE, THREADS, DeviceName
 from llamatrain.config.options import (
     COUNT,
     Option,
     Options,
+    build,
     changed_options,
     reject_unused,
     unused_options,
@@ -24,7 +26,6 @@ from llamatrain.preference.options import PreferenceOptions, check_evaluation
 if TYPE_CHECKING:
     import numpy as np
 
-    from llamatrain.commands.choices import QuestionFile
     from llamatrain.data.batches import Batch, Batches
     from llamatrain.data.tokenizer import Tokenizer
     from llamatrain.train.evaluate import BatchLoss, LossMeter
@@ -42,14 +43,14 @@ class EvaluateOptions(Options, panel="Evaluation"):
     device: Annotated[DeviceName, DEVICE] = "cpu"
     precision: Annotated[Literal["f32", "bf16"], Option("Number type of matrix products.")] = "f32"
     compare: Annotated[
-        str,
+        Path | None,
         Option(
             "Evaluate this model, too, and compare both: a GGUF file, or `base` for MODEL without its adapters.",
             unit="FILE|base",
         ),
-    ] = ""
+    ] = None
     choices: Annotated[
-        tuple[str, ...],
+        tuple[Path, ...],
         Option(
             "Questions with several choices, as JSON lines of HellaSwag, Winogrande, ARC, or {question, choices, "
             "answer}; may be repeated.",
@@ -62,77 +63,71 @@ class EvaluateOptions(Options, panel="Evaluation"):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Retrieval(Evaluation):
-    """The result for embeddings: how well they find the texts that answer queries, among all texts of the data.
-
-    The loss is that of training, with as many rows as a batch has.
-    """
-
-    recall_at_1: float
-    recall_at_5: float
-    recall_at_10: float
-    mrr_at_10: float  # the mean of one divided by the rank of the first text that answers the query
-    ndcg_at_10: float
-    queries: int
-    candidates: int
+EVALUATE_OPTIONS = (EvaluateOptions, ExactMatchOptions, AdapterOptions, PreferenceOptions, DataOptions)
 
 
-def evaluate_model(
-    model: Path,
-    data: Sequence[str],
+def evaluate_model(model: Path, data: Sequence[str], given: Mapping[str, Any]) -> Evaluation:
+    """Evaluate a model on data, questions and prompts; `given` are options of EVALUATE_OPTIONS by name."""
+    from llamatrain.commands.choices import read_questions, score_choices
+
+    options, matching = build(EvaluateOptions, given), build(ExactMatchOptions, given)
+    preference, data_options = build(PreferenceOptions, given), build(DataOptions, given)
+    lora = build(AdapterOptions, given)
+    check_options(options, matching, preference, lora, data_options, given)
+    check_work(data, options, matching)
+    check_pattern(matching)
+    files = [read_questions(path, options.limit) for path in options.choices]
+    opened = [open_model(model, lora, options.threads, options.device)]
+    opened += [open_base(opened[0], options.compare)] if options.compare else []
+    prompts = read_prompts(opened, matching, data_options, options.ctx, options.limit)
+    results = [Evaluation() for _ in opened]
+    if data:
+        rows = open_rows(data, opened[0], data_options, options.ctx, preference)
+        results = evaluate_rows(opened, rows, options, preference)
+    if files:
+        scores = score_choices(files, opened, options.ctx, options.batch, options.precision)
+        results = [replace(result, choices=tuple(one)) for result, one in zip(results, scores, strict=True)]
+    if prompts:
+        matches = score_answers(opened, prompts, matching, options.ctx)
+        results = [
+            replace(result, exact_match=tuple(one)) for result, one in zip(results, matches, strict=True)
+        ]
+    return replace(results[0], base=results[1]) if options.compare else results[0]
+
+
+def check_options(
     options: EvaluateOptions,
+    matching: ExactMatchOptions,
+    preference: PreferenceOptions,
     lora: AdapterOptions,
     data_options: DataOptions,
-    preference: PreferenceOptions,
-    contrastive: ContrastiveOptions,
     given: Mapping[str, Any],
-) -> Evaluation:
-    """Evaluate all data, a row at a time; `given` are the options as they were given, by name."""
-    from llamatrain.commands.choices import read_questions
-
-    changed = changed_options(given, DataOptions, PreferenceOptions)
-    check_options(options, preference, lora, data_options, changed)
-    check_work(data, options)
-    files = [read_questions(path, options.limit) for path in options.choices]
-    opened = open_model(model, lora, options.threads, options.device)
-    base = open_base(opened, options.compare) if options.compare else None
-    result = Evaluation(base=Evaluation() if base else None)
-    if data:
-        rows = open_rows(data, opened, data_options, options.ctx, preference)
-        result = evaluate_rows(opened, base, rows, options, preference)
-    if files:
-        result = evaluate_choices(files, opened, base, options, result)
-    return result
-
-
-def check_work(data: Sequence[str], options: EvaluateOptions) -> None:
-    """Raise if there is nothing to evaluate, or if options need what is missing."""
-    if not data and not options.choices:
+) -> None:
+    """Raise if an option has no effect here, or if the objective cannot be evaluated."""
+    classes = DataOptions, PreferenceOptions, ExactMatchOptions
+    values = {**vars(data_options), **vars(preference), **vars(matching), "command": "evaluate"}
+    reject_unused(unused_options(values, *classes), changed_options(given, *classes))
+    check_evaluation(preference, options.batch, bool(lora.scaled))
+    if options.compare and preference.objective:
         raise UsageError(
-            "no data given; name files (text, JSON, CSV, Parquet), folders or globs, or questions with --choices",
+            "--compare and --objective exclude each other: an objective compares with the model alone already",
+            code="conflicting-options",
+        )
+
+
+def check_work(data: Sequence[str], options: EvaluateOptions, matching: ExactMatchOptions) -> None:
+    """Raise if there is nothing to evaluate, or if --limit has nothing to limit."""
+    has_questions = bool(options.choices or matching.exact_match)
+    if not data and not has_questions:
+        raise UsageError(
+            "no data given; name files (text, JSON, CSV, Parquet), folders or globs, or questions with --choices or "
+            "--exact-match",
             code="no-data",
         )
-    if options.limit and not options.choices:
-        raise UsageError("--limit has no effect without --choices; leave it out", code="unused-option")
-
-
-def evaluate_choices(
-    files: "Sequence[QuestionFile]",
-    model: OpenedModel,
-    base: OpenedModel | None,
-    options: EvaluateOptions,
-    result: Evaluation,
-) -> Evaluation:
-    """Add the scores of files of questions to a result."""
-    from llamatrain.commands.choices import score_choices
-
-    opened = [model] if base is None else [model, base]
-    scores, *base_scores = score_choices(files, opened, options.ctx, options.batch, options.precision)
-    result = replace(result, choices=tuple(scores))
-    if result.base:
-        result = replace(result, base=replace(result.base, choices=tuple(base_scores[0])))
-    return result
+    if options.limit and not has_questions:
+        raise UsageError(
+            "--limit has no effect without --choices or --exact-match; leave it out", code="unused-option"
+        )
 
 
 def open_rows(
@@ -156,69 +151,44 @@ def open_rows(
     return batches_class(preference.data_kind)(dataset, data_options, 0, tokenizer.eos, tokenizer.bos)
 
 
-def check_options(
-    options: EvaluateOptions,
-    preference: PreferenceOptions,
-    contrastive: ContrastiveOptions,
-    lora: AdapterOptions,
-    data_options: DataOptions,
-    changed: Collection[str],
-) -> None:
-    """Raise if an option has no effect here, or if the objective cannot be evaluated."""
-    values = {**vars(data_options), **vars(preference), **vars(contrastive), "command": "evaluate"}
-    reject_unused(unused_options(values, DataOptions, PreferenceOptions, ContrastiveOptions), changed)
-    check_evaluation(preference, options.batch, bool(lora.scaled))
-    if options.compare and preference.objective:
-        raise UsageError(
-            "--compare and --objective exclude each other: an objective compares with the model alone already",
-            code="conflicting-options",
-        )
-
-
 def evaluate_rows(
-    model: OpenedModel,
-    base: OpenedModel | None,
-    rows: "Batches",
-    options: EvaluateOptions,
-    preference: PreferenceOptions,
-) -> Evaluation:
-    """Evaluate a model on all rows, and its base on the same ones if it has one."""
+    models: Sequence[OpenedModel], rows: "Batches", options: EvaluateOptions, preference: PreferenceOptions
+) -> list[Evaluation]:
+    """Evaluate a model on all rows, and its base on the same ones if there are two models."""
     from llamatrain.commands.divergence import compare_batch
     from llamatrain.train.evaluate import LossMeter, evaluate_batch
 
-    opened = [model] if base is None else [base, model]
     programs = [
-        one.make_programs(
+        model.make_programs(
             rows.lengths,
             options.batch,
             options.precision,
             has_untrained_tokens=rows.has_untrained_tokens,
             objective=preference.built,
-            with_logits=base is not None,
+            with_logits=len(models) > 1,
         )
-        for one in opened
+        for model in models
     ]
-    meters = [LossMeter() for _ in range(3 if base else 1)]
+    meters = [LossMeter() for _ in range(3 if len(models) > 1 else 1)]
 
     def evaluate(batch: "Batch") -> "Sequence[BatchLoss]":
-        if base is None:
+        if len(programs) == 1:
             return (evaluate_batch(programs[0], batch),)
         return compare_batch(programs[0], programs[1], batch)
 
-    arrays = [array for one in opened for array in one.arrays.values()]
-    text_bytes = measure(rows, evaluate, meters, model.tokenizer, options.batch, arrays)
-    if base is None:
-        return summarize(meters[0], text_bytes)
-    before, after = (summarize(meter, text_bytes) for meter in meters[:2])
-    divergence = meters[2].score
-    return replace(
-        after,
-        kl_divergence=divergence.loss,
-        kl_divergence_error=divergence.loss_error,
-        agreement=divergence.accuracy,
-        agreement_error=divergence.accuracy_error,
-        base=before,
-    )
+    arrays = [array for model in models for array in model.arrays.values()]
+    text_bytes = measure(rows, evaluate, meters, models[0].tokenizer, options.batch, arrays)
+    results = [summarize(meter, text_bytes) for meter in meters[: len(models)]]
+    if len(models) > 1:
+        divergence = meters[2].score
+        results[0] = replace(
+            results[0],
+            kl_divergence=divergence.loss,
+            kl_divergence_error=divergence.loss_error,
+            agreement=divergence.accuracy,
+            agreement_error=divergence.accuracy_error,
+        )
+    return results
 
 
 def measure(

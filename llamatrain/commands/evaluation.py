@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llamatrain.commands.choices import ChoiceScore
+    from llamatrain.commands.exact_match import MatchScore
     from llamatrain.train.evaluate import LossMeter
 
 PREFERENCE_ONLY = ("margin", "reward_chosen", "reward_rejected", "answers")
 TEXT_ONLY = ("perplexity", "bits_per_byte")
-LISTS = ("choices",)  # of results of files
+LISTS = ("choices", "exact_match")  # of results of files
 COMPARISON_ONLY = ("kl_divergence", "kl_divergence_error", "agreement", "agreement_error")
 
 
@@ -39,6 +40,7 @@ class Evaluation:
     agreement: float | None = None  # the part of the tokens for which base and model hold the same likeliest
     agreement_error: float | None = None
     choices: "tuple[ChoiceScore, ...]" = ()  # for each file of questions
+    exact_match: "tuple[MatchScore, ...]" = ()  # for each file of prompts with answers
     base: "Evaluation | None" = None  # of the model that is compared with
     notes: tuple[str, ...] = ()
 
@@ -49,7 +51,7 @@ class Evaluation:
         omitted |= {field.name for field in fields(self)} if self.loss is None else set()
         values = finite_or_none({name: value for name, value in vars(self).items() if name not in omitted})
         for name in LISTS:
-            values |= {name: [asdict(score) for score in scores]} if (scores := getattr(self, name)) else {}
+            values |= {name: [score.as_json() for score in scores]} if (scores := getattr(self, name)) else {}
         return {**values, **({"base": self.base.as_json()} if self.base else {})}
 
 

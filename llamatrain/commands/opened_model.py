@@ -101,13 +101,13 @@ def open_model(path: Path, lora: AdapterOptions, threads: int | None, device: st
     )
 
 
-def open_base(model: OpenedModel, name: str) -> OpenedModel:
-    """Open the model to compare with: a file, or with the name `base` the model without its adapters."""
+def open_base(model: OpenedModel, path: Path) -> OpenedModel:
+    """Open the model to compare with: a file, or for the name `base` the model without its adapters."""
     own_path = Path(model.gguf.path)
-    path = own_path if name == SAME_MODEL else Path(name)
+    shown, path = path, own_path if str(path) == SAME_MODEL else path
     if not model.lora.scaled and os.path.realpath(path) == os.path.realpath(own_path):
         raise UsageError(
-            f"--compare {name} is the evaluated model itself; name an adapter with --lora, or another model "
+            f"--compare {shown} is the evaluated model itself; name an adapter with --lora, or another model "
             "to compare with",
             code="same-model",
         )

@@ -134,12 +134,14 @@ class Encoder:
             think=False if self.options.thinking == "off" else None,
         )
 
-    def _choose_template(self, chat: ChatRecord) -> ChatTemplate:
+    def choose_template(self, chat: ChatRecord) -> ChatTemplate:
+        """Return the template that renders a chat."""
         if chat.tools and self.tool_template:
             return self.tool_template
         return self.template
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Stop the child processes of the templates."""
         for template in filter(None, (self.template, self.tool_template)):
             template.close()
 
@@ -156,7 +158,7 @@ class Encoder:
             fill = self._encode_samples if self.options.pattern else self._encode_text_files
             return open_or_build(key, lambda writer: fill(sources, writer), limits)
         with ExitStack() as cleanup:
-            cleanup.callback(self._close)
+            cleanup.callback(self.close)
             store = open_or_build(key, lambda writer: self._encode_rows(sources, writer), limits)
         store.identity = identity
         self._report(store.notes, describe_files(sources))
@@ -371,7 +373,7 @@ class Encoder:
                 if isinstance(record, TextGroup):
                     continue
                 for chat in record.both if isinstance(record, PreferencePair) else (record,):
-                    if isinstance(chat, ChatRecord) and self._choose_template(chat) is self.template:
+                    if isinstance(chat, ChatRecord) and self.choose_template(chat) is self.template:
                         yield chat.messages, chat.tools, self.render_mode
 
         self.template.prefetch(requests())
@@ -463,7 +465,7 @@ class Encoder:
         return MarkedTokens(tokens, marks, single=True)
 
     def _encode_chat(self, chat: ChatRecord, size: int) -> list[MarkedTokens]:
-        template = self._choose_template(chat)
+        template = self.choose_template(chat)
         if self.options.train_on == "all" and not self.compare:
             if any(UNTRAINED in message for message in chat.messages):
                 raise TemplateError(

@@ -1,5 +1,6 @@
 """Writes pictures and pages, and protects other files from being overwritten."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from llamatrain.errors import FileError, MissingError
@@ -8,8 +9,8 @@ from llamatrain.io.atomic_write import DEVICES, AtomicFile
 HEADS = (b"<svg ", b"<!doctype html>\n<!-- llamatrain -->")
 
 
-def check_output_file(file: Path) -> None:
-    """Raise if a file exists at this path that llamatrain did not draw, or none can be written."""
+def check_output_file(file: Path, heads: Sequence[bytes] = HEADS) -> None:
+    """Raise if a file exists at this path that does not begin like ours, or none can be written."""
     try:
         if not file.parent.is_dir():
             raise MissingError(f"{file}: the folder does not exist", code="no-such-folder")
@@ -22,12 +23,12 @@ def check_output_file(file: Path) -> None:
         if not file.is_file():
             return
         with file.open("rb") as existing:
-            head = existing.read(max(map(len, HEADS)))
+            head = existing.read(max(map(len, heads)))
     except OSError as error:
         raise FileError(f"{file}: cannot be read: {error.strerror}", code="read-failed") from error
-    if head and not head.startswith(HEADS):
+    if head and not head.startswith(tuple(heads)):
         raise FileError(
-            f"{file}: the file exists and was not drawn by llamatrain; choose another name",
+            f"{file}: the file exists and was not written by llamatrain; choose another name",
             code="file-exists",
         )
 

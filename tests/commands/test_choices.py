@@ -190,7 +190,7 @@ def test_sums_of_log_probabilities(place: Path) -> None:
     from llamatrain.commands.choices import encode_questions, read_questions, sum_log_probabilities
 
     model = open_model(place / "run" / "model.gguf", AdapterOptions(), 1, "cpu")
-    file = read_questions(str(place / "hellaswag.jsonl"), None)
+    file = read_questions(place / "hellaswag.jsonl", None)
     segments = encode_questions(file, model.tokenizer, CTX)
     expected = [
         log_probability(model, *encode_pair(model, *pair))
@@ -365,5 +365,5 @@ def test_comparison_limit_and_api(place: Path, tmp_path: Path) -> None:
     assert [line.split("  ")[0] for line in table.splitlines()[-3:]] == [
         *("arc.jsonl: acc", "arc.jsonl: acc norm", "winogrande.jsonl: acc")
     ]
-    result = evaluate(model, choices=[str(data), str(place / "winogrande.jsonl")], limit=5, batch=2)
+    result = evaluate(model, choices=[data, place / "winogrande.jsonl"], limit=5, batch=2)
     assert result.loss is None and [vars(one) for one in result.choices] == found["base"]["choices"]

@@ -147,7 +147,7 @@ def test_table_and_api(place: Path) -> None:
         *("KL(base || model)", "same likeliest token"),
     ]
     found = compared(models[1], data, "--compare", models[0])
-    result = evaluate(models[1], data, ctx=CTX, compare=str(models[0]))
+    result = evaluate(models[1], data, ctx=CTX, compare=models[0])
     assert result.base and result.base.loss == found["base"]["loss"]  # type: ignore[index]
     assert result.kl_divergence == found["kl_divergence"] and result.agreement == found["agreement"]
 

@@ -386,7 +386,7 @@ def test_what_is_no_run_is_said(whole: Path, tmp_path: Path, monkeypatch: pytest
         (("begun",), "begun/metrics.jsonl: nothing to draw: the file contains no step yet [no-metrics]"),
         (
             (whole, "--out", "mine.html"),
-            "mine.html: the file exists and was not drawn by llamatrain; choose another name [file-exists]",
+            "mine.html: the file exists and was not written by llamatrain; choose another name [file-exists]",
         ),
         ((whole, "--out", "empty"), "empty: this is a folder; give the name of a file [is-a-folder]"),
         ((whole, "--out", "no/x.html"), "no/x.html: the folder does not exist [no-such-folder]"),
