@@ -612,6 +612,8 @@ class EvaluateOptionsGiven(TypedDict, total=False):
     repeated."""
     limit: int | None
     """Take only the first questions of each file."""
+    report: Place | None
+    """Add the result to the page of this run."""
     exact_match: Place | Sequence[Place]
     """Prompts with answers, or chats, as JSON lines: generate answers, and count those that equal the expected ones; may be
     repeated."""

@@ -19,6 +19,7 @@ RESULTS = (
     "report.html",
     "report.json",
     "samples.jsonl",
+    "evaluations.jsonl",
     "trace.json",
     "model.gguf",
     "adapter.gguf",

@@ -3,6 +3,7 @@
     config.toml  metrics.jsonl  loss.svg     options, metrics, loss curve
     metrics.csv  loggers.json                the same metrics, and other loggers, if requested
     report.html  samples.jsonl  report.json  the page, its samples, and other data it shows
+    evaluations.jsonl                        results of `evaluate --report`
     trace.json                               the profile, if requested
     checkpoint-<step>.gguf                   the last ones
     checkpoint-LATEST.gguf                   another name of the newest

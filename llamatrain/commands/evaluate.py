@@ -20,7 +20,7 @@ from llamatrain.config.options import (
     unused_options,
 )
 from llamatrain.data.options import DataOptions
-from llamatrain.errors import UsageError
+from llamatrain.errors import LlamatrainError, UsageError
 from llamatrain.preference.options import PreferenceOptions, check_evaluation
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ class EvaluateOptions(Options, panel="Evaluation"):
         int | None,
         Option("Take only the first questions of each file.", unit="COUNT", least=1, most=COUNT),
     ] = None
+    report: Annotated[
+        Path | None,
+        Option("Add the result to the page of this run.", unit="RUN"),
+    ] = None
 
 
 EVALUATE_OPTIONS = (EvaluateOptions, ExactMatchOptions, AdapterOptions, PreferenceOptions, DataOptions)
@@ -69,6 +73,7 @@ EVALUATE_OPTIONS = (EvaluateOptions, ExactMatchOptions, AdapterOptions, Preferen
 def evaluate_model(model: Path, data: Sequence[str], given: Mapping[str, Any]) -> Evaluation:
     """Evaluate a model on data, questions and prompts; `given` are options of EVALUATE_OPTIONS by name."""
     from llamatrain.commands.choices import read_questions, score_choices
+    from llamatrain.report.render import check_run, read_run
 
     options, matching = build(EvaluateOptions, given), build(ExactMatchOptions, given)
     preference, data_options = build(PreferenceOptions, given), build(DataOptions, given)
@@ -76,6 +81,9 @@ def evaluate_model(model: Path, data: Sequence[str], given: Mapping[str, Any]) -
     check_options(options, matching, preference, lora, data_options, given)
     check_work(data, options, matching)
     check_pattern(matching)
+    if options.report:
+        check_run(options.report)
+        read_run(options.report)
     files = [read_questions(path, options.limit) for path in options.choices]
     opened = [open_model(model, lora, options.threads, options.device)]
     opened += [open_base(opened[0], options.compare)] if options.compare else []
@@ -92,7 +100,40 @@ def evaluate_model(model: Path, data: Sequence[str], given: Mapping[str, Any]) -
         results = [
             replace(result, exact_match=tuple(one)) for result, one in zip(results, matches, strict=True)
         ]
-    return replace(results[0], base=results[1]) if options.compare else results[0]
+    result = replace(results[0], base=results[1]) if options.compare else results[0]
+    if options.report:
+        names = [*map(Path, data), *options.choices, *matching.exact_match]
+        add_to_page(options.report, describe_evaluation(model, lora, options, names), result)
+    return result
+
+
+def describe_evaluation(
+    model: Path, lora: AdapterOptions, options: EvaluateOptions, files: Sequence[Path]
+) -> str:
+    """Describe what was evaluated, for the page of a run."""
+    adapters = [path.name + ("" if scale == 1 else f" * {scale:g}") for path, scale in lora.scaled]
+    against = f", base: {options.compare.name}" if options.compare else ""
+    limit = f", the first {options.limit:,} questions" if options.limit else ""
+    return (
+        f"{' + '.join([model.name, *adapters])}{against}, on {', '.join(file.name for file in files)}{limit}"
+    )
+
+
+def add_to_page(run: Path, title: str, result: Evaluation) -> None:
+    """Keep a result in the folder of a run, and draw its page again."""
+    from llamatrain.distributed.once import run_on_rank_zero
+    from llamatrain.platform.terminal import log_line
+    from llamatrain.report.evaluations import add_evaluation
+    from llamatrain.report.render import draw_runs
+
+    def draw() -> Path:
+        add_evaluation(run, title, result.as_json())
+        return draw_runs([run], None)[0]
+
+    try:
+        log_line(f"{run_on_rank_zero(draw)}: the page of the run has the result")
+    except LlamatrainError as error:  # the result itself is still printed
+        log_line(f"warning: {error}")
 
 
 def check_options(

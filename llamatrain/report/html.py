@@ -5,6 +5,8 @@ from datetime import datetime
 
 import llamatrain
 from llamatrain.config.units import Size
+from llamatrain.report.evaluation_rows import Row, Value
+from llamatrain.report.evaluations import ShownEvaluation
 from llamatrain.report.format import escape_markup, format_duration, format_loss, format_step_time
 from llamatrain.report.html_chart import SIDE, Curve, PlotArea, chart
 from llamatrain.report.html_style import STYLE
@@ -30,6 +32,7 @@ def run_page(run: RunData) -> str:
     sections = (
         summary_section(run),
         charts_section(run.figures),
+        evaluations_section(run.evaluations),
         samples_section(run.samples),
         memory_section(run.arena),
         profile_section(run.profile),
@@ -162,6 +165,44 @@ def small_chart(title: str, series: Series, noisy: bool) -> str:
     lines = [Curve(series=series, kind="training noise"), *lines] if noisy else lines
     caption = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return chart(title, caption, lines, PlotArea.fit(lines, (low, high)))
+
+
+# ---- evaluations -----------------------------------------------------------
+
+
+def evaluations_section(evaluations: Sequence[ShownEvaluation]) -> str:
+    """Return the results of evaluations, the last ones first."""
+    tables = "".join(
+        f'<p class="soft">{escape_markup(evaluation.title)}</p><table>{evaluation_table(evaluation.rows)}</table>'
+        for evaluation in reversed(evaluations)
+    )
+    return html_section("Evaluations", f'<div class="card wide">{tables}</div>' if tables else "")
+
+
+def evaluation_table(rows: Sequence[Row]) -> str:
+    """Return the rows of an evaluation; those of a base, and the change, if there is one."""
+    has_base = any(row.base for row in rows)
+    columns = [("model", [format_value(row.model) for row in rows])]
+    if has_base:
+        columns = [("base", [format_value(row.base) for row in rows]), *columns]
+        columns.append(("change", [row.change for row in rows]))
+    head = "".join(f'<th class="n">{name}</th>' for name, _ in columns)
+    lines = zip(rows, *(values for _, values in columns), strict=True)
+    body = "".join(
+        f"<tr><td>{escape_markup(row.name)}</td>{''.join(map(number_cell, values))}</tr>"
+        for row, *values in lines
+    )
+    return f"<tr><th></th>{head}</tr>{body}"
+
+
+def number_cell(text: str) -> str:
+    """Return a cell with a number."""
+    return f'<td class="n">{text}</td>'
+
+
+def format_value(value: Value | None) -> str:
+    """Format a measure with its standard error."""
+    return "" if value is None else value.format("±")
 
 
 # ---- samples ---------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 
 from llamatrain.config.read_limited import read_limited
 from llamatrain.errors import FileError, LlamatrainError
+from llamatrain.report.evaluations import ShownEvaluation, read_evaluations
 from llamatrain.report.memory_layout import MemoryLayout
 from llamatrain.report.metrics import read_lines
 from llamatrain.report.series import RunSeries, to_number
@@ -60,6 +61,7 @@ class RunData:
     ended: str
     arena: MemoryLayout | None
     samples: list[ShownSample]
+    evaluations: list[ShownEvaluation]
     profile: Profile | None
     files: list[tuple[str, int]]
 
@@ -90,6 +92,7 @@ def read_run_data(folder: Path, tell: Callable[[str], None] = lambda line: None)
         ended=ended[:200] if isinstance(ended, str) else "",
         arena=MemoryLayout.from_json(report.get("memory")),
         samples=read_samples(folder / SAMPLES, figures.step),
+        evaluations=read_evaluations(folder),
         profile=parse_profile(read_json(folder / TRACE)),
         files=list_files(folder),
     )
