@@ -131,6 +131,7 @@ class Run:
     losses: list[float]  # one per step, with those before a resume; NaN: not recorded
     validations: list[tuple[int, float]]  # steps and losses
     margins: list[tuple[int, float]]  # steps and reward margins, with preference training
+    retained: list[tuple[int, float]]  # steps and losses of the data that should not be forgotten
     steps: int
     best: Path | None  # the model or adapter with the lowest validation loss
     finished: bool  # False: steps are left, which `resume=run.folder` runs
@@ -489,13 +490,14 @@ def run_hooks(
 def run_request(request: RunRequest) -> Run:
     """Train, and return the result as the API reports it."""
     finished = train(request, CallerInterrupts())
-    losses, validations, margins = read_metrics(finished)
+    losses, validations, margins, retained = read_metrics(finished)
     return Run(
         folder=finished.folder,
         result=finished.result,
         losses=losses,
         validations=validations,
         margins=margins,
+        retained=retained,
         steps=finished.steps,
         best=finished.best,
         finished=finished.stop.finished,
@@ -504,14 +506,19 @@ def run_request(request: RunRequest) -> Run:
     )
 
 
-def read_metrics(finished: RunResult) -> tuple[list[float], list[tuple[int, float]], list[tuple[int, float]]]:
-    """Return losses, validations and margins from the run's metrics.jsonl."""
+Points = list[tuple[int, float]]  # steps and values
+
+
+def read_metrics(finished: RunResult) -> tuple[list[float], Points, Points, Points]:
+    """Return losses, validations, margins and losses of retained data from the run's metrics.jsonl."""
     losses, path = [math.nan] * finished.steps, finished.folder / "metrics.jsonl"
-    validations, margins = list[tuple[int, float]](), list[tuple[int, float]]()
+    validations, margins, retained = Points(), Points(), Points()
     for _, line in read_lines(path) if path.exists() else ():
         match line:
             case {"step": int(step), "loss": int() | float() as loss} if 0 < step <= finished.steps:
                 losses[step - 1] = float(loss)
+            case {"step": int(step), "retain_loss": int() | float() as loss}:
+                retained.append((step, float(loss)))
             case {"step": int(step), "val_loss": int() | float() as loss, **more}:
                 validations.append((step, float(loss)))
                 margins += (
@@ -519,7 +526,7 @@ def read_metrics(finished: RunResult) -> tuple[list[float], list[tuple[int, floa
                     if isinstance(more.get("val_margin"), int | float)
                     else []
                 )
-    return losses, validations, margins
+    return losses, validations, margins, retained
 
 
 @contextmanager

@@ -97,6 +97,9 @@ class FromScratchOptions(TypedDict, total=False):
     """Shuffle the samples in each epoch."""
     val: Place | Sequence[Place] | Sequence[Mapping[str, Any]]
     """A file, folder or glob of validation data; may be given several times."""
+    retain_data: str | Sequence[str]
+    """Data that the model should not forget: its loss is measured at each validation, and chooses nothing; a file, folder or
+    glob, may be given several times."""
     val_split: float
     """The share of the data to hold out for validation, such as 0.05."""
     sample_start: str
@@ -344,6 +347,9 @@ class FinetuneOptions(TypedDict, total=False):
     """Shuffle the samples in each epoch."""
     val: Place | Sequence[Place] | Sequence[Mapping[str, Any]]
     """A file, folder or glob of validation data; may be given several times."""
+    retain_data: str | Sequence[str]
+    """Data that the model should not forget: its loss is measured at each validation, and chooses nothing; a file, folder or
+    glob, may be given several times."""
     val_split: float
     """The share of the data to hold out for validation, such as 0.05."""
     sample_start: str
@@ -677,6 +683,9 @@ class EvaluateOptionsGiven(TypedDict, total=False):
     """Shuffle the samples in each epoch."""
     val: Place | Sequence[Place] | Sequence[Mapping[str, Any]]
     """A file, folder or glob of validation data; may be given several times."""
+    retain_data: str | Sequence[str]
+    """Data that the model should not forget: its loss is measured at each validation, and chooses nothing; a file, folder or
+    glob, may be given several times."""
     val_split: float
     """The share of the data to hold out for validation, such as 0.05."""
     sample_start: str
@@ -760,6 +769,9 @@ class PreviewOptionsGiven(TypedDict, total=False):
     """Shuffle the samples in each epoch."""
     val: Place | Sequence[Place] | Sequence[Mapping[str, Any]]
     """A file, folder or glob of validation data; may be given several times."""
+    retain_data: str | Sequence[str]
+    """Data that the model should not forget: its loss is measured at each validation, and chooses nothing; a file, folder or
+    glob, may be given several times."""
     val_split: float
     """The share of the data to hold out for validation, such as 0.05."""
     sample_start: str

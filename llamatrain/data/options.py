@@ -103,6 +103,16 @@ class DataOptions(Options, panel="Data"):
             resumable=True,
         ),
     ] = ()
+    retain_data: Annotated[
+        tuple[str, ...],
+        Option(
+            "Data that the model should not forget: its loss is measured at each validation, and chooses nothing; a "
+            "file, folder or glob, may be given several times.",
+            unit="DATA",
+            when=(TRAINING, NO_OBJECTIVE),
+            resumable=True,
+        ),
+    ] = ()
     val_split: Annotated[
         float,
         Option(

@@ -107,6 +107,13 @@ def summary_tiles(figures: RunSeries, iters: int | None) -> Iterator[tuple[str, 
         best = losses.best
         detail = f"{error}best {format_loss(best.values[0])} at step {best.steps[0]:,.0f}"
         yield "validation loss", format_loss(losses.validation.values[-1]), detail
+    if len(losses.retained):
+        first, last = losses.retained.values[[0, -1]]
+        yield (
+            "retained loss",
+            format_loss(last),
+            f"{format_loss(first)} at step {losses.retained.steps[0]:,.0f}",
+        )
     accuracy = figures.series("val_accuracy")
     if len(accuracy):
         yield "accuracy", f"{100 * accuracy.values[-1]:.1f} %", "of the validation"
@@ -129,19 +136,22 @@ def summary_tiles(figures: RunSeries, iters: int | None) -> Iterator[tuple[str, 
 
 def loss_curves(losses: Losses, figures: RunSeries) -> list[Curve]:
     """Return the curves of the loss chart."""
-    errors = figures.series("val_loss_error")
-    spread = errors if len(errors) else None
+    spread, retained_spread = (
+        errors if len(errors := figures.series(name)) else None
+        for name in ("val_loss_error", "retain_loss_error")
+    )
     return [
         Curve(series=losses.training, kind="training noise"),
         Curve(series=losses.smooth, kind="training"),
         Curve(series=losses.validation, kind="validation", dotted=True, errors=spread, best=losses.best),
+        Curve(series=losses.retained, kind="retained", dotted=True, errors=retained_spread),
     ]
 
 
 def charts_section(figures: RunSeries) -> str:
     """Return the loss chart and the small charts below it."""
     losses = figures.losses
-    if not len(losses.training) + len(losses.validation):
+    if not len(losses.training) + len(losses.validation) + len(losses.retained):
         return '<section><p class="card soft">no losses yet</p></section>'
     lines = loss_curves(losses, figures)
     keys = '<i class="key training"></i>training, smoothed'
@@ -149,6 +159,8 @@ def charts_section(figures: RunSeries) -> str:
         keys += ' &nbsp; <i class="key validation"></i>validation' + (
             " with its standard error" if lines[2].errors else ""
         )
+    if len(losses.retained):
+        keys += ' &nbsp; <i class="key retained"></i>data to retain'
     axes = PlotArea.fit(lines, (losses.low, losses.high))
     small = "".join(
         small_chart(title, figures.series(name), name in NOISY) for name, title in SMALL_CHARTS.items()

@@ -13,9 +13,9 @@ def run_colors(colors: tuple[str, ...]) -> str:
 
 
 VARIABLES = """--page: #f6f7f9; --card: #ffffff; --edge: #e3e7ec; --text: #1d2530; --soft: #5b6470; --grid: #e9edf1;
-  --train: #2f6fd0; --val: #dd6b3a; --field: #f3f5f8; --peak: #c2255c; --done: #2f6fd0; --rest: #dfe5ec"""
+  --train: #2f6fd0; --val: #dd6b3a; --keep: #2f9e6e; --field: #f3f5f8; --peak: #c2255c; --done: #2f6fd0; --rest: #dfe5ec"""
 DARK_VARIABLES = """--page: #0f1318; --card: #171c23; --edge: #2a323d; --text: #e8ecf1; --soft: #98a3b1; --grid: #262e38;
-  --train: #6ea8f5; --val: #ee8a5b; --field: #1b212a; --peak: #ff7aa8; --done: #6ea8f5; --rest: #2b3440"""
+  --train: #6ea8f5; --val: #ee8a5b; --keep: #57c596; --field: #1b212a; --peak: #ff7aa8; --done: #6ea8f5; --rest: #2b3440"""
 
 STYLE = f"""
 :root {{ color-scheme: light dark; {VARIABLES} }}
@@ -59,6 +59,7 @@ figcaption b {{ font-weight: 600; margin-right: 8px }}
 polyline {{ fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round }}
 .training {{ stroke: var(--train); --own: var(--train) }}
 .validation {{ stroke: var(--val); --own: var(--val) }}
+.retained {{ stroke: var(--keep); --own: var(--keep) }}
 .noise {{ stroke-width: 1; stroke-opacity: 0.28 }}
 .target {{ stroke-width: 1.2; stroke-opacity: 0.6 }}
 .dot {{ stroke-width: 7; stroke-linecap: round; stroke-dasharray: none; fill: none }}

@@ -83,10 +83,12 @@ def score_segments(score: Score, encoding: str) -> Iterator[Segment]:
     yield Segment("", f"{score.tokens:,} tokens", 1)
 
 
-def score_metrics(step: int, score: Score, best: bool) -> dict[str, int | float | bool]:
-    """Return a validation as a line of metrics.jsonl."""
-    values = {f"val_{name}": value for name, value in asdict(score).items() if value is not None}
-    first = {"step": step, "val_loss": values.pop("val_loss"), "val_tokens": values.pop("val_tokens")}
+def score_metrics(
+    step: int, score: Score, best: bool = False, kind: str = "val"
+) -> dict[str, int | float | bool]:
+    """Return a validation as a line of metrics.jsonl; the names of its values begin with its kind."""
+    values = {f"{kind}_{name}": value for name, value in asdict(score).items() if value is not None}
+    first = {"step": step, **{name: values.pop(name) for name in (f"{kind}_loss", f"{kind}_tokens")}}
     return {**first, **values, **({"best": True} if best else {})}
 
 
@@ -102,6 +104,14 @@ def format_error(format_value: Callable[[float], str], error: float | None, enco
     """Format a standard error, with plus-minus in front."""
     sign = "±" if encoding.startswith("utf") else "+-"
     return "" if error is None else f" {sign} {format_value(error)}"
+
+
+def retained_summary(losses: Sequence[float], encoding: str) -> str:
+    """Return how the loss of data that should not be forgotten changed during a run."""
+    first, last = losses[0], losses[-1]
+    arrow = "\u2192" if encoding.startswith("utf") else "->"
+    change = f"{format_loss(first)} {arrow} {format_loss(last)}" if len(losses) > 1 else format_loss(last)
+    return f"loss of the retained data: {change}"
 
 
 def run_summary(line: StepLine, seconds: float, score: Score | None, encoding: str) -> str:

@@ -115,11 +115,13 @@ def tagged_numbers(line: Line) -> dict[str, float]:
     numbers = {
         key: value.item() if hasattr(value, "item") else value for key, value in line.items() if key != "step"
     }
-    return {
-        f"val/{key[4:]}" if key.startswith("val_") else f"train/{key}": float(value)
-        for key, value in numbers.items()
-        if isinstance(value, int | float)
-    }
+    return {tag(key): float(value) for key, value in numbers.items() if isinstance(value, int | float)}
+
+
+def tag(key: str) -> str:
+    """Return the usual tag of a number, such as val/loss for val_loss."""
+    kind, underscore, name = key.partition("_")
+    return f"{kind}/{name}" if underscore and kind in ("val", "retain") else f"train/{key}"
 
 
 class Csv:

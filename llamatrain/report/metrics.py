@@ -18,6 +18,7 @@ from llamatrain.report import listener
 FLUSH_INTERVAL = 0.2  # seconds that lines may stay in the buffer
 MAX_LINE = 4096  # bytes of a line; ours have some 250
 FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+SCORES = frozenset({"val_loss", "retain_loss"})  # keys of lines that a validation writes
 # accepts NumPy numbers
 ENCODE = json.JSONEncoder(allow_nan=False, default=lambda number: number.item()).encode
 
@@ -77,7 +78,8 @@ class Metrics:
 
     def _past_lines(self) -> Iterator[bytes]:
         for raw, line in read_lines(self._source) if self._source else ():
-            if line["step"] < self._step + (not (self._validation_due and "val_loss" in line)):
+            is_due = self._validation_due and not SCORES.isdisjoint(line)
+            if line["step"] < self._step + (not is_due):
                 yield raw.strip() + b"\n"
 
     def _create_file(self, lines: Iterable[bytes]) -> FileIO:

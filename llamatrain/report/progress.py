@@ -66,6 +66,7 @@ class Progress:
     steps_done: int = 0
     last: StepLine | None = None
     score: Score | None = None
+    retained: Score | None = None  # of data that should not be forgotten
     lowest: float = math.inf  # of the validations
     activity: str = ""
     last_save: str = ""
@@ -126,6 +127,7 @@ class Display:
             Segment("loss", format_loss(last.loss), 10, "bold cyan"),
             Segment("lowest", format_loss(progress.trail.lowest), 3),
             *([Segment("val", format_loss(score.loss), 8, "yellow")] if score else []),
+            *([Segment("retained", format_loss(progress.retained.loss), 4)] if progress.retained else []),
             *([Segment("", "best", 2)] if score and score.loss <= progress.lowest else []),
             Segment("lr", f"{last.lr:.2e}", 1),
         ]

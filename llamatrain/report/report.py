@@ -29,6 +29,7 @@ from llamatrain.report.layout import (
     fit_segments,
     join_segments,
     position_segments,
+    retained_summary,
     reward_segments,
     run_summary,
     score_metrics,
@@ -208,13 +209,23 @@ class Report:
         pieces += [Segment("", "best", 4)] if best else []
         self._print(join_segments(fit_segments(pieces, self._width)))
 
+    def on_retained(self, step: int, score: Score) -> None:
+        """Record and print the score of data that should not be forgotten."""
+        self._progress.activity, self._progress.retained = "", score
+        self.metrics.write(score_metrics(step, score, kind="retain"))
+        pieces = [
+            Segment("kept", self._step_position(step), 9),
+            *score_segments(score, self.console.encoding),
+        ]
+        self._print(join_segments(fit_segments(pieces, self._width)))
+
     def end(self, folder: Path) -> None:
         """Stop the display and plot the losses: here, and as loss.svg in the folder."""
         self._stop_display()
         if self._live and self._waves:
             self._print(self._draw_waves())
         losses = Losses.from_lines(self.metrics.lines())
-        if len(losses.training) + len(losses.validation) > 1:
+        if len(losses.training) + len(losses.validation) + len(losses.retained) > 1:
             self._print(
                 Text("\n").append_text(terminal_plot.draw_losses(losses, self.console.width, self._glyphs))
             )
@@ -225,6 +236,8 @@ class Report:
             self.warn(str(error))
         if (last := self._progress.last) and last.total_seconds is not None:
             self.log(run_summary(last, last.total_seconds, self._progress.score, self.console.encoding))
+        if len(losses.retained):
+            self.log(retained_summary(losses.retained.values.tolist(), self.console.encoding))
 
     def close(self) -> None:
         """Stop the display and close all files."""

@@ -100,13 +100,14 @@ class Losses:
     training: Series
     validation: Series
     smooth: Series  # of the training losses
+    retained: Series  # losses of data that should not be forgotten
     low: float
     high: float
 
     @classmethod
     def from_lines(cls, lines: Iterable[Mapping[str, Any]]) -> Self:
         """Read the losses from lines of metrics."""
-        points_by_name = {"loss": Points(), "val_loss": Points()}
+        points_by_name = {"loss": Points(), "val_loss": Points(), "retain_loss": Points()}
         for line in lines:
             for name, points in points_by_name.items():
                 if name in line:
@@ -114,10 +115,10 @@ class Losses:
         return cls.from_series(*(Series.from_points(*column.columns) for column in points_by_name.values()))
 
     @classmethod
-    def from_series(cls, training: Series, validation: Series) -> Self:
+    def from_series(cls, training: Series, validation: Series, retained: Series) -> Self:
         """Smooth the training losses and find the bounds."""
-        low, high = axis_bounds(np.concatenate([training.values, validation.values]))
-        return cls(training, validation, training.smooth(low, high), low, high)
+        low, high = axis_bounds(np.concatenate([training.values, validation.values, retained.values]))
+        return cls(training, validation, training.smooth(low, high), retained, low, high)
 
     @property
     def best(self) -> Series:
@@ -128,7 +129,7 @@ class Losses:
     @property
     def step_range(self) -> tuple[float, float]:
         """The first and the last step."""
-        every = np.concatenate([self.training.steps, self.validation.steps])
+        every = np.concatenate([self.training.steps, self.validation.steps, self.retained.steps])
         if not len(every):
             return 0.0, 1.0
         first, last = every.min(), every.max()
@@ -182,7 +183,7 @@ def ticks(low: float, high: float, count: int, whole: bool = False) -> list[tupl
 # ---- all numbers of a run ---------------------------------------------------
 
 STEP_KEYS = ("loss", "lr", "grad_norm", "tokens_per_second", "margin")
-SCORE_KEYS = ("val_loss", "val_loss_error", "val_accuracy")
+SCORE_KEYS = ("val_loss", "val_loss_error", "val_accuracy", "retain_loss", "retain_loss_error")
 RECENT = 50  # steps that determine the speed
 
 
@@ -224,7 +225,7 @@ class RunSeries:
     @property
     def losses(self) -> Losses:
         """The losses."""
-        return Losses.from_series(self.series("loss"), self.series("val_loss"))
+        return Losses.from_series(*map(self.series, ("loss", "val_loss", "retain_loss")))
 
     @property
     def step(self) -> int:

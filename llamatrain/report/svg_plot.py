@@ -18,6 +18,7 @@ polyline { fill: none; stroke-width: 2.2; stroke-linejoin: round; stroke-linecap
 circle { stroke-width: 2; fill: #ffffff }
 .training { stroke: #2563eb }
 .validation { stroke: #ea580c }
+.retained { stroke: #16a34a }
 circle.best { fill: #ea580c }
 .noise { stroke-width: 1; stroke-opacity: 0.35 }
 @media (prefers-color-scheme: dark) {
@@ -27,6 +28,7 @@ circle.best { fill: #ea580c }
   .grid { stroke: #374151 }
   .training { stroke: #60a5fa }
   .validation { stroke: #fb923c }
+  .retained { stroke: #4ade80 }
   circle.best { fill: #fb923c }
 }
 """
@@ -48,8 +50,10 @@ def draw_svg(losses: Losses, name: str) -> str:
         '<g clip-path="url(#plot)">',
         *draw_polyline(losses, losses.training.thin(), "training noise"),
         *draw_polyline(losses, losses.smooth.thin(), "training"),
+        *draw_polyline(losses, losses.retained.thin(), "retained"),
         *draw_polyline(losses, losses.validation.thin(), "validation"),
         *draw_dots(losses, losses.smooth, "training", 1),  # a single step is a dot, not a line
+        *draw_dots(losses, losses.retained, "retained", MAX_DOTS),
         *draw_dots(losses, losses.validation, "validation", MAX_DOTS),
         *draw_dots(losses, losses.best, "validation best", 1),
         "</g>",
@@ -65,6 +69,7 @@ def draw_legend(losses: Losses) -> Iterator[str]:
     for series, name, how in (
         (losses.smooth, "training", " (smoothed)"),
         (losses.validation, "validation", lowest),
+        (losses.retained, "retained", ""),
     ):
         if len(series):
             label = f"{name} loss {format_loss(series.values[-1])}{how}"

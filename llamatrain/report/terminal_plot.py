@@ -22,6 +22,7 @@ class Glyphs:
 
     training: str
     validation: str
+    retained: str
     corner: str
     below: str  # the line below, and a tick in it
     left: str  # the line at the left, and a tick in it
@@ -29,8 +30,8 @@ class Glyphs:
     dots: tuple[int, int]  # per character: across, down
 
 
-UNICODE = Glyphs("─", "●", "└", "─┬", "│┤", "·○●", (2, 4))
-ASCII = Glyphs("*", "o", "+", "-+", "||", ".o#", (1, 1))
+UNICODE = Glyphs("─", "●", "◆", "└", "─┬", "│┤", "·○●", (2, 4))
+ASCII = Glyphs("*", "o", "x", "+", "-+", "||", ".o#", (1, 1))
 
 
 # ---- losses ----------------------------------------------------------------
@@ -65,11 +66,14 @@ def draw_losses(losses: Losses, width: int, glyphs: Glyphs) -> Text:
     bits = np.zeros((ROWS, columns), int)
     for x, y in training_dots(losses, frame):
         bits[y // down, x // across] |= DOTS[x % across][y % down]
-    marked = set(
-        zip(
-            frame.y(losses.validation.values) // down, frame.x(losses.validation.steps) // across, strict=True
+    marked = {
+        cell: mark
+        for series, mark in (
+            (losses.retained, (glyphs.retained, "green")),
+            (losses.validation, (glyphs.validation, "yellow")),
         )
-    )
+        for cell in zip(frame.y(series.values) // down, frame.x(series.steps) // across, strict=True)
+    }
     labels = {int(frame.y(value)) // down: label for value, label in places}
     text = Text()
     for row in range(ROWS):
@@ -78,7 +82,7 @@ def draw_losses(losses: Losses, width: int, glyphs: Glyphs) -> Text:
             (column for column in range(columns) if bits[row, column] or (row, column) in marked), default=-1
         )
         for column in range(last + 1):
-            text.append(*cell_glyph(bits[row, column], (row, column) in marked, glyphs))
+            text.append(*(marked.get((row, column)) or cell_glyph(bits[row, column], glyphs)))
         text.append("\n")
     for below in draw_step_axis(losses, frame, columns, glyphs):
         text.append(f"{'':{margin}} {below}\n", AXIS)
@@ -102,10 +106,8 @@ def training_dots(losses: Losses, frame: Frame) -> Iterator[tuple[int, int]]:
         before = y
 
 
-def cell_glyph(bits: int, validation: bool, glyphs: Glyphs) -> tuple[str, str]:
-    """Return character and style of a cell."""
-    if validation:
-        return glyphs.validation, "yellow"
+def cell_glyph(bits: int, glyphs: Glyphs) -> tuple[str, str]:
+    """Return character and style of a cell without a mark."""
     if not bits:
         return " ", ""
     return (chr(BRAILLE + bits) if glyphs is UNICODE else glyphs.training), "cyan"
@@ -118,6 +120,8 @@ def draw_legend(losses: Losses, glyphs: Glyphs, wide: bool) -> Text:
         text.append(f"  {glyphs.training} ", "cyan").append("training")
     if len(losses.validation):
         text.append(f"  {glyphs.validation} ", "yellow").append("validation")
+    if len(losses.retained):
+        text.append(f"  {glyphs.retained} ", "green").append("retained")
     return text
 
 

@@ -81,6 +81,7 @@ def build_loop(
         programs=programs,
         loader=data.rows,
         validation=data.validation,
+        retained=data.retained,
         config=loop_config,
         listener=with_profile(listener),
         save=lambda state, last: "",

@@ -85,7 +85,7 @@ class RunConfig:
         base = self.base if self.command == "finetune" and not self.tune.full else ""
         template = self.data.chat_template if not self.data.is_named_template else None
         models = (base, *(path for path, _ in self.lora.scaled), self.train.teacher)
-        data = (*self.files, *self.data.val, template) if trains else ()
+        data = (*self.files, *self.data.val, *self.data.retain_data, template) if trains else ()
         return [str(name) for name in (*models, *data) if name and str(name) != "-"]
 
     def make_absolute(self, base: str = "") -> "RunConfig":
@@ -110,6 +110,7 @@ class RunConfig:
             data=replace(
                 self.data,
                 val=make_absolute(self.data.val),
+                retain_data=make_absolute(self.data.retain_data),
                 chat_template=template_option if self.data.is_named_template else template,
                 date=self.data.date or (date.today().isoformat() if self.files else ""),
             ),

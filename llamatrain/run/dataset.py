@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,7 +19,8 @@ CHECKED_ROWS = 4  # rows of each file that are parsed before anything is compile
 
 if TYPE_CHECKING:
     from llamatrain.data.dataset import Dataset
-    from llamatrain.data.preference_records import ComparedKind
+    from llamatrain.data.preference_records import PreferenceKind
+    from llamatrain.data.tokenizer import Tokenizer
 
 
 class CountedBatches(SkippableLoader, Protocol):
@@ -51,10 +52,16 @@ class TrainingData:
 
     rows: CountedBatches
     validation: CountedBatches | None
+    retained: CountedBatches | None = None  # what should not be forgotten
     description: str
     samples: int | None = None  # per epoch; None: endless
     packed: bool = False
     texts_per_row: int = 0  # in a group whose embeddings are compared
+
+    @property
+    def scored(self) -> list[CountedBatches]:
+        """The batches whose loss is measured at each validation."""
+        return [rows for rows in (self.validation, self.retained) if rows is not None]
 
     def describe_packing(self, batch: int) -> str:
         """Describe how full the rows are, if they are not always full."""
@@ -101,8 +108,13 @@ def load_data(
     validation = (
         kind.batches(validation_set, data, seed, tokenizer.eos, tokenizer.bos) if validation_set else None
     )
-    facts = [f"{len(dataset):,} {kind.unit}, {dataset.tokens:,} tokens"]
-    facts += [f"{len(validation_set):,} {kind.unit} for validation"] if validation_set else []
+    retained_set = None
+    if data.retain_data:
+        retained_set = run_once_per_host(lambda: open_retained(tokenizer, data, model.row_length, seed))
+    unit = {None: "samples", "pairs": "pairs", "answers": "answers"}[compare]
+    facts = [f"{len(dataset):,} {unit}, {dataset.tokens:,} tokens"]
+    facts += [f"{len(validation_set):,} {unit} for validation"] if validation_set else []
+    facts += [f"{len(retained_set):,} {unit} to retain"] if retained_set else []
     skipped_rows = {
         f"cut to {model.row_length} tokens": dataset.truncated,
         f"skipped, without a token to train on within {model.row_length} tokens": dataset.skipped,
@@ -114,10 +126,15 @@ def load_data(
         for reason, places in skipped_rows.items()
         if places
     ]
-    facts += [f"{others} ignored"] if (others := skipped_files([*files, *data.val])) else []
+    facts += (
+        [f"{others} ignored"] if (others := skipped_files([*files, *data.val, *data.retain_data])) else []
+    )
     return TrainingData(
         rows=batches,
         validation=validation,
+        retained=batches_type(retained_set, data, seed, tokenizer.eos, tokenizer.bos)
+        if retained_set
+        else None,
         description="; ".join(facts),
         samples=len(dataset),
         packed=batches.packs,
@@ -125,7 +142,15 @@ def load_data(
     )
 
 
-def check_first_rows(files: Sequence[str], data: DataOptions, compare: "ComparedKind | None") -> None:
+def open_retained(tokenizer: "Tokenizer", data: DataOptions, row_length: int, seed: int) -> "Dataset":
+    """Open the data that should not be forgotten; each of its tokens is scored once."""
+    from llamatrain.data.dataset import open_dataset
+
+    options = replace(data, val=(), val_split=0.0, overlapping_samples=False)
+    return open_dataset(data.retain_data, tokenizer, options, row_length, seed, use="validate")[0]
+
+
+def check_first_rows(files: Sequence[str], data: DataOptions, compare: "PreferenceKind | None") -> None:
     """Parse the first rows of each file, so that errors show before anything is compiled."""
     from llamatrain.data.contrastive_records import check_has_groups, parse_group
     from llamatrain.data.find_files import find_sources

@@ -26,7 +26,8 @@ from llamatrain.platform.temp_files import create_temp_folder, remove_path
 Place = str | os.PathLike[str]
 Row = Mapping[str, Any]
 Data = Place | Iterable[Place] | Iterable[Row]
-NAME = re.compile(r"(?:data|val)-[0-9a-f]{12}\.jsonl")
+ROW_OPTIONS = ("val", "retain_data")  # options that take rows as well
+NAME = re.compile(r"(?:data|val|retain_data)-[0-9a-f]{12}\.jsonl")
 TAKES = "give a path, a list of paths, or a list of rows (dicts)"
 
 
@@ -92,25 +93,27 @@ def rows_for_run(
 
     Rows lie in its folder, which is removed if nothing is saved in it.
     """
-    (paths, rows), val, val_rows = split_data(data), list[str](), list[Row]()
-    if isinstance(given := values.get("val"), list | tuple) and any(
-        isinstance(item, Mapping) for item in given
-    ):
-        val, val_rows = split_data([given])
-    if not rows and not val_rows:
+    paths, rows = split_data(data)
+    others = {
+        name: split_data([given])
+        for name in ROW_OPTIONS
+        if isinstance(given := values.get(name), list | tuple)
+        and any(isinstance(item, Mapping) for item in given)
+    }
+    if not rows and not others:
         yield paths, values
         return
     check_single_process("rows in memory", "write them to a file that all can read")
     folder, new_folders = make_folder(command, values)
     files, saved_before = list[Path](), saved_files(folder)
     try:
-        for stem, some_rows, names in (("data", rows, paths), ("val", val_rows, val)):
+        for stem, (names, some_rows) in {"data": (paths, rows), **others}.items():
             if some_rows:
                 path = folder / file_name(stem, some_rows)
                 files += [] if path.exists() else [path]
                 names.append(str(write_rows(folder, stem, some_rows)))
         extra = {} if values.get("resume") and not values.get("out") else {"out": folder}
-        yield paths, {**values, **extra, **({"val": val} if val else {})}
+        yield paths, {**values, **extra, **{name: names for name, (names, _) in others.items()}}
     finally:
         with suppress(OSError):
             if saved_files(folder) == saved_before:

@@ -73,7 +73,7 @@ class PreparedRun:
 
     def compile_validation(self, programs: TrainPrograms) -> None:
         """Compile the validation program."""
-        if self.data.validation:
+        if self.data.validation or self.data.retained:
             programs.eval_program(self.resolved.row_length)
 
 
@@ -134,8 +134,8 @@ def prepare(
     shape = DataShape(
         lengths=data.rows.lengths,
         has_untrained_tokens=data.rows.has_untrained_tokens
-        or (data.validation is not None and data.validation.has_untrained_tokens),
-        has_validation=data.validation is not None,
+        or any(rows.has_untrained_tokens for rows in data.scored),
+        has_validation=bool(data.scored),
         decoder_positions=sampler.positions,
         is_resume=inputs.is_resume,
         teacher=teacher,
@@ -308,7 +308,10 @@ def plan_run(request: RunRequest, graphs: bool = True, ranks: int = 0) -> Planne
             ),
             has_untrained_tokens=not whole,
             has_validation=bool(
-                config.data.val or config.data.val_split or (found_files and found_files.validation)
+                config.data.val
+                or config.data.val_split
+                or config.data.retain_data
+                or (found_files and found_files.validation)
             ),
             decoder_positions=build_sampler(resolved, model, sine).positions,
             is_resume=inputs.is_resume,
@@ -337,7 +340,7 @@ def input_files(config: RunConfig, inputs: RunInputs, config_file: Path | None) 
     )
     for adapter in config.adapters:
         yield from adapter.iterdir() if adapter.is_dir() else (adapter,)
-    for names in (config.files, config.data.val):
+    for names in (config.files, config.data.val, config.data.retain_data):
         found_files = find_data(names, raw=config.data.raw) if names else None
         yield from (
             source.path for source in ((*found_files.sources, *found_files.validation) if found_files else ())

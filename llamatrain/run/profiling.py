@@ -68,7 +68,7 @@ class ProfiledRun:
         self.listener, self.recorder = listener, recorder
         self.log = listener.log
         self.show_activity = listener.show_activity
-        self.on_validation = listener.on_validation
+        self.on_validation, self.on_retained = listener.on_validation, listener.on_retained
         self.on_save, self.on_save_error = listener.on_save, listener.on_save_error
 
     def on_step(self, line: StepLine) -> None:

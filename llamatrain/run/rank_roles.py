@@ -129,6 +129,9 @@ class NullListener:
     def on_validation(self, step: int, score: Score, best: bool = False) -> None:
         """Ignore a validation."""
 
+    def on_retained(self, step: int, score: Score) -> None:
+        """Ignore the score of data that should not be forgotten."""
+
     def on_save(self, step: int, path: str) -> None:
         """Ignore a save."""
 

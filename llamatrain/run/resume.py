@@ -97,11 +97,15 @@ def apply_resume(
     stored = RunConfig.from_plain(resume_point.checkpoint.options, resume_point.path)
     config = config.make_absolute()
     folder = resume_point.path.parent
-    named = (*config.files, *config.data.val)
+    named = (*config.files, *config.data.val, *config.data.retain_data)
     stored = replace(
         stored,
         files=find_named(find_moved(stored.files, folder), named),
-        data=replace(stored.data, val=find_named(find_moved(stored.data.val, folder), named)),
+        data=replace(
+            stored.data,
+            val=find_named(find_moved(stored.data.val, folder), named),
+            retain_data=find_named(find_moved(stored.data.retain_data, folder), named),
+        ),
     )
     if stored.tune.base_precision == "auto":  # older checkpoints know no other than --precision
         stored = replace(stored, tune=replace(stored.tune, base_precision="same"))
@@ -227,8 +231,9 @@ def check_files(stored: RunConfig, config: RunConfig) -> None:
             f"a --full run is resumed from its checkpoint (got the base {config.base}); leave the base out",
             code="fixed-option",
         )
-    named = {*(config.files), *config.data.val}  # paths as the user gave them
-    check_saved_names([name for name in (*stored.files, *stored.data.val) if name not in named])
+    named = {*config.files, *config.data.val, *config.data.retain_data}  # paths as the user gave them
+    saved = (*stored.files, *stored.data.val, *stored.data.retain_data)
+    check_saved_names([name for name in saved if name not in named])
     if "-" in stored.files and sys.stdin.isatty():
         raise UsageError("the run's data came from standard input; pipe it in again", code="no-data")
 

@@ -138,6 +138,7 @@ def compare_ranks(prepared: PreparedRun) -> None:
         "checkpoint": read_stored_checksum(inputs.resume_point.path) if inputs.resume_point else None,
         "data": data.rows.state.fingerprint,
         "validation": data.validation.state.fingerprint if data.validation else None,
+        "data to retain": data.retained.state.fingerprint if data.retained else None,
         "batch plan": {
             name: getattr(config.train, name) for name in ("batch", "grad_acc", "grad_groups", "remat")
         },

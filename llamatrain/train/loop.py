@@ -15,8 +15,8 @@ from llamatrain.distributed.single import SingleProcess
 from llamatrain.engine.profiler import phase
 from llamatrain.errors import FileError
 from llamatrain.optim.optimizer import MinimizerState
-from llamatrain.preference.batch import PreferenceMetrics, Rewards
-from llamatrain.report.records import StepLine
+from llamatrain.preference.batch import Rewards
+from llamatrain.report.records import Score, StepLine
 from llamatrain.train.config import DONE, LoopConfig, StopReason
 from llamatrain.train.contrastive import evaluate_texts
 from llamatrain.train.evaluate import BatchLoss, LossMeter, evaluate_batch, gather_batch_losses
@@ -64,7 +64,7 @@ class Loop:
     minimizer: MinimizerState | None = None  # of L-BFGS
     epoch_samples: int | None = None  # samples per epoch
     comm: Comm = field(default_factory=SingleProcess)
-    wants_stop: Callable[[], bool] = lambda: False  # of a callback, after each step
+    retained: Batches | None = None  # data that should not be forgotten, scored with the validation
 
     def __post_init__(self) -> None:
         self._fixed_batches: list[Batch] | None = None  # the rows of L-BFGS, the same in every step
@@ -276,27 +276,37 @@ class Loop:
             self._validate()
 
     def _validate(self) -> None:
-        if not self.validation:
+        """Score the validation data, and the data that should not be forgotten; only the former chooses the best."""
+        if not (self.validation or self.retained):
             return
         self.state.validation_due = True
         self.listener.show_activity()
         self.comm.set_status(self.state.counters.step, "validating")
-        meter = LossMeter()
         with phase("validation"):
-            try:
-                for batch_loss in gather_batch_losses(
-                    self.comm, self._eval_batches(self.validation), lambda: self.signals.pending
-                ):
-                    meter.add(batch_loss)
-            except TrainingInterrupted as signal:
-                (self._runner.signal,) = signal.args
-                raise
+            score = self._score(self.validation) if self.validation else None
+            retained = self._score(self.retained) if self.retained else None
         self.state.validation_due = False
-        score, step = meter.score, self.state.counters.step
-        best = self.state.best.observe(
-            score.loss, step, scheduled=self._is_due(self.config.eval_every, False)
-        )
-        self.listener.on_validation(step, score, best)
+        step = self.state.counters.step
+        if score:
+            best = self.state.best.observe(
+                score.loss, step, scheduled=self._is_due(self.config.eval_every, False)
+            )
+            self.listener.on_validation(step, score, best)
+        if retained:
+            self.listener.on_retained(step, retained)
+
+    def _score(self, rows: Batches) -> Score:
+        """Return the score of all rows, once each."""
+        meter = LossMeter()
+        try:
+            for batch_loss in gather_batch_losses(
+                self.comm, self._eval_batches(rows), lambda: self.signals.pending
+            ):
+                meter.add(batch_loss)
+        except TrainingInterrupted as signal:
+            (self._runner.signal,) = signal.args
+            raise
+        return meter.score
 
     def _eval_batches(self, validation: Batches) -> Iterator[BatchLoss]:
         """Yield the losses of this rank's validation batches."""

@@ -63,6 +63,9 @@ class Listener(Protocol):
     def on_validation(self, step: int, score: Score, best: bool = False) -> None:
         """Report the score of a validation, and if it is the best so far."""
 
+    def on_retained(self, step: int, score: Score) -> None:
+        """Report the score of data that should not be forgotten."""
+
     def on_save(self, step: int, path: str) -> None:
         """Report a checkpoint."""
 
