@@ -181,6 +181,7 @@ def given(name: str) -> object:
     return material(Path(), name)
 
 
+QUESTION = '{"question": "What is up?", "choices": ["the sky", "the sea"], "answer": 0}\n'
 MADE: dict[str, Callable[[str], object]] = {
     "TEXT.txt": lambda _: Path(material(Path(), "TEXT.txt")).rename("TEXT.txt"),
     "BASE.gguf": given,
@@ -194,6 +195,7 @@ MADE: dict[str, Callable[[str], object]] = {
     "POSITIVE.txt": lambda name: Path(name).write_text("so good\nwell done\n"),
     "NEGATIVE.txt": lambda name: Path(name).write_text("so bad\nwell no\n"),
     "sums.jsonl": lambda name: Path(name).write_text('{"question": "1 + 1?", "answer": "2"}\n' * 8),
+    "QUESTIONS.jsonl": lambda name: Path(name).write_text(QUESTION * 4),
     "A.gguf": adapter_of_base,
     "B.gguf": adapter_of_base,
     "TUNED.gguf": by("llamatrain export-lora BASE.gguf --lora A.gguf --out TUNED.gguf"),
