@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,13 @@ import pytest
 
 from llamatrain import evaluate
 from llamatrain.adapters.options import AdapterOptions
-from llamatrain.commands.choices import encode_choice
+from llamatrain.commands import choices
+from llamatrain.commands.choices import (
+    encode_choice,
+    encode_questions,
+    read_questions,
+    sum_log_probabilities,
+)
 from llamatrain.commands.opened_model import OpenedModel, open_model
 from llamatrain.data.choice_records import Choice, clean_wikihow, parse_question
 from llamatrain.errors import DataError
@@ -170,10 +177,10 @@ def test_scores_are_those_of_the_formulas(kind: str, place: Path) -> None:
     model = open_model(place / "run" / "model.gguf", AdapterOptions(), 1, "cpu")
     acc, norm = [], []
     for line in (place / f"{kind}.jsonl").read_text().splitlines():
-        pairs, choices, gold = requests(kind, json.loads(line))
+        pairs, texts, gold = requests(kind, json.loads(line))
         sums = np.array([log_probability(model, *encode_pair(model, *pair)) for pair in pairs])
         acc.append(int(sums.argmax()) == gold)
-        norm.append(int((sums / [float(len(choice)) for choice in choices]).argmax()) == gold)
+        norm.append(int((sums / [float(len(choice)) for choice in texts]).argmax()) == gold)
     (found,) = scored(place, "--choices", place / f"{kind}.jsonl")
     assert found["task"] == kind and found["questions"] == 12
     assert found["acc"] == pytest.approx(np.mean(acc))
@@ -187,8 +194,6 @@ def test_scores_are_those_of_the_formulas(kind: str, place: Path) -> None:
 
 def test_sums_of_log_probabilities(place: Path) -> None:
     """Each sum by itself, however questions are packed into rows."""
-    from llamatrain.commands.choices import encode_questions, read_questions, sum_log_probabilities
-
     model = open_model(place / "run" / "model.gguf", AdapterOptions(), 1, "cpu")
     file = read_questions(place / "hellaswag.jsonl", None)
     segments = encode_questions(file, model.tokenizer, CTX)
@@ -202,6 +207,21 @@ def test_sums_of_log_probabilities(place: Path) -> None:
         sums = sum_log_probabilities(programs, segments, room, "it")
         assert sums == pytest.approx(np.array(expected), abs=2e-4)
     assert any(len(segment.tokens) == CTX for segment in segments) is False
+
+
+def test_ranks_share_the_batches(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums of two ranks, each of which knows its own, are those of one."""
+    model = open_model(place / "run" / "model.gguf", AdapterOptions(), 1, "cpu")
+    segments = encode_questions(read_questions(place / "arc.jsonl", None), model.tokenizer, CTX)
+    programs = model.make_programs([CTX], 2, "f32", has_untrained_tokens=True)
+    whole = sum_log_probabilities(programs, segments, CTX, "it")
+    parts = []
+    for rank in range(2):
+        comm = SimpleNamespace(rank=rank, size=2, all_gather=lambda own: [own])
+        monkeypatch.setattr(choices, "get_comm", lambda comm=comm: comm)
+        parts.append(sum_log_probabilities(programs, segments, CTX, "it"))
+    assert all(part.any() for part in parts) and not (parts[0] * parts[1]).any()
+    assert np.array_equal(parts[0] + parts[1], whole)
 
 
 @pytest.mark.parametrize("kind", ["hellaswag", "winogrande", "arc"])

@@ -138,6 +138,18 @@ def test_chunks_and_batches_make_no_difference(place: Path, monkeypatch: pytest.
             assert other[name] == pytest.approx(found[name], abs=tolerance), name
 
 
+@pytest.mark.reference
+def test_other_devices(place: Path) -> None:
+    pytest.importorskip("torch")
+    models, data = [place / name / "model.gguf" for name in "ab"], place / "chats.jsonl"
+    found, other = (
+        compared(models[1], data, "--compare", models[0], "--device", device)
+        for device in ("cpu", "torch-cpu")
+    )
+    for name in ("loss", "kl_divergence", "agreement"):
+        assert other[name] == pytest.approx(found[name], abs=1e-5), name
+
+
 def test_table_and_api(place: Path) -> None:
     models, data = [place / name / "model.gguf" for name in "ab"], place / "text.txt"
     lines = ran("evaluate", models[1], data, "--ctx", CTX, "--compare", models[0]).out.splitlines()
