@@ -614,8 +614,8 @@ class EvaluateOptionsGiven(TypedDict, total=False):
     compare: Place | None
     """Evaluate this model, too, and compare both: a GGUF file, or `base` for MODEL without its adapters."""
     choices: Place | Sequence[Place]
-    """Questions with several choices, as JSON lines of HellaSwag, Winogrande, ARC, or {question, choices, answer}; may be
-    repeated."""
+    """Questions with several choices, as JSON lines or Parquet of HellaSwag, Winogrande, ARC, or {question, choices, answer};
+    may be repeated."""
     limit: int | None
     """Take only the first questions of each file."""
     report: Place | None

@@ -5,7 +5,7 @@ right choice has the highest score; `acc_norm` divides each score by the charact
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import numpy as np
 
 from llamatrain.commands.opened_model import OpenedModel
 from llamatrain.data.batches import Segment, rows_to_arrays
-from llamatrain.data.choice_records import Choice, Question, parse_question
+from llamatrain.data.choice_records import KEYS, Choice, Question, parse_question
 from llamatrain.data.find_files import find_sources
 from llamatrain.data.packing import best_fit
 from llamatrain.distributed.comm import get_comm
@@ -60,9 +60,11 @@ class QuestionFile:
 def read_questions(path: Path, limit: int | None) -> QuestionFile:
     """Read the first questions of a file, which must all have one form."""
     found, questions = None, list[Question]()
-    for source in find_sources([str(path)], use="judge"):
+    for source in (replace(file, keys=KEYS) for file in find_sources([str(path)], use="judge")):
         if source.kind != "lines":
-            raise DataError(f"{source.name}: questions must be JSON lines, not text", code="not-json")
+            raise DataError(
+                f"{source.name}: questions must be JSON lines or Parquet, not text", code="not-json"
+            )
         for number, line in islice(source.rows(), limit):
             known, question = parse_question(line, source.locate(number))
             if found not in (None, known):

@@ -52,7 +52,7 @@ class EvaluateOptions(Options, panel="Evaluation"):
     choices: Annotated[
         tuple[Path, ...],
         Option(
-            "Questions with several choices, as JSON lines of HellaSwag, Winogrande, ARC, or {question, choices, "
+            "Questions with several choices, as JSON lines or Parquet of HellaSwag, Winogrande, ARC, or {question, choices, "
             "answer}; may be repeated.",
             unit="FILE",
         ),

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from llamatrain.data.tokenizer import Tokenizer
+    from llamatrain.engine.device import Memory
     from llamatrain.gguf.reader import Gguf
     from llamatrain.model.hyperparameters import Hyperparameters
     from llamatrain.model.lora import Weights
@@ -76,8 +78,15 @@ class OpenedModel:
         if spec.device.memory_limit() is None:
             peak = max(plan.total - plan.role_bytes("state") for plan in plans)
             check_memory(self.gguf, peak, "a smaller --ctx or --batch")
-        memory = {name: spec.device.upload(array) for name, array in self.arrays.items()}
-        return EvalPrograms(graphs, memory, max(plan.arena for plan in plans))
+        return EvalPrograms(graphs, self.memory, max(plan.arena for plan in plans))
+
+    @cached_property
+    def memory(self) -> "dict[str, Memory]":
+        """The arrays in the memory of the device, by name."""
+        from llamatrain.engine.device import create_device
+
+        device = create_device(self.device, self.threads)
+        return {name: device.upload(array) for name, array in self.arrays.items()}
 
 
 def open_model(path: Path, lora: AdapterOptions, threads: int | None, device: str) -> OpenedModel:

@@ -165,6 +165,9 @@ FORMATS = (
 )
 
 
+KEYS = frozenset(key for known in FORMATS for key in known.keys) | {"ctx", "ctx_a", "ctx_b", "label"}
+
+
 def parse_question(line: bytes, location: str) -> tuple[ChoiceFormat, Question]:
     """Parse a JSON line into a question, and return its format; raise DataError if it has none."""
     values = parse_object(line, location)

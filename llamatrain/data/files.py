@@ -1,11 +1,12 @@
 """Describes data files and their formats."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from llamatrain.data.column_names import select_columns
 from llamatrain.data.readers.compressed import Compression, max_unpacked_size, open_text_stream
 
 Rows = Iterator[tuple[int, bytes]]  # rows as JSON, with their numbers in the file
@@ -41,6 +42,7 @@ class DataFile:
     format: Format
     compression: Compression | None = None
     columns: Mapping[str, str] = field(default_factory=dict, hash=False)  # keys of rows -> names in the file
+    keys: frozenset[str] = frozenset()  # columns of a table to read, in place of those of training data
     raw: bool = False  # True if the user declared it to be text, whatever it looks like
 
     @property
@@ -51,6 +53,12 @@ class DataFile:
     def locate(self, number: int) -> str:
         """Describe the position of a row for messages."""
         return f"{self.name}, {self.format.unit} {number}"
+
+    def select_columns(self, names: Sequence[str], location: str) -> list[str]:
+        """Return the columns of a table that are read; raise DataError if they make no known row."""
+        if self.keys:
+            return [name for name in names if name in self.keys] or list(names)
+        return select_columns(names, self.columns, location)
 
     @property
     def size(self) -> int:

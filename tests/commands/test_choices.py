@@ -324,6 +324,23 @@ def test_long_contexts_are_cut_from_the_left(place: Path, tmp_path: Path) -> Non
     refused(run("evaluate", place / "run" / "model.gguf", "--choices", data, "--ctx", 2), 1, "tokens")
 
 
+@pytest.mark.parametrize("kind", MAKERS)
+def test_parquet_files(kind: str, place: Path, tmp_path: Path) -> None:
+    """Hugging Face has these data sets in this format, with more columns."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [json.loads(line) for line in (place / f"{kind}.jsonl").read_text().splitlines()]
+    table = pyarrow.Table.from_pylist([row | {"source_id": "x", "split": "val"} for row in rows])
+    parquet.write_table(table, tmp_path / f"{kind}.jsonl.parquet")
+    found, expected = (
+        read_questions(path, None) for path in (tmp_path / f"{kind}.jsonl.parquet", place / f"{kind}.jsonl")
+    )
+    assert found.questions == expected.questions and found.task == kind
+    parquet.write_table(pyarrow.Table.from_pylist([{"a": 1, "b": 2}]), tmp_path / "other.parquet")
+    with pytest.raises(DataError, match='"a", "b"'):
+        read_questions(tmp_path / "other.parquet", None)
+
+
 @pytest.mark.parametrize(
     ("row", "problem"),
     [

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import BinaryIO
 
-from llamatrain.data.column_names import find_duplicate, format_keys, media_flag, quote_name, select_columns
+from llamatrain.data.column_names import find_duplicate, format_keys, media_flag, quote_name
 from llamatrain.data.files import DataFile, Format
 from llamatrain.errors import DataError
 
@@ -74,9 +74,7 @@ def read_rows(source: DataFile, delimiter: str) -> Iterator[tuple[int, bytes]]:
         rows = parse(lines, detect_delimiter(header, delimiter))
         _, names = next(rows, (1, list[str]()))
         names = check_names([name.strip() for name in names], source.name)
-        columns = {
-            names.index(name): name for name in select_columns(names, source.columns, source.locate(1))
-        }
+        columns = {names.index(name): name for name in source.select_columns(names, source.locate(1))}
         label = source.columns.get("label", "kto_tag" if "kto_tag" in names else "label")
         media = media_flag(names)
         number = 0

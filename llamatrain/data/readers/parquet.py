@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from llamatrain.data.column_names import find_duplicate, format_keys, media_flag, quote_name, select_columns
+from llamatrain.data.column_names import find_duplicate, format_keys, media_flag, quote_name
 from llamatrain.data.files import DataFile, Format
 from llamatrain.data.readers.compressed import MAX_RATIO, max_unpacked_size, open_seekable
 from llamatrain.errors import DataError
@@ -59,7 +59,7 @@ def read_table(path: Path, source: DataFile) -> Iterator[tuple[int, bytes]]:
         with parquet.ParquetFile(path, **options) as file:
             schema = file.schema_arrow
             check_names(schema.names, source.name)
-            columns = select_columns(schema.names, source.columns, source.name)
+            columns = source.select_columns(schema.names, source.name)
             media = media_flag(schema.names)
             check_sizes(file, columns, source.name)
             types = {column: schema.field(column).type for column in columns}
