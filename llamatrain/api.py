@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamatrain.adapters.options import AdapterOptions, ControlOptions
 from llamatrain.commands.chat import ChatOptions, Conversation
+from llamatrain.commands.control_vector import ControlVector, ControlVectorOptions, make_control_vector
+from llamatrain.commands.embed import EMBED_OPTIONS, embed_texts
 from llamatrain.commands.evaluate import EVALUATE_OPTIONS, evaluate_model
-from llamatrain.commands.evaluation import Evaluation
+from llamatrain.commands.evaluation import Evaluation, Retrieval
 from llamatrain.commands.export import export
 from llamatrain.commands.extract_lora import Extracted, ExtractOptions
 from llamatrain.commands.extract_lora import extract_lora as extract_adapter
@@ -42,7 +44,6 @@ from llamatrain.config.options import (
     with_present_names,
 )
 from llamatrain.config.signatures import document_options
-from llamatrain.contrastive.options import ContrastiveOptions, PoolingOptions
 from llamatrain.data.options import DataOptions
 from llamatrain.data.supplied_rows import RowSource
 from llamatrain.data.tokenizer import to_bytes
@@ -223,6 +224,46 @@ def export_lora(
         return replace(merged, notes=in_keywords_all(merged.notes))
 
 
+@document_options(ControlVectorOptions, without=("out",))
+def control_vector(
+    model: Place,
+    positive: Place,
+    negative: Place,
+    *,
+    out: Place,
+    show: bool = False,
+    **options: "Unpack[ControlVectorOptionsGiven]",
+) -> ControlVector:
+    """Write a control vector that leads a model from the texts of one file to those of another.
+
+    Both files have one text in each line; lines of the same number are a pair.
+    """
+    with translate_errors(show):
+        values = check_options({**options, "out": out}, ControlVectorOptions)
+        files = path_of(model), path_of(positive), path_of(negative)
+        return make_control_vector(*files, build(ControlVectorOptions, values))
+
+
+@document_options(ExtractOptions, without=("out",))
+def extract_lora(
+    base: Place, tuned: Place, *, out: Place, show: bool = False, **options: "Unpack[ExtractOptionsGiven]"
+) -> Extracted:
+    """Write an adapter for a base of what a tuned model has learned: the difference of both, in low rank."""
+    with translate_errors(show):
+        values = check_options({**options, "out": out}, ExtractOptions)
+        extracted = extract_adapter(path_of(base), path_of(tuned), build(ExtractOptions, values))
+        return replace(extracted, notes=in_keywords_all(extracted.notes))
+
+
+@document_options(MergeOptions, without=("out",))
+def merge(*models: Place, out: Place, show: bool = False, **options: "Unpack[MergeOptionsGiven]") -> Merged:
+    """Merge whole models into one, and write it to `out`: GGUF files of one architecture and shape."""
+    with translate_errors(show):
+        values = check_options({**options, "out": out}, MergeOptions)
+        merged = merge_models([path_of(model) for model in models], build(MergeOptions, values))
+        return replace(merged, notes=in_keywords_all(merged.notes))
+
+
 @document_options(*EVALUATE_OPTIONS)
 def evaluate(
     model: Place, *data: Data, show: bool = False, **options: "Unpack[EvaluateOptionsGiven]"
@@ -235,15 +276,13 @@ def evaluate(
         return evaluate_model(path_of(model), files, check_options(options, *EVALUATE_OPTIONS))
 
 
-@document_options(EvaluateOptions, AdapterOptions, PoolingOptions)
+@document_options(*EMBED_OPTIONS)
 def embed(model: Place, texts: Sequence[str], **options: "Unpack[EmbedOptionsGiven]") -> "np.ndarray":
     """Return an embedding of length 1 for each text, as an array (texts, width)."""
     with translate_errors():
         if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
             raise UsageError("texts must be a list of texts that are not empty", code="invalid-text")
-        values = check_options(options, EvaluateOptions, AdapterOptions, PoolingOptions)
-        parts = build(AdapterOptions, values), build(PoolingOptions, values)
-        return embed_texts(path_of(model), texts, build(EvaluateOptions, values), *parts)
+        return embed_texts(path_of(model), texts, check_options(options, *EMBED_OPTIONS))
 
 
 @overload

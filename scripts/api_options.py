@@ -12,8 +12,11 @@ from typing import Any, get_args, get_origin
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from llamatrain.adapters.options import AdapterOptions
+from llamatrain.adapters.options import AdapterOptions, ControlOptions
+from llamatrain.commands.control_vector import ControlVectorOptions
+from llamatrain.commands.embed import EMBED_OPTIONS
 from llamatrain.commands.evaluate import EVALUATE_OPTIONS
+from llamatrain.commands.extract_lora import ExtractOptions
 from llamatrain.commands.generate import LoadOptions
 from llamatrain.commands.merge_adapters import ExportOptions
 from llamatrain.commands.merge_models import MergeOptions
@@ -21,7 +24,6 @@ from llamatrain.commands.preview import PreviewOptions
 from llamatrain.config.options import Options, OptionSpec, option_specs
 from llamatrain.config.signatures import sentence_for
 from llamatrain.config.units import Bandwidth, Duration, Size
-from llamatrain.contrastive.options import ContrastiveOptions, PoolingOptions
 from llamatrain.data.options import DataOptions
 from llamatrain.preference.options import PreferenceDataOptions
 from llamatrain.run.options import RunFolderOptions
@@ -53,7 +55,11 @@ GIVEN: dict[
     "FromScratchOptions": ((RunFolderOptions, *FROM_SCRATCH_OPTIONS), (), ""),
     "FinetuneOptions": ((RunFolderOptions, *FINETUNE_OPTIONS), (), ""),
     "ExportLoraOptions": ((ExportOptions, AdapterOptions), ("out",), ""),
+    "ControlVectorOptionsGiven": ((ControlVectorOptions,), ("out",), ""),
+    "ExtractOptionsGiven": ((ExtractOptions,), ("out",), ""),
+    "MergeOptionsGiven": ((MergeOptions,), ("out",), ""),
     "EvaluateOptionsGiven": (EVALUATE_OPTIONS, (), ""),
+    "EmbedOptionsGiven": (EMBED_OPTIONS, (), ""),
     "PreviewOptionsGiven": ((PreviewOptions, PreferenceDataOptions, DataOptions), ("model",), ""),
     "LoadOptionsGiven": ((LoadOptions, AdapterOptions, ControlOptions), (), ""),
     "SamplingOptionsGiven": ((SamplingOptions,), (), SAMPLING),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llamatrain.commands.opened_model import OpenedModel
-from llamatrain.data.batches import Segment, rows_to_arrays
+from llamatrain.data.batches import Segment, collate_rows
 from llamatrain.data.choice_records import KEYS, Choice, Question, parse_question
 from llamatrain.data.find_files import find_sources
 from llamatrain.data.packing import best_fit
@@ -161,7 +161,7 @@ def score_rows(
 ) -> np.ndarray:
     """Return the sums of a batch of rows, for each segment in their order."""
     padding = [list[Segment]()] * (programs.spec.batch - len(group))
-    batch = rows_to_arrays([[segments[index] for index in row] for row in group] + padding, room, 0)
+    batch = collate_rows([[segments[index] for index in row] for row in group] + padding, room, 0)
     programs.eval_loss(batch)
     losses = programs.token_losses(batch).astype(np.float64)
     counts = [int(segments[index].weights.sum()) for row in group for index in row]

@@ -1,11 +1,15 @@
 """Computes the embeddings of texts, as llama-server does."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from llamatrain.adapters.options import AdapterOptions
-from llamatrain.commands.evaluate import DEFAULT_CTX, EvaluateOptions, load_tokenizer, make_programs
+from llamatrain.commands.evaluate import DEFAULT_CTX
+from llamatrain.commands.opened_model import open_model
+from llamatrain.config.common import BATCH, CTX, DEVICE, THREADS, DeviceName
+from llamatrain.config.options import Option, Options, build
 from llamatrain.contrastive.options import PoolingOptions
 
 if TYPE_CHECKING:
@@ -14,54 +18,53 @@ if TYPE_CHECKING:
     from llamatrain.data.batches import Batch, Segment
 
 
-def embed_texts(
-    model: Path, texts: Sequence[str], options: EvaluateOptions, lora: AdapterOptions, pooling: PoolingOptions
-) -> "np.ndarray":
-    """Return an embedding of length 1 for each text: (texts, width)."""
+@dataclass(frozen=True)
+class EmbedOptions(Options, panel="Embeddings"):
+    """Options of embedding texts."""
+
+    ctx: Annotated[int | None, CTX] = None
+    batch: Annotated[int, BATCH] = 4
+    threads: Annotated[int | None, THREADS] = None
+    device: Annotated[DeviceName, DEVICE] = "cpu"
+    precision: Annotated[Literal["f32", "bf16"], Option("Number type of matrix products.")] = "f32"
+
+
+EMBED_OPTIONS = (EmbedOptions, AdapterOptions, PoolingOptions)
+
+
+def embed_texts(path: Path, texts: Sequence[str], given: Mapping[str, Any]) -> "np.ndarray":
+    """Return an embedding of length 1 for each text: (texts, width). `given` are options of EMBED_OPTIONS by name."""
     import numpy as np
 
-    from llamatrain.adapters.load_adapted import load_with_adapters
     from llamatrain.contrastive.batches import whole_text
     from llamatrain.contrastive.settings import Contrastive
     from llamatrain.data.batches import row_lengths
     from llamatrain.data.encode import Encoder
     from llamatrain.data.options import DataOptions
-    from llamatrain.distributed.cores import count_cores
-    from llamatrain.engine.device import create_device, resolve_device
-    from llamatrain.gguf.reader import open_gguf
     from llamatrain.io.mapped_file import mapped_files, verify_unchanged
-    from llamatrain.train.graphs import StepSpec
 
-    gguf, threads, device = open_gguf(model), options.threads or count_cores(), resolve_device(options.device)
-    h, weights, arrays = load_with_adapters(
-        gguf, lora, threads, create_device(device).can_decode, predicts_text=False
+    options, pooling = build(EmbedOptions, given), build(PoolingOptions, given)
+    model = open_model(
+        path, build(AdapterOptions, given), options.threads, options.device, predicts_text=False
     )
-    tokenizer, ctx = load_tokenizer(gguf, h.vocab), options.ctx or min(DEFAULT_CTX, h.ctx)
+    tokenizer, ctx = model.tokenizer, options.ctx or min(DEFAULT_CTX, model.h.ctx)
     encoder = Encoder(tokenizer, DataOptions(), ctx, "texts")
     segments = [
         whole_text(encoder.encode_whole(text).tokens, ctx, encoder.bos, tokenizer.eos) for text in texts
     ]
+    lengths = row_lengths(ctx, DataOptions(), full=False, plain=False)
     settings = Contrastive(
-        pooling=pooling.choose_pooling(h, gguf.metadata.raw_values),
+        pooling=pooling.choose_pooling(model.h, model.gguf.metadata.raw_values),
         temperature=1.0,
-        sizes=(h.embd,),
+        sizes=(model.h.embd,),
         texts=1,
         rows=options.batch,
     )
-    lengths = row_lengths(ctx, DataOptions(), full=False, plain=False)
-    spec = StepSpec(
-        h=h,
-        weights=weights,
-        trainable={},
-        batch=options.batch,
-        rope_length=ctx,
-        precision=options.precision,
-        threads=threads,
-        kernels=device,
-        contrastive=settings,
+    programs = model.make_programs(
+        lengths, options.batch, options.precision, has_untrained_tokens=False, contrastive=settings
     )
-    programs, found = make_programs(gguf, spec, arrays, lengths), np.empty((len(texts), h.embd), np.float32)
-    with verify_unchanged(mapped_files(arrays.values())):
+    found = np.empty((len(texts), model.h.embd), np.float32)
+    with verify_unchanged(mapped_files(model.arrays.values())):
         for numbers, batch in batches_by_length(segments, options.batch, lengths):
             found[numbers] = programs.embed(batch)[: len(numbers), 0]
     return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), np.float32(1e-30))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from llamatrain.adapters.options import AdapterOptions
-from llamatrain.commands.evaluation import Evaluation, summarize
+from llamatrain.commands.evaluation import Evaluation, Retrieval, summarize
 from llamatrain.commands.exact_match import ExactMatchOptions, check_pattern, read_prompts, score_answers
 from llamatrain.commands.opened_model import OpenedModel, open_base, open_model
 from llamatrain.config.common import BATCH, CTX, DEVICE, THREADS, DeviceName
@@ -19,6 +19,7 @@ from llamatrain.config.options import (
     reject_unused,
     unused_options,
 )
+from llamatrain.contrastive.options import ContrastiveOptions
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import LlamatrainError, UsageError
 from llamatrain.preference.options import PreferenceOptions, check_evaluation
@@ -67,7 +68,14 @@ class EvaluateOptions(Options, panel="Evaluation"):
     ] = None
 
 
-EVALUATE_OPTIONS = (EvaluateOptions, ExactMatchOptions, AdapterOptions, PreferenceOptions, DataOptions)
+EVALUATE_OPTIONS = (
+    EvaluateOptions,
+    ExactMatchOptions,
+    AdapterOptions,
+    PreferenceOptions,
+    ContrastiveOptions,
+    DataOptions,
+)
 
 
 def evaluate_model(model: Path, data: Sequence[str], given: Mapping[str, Any]) -> Evaluation:
@@ -77,21 +85,26 @@ def evaluate_model(model: Path, data: Sequence[str], given: Mapping[str, Any]) -
 
     options, matching = build(EvaluateOptions, given), build(ExactMatchOptions, given)
     preference, data_options = build(PreferenceOptions, given), build(DataOptions, given)
-    lora = build(AdapterOptions, given)
-    check_options(options, matching, preference, lora, data_options, given)
+    lora, contrastive = build(AdapterOptions, given), build(ContrastiveOptions, given)
+    check_options(options, matching, preference, contrastive, lora, data_options, given)
     check_work(data, options, matching)
     check_pattern(matching)
     if options.report:
         check_run(options.report)
         read_run(options.report)
     files = [read_questions(path, options.limit) for path in options.choices]
-    opened = [open_model(model, lora, options.threads, options.device)]
+    predicts_text = not preference.is_contrastive
+    opened = [open_model(model, lora, options.threads, options.device, predicts_text)]
     opened += [open_base(opened[0], options.compare)] if options.compare else []
     prompts = read_prompts(opened, matching, data_options, options.ctx, options.limit)
     results = [Evaluation() for _ in opened]
     if data:
         rows = open_rows(data, opened[0], data_options, options.ctx, preference)
-        results = evaluate_rows(opened, rows, options, preference)
+        results = (
+            evaluate_rows(opened, rows, options, preference)
+            if predicts_text
+            else [evaluate_embeddings(opened[0], rows, options, contrastive)]
+        )
     if files:
         scores = score_choices(files, opened, options.ctx, options.batch, options.precision)
         results = [replace(result, choices=tuple(one)) for result, one in zip(results, scores, strict=True)]
@@ -140,18 +153,25 @@ def check_options(
     options: EvaluateOptions,
     matching: ExactMatchOptions,
     preference: PreferenceOptions,
+    contrastive: ContrastiveOptions,
     lora: AdapterOptions,
     data_options: DataOptions,
     given: Mapping[str, Any],
 ) -> None:
     """Raise if an option has no effect here, or if the objective cannot be evaluated."""
-    classes = DataOptions, PreferenceOptions, ExactMatchOptions
-    values = {**vars(data_options), **vars(preference), **vars(matching), "command": "evaluate"}
+    classes = DataOptions, PreferenceOptions, ContrastiveOptions, ExactMatchOptions
+    parts = data_options, preference, contrastive, matching
+    values = {name: value for part in parts for name, value in vars(part).items()} | {"command": "evaluate"}
     reject_unused(unused_options(values, *classes), changed_options(given, *classes))
     check_evaluation(preference, options.batch, bool(lora.scaled))
     if options.compare and preference.objective:
         raise UsageError(
             "--compare and --objective exclude each other: an objective compares with the model alone already",
+            code="conflicting-options",
+        )
+    if preference.is_contrastive and (options.choices or matching.exact_match):
+        raise UsageError(
+            "questions and --objective contrastive exclude each other: embeddings answer none; evaluate them apart",
             code="conflicting-options",
         )
 
@@ -181,15 +201,48 @@ def open_rows(
     """Open the data; each of its tokens is judged once."""
     from llamatrain.data.dataset import open_dataset
     from llamatrain.distributed.once import run_once_per_host
-    from llamatrain.preference.batches import batches_class
-    from llamatrain.preference.dataset import KINDS
+    from llamatrain.run.row_kinds import KINDS
 
+    kind = KINDS[preference.data_kind]
     tokenizer, ctx = model.tokenizer, ctx or min(DEFAULT_CTX, model.h.ctx)
     options_once = replace(data_options, shuffle=False, overlapping_samples=False)
     dataset, _ = run_once_per_host(
         lambda: open_dataset(data, tokenizer, options_once, ctx, 0, kind.dataset, "judge")
     )
-    return batches_class(preference.data_kind)(dataset, data_options, 0, tokenizer.eos, tokenizer.bos)
+    return kind.batches(dataset, data_options, 0, tokenizer.eos, tokenizer.bos)
+
+
+def evaluate_embeddings(
+    model: OpenedModel, rows: "Batches", options: EvaluateOptions, contrastive: ContrastiveOptions
+) -> Retrieval:
+    """Evaluate the embeddings of all groups of texts."""
+    from llamatrain.commands.retrieval import evaluate_retrieval
+    from llamatrain.contrastive.batches import GroupBatches
+    from llamatrain.io.mapped_file import mapped_files, verify_unchanged
+
+    assert isinstance(rows, GroupBatches)
+    metadata, texts = model.gguf.metadata.raw_values, rows.dataset.texts_per_row
+    programs = model.make_programs(
+        rows.lengths,
+        options.batch,
+        options.precision,
+        has_untrained_tokens=False,
+        contrastive=contrastive.settings(model.h, metadata, texts, options.batch),
+    )
+    with verify_unchanged(mapped_files(model.arrays.values())):
+        measured = evaluate_retrieval(programs, rows, options.batch)
+    scores = measured.scores
+    return Retrieval(
+        loss=measured.loss,
+        tokens=measured.tokens,
+        recall_at_1=scores.recall[1],
+        recall_at_5=scores.recall[5],
+        recall_at_10=scores.recall[10],
+        mrr_at_10=scores.mrr,
+        ndcg_at_10=scores.ndcg,
+        queries=scores.queries,
+        candidates=scores.candidates,
+    )
 
 
 def evaluate_rows(

@@ -55,6 +55,31 @@ class Evaluation:
         return {**values, **({"base": self.base.as_json()} if self.base else {})}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Retrieval(Evaluation):
+    """The result for embeddings: how well they find the texts that answer queries, among all texts of the data.
+
+    The loss is that of training, with as many rows as a batch has.
+    """
+
+    recall_at_1: float
+    recall_at_5: float
+    recall_at_10: float
+    mrr_at_10: float  # the mean of one divided by the rank of the first text that answers the query
+    ndcg_at_10: float
+    queries: int
+    candidates: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the values by name as JSON stores them, without those of other kinds of evaluation."""
+        names = [
+            "loss",
+            "tokens",
+            *(field.name for field in fields(self) if field.name in vars(Retrieval)["__annotations__"]),
+        ]
+        return finite_or_none({name: getattr(self, name) for name in names})
+
+
 def finite_or_none(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values with None in place of numbers that JSON does not have."""
     return {

@@ -13,6 +13,7 @@ from llamatrain.errors import FileError, UsageError
 if TYPE_CHECKING:
     import numpy as np
 
+    from llamatrain.contrastive.settings import Contrastive
     from llamatrain.data.tokenizer import Tokenizer
     from llamatrain.engine.device import Memory
     from llamatrain.gguf.reader import Gguf
@@ -45,6 +46,7 @@ class OpenedModel:
         *,
         has_untrained_tokens: bool,
         objective: "Objective | None" = None,
+        contrastive: "Contrastive | None" = None,
         with_logits: bool = False,
     ) -> "EvalPrograms":
         """Build the evaluation programs for rows of these lengths, if there is memory for them.
@@ -67,6 +69,7 @@ class OpenedModel:
             has_untrained_tokens=has_untrained_tokens,
             objective=objective,
             reference=replace(self.weights, deltas={}),
+            contrastive=contrastive,
         )
         graphs = StepGraphs(spec)
         built = (
@@ -74,6 +77,7 @@ class OpenedModel:
             if with_logits
             else list(map(graphs.eval_graph, lengths))
         )
+        built += [graphs.comparison_graph()] if contrastive else []
         plans = [graphs.plan(graph) for graph in built]
         if spec.device.memory_limit() is None:
             peak = max(plan.total - plan.role_bytes("state") for plan in plans)
@@ -89,15 +93,22 @@ class OpenedModel:
         return {name: device.upload(array) for name, array in self.arrays.items()}
 
 
-def open_model(path: Path, lora: AdapterOptions, threads: int | None, device: str) -> OpenedModel:
-    """Open a model with adapters; its weights stay in the mapped file where that is possible."""
+def open_model(
+    path: Path, lora: AdapterOptions, threads: int | None, device: str, predicts_text: bool = True
+) -> OpenedModel:
+    """Open a model with adapters; its weights stay in the mapped file where that is possible.
+
+    The model must be one that predicts text if that is needed.
+    """
     from llamatrain.adapters.load_adapted import load_with_adapters
     from llamatrain.distributed.cores import count_cores
     from llamatrain.engine.device import create_device, resolve_device
     from llamatrain.gguf.reader import open_gguf
 
     gguf, threads, device = open_gguf(path), threads or count_cores(), resolve_device(device)
-    h, weights, arrays = load_with_adapters(gguf, lora, threads, create_device(device).can_decode)
+    h, weights, arrays = load_with_adapters(
+        gguf, lora, threads, create_device(device).can_decode, predicts_text
+    )
     return OpenedModel(
         gguf=gguf,
         h=h,

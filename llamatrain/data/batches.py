@@ -374,11 +374,11 @@ class Batches:
 
     def to_arrays(self, rows: list[Row], length: int) -> Batch:
         """Copy rows into arrays of a given length."""
-        return rows_to_arrays(rows, length, self.padding)
+        return collate_rows(rows, length, self.padding)
 
 
-def rows_to_arrays(rows: Sequence[Row], length: int, padding: int) -> Batch:
-    """Copy rows into arrays of a given length; a padding token attends to itself only."""
+def collate_rows(rows: Sequence[Row], length: int, padding: int) -> Batch:
+    """Copy rows into arrays of a given length, with `padding` behind them."""
     shape = (len(rows), length)
     tokens = np.full(shape, padding, np.int32)
     targets = np.full(shape, padding, np.int32)

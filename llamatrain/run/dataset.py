@@ -19,7 +19,7 @@ CHECKED_ROWS = 4  # rows of each file that are parsed before anything is compile
 
 if TYPE_CHECKING:
     from llamatrain.data.dataset import Dataset
-    from llamatrain.data.preference_records import PreferenceKind
+    from llamatrain.data.preference_records import ComparedKind
     from llamatrain.data.tokenizer import Tokenizer
 
 
@@ -111,10 +111,9 @@ def load_data(
     retained_set = None
     if data.retain_data:
         retained_set = run_once_per_host(lambda: open_retained(tokenizer, data, model.row_length, seed))
-    unit = {None: "samples", "pairs": "pairs", "answers": "answers"}[compare]
-    facts = [f"{len(dataset):,} {unit}, {dataset.tokens:,} tokens"]
-    facts += [f"{len(validation_set):,} {unit} for validation"] if validation_set else []
-    facts += [f"{len(retained_set):,} {unit} to retain"] if retained_set else []
+    facts = [f"{len(dataset):,} {kind.unit}, {dataset.tokens:,} tokens"]
+    facts += [f"{len(validation_set):,} {kind.unit} for validation"] if validation_set else []
+    facts += [f"{len(retained_set):,} {kind.unit} to retain"] if retained_set else []
     skipped_rows = {
         f"cut to {model.row_length} tokens": dataset.truncated,
         f"skipped, without a token to train on within {model.row_length} tokens": dataset.skipped,
@@ -132,7 +131,7 @@ def load_data(
     return TrainingData(
         rows=batches,
         validation=validation,
-        retained=batches_type(retained_set, data, seed, tokenizer.eos, tokenizer.bos)
+        retained=kind.batches(retained_set, data, seed, tokenizer.eos, tokenizer.bos)
         if retained_set
         else None,
         description="; ".join(facts),
@@ -150,7 +149,7 @@ def open_retained(tokenizer: "Tokenizer", data: DataOptions, row_length: int, se
     return open_dataset(data.retain_data, tokenizer, options, row_length, seed, use="validate")[0]
 
 
-def check_first_rows(files: Sequence[str], data: DataOptions, compare: "PreferenceKind | None") -> None:
+def check_first_rows(files: Sequence[str], data: DataOptions, compare: "ComparedKind | None") -> None:
     """Parse the first rows of each file, so that errors show before anything is compiled."""
     from llamatrain.data.contrastive_records import check_has_groups, parse_group
     from llamatrain.data.find_files import find_sources

@@ -142,8 +142,8 @@ class LossMeter:
         accuracy = accuracy_error = None
         error = standard_error(unit_deviations(loss, total, self.units))
         if self.correct is not None and math.isfinite(loss):
-            accuracy = self.correct / tokens
-            accuracy_error = share_error(accuracy, tokens)
+            accuracy = self.correct / self.judged
+            accuracy_error = share_error(accuracy, self.judged)
         return Score(
             loss=loss,
             loss_error=error,

@@ -396,9 +396,19 @@ class StepGraphs:
         )
 
     def _in_precision(self, outputs: list[Tensor]) -> list[Tensor]:
-        """Return outputs that are computed in the number types of the run."""
+        """Return outputs with products in the precision of the run."""
         outputs = use_int8_products(outputs, self.spec.int8_weights)
         return round_products(outputs) if self.spec.precision == "bf16" else outputs
+
+    @cache_graph
+    def comparison_graph(self) -> StepGraph:
+        """Return the graph that compares the embeddings of a whole step."""
+        assert self.spec.contrastive
+        graph = build_comparison(self.spec.contrastive, self.spec.h.embd, self.table.dtype)
+        outputs = [graph.loss, graph.correct, graph.row_losses, graph.gradient]
+        return StepGraph(
+            graph.loss, outputs, graph.inputs, correct=graph.correct, parts=(graph.row_losses, graph.gradient)
+        )
 
     @cache_graph
     def hidden_graph(self, length: int) -> StepGraph:

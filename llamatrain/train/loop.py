@@ -15,7 +15,7 @@ from llamatrain.distributed.single import SingleProcess
 from llamatrain.engine.profiler import phase
 from llamatrain.errors import FileError
 from llamatrain.optim.optimizer import MinimizerState
-from llamatrain.preference.batch import Rewards
+from llamatrain.preference.batch import PreferenceMetrics, Rewards
 from llamatrain.report.records import Score, StepLine
 from llamatrain.train.config import DONE, LoopConfig, StopReason
 from llamatrain.train.contrastive import evaluate_texts
@@ -65,6 +65,7 @@ class Loop:
     epoch_samples: int | None = None  # samples per epoch
     comm: Comm = field(default_factory=SingleProcess)
     retained: Batches | None = None  # data that should not be forgotten, scored with the validation
+    wants_stop: Callable[[], bool] = lambda: False  # of a callback, after each step
 
     def __post_init__(self) -> None:
         self._fixed_batches: list[Batch] | None = None  # the rows of L-BFGS, the same in every step

@@ -141,6 +141,21 @@ class EvalPrograms:
         assert self._last
         return losses[: len(positions)] if "scored_indices" in self._last.graph.inputs else losses[positions]
 
+    def embed(self, batch: Batch) -> np.ndarray:
+        """Return the embeddings of a batch's texts: (rows, texts, width)."""
+        assert batch.texts
+        self.run(self.eval_program(batch.tokens.shape[1]).feed(batch, StepTotals()))
+        (embeddings,) = self.loss_parts()
+        return np.array(embeddings).reshape(*batch.texts.present.shape, -1)
+
+    def compare(self, embeddings: np.ndarray, present: np.ndarray) -> "Comparison":
+        """Compare the texts of a step: (rows, texts, width), of which some exist."""
+        bound = self.get_program("comparison", 0, self.graphs.comparison_graph)
+        loss = self.run(bound.write(comparison_inputs(embeddings, present)))
+        assert bound.graph.correct
+        row_losses, gradient = (np.array(part) for part in self.loss_parts())
+        return Comparison(loss, int(bound.program.read(bound.graph.correct)), row_losses, gradient)
+
     def scored_logits(self, batch: Batch) -> Iterator[np.ndarray]:
         """Yield the logits at the tokens with a weight, some at a time; each array is valid until the next."""
         length, positions = batch.tokens.shape[1], np.flatnonzero(batch.weights)

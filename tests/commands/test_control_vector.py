@@ -14,7 +14,8 @@ from llamatrain.adapters.control_vector import (
 )
 from llamatrain.adapters.load_adapted import load_with_adapters
 from llamatrain.adapters.options import AdapterOptions, ControlOptions
-from llamatrain.commands.logit_diff import compute_logits, log_softmax
+from llamatrain.commands.divergence import log_softmax
+from llamatrain.commands.logit_diff import compute_logits
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.types import TensorInfo, type_by_name
 from llamatrain.gguf.values import string
