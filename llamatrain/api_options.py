@@ -527,11 +527,15 @@ class ExportLoraOptions(TypedDict, total=False):
 
 
 class ControlVectorOptionsGiven(TypedDict, total=False):
-    method: Literal["mean", "pca"]
-    """mean: the mean of the differences; pca: the direction in which they are largest, as long as they are in it on
-    average."""
+    method: Literal["mean", "pca", "trained"]
+    """mean: the mean of the differences; pca: the direction in which they are largest, as long as they are in it on average;
+    trained: directions that make the positive texts likelier than the negative ones."""
     tokens: Literal["last", "all"]
     """Compare what blocks give out for the last token of a text, or the mean over all."""
+    iters: int
+    """Steps, each with all pairs."""
+    lr: float
+    """Change in a step, as a share of the size of what blocks give out."""
     overwrite: bool
     """Replace the file out."""
     threads: int | None

@@ -166,7 +166,11 @@ class OptionSpec:
         if o.most == COUNT:
             least += ", and less than 2^31"
         elif o.most is not None:
-            least = f"{quote(o.least)} to {quote(o.most)}"
+            least = (
+                f"{least}, and at most {o.most:g}"
+                if o.least is None
+                else f"{quote(o.least)} to {quote(o.most)}"
+            )
         elif o.below is not None:
             least += f" and less than {o.below:g}"
         return f"{least}, such as {o.example}" if o.example else least

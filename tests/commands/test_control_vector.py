@@ -16,10 +16,12 @@ from llamatrain.adapters.load_adapted import load_with_adapters
 from llamatrain.adapters.options import AdapterOptions, ControlOptions
 from llamatrain.commands.divergence import log_softmax
 from llamatrain.commands.logit_diff import compute_logits
+from llamatrain.engine.device import create_device
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.types import TensorInfo, type_by_name
 from llamatrain.gguf.values import string
 from llamatrain.gguf.writer import create_gguf
+from llamatrain.train.directions import TextLoss
 from tests.helpers import architecture_models
 from tests.helpers.cli import TINY, Done, ran, run
 from tests.helpers.small_models import Arrays, small, tokens, weights, written
@@ -166,7 +168,7 @@ def test_a_direction_is_added_to_the_output_of_its_block() -> None:
     assert np.array_equal(logits("m.gguf", ("v.gguf", 0)), logits("m.gguf"))
 
 
-@pytest.mark.parametrize("method", ["mean", "pca"])
+@pytest.mark.parametrize("method", ["mean", "pca", "trained"])
 def test_a_trained_model_is_led(method: str) -> None:
     """Of two habits that a model has learned, the vector makes one likelier, and its opposite the other."""
     chosen = np.random.default_rng(1).choice(["ab", "xy"], 400)
@@ -188,6 +190,55 @@ def test_a_trained_model_is_led(method: str) -> None:
 
     less, plain, more = (share_of_a(scale) for scale in (-1, 0, 1))
     assert less + 0.1 < plain < more - 0.1, (less, plain, more)
+
+
+def loss_of(text: str, *vectors: tuple[str, float]) -> float:
+    """The negative log-likelihood of a text, from the logits of `generate`."""
+    gguf, ids = open_gguf("m.gguf"), [0, *(2 + byte for byte in text.encode())]
+    h, leaves, arrays = load_with_adapters(gguf, AdapterOptions(), 1)
+    options = ControlOptions(control_vector_scaled=tuple((Path(path), scale) for path, scale in vectors))
+    leaves, arrays = add_directions(leaves, arrays, load_control_vectors(options, h))
+    found = log_softmax(compute_logits(gguf, h, leaves, arrays, ids, 1))
+    return -float(sum(found[place, token] for place, token in enumerate(ids[1:])))
+
+
+def test_the_loss_of_a_text_and_its_gradient() -> None:
+    """The loss beside the logits of `generate`, also in a padded row, and the gradient beside differences of it."""
+    h, leaves, arrays = load_with_adapters(open_gguf("m.gguf"), AdapterOptions(), 1)
+    loss = TextLoss(h, leaves, arrays, 20, create_device("cpu", 1))
+    ids, random = [0, *(2 + byte for byte in b"abcdef")], np.random.default_rng(3)
+    made = random.standard_normal((H.layers - 1, H.embd)).astype(np.float32)
+    write_control_vector(Path("v.gguf"), dict(enumerate(made, 1)), H)
+    value, gradient = loss.compute(ids, made)
+    assert value == pytest.approx(loss_of("abcdef", ("v.gguf", 1)), rel=1e-4)
+    assert loss.compute(ids, 0 * made)[0] == pytest.approx(loss_of("abcdef"), rel=1e-4)
+    for layer in range(H.layers - 1):
+        way = np.zeros_like(made)
+        way[layer] = random.standard_normal(H.embd)
+        more, less = (loss.compute(ids, made + size * way)[0] for size in (1e-2, -1e-2))
+        assert np.vdot(gradient, way) == pytest.approx((more - less) / 2e-2, rel=2e-2, abs=2e-2)
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_training_tells_the_sides_apart(kind: str) -> None:
+    """The positive texts become likelier beside the negative ones, and the loss is what the command says."""
+    written(Path("m.gguf"), H, weights(H), kind)
+    Path("pos.txt").write_text("hello\nabc\n")
+    Path("neg.txt").write_text("good\nxyz\n")
+    options = ("--method", "trained", "--iters", 6, "--out", "v.gguf")
+    done = ran("control-vector", *FILES, *options)
+    pairs = (("hello", "good"), ("abc", "xyz"))
+    gains = [
+        (loss_of(other, ("v.gguf", 1)) - loss_of(one, ("v.gguf", 1))) - (loss_of(other) - loss_of(one))
+        for one, other in pairs
+    ]
+    assert min(gains) > 1
+    told = float(done.err.partition("before the last step")[0].split()[-1])
+    assert "the loss of a pair was 0.693 at first, " in done.err and told < 0.5
+    assert np.mean(np.logaddexp(0, -np.array(gains))) < told
+    first = Path("v.gguf").read_bytes()
+    ran("control-vector", *FILES, *options, "--overwrite", "--threads", 2)
+    assert Path("v.gguf").read_bytes() == first
 
 
 def test_from_python_and_in_chats() -> None:
@@ -262,6 +313,14 @@ def test_broken_texts(positive: bytes, negative: bytes, told: str) -> None:
     Path("pos.txt").write_bytes(positive)
     Path("neg.txt").write_bytes(negative)
     failed(run("control-vector", *FILES, "--out", "v.gguf"), told)
+
+
+def test_options_without_an_effect() -> None:
+    words = ("control-vector", *FILES, "--out", "v.gguf")
+    failed(run(*words, "--iters", 3), "--iters has no effect with --method mean", 2)
+    failed(run(*words, "--method", "pca", "--lr", 0.1), "--lr has no effect with --method pca", 2)
+    failed(run(*words, "--method", "trained", "--tokens", "all"), "--tokens has no effect with --method", 2)
+    failed(run(*words, "--method", "trained", "--lr", 0), "--lr must be more than 0, and at most 1", 2)
 
 
 def test_other_refusals() -> None:

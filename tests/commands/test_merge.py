@@ -357,7 +357,10 @@ def test_from_python(models: list[Arrays]) -> None:
         ("a.gguf b.gguf --density 0.5", "--density has no effect with --method linear"),
         ("a.gguf b.gguf --method ties --base base.gguf --seed 2", "--seed has no effect with --method ties"),
         ("a.gguf b.gguf --method slerp --normalize", "--normalize has no effect with --method slerp"),
-        ("a.gguf b.gguf --method ties --base base.gguf --density 0", "--density must be "),
+        (
+            "a.gguf b.gguf --method ties --base base.gguf --density 0",
+            "--density must be more than 0, and at most 1 (got 0)",
+        ),
         ("a.gguf b.gguf --method ties --base base.gguf --density 1.5", "--density must be "),
         ("a.gguf b.gguf --method median", "--method must be "),
         ("a.gguf nix.gguf", "nix.gguf: No such file"),
