@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from llamatrain.adapters.options import AdapterOptions, ControlOptions
 from llamatrain.commands.chat import ChatOptions, Conversation
@@ -138,11 +138,7 @@ class Run:
     finished: bool  # False: steps are left, which `resume=run.folder` runs
     reason: str  # why the run stopped
     notes: tuple[str, ...]
-
-    @property
-    def perplexity(self) -> float | None:
-        """The perplexity of the last validation, or None for preference training."""
-        return math.exp(min(self.validations[-1][1], 700)) if self.validations and not self.margins else None
+    perplexity: float | None  # of the last validation; None where answers or texts are compared
 
 
 # ---- the commands ----------------------------------------------------------
@@ -529,14 +525,10 @@ def run_hooks(
 def run_request(request: RunRequest) -> Run:
     """Train, and return the result as the API reports it."""
     finished = train(request, CallerInterrupts())
-    losses, validations, margins, retained = read_metrics(finished)
     return Run(
         folder=finished.folder,
         result=finished.result,
-        losses=losses,
-        validations=validations,
-        margins=margins,
-        retained=retained,
+        **read_metrics(finished)._asdict(),
         steps=finished.steps,
         best=finished.best,
         finished=finished.stop.finished,
@@ -548,10 +540,20 @@ def run_request(request: RunRequest) -> Run:
 Points = list[tuple[int, float]]  # steps and values
 
 
-def read_metrics(finished: RunResult) -> tuple[list[float], Points, Points, Points]:
-    """Return losses, validations, margins and losses of retained data from the run's metrics.jsonl."""
+class RunMetrics(NamedTuple):
+    """The numbers of a run's metrics.jsonl."""
+
+    losses: list[float]
+    validations: Points
+    margins: Points
+    retained: Points
+    perplexity: float | None
+
+
+def read_metrics(finished: RunResult) -> RunMetrics:
+    """Return the numbers of a run's metrics.jsonl."""
     losses, path = [math.nan] * finished.steps, finished.folder / "metrics.jsonl"
-    validations, margins, retained = Points(), Points(), Points()
+    validations, margins, retained, perplexity = Points(), Points(), Points(), None
     for _, line in read_lines(path) if path.exists() else ():
         match line:
             case {"step": int(step), "loss": int() | float() as loss} if 0 < step <= finished.steps:
@@ -560,12 +562,10 @@ def read_metrics(finished: RunResult) -> tuple[list[float], Points, Points, Poin
                 retained.append((step, float(loss)))
             case {"step": int(step), "val_loss": int() | float() as loss, **more}:
                 validations.append((step, float(loss)))
-                margins += (
-                    [(step, float(more["val_margin"]))]
-                    if isinstance(more.get("val_margin"), int | float)
-                    else []
-                )
-    return losses, validations, margins, retained
+                if isinstance(margin := more.get("val_margin"), int | float):
+                    margins.append((step, float(margin)))
+                perplexity = None if "val_answers" in more else math.exp(min(loss, 700))
+    return RunMetrics(losses, validations, margins, retained, perplexity)
 
 
 @contextmanager

@@ -332,3 +332,11 @@ def test_bad_rows_can_be_skipped(place: Path, tmp_path: Path) -> None:
     )
     assert "16 groups" in done.err
     assert tensors(tmp_path / "out" / "adapter.gguf")
+
+
+def test_no_perplexity_of_similarities(place: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"objective": "contrastive", "ctx": CTX, "batch": 4, "iters": 1}
+    made = llamatrain.finetune(
+        place / "base.gguf", place / "groups.jsonl", val=place / "others.jsonl", out=tmp_path / "out", **given
+    )
+    assert made.validations and made.perplexity is None
