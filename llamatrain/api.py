@@ -500,8 +500,10 @@ def to_plain(value: Any, option: OptionSpec) -> Any:
     """Convert NumPy numbers, paths, and single values of options that can be repeated."""
     if getattr(value, "ndim", None) == 0:
         value = value.item()
+    if option.kind is str and isinstance(value, list | tuple):  # such as files to validate with
+        value = [os.fspath(item) if isinstance(item, os.PathLike) else item for item in value]
     if isinstance(value, os.PathLike):
-        value = Path(value)
+        value = os.fspath(value) if option.kind is str else Path(value)
     single = int | float if option.kind in (int, float) else str | Path
     return [value] if option.repeated and isinstance(value, single) else value
 

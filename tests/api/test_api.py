@@ -593,3 +593,14 @@ def test_defaults_may_be_said(tmp_path: Path) -> None:
 def test_data_that_is_empty_is_refused() -> None:
     with pytest.raises(UsageError, match="empty list"):
         llamatrain.from_scratch([], iters=1)
+
+
+def test_paths_to_validate_with(tmp_path: Path) -> None:
+    """One path, or several in a list."""
+    data, other = text_file(tmp_path), tmp_path / "other.txt"
+    other.write_text(text(2000, 7))
+    for number, val in enumerate((other, [other], str(other))):
+        run = llamatrain.from_scratch(
+            data, val=val, size="tiny", vocab_size="bytes", iters=1, ctx=32, out=tmp_path / str(number)
+        )
+        assert run.validations

@@ -337,6 +337,10 @@ def test_bad_rows_can_be_skipped(place: Path, tmp_path: Path) -> None:
 def test_no_perplexity_of_similarities(place: Path, tmp_path: Path) -> None:
     given: dict[str, Any] = {"objective": "contrastive", "ctx": CTX, "batch": 4, "iters": 1}
     made = llamatrain.finetune(
-        place / "base.gguf", place / "groups.jsonl", val=place / "others.jsonl", out=tmp_path / "out", **given
+        place / "base.gguf",
+        place / "groups.jsonl",
+        val=[place / "others.jsonl"],
+        out=tmp_path / "out",
+        **given,
     )
     assert made.validations and made.perplexity is None
