@@ -114,6 +114,35 @@ def balance_back(dloss, ids, weights, experts: int):
     return dloss * grad
 
 
+def sorted_choices(ids, experts: int):
+    order = torch.argsort(ids.flatten().long(), stable=True).reshape(ids.shape)
+    counts = torch.bincount(ids.flatten().long(), minlength=experts)
+    return order, ids.flatten()[order], counts.cumsum(0)
+
+
+def rows_of_choices(x, order):
+    """Return a row for each sorted choice: there are such rows, or rows whose choices share them."""
+    return x if x.dim() == 3 else x[order.long() // order.shape[1]]
+
+
+def expert_product(x, w, order, ends):
+    """Return each choice times the matrix of its expert: x (rows, k, n) and w (experts, n, m)."""
+    number = torch.searchsorted(ends.long(), torch.arange(order.numel()), right=True).reshape(order.shape)
+    return torch.einsum("rkn,rknm->rkm", rows_of_choices(x, order), w[number])
+
+
+def expert_outer(a, b, order, ends):
+    """Return the sum of the outer products of each expert's choices."""
+    number = torch.searchsorted(ends.long(), torch.arange(order.numel()), right=True).reshape(order.shape)
+    chosen = functional.one_hot(number, len(ends)).to(a.dtype)
+    return torch.einsum("rke,rkn,rkm->enm", chosen, rows_of_choices(a, order), rows_of_choices(b, order))
+
+
+def clipped_gate(gate, up, slope: float, limit: float):
+    g, u = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return g * torch.sigmoid(slope * g) * (u + 1)
+
+
 def entropies(logits, targets):
     return functional.cross_entropy(logits, targets.long(), reduction="none", ignore_index=-1)
 
@@ -293,6 +322,26 @@ TORCH: dict[str, Callable[..., Any]] = {
     "join_columns": lambda *parts: torch.cat(parts, dim=-1),
     "rope": turned,
     "rope_back": partial(turned, back=True),
+    "sort_choices": sorted_choices,
+    "take_columns": lambda x, ids: x.gather(-1, ids.long()),
+    "put_columns": lambda y, ids, columns: torch.zeros(len(y), columns, dtype=y.dtype).scatter_add(
+        -1, ids.long(), y
+    ),
+    "take_choices": lambda x, order: x.flatten()[order.long()],
+    "put_choices": lambda y, order: (
+        torch.zeros_like(y).flatten().index_put((order.flatten().long(),), y.flatten()).reshape(y.shape)
+    ),
+    "sum_choices": lambda y, order: torch.zeros(len(y), y.shape[-1], dtype=y.dtype).index_add(
+        0, order.flatten().long() // order.shape[1], y.flatten(0, 1)
+    ),
+    "spread_rows": rows_of_choices,
+    "scale_rows": lambda x, by: x * by.reshape(*x.shape[:-1], 1),
+    "dot_rows": lambda a, b: (a * b).sum(-1),
+    "expert_matmul": lambda x, w, order, ends: expert_product(x, w.mT, order, ends),
+    "expert_matmul_nn": expert_product,
+    "expert_out_prod": expert_outer,
+    "clipped_swiglu": clipped_gate,
+    "clipped_swiglu_back": back(clipped_gate, one=False),
     "normalize_rows": lambda x: x / x.sum(-1, keepdim=True),
     "normalize_rows_back": normalized_back,
     "balance_loss": balance,
