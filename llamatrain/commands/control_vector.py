@@ -104,7 +104,10 @@ def make_control_vector(
         h, directions = find_directions(gguf, positive, negative, texts, options)
     write_control_vector(options.out, directions, h)
     lengths = {layer: float(np.linalg.norm(direction)) for layer, direction in directions.items()}
-    log_line(f"{options.out}: a control vector of {len(directions)} blocks, from {len(texts[0])} pairs")
+    blocks, pairs = len(directions), len(texts[0])
+    log_line(
+        f"{options.out}: a control vector of {blocks} block{'s' * (blocks > 1)}, from {pairs} pair{'s' * (pairs > 1)}"
+    )
     return ControlVector(path=options.out, pairs=len(texts[0]), lengths=lengths)
 
 

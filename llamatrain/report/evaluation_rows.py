@@ -10,11 +10,15 @@ from llamatrain.report.series import to_number
 
 MEASURES = (
     *("loss", "perplexity", "bits_per_byte", "accuracy"),
+    *("recall_at_1", "recall_at_5", "recall_at_10", "mrr_at_10", "ndcg_at_10", "queries", "candidates"),
     *("margin", "reward_chosen", "reward_rejected", "answers", "tokens"),
 )
 COMPARISON = ("kl_divergence", "agreement")
 LISTS = {"choices": ("acc", "acc_norm"), "exact_match": ("exact_match",)}  # measures of each file
-SHARES = ("accuracy", "agreement", "acc", "acc_norm", "exact_match")  # printed in percent
+SHARES = (  # printed in percent
+    *("accuracy", "agreement", "acc", "acc_norm", "exact_match"),
+    *("recall_at_1", "recall_at_5", "recall_at_10"),
+)
 NAMES = {"kl_divergence": "KL(base || model)", "agreement": "same likeliest token"}
 MAX_FILES, MAX_NAME = 100, 60  # files that are shown, and characters of a name
 LARGEST = 1e300

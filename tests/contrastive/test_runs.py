@@ -1,5 +1,6 @@
 """Runs that train embeddings: gradients beside torch, how a batch is cut, what is resumed, evaluated and refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,25 @@ def test_retrieval_scores_beside_a_plain_computation(place: Path, capsys: pytest
     expected = [*np.mean(recalls, 0), np.mean(reciprocals), np.mean(gains)]
     told = [found.recall_at_1, found.recall_at_5, found.recall_at_10, found.mrr_at_10, found.ndcg_at_10]
     assert told == pytest.approx(expected, abs=1e-12)
+
+
+def test_scores_on_the_command_line(place: Path) -> None:
+    given = (
+        "evaluate",
+        place / "base.gguf",
+        place / "others.jsonl",
+        "--objective",
+        "contrastive",
+        "--ctx",
+        CTX,
+    )
+    table = dict(line.rsplit(maxsplit=1) for line in ran(*given).out.replace(" %", "%").splitlines())
+    values = json.loads(ran(*given, "--json").out)
+    names = [f"recall_at_{limit}" for limit in (1, 5, 10)]
+    assert list(values) == ["loss", "tokens", *names, "mrr_at_10", "ndcg_at_10", "queries", "candidates"]
+    assert {name.strip() for name in table} == {name.replace("_", " ") for name in values}
+    shown = {name.strip().replace(" ", "_"): value for name, value in table.items()}
+    assert shown["recall_at_10"] == f"{100 * values['recall_at_10']:.2f}%"
 
 
 def test_embeddings_have_length_one_whatever_the_batch(place: Path) -> None:
