@@ -35,11 +35,8 @@ def choose_trainable(config: RunConfig, model: RunModel, inputs: RunInputs, peft
             h=model.h,
             metadata=model.metadata,
             untrained=model.extra_tensors
-            | (
-                read_untrained(inputs.base, config, model.h, threads)
-                if inputs.base
-                else new_constants(model.h)
-            ),
+            | (read_untrained(inputs.base, model.h, threads) if inputs.base else new_constants(model.h))
+            | read_output(inputs.base, config, model.h, threads),
             seed=config.train.seed,
             threads=threads,
             base=None if inputs.resume_point else inputs.base,
@@ -98,11 +95,18 @@ def new_constants(h: Hyperparameters) -> dict[str, np.ndarray]:
     return arrays
 
 
-def read_untrained(base: Gguf, config: RunConfig, h: Hyperparameters, threads: int) -> dict[str, np.ndarray]:
-    """Read the tensors of a base that are not trained, but belong to its file; embeddings need no output weight."""
-    names = untrained_tensors(base, h)
-    if config.preference.is_contrastive and not h.tied:
-        names += [name for name in (h.output_weight, OUTPUT_BIAS) if name in h.shapes]
+def read_untrained(base: Gguf, h: Hyperparameters, threads: int) -> dict[str, np.ndarray]:
+    """Read the tensors of a base that are never trained, but belong to its file."""
+    return {name: decode_tensor(base, base.tensors[name], threads) for name in untrained_tensors(base, h)}
+
+
+def read_output(
+    base: Gguf | None, config: RunConfig, h: Hyperparameters, threads: int
+) -> dict[str, np.ndarray]:
+    """Read the output weight of a base whose embeddings are trained, which need none; nothing for other runs."""
+    if base is None or not config.preference.is_contrastive or h.tied:
+        return {}
+    names = [name for name in (h.output_weight, OUTPUT_BIAS) if name in h.shapes]
     return {name: decode_tensor(base, base.tensors[name], threads) for name in names}
 
 

@@ -6,16 +6,18 @@ decide what is trained.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llamatrain.config.messages import quote
 from llamatrain.config.options import OptionError
-from llamatrain.data.supplied_rows import RowSource
 from llamatrain.distributed.launcher import check_single_process
 from llamatrain.errors import FileError, UsageError
-from llamatrain.optim.schedule import FunctionSchedule
 from llamatrain.run.config import RunConfig
-from llamatrain.run.resume import ResumePoint
+
+if TYPE_CHECKING:
+    from llamatrain.data.supplied_rows import RowSource
+    from llamatrain.optim.schedule import FunctionSchedule
+    from llamatrain.run.resume import ResumePoint
 
 HOOKS = "hooks"  # the key of their names in a checkpoint
 SCHEDULE, ROWS = "lr_schedule", "rows"  # the keywords of the functions of Python's API
@@ -39,8 +41,8 @@ class RunHooks:
     """Objects of a Python program that take part in a run; None: there is none."""
 
     on_step: StepCallback | None = None
-    schedule: FunctionSchedule | None = None
-    rows: RowSource | None = None
+    schedule: "FunctionSchedule | None" = None
+    rows: "RowSource | None" = None
 
     @property
     def wants_stop(self) -> bool:
@@ -59,7 +61,7 @@ class RunHooks:
             self.schedule
         )
 
-    def check_resume(self, resume_point: ResumePoint) -> None:
+    def check_resume(self, resume_point: "ResumePoint") -> None:
         """Raise if a resumed run lacks a hook that it began with, or has another one."""
         before = stored_hooks(resume_point)
         if missing := [name for name in before if name not in self.stored]:
@@ -82,7 +84,7 @@ def quote_names(names: list[str]) -> str:
     return " and ".join(f"{name}=" for name in names)
 
 
-def stored_hooks(resume_point: ResumePoint) -> list[str]:
+def stored_hooks(resume_point: "ResumePoint") -> list[str]:
     """Return the keywords of the hooks that a run began with."""
     names = resume_point.checkpoint.extra.get(HOOKS, [])
     if not isinstance(names, list) or not {SCHEDULE, ROWS}.issuperset(map(str, names)):
@@ -93,8 +95,10 @@ def stored_hooks(resume_point: ResumePoint) -> list[str]:
     return names
 
 
-def create_hooks(on_step: object, lr_schedule: object, rows: RowSource | None) -> RunHooks:
+def create_hooks(on_step: object, lr_schedule: object, rows: "RowSource | None") -> RunHooks:
     """Return the hooks of a run, each checked."""
+    from llamatrain.optim.schedule import FunctionSchedule
+
     for name, function in (("on_step", on_step), ("lr_schedule", lr_schedule)):
         if function is not None and not callable(function):
             raise UsageError(f"{name} must be a function (got {quote(function)})", code=f"invalid-{name}")

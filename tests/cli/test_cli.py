@@ -136,6 +136,7 @@ def test_options_stand_in_panels_of_their_purpose() -> None:
         "An adapter",
         "Adapters",
         "Preferences",
+        "Embeddings",
         "Data",
         "Training",
         "Optimizer",

@@ -259,5 +259,5 @@ def test_a_forged_checkpoint_names_no_other_hooks(tmp_path: Path, monkeypatch: p
     for forged in ("rows", ["rows", "eval"], {"rows": 1}, [["rows"]]):
         checkpoint.extra[hooks.HOOKS] = json.loads(json.dumps(forged))
         with pytest.raises(LlamatrainError) as error:
-            hooks.stored_hooks(hooks.ResumePoint(checkpoint, path))
+            hooks.stored_hooks(ResumePoint(checkpoint, path))
         assert error.value.code == "damaged-checkpoint"
