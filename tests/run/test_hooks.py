@@ -253,6 +253,7 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch, hook: di
 
 def test_a_forged_checkpoint_names_no_other_hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from llamatrain.run import hooks
+    from llamatrain.run.resume import ResumePoint
 
     folder = train(tmp_path / "run").folder
     checkpoint, path, _ = RunFolder.read_newest(folder)
