@@ -2,7 +2,8 @@
 
 Every type can be decoded. Compiled code decodes those that are used for training; kernels call
 `decoding.decode_blocks` themselves. The `gguf` package decodes all but four types, with the same bits. F32,
-F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K to Q6_K, IQ4_NL and IQ4_XS can be encoded.
+F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K to Q6_K, IQ4_NL and IQ4_XS can be encoded. Those of 2 to 6 bits can be
+encoded by importance: what the squared error of each weight is multiplied with.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,11 +12,20 @@ import numpy as np
 
 from llamatrain.compiler.cache import INSTALL_HINT, code_cache
 from llamatrain.errors import LlamatrainError
-from llamatrain.gguf.quants.kinds import BF16, COMPILED, F32, FROM_EXTREMES, NON_LINEAR, SEARCHED_SCALES
+from llamatrain.gguf.quants.kinds import (
+    BF16,
+    BY_IMPORTANCE,
+    COMPILED,
+    F32,
+    FROM_EXTREMES,
+    NON_LINEAR,
+    SEARCHED_SCALES,
+)
 from llamatrain.gguf.types import TYPES, GgmlType
 
 CHUNK_ELEMENTS = 1 << 20  # weights that numpy converts at once
 BLOCK_ELEMENTS = 1 << 15  # weights in a block of a thread
+MIN_IMPORTANCE = 1e-4  # as a share of the mean
 MAX_HALF = 65504.0  # the largest half float: block scales are half floats
 WRITABLE_TYPES = tuple(
     kind.name for number, kind in TYPES.items() if number in FROM_EXTREMES | SEARCHED_SCALES | {F32}
@@ -152,9 +162,18 @@ OWN_DECODERS = {"Q8_K": _q8_k, "Q1_0": _q1_0}  # the `gguf` package has these ty
 
 
 def encode(
-    values: np.ndarray, kind: GgmlType, *, out: np.ndarray | None = None, threads: int = 1, name: str = ""
+    values: np.ndarray,
+    kind: GgmlType,
+    *,
+    importance: np.ndarray | None = None,
+    out: np.ndarray | None = None,
+    threads: int = 1,
+    name: str = "",
 ) -> np.ndarray:
-    """Encode float weights as bytes, whose last axis is a row. `name` stands for the weights in an error."""
+    """Encode float weights as bytes, whose last axis is a row. `name` stands for the weights in an error.
+
+    `importance` has a number for each weight, or one row for all; other types than BY_IMPORTANCE ignore it.
+    """
     if kind.name not in WRITABLE_TYPES:
         raise QuantError(
             f"{kind.name} cannot be written; choose one of {', '.join(WRITABLE_TYPES)}",
@@ -171,15 +190,30 @@ def encode(
     out = _check_or_allocate(
         out, (*values.shape[:-1], columns // kind.block_size * kind.block_bytes), np.uint8
     )
+    weighting = _spread_importance(importance, int(np.prod(values.shape[:-1])), columns)
     for lo, hi in _row_chunks(values):
         chunk = np.ascontiguousarray(values.reshape(-1, columns)[lo:hi], np.float32)
         _check_values(chunk, kind, name, lo)
         target = out.reshape(-1, out.shape[-1])[lo:hi]
         if code_cache.is_available():
-            _encode_compiled(chunk, kind, target, threads)
+            weighted = importance is not None and kind.number in BY_IMPORTANCE
+            _encode_compiled(chunk, kind, target, threads, weighting[lo:hi], weighted)
         else:
             target[:] = _encode_by_numpy(chunk, kind)
     return out
+
+
+def _spread_importance(importance: np.ndarray | None, rows: int, columns: int) -> np.ndarray:
+    """Return a row of importances for each row of weights; without importances, all weights are equally important.
+
+    They are divided by their mean, so that sums neither overflow nor vanish, and are never less than MIN_IMPORTANCE:
+    a weight that some data does not use is still a number near its true one.
+    """
+    if importance is None:
+        return np.broadcast_to(np.ones(columns, np.float32), (rows, columns))
+    mean = importance.mean(axis=-1, keepdims=True, dtype=np.float64)
+    scaled = np.maximum(importance / np.where(mean > 0, mean, 1), MIN_IMPORTANCE).astype(np.float32)
+    return np.broadcast_to(scaled.reshape(-1, columns), (rows, columns))
 
 
 def encode_chunks(
@@ -220,11 +254,20 @@ def _encode_by_numpy(values: np.ndarray, kind: GgmlType) -> np.ndarray:
     return encoded.view(np.uint8)
 
 
-def _encode_compiled(values: np.ndarray, kind: GgmlType, out: np.ndarray, threads: int) -> None:
+def _encode_compiled(
+    values: np.ndarray,
+    kind: GgmlType,
+    out: np.ndarray,
+    threads: int,
+    importance: np.ndarray,
+    weighted: bool,
+) -> None:
     from llamatrain.compiler.thread_pool import CallTable
     from llamatrain.gguf.quants.encoding import encode_rows
     from llamatrain.gguf.quants.iq4 import encode_iq4_rows
     from llamatrain.gguf.quants.kquants import SHAPES, encode_k_rows
+    from llamatrain.gguf.quants.weighted import SHAPES as WEIGHTED_SHAPES
+    from llamatrain.gguf.quants.weighted import encode_weighted_rows
 
     words = (
         kind.number,
@@ -234,12 +277,17 @@ def _encode_compiled(values: np.ndarray, kind: GgmlType, out: np.ndarray, thread
         out.strides[0],
         values.shape[1],
     )
+    weighting = importance.ctypes.data, importance.strides[0]
+    rows = {"items": len(values), "block": 1}
     if kind.number == F32:
         out[:] = values.view(np.uint8)
     elif kind.number in SHAPES:
-        CallTable([encode_k_rows.call(*words, *SHAPES[kind.number], items=len(values), block=1)], threads)()
+        CallTable([encode_k_rows.call(*words, *weighting, *SHAPES[kind.number], **rows)], threads)()
     elif kind.number in NON_LINEAR:
-        CallTable([encode_iq4_rows.call(*words, items=len(values), block=1)], threads)()
+        CallTable([encode_iq4_rows.call(*words, *weighting, **rows)], threads)()
+    elif weighted:
+        call = encode_weighted_rows.call(*words, *weighting, *WEIGHTED_SHAPES[kind.number], **rows)
+        CallTable([call], threads)()
     else:
         CallTable(
             [encode_rows.call(*words, items=len(values), block=BLOCK_ELEMENTS // values.shape[1])], threads

@@ -3,7 +3,8 @@
 A scale is found as for K-quants (kquants.py): guesses from the weight with the largest absolute value, each
 improved in turns: the nearest numbers, then the scale that fits those best (least squares). IQ4_XS stores the
 scales of 8 groups as multiples of a step d. From the largest scale come some guesses of d; for each, every
-group takes the best multiple near its real scale, and d is fitted to the multiples.
+group takes the best multiple near its real scale, and d is fitted to the multiples. `w` has the importance of each
+weight: what its squared error is multiplied with.
 """
 
 import numpy as np
@@ -25,11 +26,12 @@ nearest_index = LazyCompiled(lambda: L.make_nearest_index(K.IQ4_VALUES))
 
 
 @exact
-def fit_sums(x, per):
-    """Return sum q x and sum q q of 32 weights x and the table values q nearest to x times `per`."""
+def fit_sums(x, w, per):
+    """Return sum w q x and sum w q q of 32 weights x, importances w, and the table values q nearest to x times `per`."""
     first, second = L.get_floats(x), L.get_floats(x + 64)
     p, q = nearest_value(first * per), nearest_value(second * per)
-    return L.reduce_sum(p * first + q * second), L.reduce_sum(p * p + q * q)
+    p_by, q_by = p * L.get_floats(w), q * L.get_floats(w + 64)
+    return L.reduce_sum(p_by * first + q_by * second), L.reduce_sum(p_by * p + q_by * q)
 
 
 @exact
@@ -39,7 +41,7 @@ def inverse(scale):
 
 
 @exact
-def fit_scale(x):
+def fit_scale(x, w):
     """Return the best real scale of 32 weights."""
     low, high = L.get_floats(x), L.get_floats(x + 64)
     least, largest = L.reduce_min(L.minimum(low, high)), L.reduce_max(L.maximum(low, high))
@@ -49,7 +51,7 @@ def fit_scale(x):
         end = float32(K.IQ4_VALUES[0] if guess < GUESSES else K.IQ4_VALUES[-1])
         per = (end + float32(SPACING) * (guess % GUESSES - GUESSES // 2)) * per_peak
         for _ in range(REFITS):
-            qx, qq = fit_sums(x, per)
+            qx, qq = fit_sums(x, w, per)
             if qx * qx > best * qq:  # the decrease of the squared error against zeros
                 best, best_scale = float32(qx * qx / qq), float32(qx / qq)
             per = float32(qq / qx) if qx != 0 else per
@@ -64,22 +66,22 @@ def store_codes(x, to, scale):
 
 
 @exact
-def iq4_nl(x, to):
+def iq4_nl(x, w, to):
     """Encode a block as IQ4_NL."""
-    d = round_step(fit_scale(x), True)
+    d = round_step(fit_scale(x, w), True)
     L.put_half(to, d)
     store_codes(x, to + 2, d)
 
 
 @exact
-def choose_count(x, d, scale):
-    """Return the best multiple of d for 32 weights: the decrease of the squared error, it, sum q x, sum q q."""
+def choose_count(x, w, d, scale):
+    """Return the best multiple of d for 32 weights: the decrease of the squared error, it, sum w q x, sum w q q."""
     best, best_count, best_qx, best_qq = float32(-np.inf), 0, float32(0.0), float32(0.0)
     wanted = scale * inverse(d)
     near = int(np.rint(max(min(wanted, float32(MAX_COUNT)), float32(MIN_COUNT))))
     for count in range(max(near - 1, MIN_COUNT), min(near + 1, MAX_COUNT) + 1):
         step = d * L.to_float(count)
-        qx, qq = fit_sums(x, inverse(step))
+        qx, qq = fit_sums(x, w, inverse(step))
         less = step * (qx + qx - step * qq)
         if less > best:
             best, best_count, best_qx, best_qq = less, count, qx, qq
@@ -87,14 +89,14 @@ def choose_count(x, d, scale):
 
 
 @exact
-def choose_counts(x, d, scales, counts):
+def choose_counts(x, w, d, scales, counts):
     """Choose the multiples of all groups.
 
     Return the decrease of the squared error, and the step that fits the multiples best.
     """
     less = top = bottom = float32(0.0)
     for group in range(8):
-        group_less, count, qx, qq = choose_count(x + 128 * group, d, scales[group])
+        group_less, count, qx, qq = choose_count(x + 128 * group, w + 128 * group, d, scales[group])
         counts[group] = count
         less, top, bottom = (
             less + group_less,
@@ -105,17 +107,17 @@ def choose_counts(x, d, scales, counts):
 
 
 @exact
-def search_step(x, scales, counts, best_counts):
+def search_step(x, w, scales, counts, best_counts):
     """Return the best step for 256 weights; `best_counts` gets the multiple of each group."""
     widest = float32(0.0)
     for group in range(8):
-        scales[group] = fit_scale(x + 128 * group)
+        scales[group] = fit_scale(x + 128 * group, w + 128 * group)
         widest = scales[group] if abs(scales[group]) > abs(widest) else widest
     best, best_d = float32(-np.inf), float32(0.0)
     for largest_count in LARGEST_COUNTS:
         d = round_step(widest / float32(largest_count), True)
         for _ in range(ROUNDS):
-            less, following = choose_counts(x, d, scales, counts)
+            less, following = choose_counts(x, w, d, scales, counts)
             if less > best:
                 best, best_d = less, d
                 for group in range(8):
@@ -125,9 +127,9 @@ def search_step(x, scales, counts, best_counts):
 
 
 @exact
-def iq4_xs(x, to, scales, counts, best):
+def iq4_xs(x, w, to, scales, counts, best):
     """Encode a block as IQ4_XS."""
-    d, high = search_step(x, scales, counts, best), 0
+    d, high = search_step(x, w, scales, counts, best), 0
     L.put_half(to, d)
     for group in range(8):
         high |= best[group] - MIN_COUNT >> 4 << 2 * group
@@ -138,13 +140,26 @@ def iq4_xs(x, to, scales, counts, best):
 
 
 @KernelEntry
-def encode_iq4_rows(lo, hi, thread, kind, source: U8, source_pitch, target: U8, target_pitch, elements):
+def encode_iq4_rows(
+    lo,
+    hi,
+    thread,
+    kind,
+    source: U8,
+    source_pitch,
+    target: U8,
+    target_pitch,
+    elements,
+    importance: U8,
+    importance_pitch,
+):
     """Encode rows. A pitch is the distance between rows in bytes."""
     scales, counts, best = new_floats(), new_ints(), new_ints()
     for row in range(lo, hi):
         first, out = source + row * source_pitch, target + row * target_pitch
+        by = importance + row * importance_pitch
         for i in range(elements // K.BLOCK[kind]):
             if kind == K.IQ4_NL:
-                iq4_nl(first + 128 * i, out + K.SIZE[kind] * i)
+                iq4_nl(first + 128 * i, by + 128 * i, out + K.SIZE[kind] * i)
             else:
-                iq4_xs(first + 1024 * i, out + K.SIZE[kind] * i, scales, counts, best)
+                iq4_xs(first + 1024 * i, by + 1024 * i, out + K.SIZE[kind] * i, scales, counts, best)

@@ -20,6 +20,7 @@ BLOCK, SIZE = (
 FROM_EXTREMES = frozenset((F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0))
 NON_LINEAR = frozenset((IQ4_NL, IQ4_XS))
 SEARCHED_SCALES = frozenset((Q2_K, Q3_K, Q4_K, Q5_K, Q6_K)) | NON_LINEAR
+BY_IMPORTANCE = SEARCHED_SCALES | {Q4_0, Q4_1, Q5_0, Q5_1}  # types that can be encoded by importance
 COMPILED = FROM_EXTREMES | SEARCHED_SCALES | {F32, MXFP4}  # with decoders
 IQ4_VALUES = (
     -127,

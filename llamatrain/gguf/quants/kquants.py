@@ -6,11 +6,12 @@ two steps d and dmin that the scales and offsets are multiples of: several guess
 each, every group takes the whole numbers near its real ones with the least true error, and d and dmin are
 fitted to these. The best of all is written.
 
-A code q of a group stands for d * scale * q - dmin * offset.
+A code q of a group stands for d * scale * q - dmin * offset. `w` has the importance of each weight: what its squared
+error is multiplied with.
 """
 
 import numpy as np
-from numpy import float32
+from numpy import float32, float64
 
 from llamatrain.compiler.declare import U8, KernelEntry, LazyCompiled, exact
 from llamatrain.compiler.vectors import vec16 as L
@@ -34,34 +35,38 @@ new_ints = LazyCompiled(lambda: L.make_zeros("int64", 2, 16))
 
 
 @exact
-def squared_error(x, vectors, scale, offset, low, top):
-    """Return the sum of squared errors of a group."""
+def squared_error(x, w, vectors, scale, offset, low, top):
+    """Return the sum of squared errors of a group, times importances."""
     squares = L.splat(float32(0.0))
     for v in range(vectors):
         error = round_codes(x + 64 * v, scale, offset, low, top) * scale - offset - L.get_floats(x + 64 * v)
-        squares += error * error
+        squares += error * error * L.get_floats(w + 64 * v)
     return L.reduce_sum(squares)
 
 
 @exact
-def code_sums(x, vectors, scale, offset, low, top):
-    """Return sum q, sum q q, sum q x and sum x of a group's codes q and weights x."""
-    q1 = q2 = qx = x1 = L.splat(float32(0.0))
+def code_sums(x, w, vectors, scale, offset, low, top):
+    """Return sum w, sum w q, sum w q q, sum w q x and sum w x of a group's codes q, weights x and importances w.
+
+    The first is a float64, because differences of products with it lose digits.
+    """
+    w1 = q1 = q2 = qx = x1 = L.splat(float32(0.0))
     for v in range(vectors):
         q, value = round_codes(x + 64 * v, scale, offset, low, top), L.get_floats(x + 64 * v)
-        q1, q2, qx, x1 = q1 + q, q2 + q * q, qx + q * value, x1 + value
-    return L.reduce_sum(q1), L.reduce_sum(q2), L.reduce_sum(qx), L.reduce_sum(x1)
+        by = L.get_floats(w + 64 * v)
+        q_by = q * by
+        w1, q1, q2, qx, x1 = w1 + by, q1 + q_by, q2 + q * q_by, qx + q_by * value, x1 + value * by
+    return float64(L.reduce_sum(w1)), L.reduce_sum(q1), L.reduce_sum(q2), L.reduce_sum(qx), L.reduce_sum(x1)
 
 
 @exact
-def refit(x, vectors, scale, offset, low, top):
+def refit(x, w, vectors, scale, offset, low, top):
     """Return the scale and offset that fit the codes of the given ones best.
 
     Offsets are never negative, or always 0.
     """
-    q1, q2, qx, x1 = code_sums(x, vectors, scale, offset, low, top)
+    count, q1, q2, qx, x1 = code_sums(x, w, vectors, scale, offset, low, top)
     if low == 0:
-        count = float32(16.0) * vectors
         spread = count * q2 - q1 * q1
         if not spread > 0:
             return scale, max(float32((scale * q1 - x1) / count), float32(0.0))
@@ -84,7 +89,7 @@ def min_and_max(x, vectors):
 
 
 @exact
-def fit_group(x, vectors, low, top):
+def fit_group(x, w, vectors, low, top):
     """Return a group's best real scale and offset."""
     least, largest = min_and_max(x, vectors)
     if low == 0:
@@ -102,15 +107,15 @@ def fit_group(x, vectors, low, top):
         for sign in range(signs):
             scale, shift = size if sign else -size, offset
             for _ in range(REFITS):
-                scale, shift = refit(x, vectors, scale, shift, low, top)
-            error = squared_error(x, vectors, scale, shift, low, top)
+                scale, shift = refit(x, w, vectors, scale, shift, low, top)
+            error = squared_error(x, w, vectors, scale, shift, low, top)
             if error < best:
                 best, best_scale, best_offset = error, scale, shift
     return best_scale, best_offset
 
 
 @exact
-def choose_counts(x, vectors, d, dmin, scale, offset, low, top, max_count):
+def choose_counts(x, w, vectors, d, dmin, scale, offset, low, top, max_count):
     """Return a group's best multiples of d and dmin: squared error, scale, offset."""
     best, best_count, best_shift = float32(np.inf), 0, 0
     near = int(min(np.rint(abs(scale / d)), float32(max_count))) if d != 0 else 0
@@ -120,12 +125,12 @@ def choose_counts(x, vectors, d, dmin, scale, offset, low, top, max_count):
             step = d * L.to_float(count)
             first, last = 0, 0
             if dmin > 0:
-                q1, _, _, x1 = code_sums(x, vectors, step, offset, low, top)
-                wanted = (step * q1 - x1) / (float32(16.0) * vectors) / dmin
+                w1, q1, _, _, x1 = code_sums(x, w, vectors, step, offset, low, top)
+                wanted = (step * q1 - x1) / w1 / dmin
                 first = int(max(min(np.rint(wanted), float32(max_count)), float32(0.0)))
                 first, last = max(first - 1, 0), min(first + 1, max_count)
             for shift in range(first, last + 1):
-                error = squared_error(x, vectors, step, dmin * L.to_float(shift), low, top)
+                error = squared_error(x, w, vectors, step, dmin * L.to_float(shift), low, top)
                 if error < best:
                     best, best_count, best_shift = error, count, shift
     return best, best_count, best_shift
@@ -140,19 +145,19 @@ def round_step(value, signed):
 
 
 @exact
-def choose_all_counts(x, vectors, d, dmin, real, low, top, max_count, counts):
+def choose_all_counts(x, w, vectors, d, dmin, real, low, top, max_count, counts):
     """Choose the multiples of all groups; return the squared error and the steps that fit them best."""
     error = aa = ab = bb = ax = bx = float32(0.0)
     for group in range(16 // vectors):
-        at = x + 64 * vectors * group
+        at, by = x + 64 * vectors * group, w + 64 * vectors * group
         group_error, count, shift = choose_counts(
-            at, vectors, d, dmin, real[0, group], real[1, group], low, top, max_count
+            at, by, vectors, d, dmin, real[0, group], real[1, group], low, top, max_count
         )
         counts[0, group], counts[1, group] = count, shift
         a, b = L.to_float(count), L.to_float(shift)
-        q1, q2, qx, x1 = code_sums(at, vectors, d * a, dmin * b, low, top)
+        w1, q1, q2, qx, x1 = code_sums(at, by, vectors, d * a, dmin * b, low, top)
         error += group_error
-        aa, ab, bb = aa + a * a * q2, ab + a * b * q1, bb + b * b * 16 * vectors
+        aa, ab, bb = aa + a * a * q2, ab + a * b * q1, bb + b * b * w1
         ax, bx = ax + a * qx, bx + b * x1
     spread = aa * bb - ab * ab
     if spread > 0:
@@ -172,11 +177,12 @@ def copy_counts(counts, to, groups):
 
 
 @exact
-def search_steps(x, vectors, low, top, max_count, real, counts, best_counts):
+def search_steps(x, w, vectors, low, top, max_count, real, counts, best_counts):
     """Return the best d and dmin for 256 weights; `best_counts` gets each group's scale and offset."""
     widest = deepest = float32(0.0)
     for group in range(16 // vectors):
-        real[0, group], real[1, group] = fit_group(x + 64 * vectors * group, vectors, low, top)
+        at = 64 * vectors * group
+        real[0, group], real[1, group] = fit_group(x + at, w + at, vectors, low, top)
         widest = real[0, group] if abs(real[0, group]) > abs(widest) else widest
         deepest = max(deepest, real[1, group])
     best, best_d, best_dmin = float32(np.inf), float32(0.0), float32(0.0)
@@ -189,7 +195,7 @@ def search_steps(x, vectors, low, top, max_count, real, counts, best_counts):
         d, dmin = round_step(widest / scales, low < 0), round_step(deepest / abs(scales), False)
         for _ in range(ROUNDS):
             error, next_d, next_dmin = choose_all_counts(
-                x, vectors, d, dmin, real, low, top, max_count, counts
+                x, w, vectors, d, dmin, real, low, top, max_count, counts
             )
             if error < best:
                 best, best_d, best_dmin = error, d, dmin
@@ -209,6 +215,8 @@ def encode_k_rows(
     target: U8,
     target_pitch,
     elements,
+    importance: U8,
+    importance_pitch,
     vectors,
     low,
     top,
@@ -219,5 +227,6 @@ def encode_k_rows(
     for row in range(lo, hi):
         for i in range(elements // 256):
             x, to = source + (row * source_pitch + 1024 * i), target + (row * target_pitch + K.SIZE[kind] * i)
-            d, dmin = search_steps(x, vectors, low, top, max_count, real, counts, best)
+            w = importance + (row * importance_pitch + 1024 * i)
+            d, dmin = search_steps(x, w, vectors, low, top, max_count, real, counts, best)
             write_block(kind, x, to, d, dmin, best)
