@@ -26,6 +26,7 @@ from llamatrain.commands.export import export
 from llamatrain.commands.extract_lora import Extracted, ExtractOptions
 from llamatrain.commands.extract_lora import extract_lora as extract_adapter
 from llamatrain.commands.generate import LoadOptions, TextModel
+from llamatrain.commands.imatrix import IMATRIX_OPTIONS, Imatrix, make_imatrix
 from llamatrain.commands.logit_diff import Comparison
 from llamatrain.commands.merge_adapters import ExportOptions, Merged
 from llamatrain.commands.merge_models import MergeOptions, merge_models
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
         ExtractOptionsGiven,
         FinetuneOptions,
         FromScratchOptions,
+        ImatrixOptionsGiven,
         LoadOptionsGiven,
         MergeOptionsGiven,
         PreviewOptionsGiven,
@@ -96,6 +98,7 @@ __all__ = [
     "ControlVector",
     "Evaluation",
     "Extracted",
+    "Imatrix",
     "LlamatrainError",
     "LoadedModel",
     "Merged",
@@ -112,6 +115,7 @@ __all__ = [
     "extract_lora",
     "finetune",
     "from_scratch",
+    "imatrix",
     "load",
     "merge",
     "plan",
@@ -270,6 +274,19 @@ def evaluate(
     """
     with translate_errors(show), rows_for_call(data) as files:
         return evaluate_model(path_of(model), files, check_options(options, *EVALUATE_OPTIONS))
+
+
+@document_options(*IMATRIX_OPTIONS, without=("out",))
+def imatrix(
+    model: Place, *data: Data, out: Place, show: bool = False, **options: "Unpack[ImatrixOptionsGiven]"
+) -> Imatrix:
+    """Measure on data how much each column of a model's weights matters, and write llama.cpp's importance matrix.
+
+    Data are paths, lists of them, or lists of rows.
+    """
+    with translate_errors(show), rows_for_call(data) as files:
+        values = check_options({**options, "out": out}, *IMATRIX_OPTIONS)
+        return make_imatrix(path_of(model), files, values)
 
 
 @document_options(*EMBED_OPTIONS)

@@ -514,6 +514,8 @@ class ExportLoraOptions(TypedDict, total=False):
         "iq4_xs",
     ]
     """Type of the new model's matrices; keep: the type that each has in BASE. Needs no adapter."""
+    imatrix: Place | None
+    """Importance matrix of BASE, as imatrix and llama.cpp write it: columns that matter more are rounded less."""
     overwrite: bool
     """Replace the file out."""
     check: str
@@ -659,6 +661,72 @@ class EvaluateOptionsGiven(TypedDict, total=False):
     """Temperature of the contrastive loss, by which similarities are divided."""
     matryoshka: str
     """Sizes to which embeddings may be cut: the loss is added up over these first parts and the whole."""
+    train_on: Literal["completion", "last", "all"]
+    """Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. In plain text, all
+    tokens are trained."""
+    thinking: Literal["auto", "keep", "strip", "off"]
+    """Reasoning of answers: as the chat template renders it; kept in all turns; removed from all; or removed, with thinking
+    switched off in the template."""
+    columns: str
+    """The column names that the data has for known keys: prompt=question,completion=answer."""
+    as_: Literal["text", "rest"] | None
+    """text: train on files as they are, whatever they look like; rest: train on the remaining pairs even if most are
+    unusable."""
+    as_chat: bool | None
+    """Render prompts with answers by the model's chat template, like chats; auto: if it has one."""
+    skip_bad_rows: bool
+    """Skip rows of unknown form, or that the chat template refuses, and list them."""
+    date: str
+    """The date that a chat template sees, such as 2026-11-23; default: the day on which the run begins."""
+    chat_template: Place | None
+    """Render chats with the Jinja template in this file, or a built-in one (chatml, gemma, granite, llama3,
+    mistral-v7-tekken, olmo2, phi3, phi4, phi4-mini); default: the model's own."""
+    parse_special: bool
+    """Read chat marks and other control tokens in text as tokens, for chats that are already rendered."""
+    pack: bool | None
+    """Pack several short samples into a row, each attending only to itself; auto: unless all data is plain text."""
+    shuffle: bool
+    """Shuffle the samples in each epoch."""
+    val: Place | Sequence[Place] | Sequence[Mapping[str, Any]]
+    """A file, folder or glob of validation data; may be given several times."""
+    retain_data: str | Sequence[str]
+    """Data that the model should not forget: its loss is measured at each validation, and chooses nothing; a file, folder or
+    glob, may be given several times."""
+    val_split: float
+    """The share of the data to hold out for validation, such as 0.05."""
+    sample_start: str
+    """Text samples begin after this pattern; default: where the previous one ended."""
+    include_sample_start: bool
+    """Include the pattern in the samples."""
+    escape: bool
+    """Interpret the escapes \\n, \\r, \\t, \\', \\" and \\\\ in the pattern."""
+    overlapping_samples: bool
+    """Let samples overlap the next ones; without a pattern, one begins at every token of a text."""
+    fill_with_next_samples: bool
+    """Fill the rows of short samples with the next ones in shuffled order."""
+    separate_with_eos: bool
+    """When filling, put an end token between samples."""
+    separate_with_bos: bool
+    """When filling, put a begin token between samples."""
+    sample_random_offsets: bool
+    """Begin text samples at a random one of their tokens."""
+    force_reshuffle: bool
+    """When resuming, begin a new shuffle instead of continuing the old one."""
+
+
+class ImatrixOptionsGiven(TypedDict, total=False):
+    ctx: int | None
+    """Tokens per row; default: the context of the model, at most 512."""
+    chunks: int | None
+    """Read this many rows of the data, at most."""
+    overwrite: bool
+    """Replace the file out."""
+    threads: int | None
+    """Threads; default: one per processor."""
+    lora: Place | Sequence[Place]
+    """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
+    lora_scaled: Sequence[tuple[Place, float]]
+    """Adapter with a factor by which it is scaled; may be repeated."""
     train_on: Literal["completion", "last", "all"]
     """Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. In plain text, all
     tokens are trained."""

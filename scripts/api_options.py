@@ -18,6 +18,7 @@ from llamatrain.commands.embed import EMBED_OPTIONS
 from llamatrain.commands.evaluate import EVALUATE_OPTIONS
 from llamatrain.commands.extract_lora import ExtractOptions
 from llamatrain.commands.generate import LoadOptions
+from llamatrain.commands.imatrix import IMATRIX_OPTIONS
 from llamatrain.commands.merge_adapters import ExportOptions
 from llamatrain.commands.merge_models import MergeOptions
 from llamatrain.commands.preview import PreviewOptions
@@ -59,6 +60,7 @@ GIVEN: dict[
     "ExtractOptionsGiven": ((ExtractOptions,), ("out",), ""),
     "MergeOptionsGiven": ((MergeOptions,), ("out",), ""),
     "EvaluateOptionsGiven": (EVALUATE_OPTIONS, (), ""),
+    "ImatrixOptionsGiven": (IMATRIX_OPTIONS, ("out",), ""),
     "EmbedOptionsGiven": (EMBED_OPTIONS, (), ""),
     "PreviewOptionsGiven": ((PreviewOptions, PreferenceDataOptions, DataOptions), ("model",), ""),
     "LoadOptionsGiven": ((LoadOptions, AdapterOptions, ControlOptions), (), ""),

@@ -13,6 +13,7 @@ import numpy as np
 
 from llamatrain.adapters.adapter import Adapter
 from llamatrain.gguf import quants
+from llamatrain.gguf.imatrix import importance_of_rows
 from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.rewrite import (
     NewTensor,
@@ -23,6 +24,8 @@ from llamatrain.gguf.rewrite import (
     write_model,
 )
 from llamatrain.gguf.types import GgmlType
+
+NO_IMPORTANCES: Mapping[str, np.ndarray] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +82,13 @@ def write_merged(
     tensors: Sequence[MergedTensor],
     kind: GgmlType | None = None,
     *,
+    importances: Mapping[str, np.ndarray] = NO_IMPORTANCES,
     threads: int = 1,
     progress: Callable[[int], object] = lambda done: None,
 ) -> dict[str, Rounding]:
     """Write the new file atomically; `progress` is called with the number of bytes of each write.
 
+    `importances` are those of weights that have some (`gguf/imatrix.py`).
     Return the rounding of weights that keep a quantized type, by name.
     """
     roundings = {tensor.base.name: Rounding() for tensor in tensors if tensor.is_rounded}
@@ -91,7 +96,9 @@ def write_merged(
         path,
         base,
         tensors,
-        lambda tensor: encode_chunks(tensor, threads, roundings.get(tensor.base.name)),
+        lambda tensor: encode_chunks(
+            tensor, threads, roundings.get(tensor.base.name), importances.get(tensor.base.name)
+        ),
         kind=kind,
         progress=progress,
     )
@@ -99,7 +106,10 @@ def write_merged(
 
 
 def encode_chunks(
-    tensor: MergedTensor, threads: int, rounding: Rounding | None = None
+    tensor: MergedTensor,
+    threads: int,
+    rounding: Rounding | None = None,
+    importance: np.ndarray | None = None,
 ) -> Iterator[np.ndarray]:
     """Yield the bytes of a tensor in chunks of rows."""
     if tensor.is_copy:
@@ -108,7 +118,14 @@ def encode_chunks(
     name, row = tensor.base.name, 0
     for values in decode_panels(tensor.base, threads):
         change = add_adapters(values, tensor.adapters, name, row)
-        encoded = quants.encode(values, tensor.type, threads=threads, name=f"{name}, merged")
+        weighting = (
+            None
+            if importance is None
+            else importance_of_rows(importance, tensor.base, row, row + len(values))
+        )
+        encoded = quants.encode(
+            values, tensor.type, importance=weighting, threads=threads, name=f"{name}, merged"
+        )
         if rounding and change is not None:
             rounding.change += float(np.vdot(change, change))
             error = np.subtract(

@@ -29,6 +29,7 @@ COMMANDS = (
     "finetune",
     "from-scratch",
     "generate",
+    "imatrix",
     "inspect",
     "merge",
     "plan",

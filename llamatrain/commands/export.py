@@ -67,6 +67,8 @@ def check_options(options: ExportOptions) -> None:
             code="missing-option",
         )
     only_adapter = options.only_adapter or not options.out
+    if only_adapter and options.imatrix:
+        raise UsageError("--imatrix has no effect if no model is written; leave it out", code="unused-option")
     if only_adapter and options.check:
         raise UsageError("--check has no effect if no model is written; leave it out", code="unused-option")
     if only_adapter and (

@@ -1,7 +1,7 @@
 """Merges adapters into a model, converts its matrices to another type, or does both."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,6 +26,8 @@ from llamatrain.errors import FileError, UsageError
 from llamatrain.platform.terminal import log_line, progress_bar
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from llamatrain.adapters.adapter import Adapter
     from llamatrain.adapters.merge import MergedTensor, Rounding
     from llamatrain.gguf.reader import Gguf
@@ -53,6 +55,13 @@ class ExportOptions(Options, panel="The new model"):
             unit="TYPE",
         ),
     ] = "keep"
+    imatrix: Annotated[
+        Path | None,
+        Option(
+            "Importance matrix of BASE, as imatrix and llama.cpp write it: columns that matter more are rounded less.",
+            unit="FILE",
+        ),
+    ] = None
     overwrite: Annotated[bool, OVERWRITE] = False
     check: Annotated[
         str,
@@ -84,6 +93,7 @@ class MergePlan:
     tensors: "Sequence[MergedTensor]"
     target_type: "GgmlType | None"
     threads: int
+    importances: "Mapping[str, np.ndarray]" = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def note(self, line: str) -> None:
@@ -135,9 +145,11 @@ def plan_export(base: Path, out: Path, options: ExportOptions, lora: AdapterOpti
     if not lora.scaled and options.type == "keep":
         raise UsageError(f"{NO_ADAPTER}, or convert {base} with --type", code="no-adapter")
     gguf, h, adapters = open_base(base, lora)
-    check_output(out, [base, *(path for path, _ in lora.scaled)], overwrite=options.overwrite)
+    inputs = [base, *(path for path, _ in lora.scaled), *([options.imatrix] if options.imatrix else [])]
+    check_output(out, inputs, overwrite=options.overwrite)
     target_type = find_type(options.type)
     tensors = merge.plan_merge(gguf, adapters, choose_types(gguf, h, target_type))
+    importances = read_importances(options.imatrix, tensors) if options.imatrix else {}
     check_disk_space(out, total_bytes(tensors))
     return MergePlan(
         gguf=gguf,
@@ -146,7 +158,24 @@ def plan_export(base: Path, out: Path, options: ExportOptions, lora: AdapterOpti
         tensors=tensors,
         target_type=target_type,
         threads=options.threads or count_cores(),
+        importances=importances,
     )
+
+
+def read_importances(path: Path, tensors: "Sequence[MergedTensor]") -> "Mapping[str, np.ndarray]":
+    """Read an importance matrix for the tensors that are encoded; raise if it has no effect on any of them."""
+    from llamatrain.gguf.imatrix import fit_importances, read_imatrix
+    from llamatrain.gguf.quants.kinds import BY_IMPORTANCE
+
+    found = read_imatrix(path)
+    encoded = [tensor for tensor in tensors if not tensor.is_copy and tensor.type.number in BY_IMPORTANCE]
+    if not encoded:
+        raise UsageError(
+            "--imatrix has no effect on the types that are written; leave it out, or choose a --type of 2 to 6 bits, "
+            "such as q4_k",
+            code="unused-option",
+        )
+    return fit_importances(path, found, [tensor.base for tensor in encoded])
 
 
 def count_merged(tensors: "Sequence[MergedTensor]") -> int:
@@ -178,6 +207,23 @@ def note_unchanged(plan: MergePlan) -> None:
         plan.note(describe_unused(names, "kept as they are"))
     if note := describe_kept_types(plan.tensors, plan.h, plan.target_type):
         plan.note(note)
+    if plan.importances and (note := describe_unweighted(plan)):
+        plan.note(note)
+
+
+def describe_unweighted(plan: MergePlan) -> str | None:
+    """Return a note about matrices for which the importance matrix has nothing, or None."""
+    from llamatrain.gguf.quants.kinds import BY_IMPORTANCE
+
+    names = [
+        tensor.base.name
+        for tensor in plan.tensors
+        if not tensor.is_copy
+        and tensor.type.number in BY_IMPORTANCE
+        and tensor.base.name not in plan.importances
+    ]
+    more = f" and {len(names) - 1} more are" if len(names) > 1 else " is"
+    return f"{names[0]}{more} not in the importance matrix; all columns count the same" if names else None
 
 
 # ---- writing ---------------------------------------------------------------
@@ -192,7 +238,13 @@ def write_file(out: Path, plan: MergePlan) -> None:
         "merging" if plan.adapters else "converting", total=size, unit="B", unit_scale=True
     ) as bar:
         roundings = merge.write_merged(
-            out, plan.gguf, tensors, plan.target_type, threads=plan.threads, progress=bar.update
+            out,
+            plan.gguf,
+            tensors,
+            plan.target_type,
+            importances=plan.importances,
+            threads=plan.threads,
+            progress=bar.update,
         )
     copied = sum(tensor.is_copy for tensor in tensors)
     converted = sum(tensor.type is not tensor.base.type for tensor in tensors)

@@ -82,10 +82,12 @@ class Gguf:
 
     @property
     def kind(self) -> str:
-        """The contents: model, adapter, control vector, checkpoint, vocabulary or other."""
+        """The contents: model, adapter, control vector, importance matrix, checkpoint, vocabulary or other."""
         general_type = self.metadata.get_text("general.type") if "general.type" in self.metadata else "model"
         if general_type == "adapter":
             return "adapter"
+        if general_type == "imatrix":
+            return "importance matrix"
         if self.metadata.get_text("general.architecture") == "controlvector":
             return "control vector"
         if "training.type" in self.metadata or "training.iteration_count" in self.metadata:
