@@ -29,6 +29,7 @@ __all__ = [
     "merge",
     "plan",
     "preview",
+    "rerank",
 ]
 
 TYPE_CHECKING = False  # as in typing, which takes a while to load
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
         merge,
         plan,
         preview,
+        rerank,
     )
 
 

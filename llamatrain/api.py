@@ -32,6 +32,7 @@ from llamatrain.commands.merge_adapters import ExportOptions, Merged
 from llamatrain.commands.merge_models import MergeOptions, merge_models
 from llamatrain.commands.plan import RunPlan, plan_request
 from llamatrain.commands.preview import PreviewOptions, PreviewRow, preview_rows
+from llamatrain.commands.rerank import RERANK_OPTIONS, rank_texts
 from llamatrain.compiler.cache import code_cache
 from llamatrain.config.flag_hints import suggest_option
 from llamatrain.config.messages import quote, shorten, shorten_line, suggest
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
         LoadOptionsGiven,
         MergeOptionsGiven,
         PreviewOptionsGiven,
+        RerankOptionsGiven,
         SamplingOptionsGiven,
     )
 
@@ -120,6 +122,7 @@ __all__ = [
     "merge",
     "plan",
     "preview",
+    "rerank",
 ]
 
 
@@ -296,6 +299,17 @@ def embed(model: Place, texts: Sequence[str], **options: "Unpack[EmbedOptionsGiv
         if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
             raise UsageError("texts must be a list of texts that are not empty", code="invalid-text")
         return embed_texts(path_of(model), texts, check_options(options, *EMBED_OPTIONS))
+
+
+@document_options(*RERANK_OPTIONS)
+def rerank(
+    model: Place, query: str, texts: Sequence[str], **options: "Unpack[RerankOptionsGiven]"
+) -> "np.ndarray":
+    """Return the probability that each text answers a query, as an array (texts)."""
+    with translate_errors():
+        if isinstance(texts, str) or not all(isinstance(text, str) and text for text in (query, *texts)):
+            raise UsageError("texts must be a list of texts that are not empty", code="invalid-text")
+        return rank_texts(path_of(model), query, texts, check_options(options, *RERANK_OPTIONS))
 
 
 @overload

@@ -301,9 +301,10 @@ class FinetuneOptions(TypedDict, total=False):
     """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
     lora_scaled: Sequence[tuple[Place, float]]
     """Adapter with a factor by which it is scaled; may be repeated."""
-    objective: Literal["contrastive", "dpo", "kto", "orpo", "simpo"] | None
+    objective: Literal["contrastive", "rerank", "dpo", "kto", "orpo", "simpo"] | None
     """Preference training on rows of prompt, chosen and rejected; kto also takes prompt, completion and label. contrastive:
-    train embeddings on rows of query, positive and negatives."""
+    train embeddings on rows of query, positive and negatives; rerank: train to tell on such rows whether a text answers a
+    query."""
     beta: float | None
     """Strength of the preference term (lambda of ORPO); default: 0.1, for simpo 2."""
     gamma: float
@@ -643,9 +644,10 @@ class EvaluateOptionsGiven(TypedDict, total=False):
     """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
     lora_scaled: Sequence[tuple[Place, float]]
     """Adapter with a factor by which it is scaled; may be repeated."""
-    objective: Literal["contrastive", "dpo", "kto", "orpo", "simpo"] | None
+    objective: Literal["contrastive", "rerank", "dpo", "kto", "orpo", "simpo"] | None
     """Preference training on rows of prompt, chosen and rejected; kto also takes prompt, completion and label. contrastive:
-    train embeddings on rows of query, positive and negatives."""
+    train embeddings on rows of query, positive and negatives; rerank: train to tell on such rows whether a text answers a
+    query."""
     beta: float | None
     """Strength of the preference term (lambda of ORPO); default: 0.1, for simpo 2."""
     gamma: float
@@ -801,6 +803,24 @@ class EmbedOptionsGiven(TypedDict, total=False):
     the file states, else last, or mean if tokens see later ones."""
 
 
+class RerankOptionsGiven(TypedDict, total=False):
+    ctx: int | None
+    """Tokens per row; default: the context of the model, at most 512."""
+    batch: int
+    """Rows per batch."""
+    threads: int | None
+    """Threads; default: one per processor."""
+    device: Literal["auto", "cpu", "cuda", "xpu", "mps", "torch-cpu"]
+    """Processor: cpu, or with PyTorch a graphics card (cuda: NVIDIA or AMD, xpu: Intel, mps: Apple); auto: a card if PyTorch
+    finds one."""
+    precision: Literal["f32", "bf16"]
+    """Number type of matrix products."""
+    lora: Place | Sequence[Place]
+    """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
+    lora_scaled: Sequence[tuple[Place, float]]
+    """Adapter with a factor by which it is scaled; may be repeated."""
+
+
 class PreviewOptionsGiven(TypedDict, total=False):
     n: int
     """Number of rows to show; json continues with the next epochs."""
@@ -810,9 +830,10 @@ class PreviewOptionsGiven(TypedDict, total=False):
     """Rows per batch; they share a length."""
     seed: int
     """Seed of the order of samples."""
-    objective: Literal["contrastive", "dpo", "kto", "orpo", "simpo"] | None
+    objective: Literal["contrastive", "rerank", "dpo", "kto", "orpo", "simpo"] | None
     """Preference training on rows of prompt, chosen and rejected; kto also takes prompt, completion and label. contrastive:
-    train embeddings on rows of query, positive and negatives."""
+    train embeddings on rows of query, positive and negatives; rerank: train to tell on such rows whether a text answers a
+    query."""
     train_on: Literal["completion", "last", "all"]
     """Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. In plain text, all
     tokens are trained."""

@@ -22,6 +22,7 @@ from llamatrain.commands.imatrix import IMATRIX_OPTIONS
 from llamatrain.commands.merge_adapters import ExportOptions
 from llamatrain.commands.merge_models import MergeOptions
 from llamatrain.commands.preview import PreviewOptions
+from llamatrain.commands.rerank import RERANK_OPTIONS
 from llamatrain.config.options import Options, OptionSpec, option_specs
 from llamatrain.config.signatures import sentence_for
 from llamatrain.config.units import Bandwidth, Duration, Size
@@ -62,6 +63,7 @@ GIVEN: dict[
     "EvaluateOptionsGiven": (EVALUATE_OPTIONS, (), ""),
     "ImatrixOptionsGiven": (IMATRIX_OPTIONS, ("out",), ""),
     "EmbedOptionsGiven": (EMBED_OPTIONS, (), ""),
+    "RerankOptionsGiven": (RERANK_OPTIONS, (), ""),
     "PreviewOptionsGiven": ((PreviewOptions, PreferenceDataOptions, DataOptions), ("model",), ""),
     "LoadOptionsGiven": ((LoadOptions, AdapterOptions, ControlOptions), (), ""),
     "SamplingOptionsGiven": ((SamplingOptions,), (), SAMPLING),

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from llamatrain.adapters.options import AdapterOptions
-from llamatrain.commands.evaluate import DEFAULT_CTX
-from llamatrain.commands.opened_model import open_model
+from llamatrain.commands.opened_model import DEFAULT_CTX, open_model
 from llamatrain.config.common import BATCH, CTX, DEVICE, THREADS, DeviceName
 from llamatrain.config.options import Option, Options, build
 from llamatrain.contrastive.options import PoolingOptions

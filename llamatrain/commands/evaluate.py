@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.commands.evaluation import Evaluation, Retrieval, summarize
 from llamatrain.commands.exact_match import ExactMatchOptions, check_pattern, read_prompts, score_answers
-from llamatrain.commands.opened_model import OpenedModel, open_base, open_model
+from llamatrain.commands.opened_model import DEFAULT_CTX, OpenedModel, open_base, open_model
 from llamatrain.config.common import BATCH, CTX, DEVICE, THREADS, DeviceName
 from llamatrain.config.options import (
     COUNT,
@@ -20,7 +20,7 @@ from llamatrain.config.options import (
     unused_options,
 )
 from llamatrain.contrastive.options import ContrastiveOptions
-from llamatrain.data.options import DataOptions
+from llamatrain.data.options import RERANK, DataOptions
 from llamatrain.errors import LlamatrainError, UsageError
 from llamatrain.preference.options import PreferenceOptions, check_evaluation
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from llamatrain.data.batches import Batch, Batches
     from llamatrain.data.tokenizer import Tokenizer
     from llamatrain.train.evaluate import BatchLoss, LossMeter
-
-DEFAULT_CTX = 512  # at most, where it is not given
 
 
 @dataclass(frozen=True)
@@ -99,12 +97,7 @@ def evaluate_model(model: Path, data: Sequence[str], given: Mapping[str, Any]) -
     prompts = read_prompts(opened, matching, data_options, options.ctx, options.limit)
     results = [Evaluation() for _ in opened]
     if data:
-        rows = open_rows(data, opened[0], data_options, options.ctx, preference)
-        results = (
-            evaluate_rows(opened, rows, options, preference)
-            if predicts_text
-            else [evaluate_embeddings(opened[0], rows, options, contrastive)]
-        )
+        results = evaluate_data(opened, data, options, data_options, preference, contrastive)
     if files:
         scores = score_choices(files, opened, options.ctx, options.batch, options.precision)
         results = [replace(result, choices=tuple(one)) for result, one in zip(results, scores, strict=True)]
@@ -118,6 +111,26 @@ def evaluate_model(model: Path, data: Sequence[str], given: Mapping[str, Any]) -
         names = [*map(Path, data), *options.choices, *matching.exact_match]
         add_to_page(options.report, describe_evaluation(model, lora, options, names), result)
     return result
+
+
+def evaluate_data(
+    models: Sequence[OpenedModel],
+    data: Sequence[str],
+    options: EvaluateOptions,
+    data_options: DataOptions,
+    preference: PreferenceOptions,
+    contrastive: ContrastiveOptions,
+) -> list[Evaluation]:
+    """Evaluate a model on data, and its base as well if there are two models."""
+    from llamatrain.commands.rerank import evaluate_ranking
+
+    if preference.objective == RERANK:
+        rest = options.ctx, options.batch, options.precision
+        return [evaluate_ranking(models[0], data, data_options, *rest)]
+    rows = open_rows(data, models[0], data_options, options.ctx, preference)
+    if preference.is_contrastive:
+        return [evaluate_embeddings(models[0], rows, options, contrastive)]
+    return evaluate_rows(models, rows, options, preference)
 
 
 def describe_evaluation(

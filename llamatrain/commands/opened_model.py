@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from llamatrain.preference.objective import Objective
     from llamatrain.train.programs import EvalPrograms
 
+DEFAULT_CTX = 512  # at most, where it is not given
 SAME_MODEL = "base"  # stands for the model itself without its adapters
 
 

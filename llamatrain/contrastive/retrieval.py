@@ -45,22 +45,12 @@ class TextCollection:
     def scores(self) -> RetrievalScores:
         """Rank all texts for each query, and return the means."""
         vectors = np.stack(self.text_vectors)
-        recalls, reciprocals, gains = list[list[float]](), list[float](), list[float]()
+        ranks = list[np.ndarray]()
         for first in range(0, len(self.query_vectors), CHUNK):
             similarities = np.stack(self.query_vectors[first : first + CHUNK]) @ vectors.T
             for row, answers in zip(similarities, self.answers[first : first + CHUNK], strict=True):
-                ranks = rank(row, np.array(sorted(answers)))
-                recalls.append([float(np.mean(ranks <= limit)) for limit in RECALL_AT])
-                reciprocals.append(1 / ranks[0] if ranks[0] <= RANKED else 0.0)
-                gains.append(normalized_gain(ranks))
-        means = np.mean(recalls, axis=0).tolist()
-        return RetrievalScores(
-            queries=len(recalls),
-            candidates=len(vectors),
-            recall=dict(zip(RECALL_AT, means, strict=True)),
-            mrr=float(np.mean(reciprocals)),
-            ndcg=float(np.mean(gains)),
-        )
+                ranks.append(rank(row, np.array(sorted(answers))))
+        return mean_scores(ranks, len(vectors))
 
 
 def keep_once(known: dict[bytes, int], kept: list[np.ndarray], key: bytes, vector: np.ndarray) -> int:
@@ -69,6 +59,18 @@ def keep_once(known: dict[bytes, int], kept: list[np.ndarray], key: bytes, vecto
         known[key] = len(known)
         kept.append(vector / max(float(np.linalg.norm(vector)), SHORTEST))
     return known[key]
+
+
+def mean_scores(ranks: Sequence[np.ndarray], candidates: int) -> RetrievalScores:
+    """Return the means over queries, given the ranks of the texts that answer each one, in ascending order."""
+    recalls = [[float(np.mean(each <= limit)) for limit in RECALL_AT] for each in ranks]
+    return RetrievalScores(
+        queries=len(ranks),
+        candidates=candidates,
+        recall=dict(zip(RECALL_AT, np.mean(recalls, axis=0).tolist(), strict=True)),
+        mrr=float(np.mean([1 / each[0] if each[0] <= RANKED else 0.0 for each in ranks])),
+        ndcg=float(np.mean([normalized_gain(each) for each in ranks])),
+    )
 
 
 def rank(similarities: np.ndarray, answers: np.ndarray) -> np.ndarray:

@@ -141,7 +141,7 @@ def row_lengths(
         return row_lengths(2 * ctx, options, False, plain)
     if compare == "texts":
         return row_lengths(texts * ctx, options, False, False)
-    if full or (options.packs(plain) and not compare) or options.fill_with_next_samples:
+    if full or (options.packs(plain) and compare in (None, "judged texts")) or options.fill_with_next_samples:
         return (ctx,)
     quarters = (-(-ctx * part // (4 * LENGTH_STEP)) * LENGTH_STEP for part in (1, 2, 3))
     return tuple(sorted({length for length in quarters if length < ctx} | {ctx}))

@@ -47,8 +47,8 @@ def read_text(row: Mapping[str, Any], names: tuple[str, ...], location: str) -> 
     key = next((name for name in names if name in row), None)
     if key is None:
         raise DataError(
-            f"{location}: no {json.dumps(names[0])} (got keys {format_keys(list(row))}); --objective contrastive "
-            f"needs {FORM}",
+            f"{location}: no {json.dumps(names[0])} (got keys {format_keys(list(row))}); --objective "
+            f"contrastive and rerank need {FORM}",
             code="no-group",
         )
     value = row[key]
@@ -86,6 +86,6 @@ def check_has_groups(sources: Iterable[DataFile]) -> None:
     for source in sources:
         if source.kind != "lines":
             raise DataError(
-                f"{source.name}: plain text has no pairs; --objective contrastive needs JSON lines of {FORM}",
+                f"{source.name}: plain text has no pairs; --objective contrastive and rerank need JSON lines of {FORM}",
                 code="no-group",
             )

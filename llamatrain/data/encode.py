@@ -42,6 +42,7 @@ from llamatrain.data.preference_records import (
     ComparedKind,
     PreferencePair,
     check_has_rows,
+    is_preference,
     parse_preference,
 )
 from llamatrain.data.readers.text import read_chunks, read_samples
@@ -53,6 +54,7 @@ from llamatrain.data.records import (
     parse_record,
     strip_reasoning,
 )
+from llamatrain.data.rerank import Verdicts, fill_template, find_verdicts, rerank_template
 from llamatrain.data.token_cache import StoreLimits, TokenStore, TokenStoreWriter, open_or_build
 from llamatrain.data.warnings import find_marks, find_plain_marks, format_notes
 from llamatrain.errors import DataError
@@ -102,7 +104,8 @@ class Encoder:
         self.ctx = ctx
         self.compare = compare
         self.reader = PromptReader(tokenizer)
-        self.bos = self.reader.bos
+        # llama-server puts no begin token before the questions of a reranker
+        self.bos = None if compare == "judged texts" else self.reader.bos
         self.render_mode = RENDER_MODES["completion" if compare else options.train_on]  # of chats
         self.notes = dict[str, str]()  # remarks on the rows, with details
         self.reported = set[str]()  # notes that were printed
@@ -147,10 +150,10 @@ class Encoder:
 
     def encode_files(self, sources: list[DataFile]) -> TokenStore:
         """Return the tokens of some files of one kind, from the cache if they are there."""
-        if self.compare == "texts":
-            check_has_groups(sources)
-        elif self.compare:
+        if is_preference(self.compare):
             check_has_rows(sources, self.compare)
+        elif self.compare:
+            check_has_groups(sources)
         identity = self._compute_identity(sources)
         limits = self._limits(sources)
         key = self._cache_key(sources[0].kind, identity)
@@ -199,6 +202,7 @@ class Encoder:
             constants = {**self.template.constants, "tools": None, "documents": None}
             facts += [source, constants, self.compare or options.train_on, self.as_chat]
             facts += [["tools", self.tool_template.source]] if self.tool_template else []
+            facts += [["judge", rerank_template(tokenizer)]] if self.compare == "judged texts" else []
             facts += [["date", self.date]] if self._reads_date() else []
             facts += [["skip bad rows"]] if options.skip_bad_rows else []
             facts += [["thinking", options.thinking]] if options.thinking != "auto" else []
@@ -396,15 +400,16 @@ class Encoder:
             reason = DataError(f"{line.location}: {error}", code=error.code)
         except DataError as error:
             reason = error
-        return [(line, reason), (line, EMPTY_SAMPLE)] if self.compare else [(line, reason)]
+        is_compared = self.compare not in (None, "judged texts")
+        return [(line, reason), (line, EMPTY_SAMPLE)] if is_compared else [(line, reason)]
 
     def _parse(self, line: JsonLine) -> Record | PreferencePair | TextGroup:
         """Parse a line, and convert it as the options request."""
-        if self.compare == "texts":
-            return parse_group(line.text, line.location, self.options.mapping)
-        if self.compare:
+        if is_preference(self.compare):
             pair = parse_preference(line.text, line.location, self.compare, self.options.mapping)
             return pair.map(self.apply_options)
+        if self.compare:
+            return parse_group(line.text, line.location, self.options.mapping)
         return self.apply_options(parse_record(line.text, line.location, self.options.mapping))
 
     def apply_options(self, record: Record) -> Record:
@@ -419,6 +424,9 @@ class Encoder:
 
     def encode_record(self, record: Record | PreferencePair | TextGroup, size: int = 0) -> list[MarkedTokens]:
         """Encode a record that has `size` bytes in the file into samples."""
+        if isinstance(record, TextGroup) and self.compare == "judged texts":
+            others = [self.encode_judged(record.query, text, answers=False) for text in record.negatives]
+            return [self.encode_judged(record.query, record.positive, answers=True), *others]
         if isinstance(record, TextGroup):
             return [self.encode_whole(text) for text in record.texts]
         if isinstance(record, PreferencePair):
@@ -440,6 +448,19 @@ class Encoder:
         tokenizer.replace_end(0, content)
         tokens = np.concatenate([tokenizer.tokens, self._end_token(self.tokenizer.add_eos)])
         return MarkedTokens(tokens, np.ones(len(tokens), np.uint8), single=True)
+
+    def encode_judged(self, query: str, document: str, *, answers: bool) -> MarkedTokens:
+        """Encode the question whether a document answers a query, followed by yes or no."""
+        question = self.reader.encode_prompt(fill_template(rerank_template(self.tokenizer), query, document))
+        tokens = np.append(question, self.verdicts.yes if answers else self.verdicts.no).astype(np.int32)
+        marks = np.zeros(len(tokens), np.uint8)
+        marks[-1] = 1
+        return MarkedTokens(tokens, marks, single=True)
+
+    @cached_property
+    def verdicts(self) -> Verdicts:
+        """The tokens for yes and no."""
+        return find_verdicts(self.tokenizer)
 
     def _encode_text(self, text: str, size: int) -> np.ndarray:
         parse_special = self.options.parse_special

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from llamatrain.data.chat.messages import (
     Message,
@@ -20,12 +20,18 @@ from llamatrain.errors import DataError
 from llamatrain.gguf.parser import shorten
 
 PreferenceKind = Literal["pairs", "answers"]  # both of a pair, or each answer by itself
-ComparedKind = PreferenceKind | Literal["texts"]  # or texts whose embeddings are compared
+# or texts whose embeddings are compared, or that are judged by a query
+ComparedKind = PreferenceKind | Literal["texts", "judged texts"]
 PAIR = '{"prompt", "chosen", "rejected"}'
 LABELLED = '{"prompt", "completion", "label": true or false}'
 OBJECTIVES: dict[PreferenceKind, str] = {"pairs": "orpo, dpo or simpo", "answers": "kto"}
 ROLE = "assistant"
 HINT = "remove the row"
+
+
+def is_preference(kind: ComparedKind | None) -> TypeGuard[PreferenceKind]:
+    """Return True if rows have answers; those of other kinds have a query and several texts."""
+    return kind in ("pairs", "answers")
 
 
 @dataclass(frozen=True)

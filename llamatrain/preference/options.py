@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from llamatrain.config.options import Condition, Option, OptionError, Options, Values, needs
-from llamatrain.data.options import CONTRASTIVE
+from llamatrain.data.options import CONTRASTIVE, RERANK
 from llamatrain.preference.registry import OBJECTIVES, get_objective
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     ObjectiveName = str
 else:
-    ObjectiveName = Literal[(CONTRASTIVE, *OBJECTIVES)]
+    ObjectiveName = Literal[(CONTRASTIVE, RERANK, *OBJECTIVES)]
 
 
 def used_by_objective(name: str) -> Condition:
@@ -38,14 +38,15 @@ class PreferenceDataOptions(Options, panel="Preferences"):
         ObjectiveName | None,
         Option(
             "Preference training on rows of prompt, chosen and rejected; kto also takes prompt, "
-            "completion and label. contrastive: train embeddings on rows of query, positive and negatives."
+            "completion and label. contrastive: train embeddings on rows of query, positive and negatives; "
+            "rerank: train to tell on such rows whether a text answers a query."
         ),
     ] = None
 
     @property
     def compared(self) -> str | None:
         """The objective, if it compares answers."""
-        return None if self.objective == CONTRASTIVE else self.objective
+        return None if self.objective in (CONTRASTIVE, RERANK) else self.objective
 
     @property
     def is_contrastive(self) -> bool:
@@ -57,6 +58,8 @@ class PreferenceDataOptions(Options, panel="Preferences"):
         """The kind of data that the objective needs, or None without one."""
         if self.is_contrastive:
             return "texts"
+        if self.objective == RERANK:
+            return "judged texts"
         return None if self.compared is None else get_objective(self.compared).data
 
     @property

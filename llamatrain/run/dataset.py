@@ -154,22 +154,22 @@ def check_first_rows(files: Sequence[str], data: DataOptions, compare: "Compared
     from llamatrain.data.contrastive_records import check_has_groups, parse_group
     from llamatrain.data.find_files import find_sources
     from llamatrain.data.json_values import RecordTooLarge
-    from llamatrain.data.preference_records import check_has_rows, parse_preference
+    from llamatrain.data.preference_records import check_has_rows, is_preference, parse_preference
     from llamatrain.data.records import parse_record
 
     sources = find_sources(files, data.mapping, raw=data.raw)
-    if compare == "texts":
-        check_has_groups(sources)
-    elif compare:
+    if is_preference(compare):
         check_has_rows(sources, compare)
+    elif compare:
+        check_has_groups(sources)
     for source in sources:
         for number, line in islice(source.rows(), CHECKED_ROWS) if source.kind == "lines" else ():
             # reported when the row is skipped
             with suppress(RecordTooLarge, *([DataError] if data.skip_bad_rows else [])):
-                if compare == "texts":
-                    parse_group(line, source.locate(number), source.columns)
-                elif compare:
+                if is_preference(compare):
                     parse_preference(line, source.locate(number), compare, source.columns)
+                elif compare:
+                    parse_group(line, source.locate(number), source.columns)
                 else:
                     parse_record(line, source.locate(number), source.columns)
 

@@ -17,6 +17,8 @@ from llamatrain.config.units import Size
 from llamatrain.contrastive.settings import POOLING_TYPES, Contrastive, pooling_key
 from llamatrain.data.batches import row_lengths
 from llamatrain.data.find_files import find_data
+from llamatrain.data.options import RERANK
+from llamatrain.data.rerank import find_verdicts
 from llamatrain.data.sine import Sine
 from llamatrain.distributed.comm import get_comm
 from llamatrain.engine.device import resolve_device
@@ -26,6 +28,7 @@ from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.values import u32
 from llamatrain.model import hyperparameters
 from llamatrain.model.distill import Teacher
+from llamatrain.model.rerank_head import check_head
 from llamatrain.planner.limits import check_resident
 from llamatrain.platform.escape import make_printable
 from llamatrain.report.loggers import check_installed as check_loggers
@@ -117,6 +120,7 @@ def prepare(
         check(config)
     with phase("tokenizer"):
         model = with_pooling(make_model(config, inputs, changed), config, inputs.base)
+        check_judge(model, config, inputs.base)
     teacher = teacher_for(config, model, inputs)
     # before the data is read: broken adapters show at once
     trainable = choose_trainable(config, model, inputs, peft)
@@ -197,6 +201,15 @@ def cut_groups(config: RunConfig, row_tokens: int) -> RunConfig:
     fitting = (parts for parts in divisors(train.batch) if train.batch // parts * row_tokens <= GROUP_TOKENS)
     parts = min(fitting, default=train.batch)
     return replace(config, train=replace(train, batch=train.batch // parts, grad_acc=train.grad_acc * parts))
+
+
+def check_judge(model: RunModel, config: RunConfig, base: Gguf | None) -> None:
+    """Raise if a model cannot be asked whether texts answer queries, as --objective rerank needs."""
+    if config.preference.objective != RERANK or model.tokenizer is None:
+        return
+    verdicts = find_verdicts(model.tokenizer)
+    if base:
+        check_head(base, model.h, verdicts)
 
 
 def with_pooling(model: RunModel, config: RunConfig, base: Gguf | None) -> RunModel:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from llamatrain.contrastive.batches import GroupBatches
 from llamatrain.contrastive.dataset import GroupDataset, GroupShard
 from llamatrain.data.batches import Batches
-from llamatrain.data.dataset import PLAIN_KIND, Dataset, DatasetKind
+from llamatrain.data.dataset import PLAIN_KIND, Dataset, DatasetKind, Shard
 from llamatrain.data.preference_records import ComparedKind
 from llamatrain.preference.batches import KtoBatches, PairBatches
 from llamatrain.preference.dataset import LabelledShard, PairShard, PreferenceDataset
@@ -23,6 +23,7 @@ KINDS: dict[ComparedKind | None, RowKind] = {
     None: RowKind(PLAIN_KIND, Batches, "samples"),
     "pairs": RowKind(DatasetKind(PairShard, PreferenceDataset, "pairs"), PairBatches, "pairs"),
     "answers": RowKind(DatasetKind(LabelledShard, PreferenceDataset, "answers"), KtoBatches, "answers"),
+    "judged texts": RowKind(DatasetKind(Shard, Dataset, "judged texts"), Batches, "samples"),
     "texts": RowKind(DatasetKind(GroupShard, GroupDataset, "texts"), GroupBatches, "groups"),
 }
 

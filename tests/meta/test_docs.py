@@ -27,6 +27,7 @@ from tests.helpers.adapter_files import adapter, linear
 from tests.helpers.cli import ROOT, ran
 from tests.helpers.groups import groups, write_groups
 from tests.helpers.idx_files import idx_bytes
+from tests.helpers.rerankers import reranker
 from tests.helpers.small_models import loaded
 from tests.meta.test_configs import CONFIGS, commands, material
 
@@ -188,6 +189,8 @@ MADE: dict[str, Callable[[str], object]] = {
     "CHATS.jsonl": given,
     "PAIRS.jsonl": given,
     "GROUPS.jsonl": lambda name: write_groups(Path(name), groups(24)),
+    "RERANKER.gguf": lambda name: reranker(Path()).rename(name),
+    "runs/rerank": earlier("runs/rerank"),
     "MOVED.gguf": copied("BASE.gguf"),
     "qwen.gguf": copied("BASE.gguf"),
     "ONE.gguf": copied("BASE.gguf"),

@@ -124,6 +124,7 @@ class TokenizerLike(Protocol):
     add_eos: bool
     chat_template: str | None
     tool_template: str | None  # for chats with tools
+    rerank_template: str | None  # for a query and a document that may answer it
 
     def __len__(self) -> int: ...
 

@@ -43,6 +43,7 @@ class Tokenizer:
         self.ends = vocabulary.ends
         self.chat_template = vocabulary.chat_template
         self.tool_template = vocabulary.tool_template
+        self.rerank_template = vocabulary.rerank_template
         self._engine = create_engine(vocabulary)
         self._has_warned = False
         self._specials = {control: SpecialTokens(vocabulary, control=control) for control in (False, True)}

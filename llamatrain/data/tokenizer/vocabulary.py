@@ -148,6 +148,7 @@ class Vocabulary:
     strips_spaces: bool  # special tokens remove the white space after them, as in Phi-3
     chat_template: str | None
     tool_template: str | None
+    rerank_template: str | None
 
     @property
     def escapes_spaces(self) -> bool:
@@ -199,13 +200,19 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         strips_spaces="phi-3" in name or "phi3" in name,
         chat_template=template,
         tool_template=tool_template,
+        rerank_template=_text_or_none(metadata.get("tokenizer.chat_template.rerank")),
     )
+
+
+def _text_or_none(value: Any) -> str | None:
+    """Return a text, or None if the value is no text or an empty one."""
+    return value if isinstance(value, str) and value else None
 
 
 def _templates(metadata: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Read the chat template and the one for chats with tools, as llama-server does."""
-    values = (metadata.get(key) for key in ("tokenizer.chat_template", "tokenizer.chat_template.tool_use"))
-    template, tool_template = (value if isinstance(value, str) and value else None for value in values)
+    keys = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
+    template, tool_template = (_text_or_none(metadata.get(key)) for key in keys)
     if template in (None, "chatml"):
         template = tool_template or (CHATML if template else None)
     return template, tool_template
