@@ -1,8 +1,13 @@
 """Rebuilds graphs with replaced tensors and changed nodes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from llamatrain.graph.tensor import Node, Tensor, collect_nodes
+
+
+def read_stored(outputs: Sequence[Tensor], stored: Mapping[Tensor, Tensor]) -> list[Tensor]:
+    """Return the outputs reading leaves in place of values that were stored there before."""
+    return rebuild(outputs, dict(stored), lambda node: None) if stored else list(outputs)
 
 
 def rebuild(

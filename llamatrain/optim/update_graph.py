@@ -26,6 +26,7 @@ from llamatrain.graph.ops import (
 )
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.remat import apply_policy
+from llamatrain.graph.rewrite import read_stored
 from llamatrain.graph.tensor import Tensor, placeholder, state
 from llamatrain.optim.optimizer import ElementwiseRule
 
@@ -81,13 +82,15 @@ def differentiate(
     remat: str | int = "none",
     more: Sequence[Tensor] = (),
     int8_weights: Int8Weights | None = None,
+    stored: Mapping[Tensor, Tensor] | None = None,
 ) -> LossAndGradients:
     """Return a loss with its gradients, in a precision; products with `int8_weights` are in 8-bit integers.
 
-    Values between the `borders` of blocks are recomputed (see remat).
+    Values between the `borders` of blocks are recomputed (see remat). Values that are `stored` are read from leaves.
     """
     value, grads = value_and_gradients(loss, parameters)
-    outputs = use_int8_products([value, *more, *grads, loss, *borders], int8_weights or {})
+    outputs = read_stored([value, *more, *grads, loss, *borders], stored or {})
+    outputs = use_int8_products(outputs, int8_weights or {})
     if precision == "bf16":
         outputs = round_products(outputs)
     elif precision != "f32":

@@ -155,6 +155,7 @@ JUDGING = {  # no gradient goes through them, and they are part of none
     "expert_matmul_nn_int8": lambda c: O.expert_matmul_nn_int8(
         c.x(5, 2, 3, fixed=True), c.x(4, 3, 2, fixed=True), *chosen(c, PAIRS, 4)
     ),
+    "fake_quantize": lambda c: O.fake_quantize(c.x(3, 64), kind="Q8_0"),
 }
 
 

@@ -78,7 +78,8 @@ def test_every_op_has_a_torch_kernel() -> None:
 
     device = create_device(DEVICE)
     assert not device.has_int8_products
-    assert {name for name in KERNELS if not name.endswith("_int8")} == set(registry.KERNELS)
+    unused = {name for name in KERNELS if name.endswith("_int8")} | {"fake_quantize"}
+    assert set(KERNELS) - unused == set(registry.KERNELS)
 
 
 @pytest.mark.parametrize(

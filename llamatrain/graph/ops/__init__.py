@@ -20,6 +20,7 @@ from llamatrain.graph.ops.matmul import *
 from llamatrain.graph.ops.movement import *
 from llamatrain.graph.ops.norm import *
 from llamatrain.graph.ops.optimizer import *
+from llamatrain.graph.ops.quantize import *
 from llamatrain.graph.ops.recurrent import *
 from llamatrain.graph.ops.reduce import *
 from llamatrain.graph.ops.rope import *

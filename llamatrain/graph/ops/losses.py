@@ -7,7 +7,7 @@ the fused ops becomes c tanh(x / c).
 from llamatrain.graph.ops.matmul import product
 from llamatrain.graph.ops.movement import fill
 from llamatrain.graph.ops.shape_rules import SECOND, capped, floats, require
-from llamatrain.graph.tensor import F32, F64, I32, Node, QuantizedType, Shape, Spec, Tensor, gradient, op
+from llamatrain.graph.tensor import F32, F64, I32, Node, Shape, Spec, Tensor, gradient, op
 
 
 def _targets(logits: Shape, targets: Spec, weights: Spec) -> None:
@@ -94,7 +94,6 @@ def linear_cross_entropy_back(
 ) -> tuple[Spec, ...]:
     """Return the loss and its gradients in one pass."""
     require(dx or dw, "no gradient is wanted")
-    require(not dw or not isinstance(w.dtype, QuantizedType), "a quantized weight has no gradient")
     require(dloss.shape == (), "needs one number as dloss")
     (loss,) = linear_cross_entropy.infer_specs(x, w, targets, weights, cap=cap)
     return (loss, *(Spec(source.shape, loss.dtype) for source, asked in ((x, dx), (w, dw)) if asked))
