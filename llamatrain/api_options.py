@@ -174,6 +174,22 @@ class FromScratchOptions(TypedDict, total=False):
     """Distill this model, which must have the same vocabulary."""
     teacher_weight: float
     """Share of the distillation loss; the data has the rest."""
+    quant_aware: Literal[
+        "q8_0",
+        "q6_k",
+        "q5_k",
+        "q4_k",
+        "q3_k",
+        "q2_k",
+        "q5_1",
+        "q5_0",
+        "q4_1",
+        "q4_0",
+        "iq4_nl",
+        "iq4_xs",
+    ]
+    """Train for a model whose matrices have this type: products read them rounded to it. A new or whole model is written in
+    it."""
     balance: float
     """Weight of a loss that balances the experts of each block; it is 1 if all are chosen equally often."""
     grad_groups: int | None
@@ -425,6 +441,22 @@ class FinetuneOptions(TypedDict, total=False):
     """Distill this model, which must have the same vocabulary."""
     teacher_weight: float
     """Share of the distillation loss; the data has the rest."""
+    quant_aware: Literal[
+        "q8_0",
+        "q6_k",
+        "q5_k",
+        "q4_k",
+        "q3_k",
+        "q2_k",
+        "q5_1",
+        "q5_0",
+        "q4_1",
+        "q4_0",
+        "iq4_nl",
+        "iq4_xs",
+    ]
+    """Train for a model whose matrices have this type: products read them rounded to it. A new or whole model is written in
+    it."""
     balance: float
     """Weight of a loss that balances the experts of each block; it is 1 if all are chosen equally often."""
     grad_groups: int | None
@@ -497,6 +529,7 @@ class ExportLoraOptions(TypedDict, total=False):
     peft: Place | None
     """Write the adapters, as one, in PEFT's format into this folder."""
     type: Literal[
+        "auto",
         "keep",
         "f32",
         "f16",
@@ -514,7 +547,8 @@ class ExportLoraOptions(TypedDict, total=False):
         "iq4_nl",
         "iq4_xs",
     ]
-    """Type of the new model's matrices; keep: the type that each has in BASE. Needs no adapter."""
+    """Type of the new model's matrices, also without adapters; keep: the type that each has in BASE; auto: the type that the
+    adapters were trained for (quant_aware), otherwise keep."""
     imatrix: Place | None
     """Importance matrix of BASE, as imatrix and llama.cpp write it: columns that matter more are rounded less."""
     overwrite: bool

@@ -50,6 +50,7 @@ class Adapter:
     alpha: float  # the default scale of a pair of rank r is alpha / r; 0: 1
     pairs: dict[str, LoraPair]  # by the weight's name, in float32
     name: str = ""
+    merged_type: str = ""  # the type of the merged model that it was trained for, such as "q4_0"; "": any
     architecture: Architecture[Any, Any] = field(default_factory=lambda: find_architecture(DEFAULT))
 
     def scale_by(self, factor: float) -> Self:

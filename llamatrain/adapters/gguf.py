@@ -4,6 +4,7 @@ The tensors are `<weight>.lora_a` and `<weight>.lora_b`.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.model.architecture import Architecture
 from llamatrain.model.architectures import DEFAULT, find_architecture
 
+MERGED_TYPE = "llamatrain.merged_type"  # key of the type that an adapter was trained to be merged into
 SUFFIXES: dict[str, Half] = {".lora_a": "a", ".lora_b": "b"}
 # types that converters write; with smaller ones, a small file could need much memory
 READABLE = ("F32", "F16", "BF16", "Q8_0")
@@ -81,7 +83,14 @@ def read_pairs(gguf: Gguf, architecture: Architecture[Any, Any]) -> Adapter:
         for name, factors in halves.items()
     }
     name = gguf.get_value("general.name", str, "")
-    return Adapter(source=path, alpha=alpha, pairs=pairs, name=name, architecture=architecture)
+    return Adapter(
+        source=path,
+        alpha=alpha,
+        pairs=pairs,
+        name=name,
+        merged_type=gguf.get_value(MERGED_TYPE, str, ""),
+        architecture=architecture,
+    )
 
 
 def write_adapter(
@@ -96,18 +105,22 @@ def write_adapter(
     of norms.
     """
     note = {"general.description": string(norms_note(adapter.norm_names))} if adapter.norm_names else {}
-    own = note | {
-        "general.type": string("adapter"),
-        "general.architecture": string(adapter.architecture.name),
-        "general.name": string(adapter.name),
-        "general.file_type": u32(FILE_TYPES[kind]),
-        "adapter.type": string("lora"),
-        "adapter.lora.alpha": f32(adapter.alpha),
-    }
+    own = (
+        note
+        | {
+            "general.type": string("adapter"),
+            "general.architecture": string(adapter.architecture.name),
+            "general.name": string(adapter.name),
+            "general.file_type": u32(FILE_TYPES[kind]),
+            "adapter.type": string("lora"),
+            "adapter.lora.alpha": f32(adapter.alpha),
+        }
+        | ({MERGED_TYPE: string(adapter.merged_type)} if adapter.merged_type else {})
+    )
     tensors = {
         f"{name}{suffix}": factor
-        for name, pair in adapter.pairs.items()
-        for suffix, factor in ((".lora_a", pair.a), (".lora_b", fold_scale(adapter.alpha, pair)))
+        for name, pair in as_stored(adapter).pairs.items()
+        for suffix, factor in ((".lora_a", pair.a), (".lora_b", pair.b))
     }
     written = type_by_name(kind.upper())
     infos = [TensorInfo(name, written, factor.shape) for name, factor in tensors.items()]
@@ -122,6 +135,16 @@ def norms_note(norms: Sequence[str]) -> str:
         f"llama.cpp applies no pairs of norms, such as that for {norms[0]}, and says nothing: "
         "export-lora merges them"
     )
+
+
+def as_stored(adapter: Adapter) -> Adapter:
+    """Return the adapter with the numbers that are read from its file in float32."""
+    alpha = float(np.float32(adapter.alpha))
+    pairs = {
+        name: LoraPair(pair.a, fold_scale(adapter.alpha, pair), default_scale(alpha, pair.rank))
+        for name, pair in adapter.pairs.items()
+    }
+    return replace(adapter, alpha=alpha, pairs=pairs)
 
 
 def fold_scale(alpha: float, pair: LoraPair) -> np.ndarray:

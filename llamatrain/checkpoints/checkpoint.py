@@ -26,8 +26,10 @@ from zlib import crc32
 import numpy as np
 
 from llamatrain.gguf.constants import ALIGNMENT
+from llamatrain.gguf.quants import encode_chunks
 from llamatrain.gguf.reader import open_gguf
-from llamatrain.gguf.types import TensorInfo, type_by_name
+from llamatrain.gguf.rewrite import state_types
+from llamatrain.gguf.types import GgmlType, TensorInfo, type_by_name
 from llamatrain.gguf.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
 from llamatrain.gguf.writer import create_gguf, encode_head
 from llamatrain.io.madvise import release_pages
@@ -47,7 +49,8 @@ KERNELS = "kernels"  # key of training.extra: the class of processors
 PIECE = 1 << 20  # bytes of a file read at a time
 MAX_U32 = 2**32 - 1  # llama.cpp has this count in 32 bits, and the one above in 64
 
-TYPES = {np.dtype(np.float32): type_by_name("F32"), np.dtype(np.float64): type_by_name("F64")}
+FLOAT32 = type_by_name("F32")
+TYPES = {np.dtype(np.float32): FLOAT32, np.dtype(np.float64): type_by_name("F64")}
 KINDS = {bool: Kind.BOOL, int: Kind.INT64, np.uint32: Kind.UINT32, np.int32: Kind.INT32}  # otherwise float64
 
 
@@ -286,10 +289,21 @@ def _exactly(value: float) -> Value:
 # ---- the model of a run that trains every weight ---------------------------
 
 
-def write_model(path: Path, metadata: Mapping[str, Value], weights: Mapping[str, np.ndarray]) -> None:
-    """Write a model file in float32 that llama.cpp can load."""
-    with create_gguf(
-        path, {**metadata, "general.file_type": u32(0)}, tensor_infos(weights), open_gguf
-    ) as out:
+def write_model(
+    path: Path,
+    metadata: Mapping[str, Value],
+    weights: Mapping[str, np.ndarray],
+    types: Mapping[str, GgmlType] | None = None,
+    kind: GgmlType | None = None,
+    threads: int = 1,
+) -> None:
+    """Write a model file that llama.cpp can load: in float32, or in these types, of which matrices got `kind`."""
+    types = types or dict.fromkeys(weights, FLOAT32)
+    infos = [TensorInfo(name, types[name], array.shape) for name, array in weights.items()]
+    stated = state_types(metadata, types.values(), kind or FLOAT32)
+    with create_gguf(path, stated, infos, open_gguf) as out:
         for name, array in weights.items():
-            out.write(name, array)
+            is_plain = types[name] is FLOAT32
+            out.write(
+                name, array if is_plain else encode_chunks(array, types[name], threads=threads, name=name)
+            )

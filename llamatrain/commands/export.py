@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llamatrain.adapters.adapter import Adapter
     from llamatrain.model.hyperparameters import Hyperparameters
 
-ADAPTER_TYPES = {"keep": "f32", "f32": "f32", "f16": "f16"}  # number types, by --type
+ADAPTER_TYPES = {"auto": "f32", "keep": "f32", "f32": "f32", "f16": "f16"}  # number types, by --type
 
 
 def export(base: Path, options: ExportOptions, lora: AdapterOptions) -> Merged:
@@ -72,7 +72,7 @@ def check_options(options: ExportOptions) -> None:
     if only_adapter and options.check:
         raise UsageError("--check has no effect if no model is written; leave it out", code="unused-option")
     if only_adapter and (
-        options.type not in ADAPTER_TYPES if options.only_adapter else options.type != "keep"
+        options.type not in ADAPTER_TYPES if options.only_adapter else options.type not in ("auto", "keep")
     ):
         raise UsageError(
             f"--type of an adapter must be {'f32 or f16' if options.only_adapter else 'f32 for PEFT'} "
@@ -111,7 +111,8 @@ def combine_adapters(adapters: "list[Adapter]") -> "Adapter":
                 b = np.concatenate([np.float32(part.scale) * part.b for part in both], -1)
                 pair = LoraPair(a, b, 1.0)
             pairs[name] = pair
-    return replace(first, pairs=pairs)
+    merged_types = {adapter.merged_type for adapter in adapters}
+    return replace(first, pairs=pairs, merged_type=first.merged_type if len(merged_types) == 1 else "")
 
 
 def write_gguf(options: ExportOptions, adapter: "Adapter") -> Merged:

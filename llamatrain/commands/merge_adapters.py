@@ -4,17 +4,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.commands.logit_diff import Comparison, compare_logits, logits_before
 from llamatrain.commands.new_file import (
     OUT,
     OVERWRITE,
-    MatrixType,
     check_disk_space,
     check_output,
-    choose_types,
     describe_kept_types,
     find_type,
     total_bytes,
@@ -23,6 +21,7 @@ from llamatrain.config.common import THREADS
 from llamatrain.config.options import Option, Options
 from llamatrain.config.units import Size
 from llamatrain.errors import FileError, UsageError
+from llamatrain.gguf.type_names import MatrixType, QuantizedName
 from llamatrain.platform.terminal import log_line, progress_bar
 
 if TYPE_CHECKING:
@@ -49,12 +48,13 @@ class ExportOptions(Options, panel="The new model"):
         Option("Write the adapters, as one, in PEFT's format into this folder.", unit="FOLDER"),
     ] = None
     type: Annotated[
-        MatrixType,
+        Literal["auto", MatrixType],
         Option(
-            "Type of the new model's matrices; keep: the type that each has in BASE. Needs no adapter.",
+            "Type of the new model's matrices, also without adapters; keep: the type that each has in BASE; auto: "
+            "the type that the adapters were trained for (--quant-aware), otherwise keep.",
             unit="TYPE",
         ),
-    ] = "keep"
+    ] = "auto"
     imatrix: Annotated[
         Path | None,
         Option(
@@ -141,14 +141,20 @@ def plan_export(base: Path, out: Path, options: ExportOptions, lora: AdapterOpti
     """Check everything that can fail, and plan the tensors of the new file."""
     from llamatrain.adapters import merge
     from llamatrain.distributed.cores import count_cores
+    from llamatrain.model.file_types import choose_types
 
-    if not lora.scaled and options.type == "keep":
+    if not lora.scaled and options.type in ("auto", "keep"):
         raise UsageError(f"{NO_ADAPTER}, or convert {base} with --type", code="no-adapter")
     gguf, h, adapters = open_base(base, lora)
     inputs = [base, *(path for path, _ in lora.scaled), *([options.imatrix] if options.imatrix else [])]
     check_output(out, inputs, overwrite=options.overwrite)
-    target_type = find_type(options.type)
-    tensors = merge.plan_merge(gguf, adapters, choose_types(gguf, h, target_type))
+    target_type = choose_target(options.type, adapters)
+    tensors = merge.plan_merge(gguf, adapters, choose_types(gguf.tensors, h, target_type, base))
+    if options.imatrix and target_type and options.type == "auto":
+        raise UsageError(
+            "--imatrix would round other than the adapters were trained for; leave it out, or choose a --type",
+            code="conflicting-options",
+        )
     importances = read_importances(options.imatrix, tensors) if options.imatrix else {}
     check_disk_space(out, total_bytes(tensors))
     return MergePlan(
@@ -160,6 +166,28 @@ def plan_export(base: Path, out: Path, options: ExportOptions, lora: AdapterOpti
         threads=options.threads or count_cores(),
         importances=importances,
     )
+
+
+def choose_target(name: Literal["auto", MatrixType], adapters: "Sequence[Adapter]") -> "GgmlType | None":
+    """Return the type that matrices get, or None if each keeps its own; "auto" is what adapters were trained for."""
+    if name != "auto":
+        return find_type(name)
+    trained_for = {adapter.merged_type: adapter for adapter in adapters if adapter.merged_type}
+    if len(trained_for) > 1:
+        kinds = " and ".join(sorted(trained_for))
+        raise UsageError(
+            f"the adapters were trained for different types ({kinds}); choose one with --type",
+            code="conflicting-types",
+        )
+    for kind, adapter in trained_for.items():
+        if kind not in get_args(QuantizedName):
+            raise FileError(
+                f"{adapter.source}: trained for the unknown type {kind[:40]!r}; choose one with --type",
+                code="unknown-type",
+            )
+        log_line(f"note: matrices become {kind}, which {adapter.source} was trained for")
+        return find_type(cast("MatrixType", kind))
+    return None
 
 
 def read_importances(path: Path, tensors: "Sequence[MergedTensor]") -> "Mapping[str, np.ndarray]":

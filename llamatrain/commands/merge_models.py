@@ -9,10 +9,8 @@ from llamatrain.commands.merge_adapters import Merged
 from llamatrain.commands.new_file import (
     OUT,
     OVERWRITE,
-    MatrixType,
     check_disk_space,
     check_output,
-    choose_types,
     describe_kept_types,
     find_type,
     total_bytes,
@@ -30,6 +28,7 @@ from llamatrain.config.options import (
 )
 from llamatrain.config.units import Size
 from llamatrain.errors import FileError, UsageError
+from llamatrain.gguf.type_names import MatrixType
 from llamatrain.merging.recipe import TASK_METHODS, MethodName, Recipe, Source
 from llamatrain.platform.terminal import log_line, progress_bar
 
@@ -130,6 +129,7 @@ def merge_models(paths: Sequence[Path], options: MergeOptions) -> Merged:
     """Write the merge of models."""
     from llamatrain.distributed.cores import count_cores
     from llamatrain.merging import models as merging
+    from llamatrain.model.file_types import choose_types
 
     recipe = make_recipe(len(paths), options)
     inputs = [*paths, *([options.base] if options.base else [])]
@@ -138,7 +138,7 @@ def merge_models(paths: Sequence[Path], options: MergeOptions) -> Merged:
     notes = [note for model in opened if (note := describe_keys(first, model))]
     weighted = [opened[source.number] for source in recipe.sources]
     kind = find_type(options.type)
-    tensors = merging.plan_merge(first, weighted, choose_types(first, h, kind), recipe)
+    tensors = merging.plan_merge(first, weighted, choose_types(first.tensors, h, kind, first.path), recipe)
     size = total_bytes(tensors)
     check_disk_space(options.out, size)
     if note := describe_kept_types(tensors, h, kind):

@@ -4,36 +4,18 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from llamatrain.config.options import Option
 from llamatrain.config.units import Size
 from llamatrain.errors import FileError, MissingError, UsageError
+from llamatrain.gguf.type_names import MatrixType
 
 if TYPE_CHECKING:
-    from llamatrain.gguf.reader import Gguf
     from llamatrain.gguf.rewrite import NewTensor
     from llamatrain.gguf.types import GgmlType
     from llamatrain.model.hyperparameters import Hyperparameters
 
-MatrixType = Literal[
-    "keep",
-    "f32",
-    "f16",
-    "bf16",
-    "q8_0",
-    "q6_k",
-    "q5_k",
-    "q4_k",
-    "q3_k",
-    "q2_k",
-    "q5_1",
-    "q5_0",
-    "q4_1",
-    "q4_0",
-    "iq4_nl",
-    "iq4_xs",
-]
 OUT = Option("File to write.", short="o")
 OVERWRITE = Option("Replace the file --out.")
 
@@ -85,19 +67,6 @@ def find_type(name: MatrixType) -> "GgmlType | None":
     from llamatrain.gguf.types import type_by_name
 
     return None if name == "keep" else type_by_name(name.upper())
-
-
-def choose_types(gguf: "Gguf", h: "Hyperparameters", target: "GgmlType | None") -> "dict[str, GgmlType]":
-    """Return the types of all tensors, by name.
-
-    llama.cpp reads norms, biases and taps of convolutions in float32 alone, also if they have rows, and leaves
-    routers as they are.
-    """
-    from llamatrain.gguf import rewrite
-    from llamatrain.model.lora_targets import group_weights
-
-    unchanged = {name for name, kind in h.weight_kinds() if kind.stays_float32} | group_weights("router", h)
-    return rewrite.choose_types(gguf, target, unchanged, group_weights("experts", h))
 
 
 def describe_kept_types(

@@ -5,7 +5,7 @@ memory is bounded, whatever the size of the model.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from llamatrain.config.options import format_flag
-from llamatrain.errors import FileError, UsageError
+from llamatrain.errors import FileError
 from llamatrain.gguf import quants
 from llamatrain.gguf.constants import QUANT_VERSION, LlamaFileType
 from llamatrain.gguf.reader import FileTensor, Gguf
@@ -43,32 +43,6 @@ T = TypeVar("T", bound=NewTensor)
 
 
 # ---- before anything is written --------------------------------------------
-
-
-def choose_types(
-    base: Gguf, kind: GgmlType | None, unchanged: Collection[str], stacks: Collection[str]
-) -> dict[str, GgmlType]:
-    """Return the types of the tensors of a new file, by name.
-
-    With a type, matrices whose rows are whole blocks get it, except `unchanged` ones, and so do `stacks` of
-    matrices; all else keeps its own.
-    """
-    types = {
-        name: kind
-        if kind
-        and name not in unchanged
-        and (len(tensor.shape) == 2 or name in stacks)
-        and tensor.shape[-1] % kind.block_size == 0
-        else tensor.type
-        for name, tensor in base.tensors.items()
-    }
-    if kind and kind not in types.values():
-        raise UsageError(
-            f"{format_flag('type')} {kind.name.lower()} fits no matrix of {base.path}: rows "
-            f"must be multiples of {kind.block_size}",
-            code="type-does-not-fit",
-        )
-    return types
 
 
 def check_decodable(tensor: FileTensor, path: Path) -> None:
@@ -119,9 +93,17 @@ def write_model(
 def new_metadata(base: Gguf, tensors: Iterable[NewTensor], kind: GgmlType | None) -> dict[str, Value]:
     """Return the base's metadata, without what no longer holds: file type and split."""
     values = {key: value for key, value in base.metadata.raw_values.items() if not key.startswith("split.")}
+    return state_types(values, (tensor.type for tensor in tensors), kind)
+
+
+def state_types(
+    metadata: Mapping[str, Value], types: Iterable[GgmlType], kind: GgmlType | None
+) -> dict[str, Value]:
+    """Return metadata that states the types of a file's tensors; `kind` is the one that matrices got."""
+    values = dict(metadata)
     if kind:
         values["general.file_type"] = u32(file_type(kind))
-    if any(tensor.type.block_size > 1 for tensor in tensors):
+    if any(each.block_size > 1 for each in types):
         values.setdefault("general.quantization_version", u32(QUANT_VERSION))
     return values
 

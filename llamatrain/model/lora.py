@@ -23,6 +23,11 @@ class Delta:
     dropout: float = 0.0  # the share of its input that is dropped
     salt: int = 0  # distinguishes its mask from those of other adapters
 
+    def product(self, transposed: bool = False) -> Tensor:
+        """Return what is added to the weight: s B A, or s a bᵀ for a transposed pair."""
+        made = O.matmul(self.a, self.b) if transposed else O.matmul_nn(self.b, self.a)
+        return O.scale(made, by=self.scale)
+
 
 @dataclass(frozen=True)
 class DropoutDelta:
@@ -80,9 +85,13 @@ class Weights(Mapping[str, Tensor]):
         """Return a norm's weight plus its adapters."""
         w = self.tensors[name]
         for delta in self.deltas.get(name, ()):
-            row = O.scale(O.matmul_nn(delta.b, delta.a), by=delta.scale)
-            w = O.add(w, O.reshape(row, shape=w.shape))
+            w = O.add(w, O.reshape(delta.product(), shape=w.shape))
         return w
+
+    def with_tensors(self, others: Mapping[str, Tensor]) -> "Weights":
+        """Return the weights with some tensors replaced, which include what adapters add to them."""
+        kept = {name: deltas for name, deltas in self.deltas.items() if name not in others}
+        return replace(self, tensors={**self.tensors, **others}, deltas=kept)
 
     def with_deltas(self, more: Mapping[str, Sequence[Delta]]) -> "Weights":
         """Return the weights with further adapters."""

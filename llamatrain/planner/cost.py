@@ -97,4 +97,9 @@ def plan_cost(plan: MemoryPlan, batches: int, node_cost: NodeCost) -> float:
 
 def base_bytes_read(plan: MemoryPlan, batches: int) -> int:
     """Return the bytes of quantized weights that a step of this many batches reads from the base's file."""
-    return 0 if plan.own_memory else int(plan_cost(plan, batches, quantized_bytes))
+    own = {weight.stored for weight in plan.spec.rounded.values()}  # they are in memory
+
+    def bytes_from_file(node: Node) -> float:
+        return 0 if own.intersection(node.sources) else quantized_bytes(node)
+
+    return 0 if plan.own_memory else int(plan_cost(plan, batches, bytes_from_file))

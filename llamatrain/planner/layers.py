@@ -54,6 +54,7 @@ def with_layers(spec: StepSpec, layers: int) -> StepSpec:
             in_first_layers(weights, layers), in_first_layers(weights.deltas, layers), weights.dropout
         ),
         trainable=in_first_layers(spec.trainable, layers),
+        rounded=in_first_layers(spec.rounded, layers),
     )
 
 
@@ -72,6 +73,7 @@ def layers_are_alike(spec: StepSpec) -> bool:
         "weights": spec.weights,
         "trainable": spec.trainable,
         "deltas": spec.weights.deltas,
+        "rounded": {name: weight.stored for name, weight in spec.rounded.items()},
     }
     for group, values in groups.items():
         for name, value in values.items():

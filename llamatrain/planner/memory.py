@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from llamatrain.config.units import Size
+from llamatrain.engine.plan import Plan
+from llamatrain.gguf.rewrite import PANEL
 from llamatrain.graph.dynamic_axis import node_dynamic_dim
 from llamatrain.graph.remat_policy import Policy
+from llamatrain.graph.tensor import QuantizedType
 from llamatrain.sample.decoder import Decoder
 from llamatrain.train.graphs import StepGraphs, StepSpec
 from llamatrain.train.parallel.accumulate import plan_accumulation
@@ -25,6 +28,7 @@ RESIZED_NODE_BYTES = 1500  # bytes of a node bound again for another length
 RESIZED_LENGTHS = 4  # how many of the 16 possible lengths a run usually meets
 NODES_PER_LAYER = 40  # least nodes of a layer: its block and their gradients
 MAX_SAMPLED_RANKS = 64  # most ranks whose memory is computed
+MERGE_FLOATS = 2  # floats to merge an adapter into one weight of a panel, and to round it
 ROUNDING_FLOATS = 4  # floats to round one float of a bucket
 MIN_SPLIT_TOKENS = 256  # smaller batches are not split: their products would be slower
 
@@ -38,6 +42,7 @@ class MemoryBreakdown:
     exchange: int  # sums that wait for other ranks, and buffers to receive
     moments: int
     packed_copies: int
+    rounded_weights: int  # in quantization-aware training
     base_pages: int
     inputs: int
     arena: int
@@ -116,6 +121,7 @@ def fixed_bytes(spec: StepSpec, demand: MemoryDemand) -> int:
         + trained
         + gradients
         + demand.copy_bytes
+        + spec.rounded_bytes
         + NODES_PER_LAYER * NODE_BYTES * spec.h.layers
     )
 
@@ -166,15 +172,26 @@ def sample_ranks(spec: StepSpec) -> range:
     return range(0, spec.ranks, -(-spec.ranks // MAX_SAMPLED_RANKS))
 
 
+def file_bytes(spec: StepSpec, plan: Plan) -> int:
+    """Return the bytes of quantized weights that are resident while a graph reads them from their file."""
+    own = {weight.stored for weight in spec.rounded.values()}
+    quantized = (leaf for leaf in plan.leaves("state") if isinstance(leaf.dtype, QuantizedType))
+    return spec.device.resident_bytes(leaf.nbytes for leaf in quantized if leaf not in own)
+
+
 def process_growth(spec: StepSpec, decoding: bool) -> int:
     """Return the bytes that the process will grow by besides its programs and their data."""
     largest = max((4 * tensor.size for tensor in spec.trainable.values()), default=0)
-    return PROCESS_GROWTH + min(INIT_GROWTH, 6 * largest) + (SAMPLING_GROWTH if decoding else 0)
+    growth = PROCESS_GROWTH + min(INIT_GROWTH, 6 * largest) + (SAMPLING_GROWTH if decoding else 0)
+    if spec.rounded and spec.reference:
+        merged = max(weight.stored.size for weight in spec.rounded.values())
+        growth += 4 * MERGE_FLOATS * min(PANEL, merged)
+    return growth
 
 
 def decoder_bytes(spec: StepSpec, positions: int) -> int:
     """Return the bytes of a decoder with a cache of this many positions."""
-    return Decoder.plan(spec.h, positions, spec.threads, spec.kernels, spec.weights).total
+    return Decoder.plan(spec.h, positions, spec.threads, spec.kernels, spec.read_weights).total
 
 
 def split_batch(spec: StepSpec, splits: int) -> StepSpec:
@@ -198,7 +215,7 @@ def plan_memory(spec: StepSpec, policy: Policy, demand: MemoryDemand, splits: in
     )
     decoding = decoder_bytes(spec, demand.decoder_positions) if demand.decoder_positions else 0
     arena = max(plan.arena for plan in plans)
-    pages = max(demand.page_bytes, *(plan.base_bytes for plan in plans))
+    pages = max(demand.page_bytes, *(file_bytes(spec, plan) for plan in plans))
     kept_gradients = max(sum(gradient.nbytes for gradient in graph.memory_names) for graph in shared)
     arena_bytes = (
         arena + sum(plan.arena for plan in updates) - (kept_gradients if gradients == "arena" else 0)
@@ -219,6 +236,7 @@ def plan_memory(spec: StepSpec, policy: Policy, demand: MemoryDemand, splits: in
         exchange=comm_bytes(graphs, demand.batches * splits) if spec.groups > 1 else 0,
         moments=state_bytes(graphs),
         packed_copies=demand.copy_bytes,
+        rounded_weights=spec.rounded_bytes,
         base_pages=pages,
         inputs=inputs,
         arena=arena_bytes,

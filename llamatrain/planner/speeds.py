@@ -156,7 +156,7 @@ def get_speeds(spec: StepSpec, measure: bool = False) -> OpSpeeds | None:
 def frozen_type(spec: StepSpec) -> DType | None:
     """Return the type of most frozen weights, or None if there are none."""
     sizes: dict[DType, int] = {}
-    for name, tensor in spec.weights.items():
+    for name, tensor in spec.read_weights.items():
         if name not in spec.trainable and len(tensor.shape) > 1:
             sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.size
     return max(sizes, key=lambda dtype: sizes[dtype], default=None)

@@ -1,12 +1,20 @@
 """Forecasts how long a run takes, from the measured speed of this machine."""
 
+import time
+from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
+
+from llamatrain.gguf import quants
+from llamatrain.gguf.types import GgmlType
 from llamatrain.planner.cost import plan_cost
 from llamatrain.planner.memory import MemoryPlan
 from llamatrain.planner.speeds import OpSpeeds, get_speeds
+from llamatrain.train.graphs import StepSpec
 
 OVERHEAD = 5e-4  # seconds of a step that are between its programs
+ENCODED = (1024, 256)  # weights whose encoding is timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +47,23 @@ def forecast_time(
     speeds = get_speeds(spec, measure)
     if speeds is None:
         return "known once a first run has compiled the kernels"
-    seconds = plan_cost(plan, batches, speeds.node_seconds)
+    seconds = plan_cost(plan, batches, speeds.node_seconds) + rounding_seconds(spec)
     tokens = batches * plan.splits * spec.batch * spec.rope_length
     return TimeForecast(step_seconds=seconds + OVERHEAD, tokens=tokens, steps=steps, speeds=speeds)
+
+
+def rounding_seconds(spec: StepSpec) -> float:
+    """Return the seconds in which the trained weights of a step are rounded, by the time of a sample of each type."""
+    elements = Counter[GgmlType]()
+    for weight in spec.rounded.values():
+        elements[weight.kind] += weight.stored.size if weight.rounded is not None else 0
+    return sum(count * encoding_seconds(kind, spec.threads) for kind, count in elements.items())
+
+
+def encoding_seconds(kind: GgmlType, threads: int) -> float:
+    """Time how long it takes to encode one weight as a type."""
+    sample = np.random.default_rng(0).standard_normal(ENCODED, np.float32)
+    quants.encode(sample[:1], kind, threads=threads)  # compiles
+    start = time.perf_counter()
+    quants.encode(sample, kind, threads=threads)
+    return (time.perf_counter() - start) / sample.size

@@ -51,15 +51,16 @@ def build_programs(prepared: PreparedRun) -> TrainPrograms:
         if plan.spec.groups > 1:
             batches = prepared.resolved.loop_config(plan.splits).microbatches
             programs: TrainPrograms = ShardedPrograms(
-                plan.graphs, plan.arena, frozen, comm=get_comm(), batches=batches
+                plan.graphs, plan.arena, frozen, trainable.encode_weight, comm=get_comm(), batches=batches
             )
         else:
-            programs = TrainPrograms(plan.graphs, plan.arena, frozen)
+            programs = TrainPrograms(plan.graphs, plan.arena, frozen, trainable.encode_weight)
         if resume_point:
             load_weights(resume_point.checkpoint, programs.weights.parts)
         else:
             trainable.init_weights(programs.weights.parts)
         programs.weights.push()
+        programs.round_weights()
     get_comm().assert_equal_on_all(
         {"first weights": zlib.crc32(programs.weights.vector.data) if get_comm().size > 1 else 0}
     )
@@ -76,7 +77,9 @@ def build_loop(
         loop_config = replace(loop_config, schedule=hooks.schedule)
     minimizer = prepared.resolved.optimizer.create_minimizer(programs.weights.vector)
     inputs, reads_base = prepared.inputs, prepared.fitted.plan.spec.device.is_host
-    arrays = prepared.fitted.weights.frozen.values() if reads_base else ()
+    arrays = list(prepared.fitted.weights.frozen.values()) if reads_base else []
+    if inputs.base and prepared.fitted.weights.reference and prepared.fitted.weights.rounded:
+        arrays += [tensor.raw for tensor in inputs.base.tensors.values()]  # rounded again in each step
     return Loop(
         programs=programs,
         loader=data.rows,

@@ -40,6 +40,8 @@ def choose_trainable(config: RunConfig, model: RunModel, inputs: RunInputs, peft
             seed=config.train.seed,
             threads=threads,
             base=None if inputs.resume_point else inputs.base,
+            device=config.train.processor,
+            quant_aware=config.train.rounding_type,
         )
     assert inputs.base
     ranks, scales, alpha = adapter_numbers(config.tune, model.h, inputs)
@@ -61,6 +63,8 @@ def choose_trainable(config: RunConfig, model: RunModel, inputs: RunInputs, peft
         device=config.train.processor,
         number_type=config.tune.adapter_type,
         peft=peft,
+        quant_aware=config.train.rounding_type,
+        keeps_base=config.preference.built is not None and config.preference.built.uses_reference,
     )
 
 

@@ -133,6 +133,8 @@ def cache_choices(resolved: ResolvedConfig, h: Hyperparameters, limit: int | Non
         raise UsageError("--cache-base int8 needs --kernels cpu", code="conflicting-options")
     if tune.cache_base != "auto" or tune.full or resolved.config.command != "finetune":
         return (tune.cache_base,)
+    if resolved.config.train.quant_aware:
+        return ("off",)
     if is_int8:
         copied: tuple[Cache, int] = ("int8", int8_copy_bytes(h))
     else:
@@ -198,6 +200,7 @@ def make_spec(
         precision=resolved.precision,
         int8=resolved.base_precision == "int8",
         int8_copies=weights.int8_copies,
+        rounded=weights.rounded,
         threads=resolved.threads,
         kernels=train.processor,
         flash=train.flash,

@@ -20,6 +20,7 @@ RANK_OF_NORMS = 1  # the most that one row can have
 FACTORS = (1e-9, LARGEST)  # bounds of alpha and ratios, so that the scales of a written adapter can be read
 NOT_FULL = excluded_by("full")
 NEW_ADAPTER = excluded_by("lora_init")
+NOT_ROUNDED = excluded_by("quant_aware")
 
 
 def is_rank(text: str) -> bool:
@@ -76,7 +77,7 @@ class LoraOptions(Options, panel="An adapter"):
             least=0,
             below=1,
             example="0.05",
-            when=(NOT_FULL,),
+            when=(NOT_FULL, NOT_ROUNDED),
         ),
     ] = 0.0
     rslora: Annotated[
@@ -108,7 +109,8 @@ class LoraOptions(Options, panel="An adapter"):
         ),
     ] = False
     adapter_type: Annotated[
-        Literal["f32", "f16"], Option("Number type in adapter.gguf.", when=(NOT_FULL,), resumable=True)
+        Literal["f32", "f16"],
+        Option("Number type in adapter.gguf.", when=(NOT_FULL, NOT_ROUNDED), resumable=True),
     ] = "f32"
     peft: Annotated[
         Path | None,
@@ -125,7 +127,7 @@ class LoraOptions(Options, panel="An adapter"):
             "Number type of products with the base's weights; int8: 8-bit integers, which are faster; "
             "same: that of --precision; auto: int8 if the base is quantized and large, the processor has no bf16, "
             "and no --precision is given.",
-            when=(NOT_FULL,),
+            when=(NOT_FULL, NOT_ROUNDED),
             resumable=True,
             announced=True,
         ),
@@ -134,7 +136,7 @@ class LoraOptions(Options, panel="An adapter"):
         Literal["auto", "off", "bf16", "int8"],
         Option(
             "Copy the base's weights to the number type of its products, for speed; auto: if there is memory for it.",
-            when=(NOT_FULL,),
+            when=(NOT_FULL, NOT_ROUNDED),
             resumable=True,
             announced=True,
         ),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from llamatrain.config.common import BATCH, DEVICE, EVERY, SEED, THREADS, DeviceName
 from llamatrain.config.options import COUNT, Condition, Option, OptionError, Options, Values, needs
 from llamatrain.config.units import Duration, Size
+from llamatrain.gguf.type_names import QuantizedName
 from llamatrain.optim import registry
 
 AUTO = "auto"
@@ -19,6 +20,8 @@ LEAST_MEMORY = 1000  # bytes; a smaller --memory was given without its unit
 
 
 if TYPE_CHECKING:
+    from llamatrain.gguf.types import GgmlType
+
     OptimizerName = str
 else:
     OptimizerName = Literal[registry.optimizer_names()]
@@ -29,6 +32,10 @@ OPTIMIZER = "Optimizer"
 STOP = "When to stop"
 SPEED = "Speed and memory"
 
+NOT_LBFGS = Condition(
+    lambda values: values["optimizer"] != "lbfgs",
+    "with --optimizer lbfgs, whose line search needs a smooth loss",
+)
 NOT_CONSTANT = Condition(lambda values: values["schedule"] != "constant", "with --schedule constant")
 
 
@@ -239,6 +246,15 @@ class TrainOptions(Options, panel="Training"):
             when=(needs("teacher"),),
         ),
     ] = 0.5
+    quant_aware: Annotated[
+        QuantizedName | None,
+        Option(
+            "Train for a model whose matrices have this type: products read them rounded to it. A new or whole "
+            "model is written in it.",
+            unit="TYPE",
+            when=(NOT_LBFGS,),
+        ),
+    ] = None
     balance: Annotated[
         float,
         Option(
@@ -312,6 +328,13 @@ class TrainOptions(Options, panel="Training"):
         Literal["cpu", "reference"],
         Option("Compiled kernels, or the numpy ones that define them.", panel=SPEED),
     ] = "cpu"
+
+    @property
+    def rounding_type(self) -> "GgmlType | None":
+        """The type that weights are rounded to, or None."""
+        from llamatrain.gguf.types import type_by_name
+
+        return type_by_name(self.quant_aware.upper()) if self.quant_aware else None
 
     @property
     def processor(self) -> str:

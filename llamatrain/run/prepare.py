@@ -277,7 +277,8 @@ def describe_surprises(
     if trainable.kind == "train_model" and inputs.base and not inputs.resume_point:
         kinds = {inputs.base.tensors[name].type.name for name in model.h.shapes} - {"F32"}
         if kinds:
-            yield f"all weights are trained and written in F32 ({', '.join(sorted(kinds))} ones are unpacked)"
+            written = "" if config.train.quant_aware else " and written"
+            yield f"all weights are trained{written} in F32 ({', '.join(sorted(kinds))} ones are unpacked)"
     if contrastive := fitted.plan.spec.contrastive:
         pooling = contrastive.pooling
         yield f"embeddings are pooled by {pooling}; serve them with llama-server --embeddings --pooling {pooling}"

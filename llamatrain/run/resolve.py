@@ -234,7 +234,7 @@ def resolve_base_precision(config: RunConfig, base: Gguf | None) -> BasePrecisio
     if config.command != "finetune" or config.tune.full or asked == "same":
         return "same"
     if asked == "auto":
-        return "int8" if prefers_int8(config, base) else "same"
+        return "int8" if not config.train.quant_aware and prefers_int8(config, base) else "same"
     if not create_device(config.train.processor).has_int8_products:
         raise UsageError(
             f"--base-precision int8 needs --device cpu with an x86 processor (got {config.train.processor})",

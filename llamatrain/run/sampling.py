@@ -87,7 +87,7 @@ class TextSampler:
             ctx=self.positions,
             threads=self.threads,
             kernels=self.kernels,
-            weights=leaves.weights,
+            weights=leaves.read_weights,
             drop_base=leaves.drop_base,
         )
         return self.decoder
@@ -127,7 +127,7 @@ class SineSampler:
             ctx=self.positions,
             threads=self.threads,
             kernels=self.kernels,
-            weights=leaves.weights,
+            weights=leaves.read_weights,
         )
         return self.decoder
 

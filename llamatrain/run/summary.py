@@ -70,8 +70,11 @@ def log_end(product: str, files: Sequence[Path], stop: StopReason, resume_comman
     log_line(f"the {product}: {', '.join(map(str, files))}")
 
 
-def log_best(state: RunState, folder: RunFolder, base: str) -> Path | None:
-    """Print which validation was the best and how to use its result. Return the file, if there is one."""
+def log_best(state: RunState, folder: RunFolder, base: str, merges: bool = False) -> Path | None:
+    """Print which validation was the best and how to use its result. Return the file, if there is one.
+
+    `base` is the model that an adapter is for; with `merges`, the adapter is for a merged model.
+    """
     best, path = state.best, folder.path / BEST
     if best.step is None:
         return None
@@ -84,6 +87,9 @@ def log_best(state: RunState, folder: RunFolder, base: str) -> Path | None:
         log_line(f"{text}, the last one; {path} is the same")
     elif not base:
         log_line(f"{text}: {path}; run it with: llamatrain generate {file}")
+    elif merges:
+        merge = f"llamatrain export-lora {shlex.quote(base)} --lora {file} --out MERGED.gguf"
+        log_line(f"{text}: {path}; merge it with: {merge}")
     else:
         log_line(f"{text}: {path}; run it with: llamatrain generate {shlex.quote(base)} --lora {file}")
     return path

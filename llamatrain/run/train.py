@@ -198,7 +198,8 @@ def run_rank_zero(
         page.end(stop.reason)
     result, steps = folder.path / trainable.result_name, loop.state.counters.step
     log_end(result.stem, [result, *checkpointer.extra_outputs.newest], stop, resume())
-    best = log_best(loop.state, folder, prepared.config.base if trainable.kind == "finetune_lora" else "")
+    base = prepared.config.base if trainable.kind == "finetune_lora" else ""
+    best = log_best(loop.state, folder, base, merges=prepared.config.train.quant_aware is not None)
     for line in (result_notes := list(trainable.notes())):
         log_line(f"note: {line}")
     notes = (*prepared.notes, *report.warnings, *result_notes)

@@ -22,6 +22,7 @@ from llamatrain.graph.int8 import Int8Copy, Int8Weights, use_int8_products
 from llamatrain.graph.ops import mul, sum_sqr
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.remat_policy import Policy
+from llamatrain.graph.rewrite import read_stored
 from llamatrain.graph.tensor import I32, Tensor, collect_leaves, parameter, placeholder, state
 from llamatrain.model import transformer
 from llamatrain.model.distill import Teacher
@@ -41,6 +42,7 @@ from llamatrain.optim.update_graph import (
 from llamatrain.preference.loss import preference_loss
 from llamatrain.preference.objective import Objective
 from llamatrain.train.parallel.partition import ParamSlice, Partition
+from llamatrain.train.rounded_weights import RoundedWeight
 
 P = ParamSpec("P")
 # Where gradients are stored: "flat" vectors, for accumulation or a minimizer; the "arena", until the update
@@ -61,6 +63,9 @@ class StepSpec:
     precision: str
     int8: bool = False  # products with frozen weights are in 8-bit integers
     int8_copies: Mapping[str, Int8Copy] = field(default_factory=dict)  # of matrices, by name
+    rounded: Mapping[str, RoundedWeight] = field(
+        default_factory=dict
+    )  # in quantization-aware training, by name
     threads: int
     kernels: str = "cpu"
     flash: bool = True
@@ -94,7 +99,27 @@ class StepSpec:
 
     def describe_precision(self) -> str:
         """Return the number types of products as text."""
-        return f"{self.precision} (products with the base in int8)" if self.int8 else self.precision
+        kinds = dict.fromkeys(weight.kind.name.lower() for weight in self.rounded.values())
+        rounding = f"weights rounded to {', '.join(kinds)}" if kinds else ""
+        note = "products with the base in int8" if self.int8 else rounding
+        return f"{self.precision} ({note})" if note else self.precision
+
+    @property
+    def stored(self) -> dict[Tensor, Tensor]:
+        """The leaves that graphs read in place of weights that are rounded."""
+        return {
+            weight.rounded: weight.stored for weight in self.rounded.values() if weight.rounded is not None
+        }
+
+    @property
+    def rounded_bytes(self) -> int:
+        """Bytes of the rounded weights."""
+        return sum(weight.stored.nbytes for weight in self.rounded.values())
+
+    @property
+    def read_weights(self) -> Weights:
+        """The weights as products read them, for graphs without gradients."""
+        return self.weights.with_tensors({name: weight.stored for name, weight in self.rounded.items()})
 
     @cached_property
     def device(self) -> Device:
@@ -247,6 +272,7 @@ class StepGraphs:
             remat=self.policy,
             more=extra,
             int8_weights=self.spec.int8_weights,
+            stored=self.spec.stored,
         )
 
     def _hold_gradients(self, length: int) -> HeldGradients:
@@ -397,7 +423,7 @@ class StepGraphs:
 
     def _in_precision(self, outputs: list[Tensor]) -> list[Tensor]:
         """Return outputs with products in the precision of the run."""
-        outputs = use_int8_products(outputs, self.spec.int8_weights)
+        outputs = use_int8_products(read_stored(outputs, self.spec.stored), self.spec.int8_weights)
         return round_products(outputs) if self.spec.precision == "bf16" else outputs
 
     @cache_graph

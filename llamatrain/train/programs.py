@@ -27,6 +27,7 @@ from llamatrain.preference.batch import Rewards
 from llamatrain.preference.inputs import InputSource
 from llamatrain.train.graphs import StepGraph, StepGraphs
 from llamatrain.train.inputs import MASKS, STEP_INPUTS, input_array
+from llamatrain.train.rounded_weights import EncodeWeight, RoundedWeights
 
 PIECE = 1 << 22  # numbers of a vector that are copied or checked at a time
 DropoutKey = tuple[int, int]  # seed and first row of a batch
@@ -219,7 +220,14 @@ class TrainPrograms(EvalPrograms):
 
     exposed_seconds: float | None = None  # seconds of this step spent waiting for other ranks
 
-    def __init__(self, graphs: StepGraphs, arena: int, frozen: Mapping[str, Memory] | None = None) -> None:
+    def __init__(
+        self,
+        graphs: StepGraphs,
+        arena: int,
+        frozen: Mapping[str, Memory] | None = None,
+        encode: EncodeWeight | None = None,
+    ) -> None:
+        """Allocate the memory; `encode` encodes weights that are rounded."""
         spec, shapes, device = graphs.spec, graphs.spec.shapes, graphs.spec.device
         self.weights = FlatParams(shapes, device)
         self.grads = FlatParams(shapes, device) if spec.gradients == "flat" else None
@@ -231,6 +239,8 @@ class TrainPrograms(EvalPrograms):
             memory |= flat.with_suffix(f".{kind}")
         if self.grads:
             memory |= self.grads.with_suffix(".grad")
+        self.rounded = RoundedWeights(spec.rounded, encode, device, spec.threads) if encode else None
+        memory |= self.rounded.memory if self.rounded else {}
         super().__init__(graphs, memory, arena)
 
     def compile_for(self, batches: Sequence[Batch]) -> float:
@@ -252,6 +262,11 @@ class TrainPrograms(EvalPrograms):
         for bound in list(self._programs.values()):  # compiled ahead
             bound.program.compile()
         return time.perf_counter() - start
+
+    def round_weights(self) -> None:
+        """Round the weights that products read, after those that are trained have changed."""
+        if self.rounded and self.rounded.weights:
+            self.rounded.update(self.weights.pull().parts)
 
     def full_state(self, kind: str) -> Any:
         """Return an optimizer state of all weights as one vector."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from llamatrain.data.batches import Batch, StepTotals
 from llamatrain.distributed.comm import Comm
+from llamatrain.gguf.quants import QuantError
 from llamatrain.optim.optimizer import MinimizerState
 from llamatrain.preference.batch import Rewards
 from llamatrain.train.config import LoopConfig
@@ -110,9 +111,23 @@ class StepRunner:
         else:
             loss, norm = self._gradient_step(state, batches, totals, rate, start)
         self._check_finite(state, norm, "norm of the gradients")
+        self._round_weights(state)
         return StepResult(
             loss=loss, norm=norm, rate=rate, rewards=self._rewards_sum, slowest_rank=self._slowest_rank
         )
+
+    def _round_weights(self, state: RunState) -> None:
+        """Round the updated weights; raise on every rank if one is too large for its type."""
+        try:
+            self.programs.round_weights()
+        except QuantError as problem:
+            error = TrainingError(
+                f"step {state.counters.step + 1}: {problem}; last good checkpoint: {self.last_checkpoint}; try a "
+                "lower learning rate",
+                code=problem.code,
+            )
+            error.shared = True
+            raise error from None
 
     @property
     def _rewards_sum(self) -> Rewards | None:

@@ -21,6 +21,7 @@ from llamatrain.train.parallel.gather import GatheredState
 from llamatrain.train.parallel.partition import merge_ranges, rank_range
 from llamatrain.train.parallel.reduce import TreeReduce
 from llamatrain.train.programs import BoundGraph, DropoutKey, TrainPrograms
+from llamatrain.train.rounded_weights import EncodeWeight
 
 T = TypeVar("T")
 EPSILON = 1e-6  # added to the norm, as in `clip_factor`
@@ -38,12 +39,13 @@ class ShardedPrograms(TrainPrograms):
         graphs: StepGraphs,
         arena: int,
         frozen: Mapping[str, Memory] | None = None,
+        encode: EncodeWeight | None = None,
         *,
         comm: Comm,
         batches: int,
     ) -> None:
         """Allocate the vectors of the accumulation plan for `batches` micro-batches per step."""
-        super().__init__(graphs, arena, frozen)
+        super().__init__(graphs, arena, frozen, encode)
         spec, partition = graphs.spec, graphs.partition
         assert self.grads
         self.comm, self.partition = comm, partition
