@@ -9,6 +9,7 @@
     python scripts/bench.py experts [TYPE]           adapters of a mixture of experts, and of dense models
     python scripts/bench.py families [qwen3 ...]     FLOP/s of each architecture, in turns with a llama
     python scripts/bench.py quality [TEXT]           validation loss of AdamW and Muon; some ten minutes
+    python scripts/bench.py rounding [TEXT]          perplexity with --quant-aware, and rounded after training
     python scripts/bench.py int8 BASE DATA --val V   adapters trained with int8, bf16 and f32 products
     python scripts/bench.py scale [S M lora]         steps on 1 to 4 ranks and on hosts with limited links
     python scripts/bench.py useful                   an epoch over chats, packed and not, in turns with PEFT
@@ -45,6 +46,7 @@ from bench import (
     muon_vs_adamw,
     packing,
     products,
+    quant_aware,
     readme_table,
     scaling,
     shares,
@@ -65,6 +67,7 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {
     "context": (steps.bench_context, 20.0),
     "finetune": (finetune.bench_finetune, 0.0),
     "quality": (muon_vs_adamw.bench_optimizers, 0.0),
+    "rounding": (quant_aware.bench_rounding, 0.0),
     "int8": (int8_quality.bench_int8, 0.0),
     "useful": (packing.bench_packing, 0.0),
     "experts": (experts.bench_experts, 0.0),
@@ -82,6 +85,7 @@ ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "context": steps.add_context_arguments,
     "finetune": finetune.add_arguments,
     "quality": muon_vs_adamw.add_arguments,
+    "rounding": quant_aware.add_arguments,
     "int8": int8_quality.add_arguments,
     "useful": packing.add_arguments,
     "experts": experts.add_arguments,
@@ -114,7 +118,7 @@ def parse_arguments() -> argparse.Namespace:
         command.add_argument("--seconds", type=float, default=seconds, help=f"for each line ({seconds:g})")
         command.add_argument("--kernels", choices=["cpu", "reference"], default="cpu")
         command.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")
-        if name not in ("kernels", "quality", "int8", "gpu"):
+        if name not in ("kernels", "quality", "rounding", "int8", "gpu"):
             choices = ["f32", "bf16"] + ["int8"] * (name in ("finetune", "products", "experts"))
             command.add_argument("--precision", nargs="+", choices=choices, default=choices)
         if name == "step":
