@@ -247,7 +247,7 @@ class Architecture(Generic[H, F]):
     )
     logit_cap: Callable[[H], float] = lambda h: 0.0  # the soft cap of logits; 0: none
     attends: Callable[[H, int], bool] = lambda h, layer: True  # False for a block without attention
-    # the shapes of the state that a block keeps while decoding, if any
+    # the shapes of the state that a block keeps of a text while decoding, if any
     states: Callable[[H, int], Mapping[str, Shape]] = lambda h, layer: {}
     shifts_context: bool = True  # a full context can be shifted while decoding
     check: Callable[[H], None] = lambda h: None  # raises BadHyperparameter if numbers do not fit together

@@ -394,38 +394,40 @@ def squared_error(h: Hyperparameters, weights: Weights, scored: OutputTargets, t
 
 @dataclass(frozen=True)
 class DecodingGraph:
-    """The graph of a decoding step: tokens at positions in, the logits of one of them out.
+    """The graph of a decoding step: tokens at positions in, the logits of one token of each text out.
 
-    The caches hold the keys and values of all earlier tokens.
+    The caches hold the keys and values of all earlier tokens. Each text has a slot: its own part of the caches.
     """
 
-    tokens: Tensor  # (1, count)
-    positions: Tensor  # (1, count); each also the row of the cache that a token takes
-    starts: Tensor  # (1, count): zeros
-    token_index: Tensor  # (1,): the index of the token whose logits are computed
-    logits: Tensor  # (1, vocabulary)
+    tokens: Tensor  # (slots, count)
+    positions: Tensor  # (slots, count); each is also the last key that a token sees
+    cache_rows: Tensor  # (slots, count): the row of the cache that a token takes
+    starts: Tensor  # (slots, count): zeros
+    token_index: Tensor  # (slots,): the indices, among all tokens, of those whose logits are computed
+    logits: Tensor  # (slots, vocabulary)
     caches: list[Tensor]  # keys and values of each block that has its own, or its state
 
 
 def build_decoding(
-    h: Hyperparameters, weights: Weights, count: int, table: Tensor, caches: list[Tensor]
+    h: Hyperparameters, weights: Weights, count: int, table: Tensor, caches: list[Tensor], slots: int = 1
 ) -> DecodingGraph:
-    """Build the graph that decodes `count` tokens at a time."""
-    tokens, positions, starts = (
-        placeholder(name, (1, count), I32) for name in ("tokens", "positions", "starts")
+    """Build the graph that decodes `count` tokens of each slot at a time."""
+    tokens, positions, cache_rows, starts = (
+        placeholder(name, (slots, count), I32) for name in ("tokens", "positions", "cache_rows", "starts")
     )
-    token_index = placeholder("place", (1,), I32)
+    token_index = placeholder("place", (slots,), I32)
     updated: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values by block
     memory = {cache.name: cache for cache in caches}
 
     def update_cache(cache: Tensor, x: Tensor) -> Tensor:
+        ctx, width = cache.shape[0] // slots, cache.shape[1]
         rows = O.set_rows(
             cache,
-            O.reshape(x, shape=(count, cache.shape[1])),
-            O.reshape(positions, shape=(count,)),
+            O.reshape(x, shape=(slots * count, width)),
+            O.reshape(cache_rows, shape=(slots * count,)),
             into=True,
         )
-        return O.reshape(rows, shape=(1, cache.shape[0], *x.shape[2:]))
+        return O.reshape(rows, shape=(slots, ctx, *x.shape[2:]))
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if f"cache.{layer}.k" in memory:
@@ -438,10 +440,7 @@ def build_decoding(
         return reduce_by_sinks(out, lse, weights.get(SINKS.format(layer)))
 
     def convolve(layer: int, x: Tensor, taps: Tensor) -> Tensor:
-        rows = O.reshape(x, shape=(count, x.shape[2]))
-        return O.reshape(
-            causal_conv_step(memory[f"state.{layer}.conv"], rows, taps, into=True)[1], shape=x.shape
-        )
+        return causal_conv_step(memory[f"state.{layer}.conv"], x, taps, into=True)[1]
 
     def delta_rule(
         layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, correct: bool
@@ -461,7 +460,31 @@ def build_decoding(
         )
     )
     logits = compute_logits(h, O.get_rows(x, token_index), weights)
-    return DecodingGraph(tokens, positions, starts, token_index, logits, caches)
+    return DecodingGraph(tokens, positions, cache_rows, starts, token_index, logits, caches)
+
+
+@dataclass(frozen=True)
+class RowCopy:
+    """The graph that copies rows from the caches or states of one text to those of several slots."""
+
+    source_rows: Tensor  # (count,)
+    target_rows: Tensor  # (count,)
+    copied: list[Tensor]  # the changed caches or states
+
+
+def copy_rows(caches: Sequence[tuple[Tensor, Tensor]], count: int) -> RowCopy:
+    """Build the graph that copies `count` rows from the first to the second of each pair."""
+    source_rows, target_rows = (placeholder(name, (count,), I32) for name in ("source_rows", "target_rows"))
+
+    def as_rows(cache: Tensor) -> Tensor:
+        rows = cache.shape[0]
+        return O.reshape(cache, shape=(rows, cache.size // rows))
+
+    copied = [
+        O.set_rows(as_rows(many), O.get_rows(as_rows(one), source_rows), target_rows, into=True)
+        for one, many in caches
+    ]
+    return RowCopy(source_rows, target_rows, copied)
 
 
 @dataclass(frozen=True)
@@ -497,16 +520,24 @@ def shift_cache(h: Hyperparameters, caches: list[Tensor], first: int, last: int,
     return CacheShift(positions, shift_rotation, shifted)
 
 
-def make_caches(h: Hyperparameters, ctx: int, dtype: DType = F32) -> list[Tensor]:
-    """Return the memory of each block: its state, and keys and values of `ctx` positions if it has its own."""
+def make_caches(h: Hyperparameters, ctx: int, dtype: DType = F32, slots: int = 1) -> list[Tensor]:
+    """Return the memory of each block for `slots` texts.
+
+    It has a state, and keys and values of `ctx` positions if the block has its own; slots follow each other.
+    """
     caches = []
     for layer in range(h.layers):
         shapes = h.architecture.states(h, layer)
-        caches += [state(f"state.{layer}.{name}", shape, dtype) for name, shape in shapes.items()]
+        caches += [state(f"state.{layer}.{name}", (slots, *shape), dtype) for name, shape in shapes.items()]
         if layer in h.kv_blocks:
             width = h.for_block(layer).kv_width
-            caches += [state(f"cache.{layer}.{kind}", (ctx, width), dtype) for kind in ("k", "v")]
+            caches += [state(f"cache.{layer}.{kind}", (slots * ctx, width), dtype) for kind in ("k", "v")]
     return caches
+
+
+def is_state(cache: Tensor) -> bool:
+    """Return True for the state of a recurrent block, False for a cache of keys or values."""
+    return cache.name.startswith("state.")
 
 
 def rope_state(h: Hyperparameters, positions: int, dtype: DType = F32) -> Tensor:

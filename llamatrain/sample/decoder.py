@@ -7,11 +7,12 @@ cache several times. A model whose blocks have a state gets whole chunks only, b
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count, takewhile
 
 import numpy as np
 
-from llamatrain.engine.device import Device, Memory, create_device
+from llamatrain.engine.device import Device, Memory, View, create_device
 from llamatrain.engine.plan import Plan, plan
 from llamatrain.engine.program import Program
 from llamatrain.errors import LlamatrainError, UsageError
@@ -21,6 +22,7 @@ from llamatrain.model.lora import Weights
 from llamatrain.model.transformer import (
     DecodingGraph,
     build_decoding,
+    is_state,
     make_caches,
     rope_state,
     shift_cache,
@@ -44,6 +46,14 @@ class DecodeCost:
     def total(self) -> int:
         """The sum in bytes."""
         return self.caches + self.arena
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """The state of a recurrent model behind some tokens."""
+
+    position: int
+    values: list[np.ndarray]
 
 
 class Decoder:
@@ -70,17 +80,18 @@ class Decoder:
         """
         self.h, self.ctx = h, ctx
         self._cached: list[int] = []  # the tokens in the cache
-        self._device = create_device(kernels, threads, drop_base)
-        self._graphs = DecodingGraphs(h, ctx, self._device, weights)
-        leaves = {tensor: self._upload(arrays[tensor.name]) for tensor in self._graphs.leaves}
-        self._memory = leaves | {cache: self._device.allocate(cache.nbytes) for cache in self._graphs.caches}
-        self._memory[self._graphs.table] = self._upload(h.rope_table(ctx))
+        self._saved: SavedState | None = None
+        self.device = create_device(kernels, threads, drop_base)
+        self.graphs = DecodingGraphs(h, ctx, self.device, weights)
+        leaves = {tensor: self._upload(arrays[tensor.name]) for tensor in self.graphs.leaves}
+        self.memory = leaves | {cache: self.device.allocate(cache.nbytes) for cache in self.graphs.caches}
+        self.memory[self.graphs.table] = self._upload(h.rope_table(ctx))
         self._arena = arena
         self._programs: dict[int, tuple[DecodingGraph, Program]] = {}
 
     def _upload(self, memory: Memory) -> Memory:
         """Return memory of the device: an array's copy, or what is there already."""
-        return self._device.upload(memory) if isinstance(memory, np.ndarray) else memory
+        return self.device.upload(memory) if isinstance(memory, np.ndarray) else memory
 
     @staticmethod
     def plan(
@@ -99,29 +110,50 @@ class Decoder:
     def precompile(self, *counts: int) -> None:
         """Compile the programs for these numbers of tokens."""
         for number in counts:
-            self._program(self._graphs.chunk_size(number))
+            self._program(self.graphs.chunk_size(number))
 
     def reset(self) -> None:
         """Start a new text; the cache is ignored, and states are cleared."""
         self._cached.clear()
-        for cache in self._graphs.caches:
-            if cache.name.startswith("state."):
-                strides = [stride * cache.dtype.size for stride in dense(cache.shape)]
-                self._device.write(self._device.view(self._memory[cache], cache, 0, strides), 0)
+        self._saved = None
+        for state in self._states:
+            self.device.write(state, 0)
 
-    def rewind(self, tokens: Sequence[int]) -> int:
-        """Keep the part of the cache that is a prefix of `tokens`, and return its length.
+    def rewind(self, tokens: Sequence[int], unit: int = 1) -> int:
+        """Keep the part of the cache that is a prefix of `tokens`, and return its length, a multiple of `unit`.
 
         The last token must be fed in any case.
         """
-        same = (cached == token for cached, token in zip(self._cached, tokens[:-1], strict=False))
-        kept = sum(takewhile(bool, same))
-        if self.h.is_recurrent and kept < self.position:  # a state cannot go back
-            kept = 0
+        kept = count_shared(self._cached, tokens[:-1])
+        kept -= kept % unit
+        if self.h.is_recurrent and kept < self.position:
+            kept = self._restore_state(kept)
         if kept == 0:
             self.reset()
         del self._cached[kept:]
         return self.position
+
+    def save_state(self) -> None:
+        """Save the state of a recurrent model, so that `rewind` can go back to this position until the next reset."""
+        self._saved = SavedState(self.position, [self.device.read(state).copy() for state in self._states])
+
+    def _restore_state(self, most: int) -> int:
+        """Go back to the saved state if it has at most `most` tokens; return its position, or 0."""
+        if self._saved is None or self._saved.position > most:
+            return 0
+        for state, values in zip(self._states, self._saved.values, strict=True):
+            self.device.write(state, values)
+        return self._saved.position
+
+    @cached_property
+    def _states(self) -> list[View]:
+        """The states of recurrent blocks."""
+        states = [cache for cache in self.graphs.caches if is_state(cache)]
+        strides = ([stride * cache.dtype.size for stride in dense(cache.shape)] for cache in states)
+        return [
+            self.device.view(self.memory[cache], cache, 0, each)
+            for cache, each in zip(states, strides, strict=True)
+        ]
 
     @property
     def position(self) -> int:
@@ -142,11 +174,7 @@ class Decoder:
                 "tokens are used); choose a larger context",
                 code="context-full",
             )
-        if ids.min() < 0 or ids.max() >= self.h.vocab:
-            raise UsageError(
-                f"token ids must be below {self.h.vocab} (got {ids[(ids < 0) | (ids >= self.h.vocab)][0]})",
-                code="unknown-token",
-            )
+        check_tokens(self.h, ids)
         while len(ids):
             logits, ids = self._run(ids)
         return logits
@@ -165,8 +193,8 @@ class Decoder:
         dropped = (self.position - keep) // 2
         if dropped < 1:
             return False
-        graph = shift_cache(self.h, self._graphs.caches, keep, keep + dropped, self.position)
-        program = Program(self._graphs.plan_memory(graph.caches), self._memory, self._device)
+        graph = shift_cache(self.h, self.graphs.caches, keep, keep + dropped, self.position)
+        program = Program(self.graphs.plan_memory(graph.caches), self.memory, self.device)
         program.write(graph.positions, 0)
         program.write(graph.rotation, self.h.rope_shift(dropped, self.ctx))
         program()
@@ -175,12 +203,13 @@ class Decoder:
 
     def _run(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Run one chunk; return the logits and the tokens that are left."""
-        size = self._graphs.chunk_size(len(ids))
+        size = self.graphs.chunk_size(len(ids))
         graph, program = self._program(size)
         fed = min(size, len(ids))
         steps = np.minimum(np.arange(size), fed - 1)
         program.write(graph.tokens, ids[steps])
         program.write(graph.positions, self.position + steps)
+        program.write(graph.cache_rows, self.position + steps)
         program.write(graph.starts, 0)
         program.write(graph.token_index, fed - 1)
         program()
@@ -190,11 +219,23 @@ class Decoder:
     def _program(self, size: int) -> tuple[DecodingGraph, Program]:
         if size not in self._programs:
             if self._arena is None:
-                self._arena = self._device.allocate(self._graphs.arena_bytes())
-            graph, memory_plan = self._graphs.graph_and_plan(size)
-            program = Program(memory_plan, self._memory, self._device, arena=self._arena)
+                self._arena = self.device.allocate(self.graphs.arena_bytes())
+            graph, memory_plan = self.graphs.graph_and_plan(size)
+            program = Program(memory_plan, self.memory, self.device, arena=self._arena)
             self._programs[size] = graph, program
         return self._programs[size]
+
+
+def check_tokens(h: Hyperparameters, ids: np.ndarray) -> None:
+    """Raise if a token is not in the vocabulary."""
+    if len(unknown := ids[(ids < 0) | (ids >= h.vocab)]):
+        raise UsageError(f"token ids must be below {h.vocab} (got {unknown[0]})", code="unknown-token")
+
+
+def count_shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens at their beginning two texts share."""
+    same = (mine == theirs for mine, theirs in zip(one, other, strict=False))
+    return sum(takewhile(bool, same))
 
 
 class DecodingGraphs:

@@ -132,7 +132,7 @@ JUDGING = {  # no gradient goes through them, and they are part of none
     )[0],
     "detached": lambda c: O.detached(c.x(2, 3, fixed=True)),
     "causal_conv_step": lambda c: O.causal_conv_step(
-        c.x(2, 3, fixed=True), c.x(4, 3, fixed=True), c.x(3, 3, fixed=True)
+        c.x(1, 2, 3, fixed=True), c.x(1, 4, 3, fixed=True), c.x(3, 3, fixed=True)
     )[1],
     "gated_delta_step": lambda c: O.gated_delta_step(
         c.x(1, 2, 2, 3, fixed=True),

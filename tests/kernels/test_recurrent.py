@@ -77,13 +77,15 @@ def test_convolution(batch: int, length: int, width: int, taps: int, cuts: tuple
     check("causal_conv_weight_back", [dy, x, starts], taps=taps)
 
 
+@pytest.mark.parametrize("batch", [1, 5])
 @pytest.mark.parametrize(("tokens", "width", "taps"), [(1, 40, 4), (2, 7, 4), (9, 130, 3), (3, 5, 1)])
-def test_convolution_from_a_state(tokens: int, width: int, taps: int) -> None:
-    state, x, w = normal(taps - 1, width), normal(tokens, width), normal(width, taps)
+def test_convolution_from_a_state(batch: int, tokens: int, width: int, taps: int) -> None:
+    state, x, w = normal(batch, taps - 1, width), normal(batch, tokens, width), normal(width, taps)
     after, y = check("causal_conv_step", [state, x, w])
-    whole = define("causal_conv", [np.concatenate([state, x])[None], w, starts_of(1, taps - 1 + tokens)])[0]
-    np.testing.assert_allclose(y, whole[0, taps - 1 :], rtol=0, atol=1e-5)
-    assert np.array_equal(after, np.concatenate([state, x])[tokens:])
+    rows = np.concatenate([state, x], axis=1)
+    whole = define("causal_conv", [rows, w, starts_of(batch, taps - 1 + tokens)])[0]
+    np.testing.assert_allclose(y, whole[:, taps - 1 :], rtol=0, atol=1e-5)
+    assert np.array_equal(after, rows[:, tokens:])
 
 
 # ---- gated delta rule ---------------------------------------------------------

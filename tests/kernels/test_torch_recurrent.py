@@ -84,7 +84,7 @@ def test_a_convolution_sees_nothing_of_the_sample_before():
 @pytest.mark.parametrize("length", [1, 2, 9])
 @pytest.mark.parametrize("taps", [1, 2, 4])
 def test_convolution_steps(length, taps):
-    check("causal_conv_step", [normal(taps - 1, 5), normal(length, 5), normal(5, taps)], into=True)
+    check("causal_conv_step", [normal(2, taps - 1, 5), normal(2, length, 5), normal(5, taps)], into=True)
 
 
 # ---- gated delta rule -----------------------------------------------------------

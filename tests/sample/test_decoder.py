@@ -315,8 +315,8 @@ def likeliest(
         found.append(int(np.argmax(logits)))
         if decoder.free_positions == 1:
             assert decoder.shift_context(keep)
-            for cache in decoder._graphs.caches[::2] if longer != 1 else ():
-                decoder._memory[cache].view(np.float32)[...] *= np.float32(longer)
+            for cache in decoder.graphs.caches[::2] if longer != 1 else ():
+                decoder.memory[cache].view(np.float32)[...] *= np.float32(longer)
         logits = decoder.feed([token]).copy()
     return found
 

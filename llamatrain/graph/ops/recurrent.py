@@ -72,9 +72,11 @@ def _(node: Node, d: Tensor):
 
 @op(no_gradient="it is for decoding")
 def causal_conv_step(state: Spec, x: Spec, w: Spec, *, into: bool = False) -> tuple[Spec, Spec]:
-    """Convolve tokens (T, channels) behind a state, the taps - 1 tokens before; return the new state, too."""
-    require(len(x.shape) == 2 and len(w.shape) == 2 and x.shape[1:] == w.shape[:1], "needs x (T, channels)")
-    require(state.shape == (w.shape[1] - 1, x.shape[1]), "needs a state (taps - 1, channels)")
+    """Convolve tokens behind a state (B, taps - 1, channels), the tokens before; return the new state, too."""
+    require(
+        len(x.shape) == 3 and len(w.shape) == 2 and x.shape[2:] == w.shape[:1], "needs x (B, T, channels)"
+    )
+    require(state.shape == (x.shape[0], w.shape[1] - 1, x.shape[2]), "needs a state (B, taps - 1, channels)")
     return Spec(state.shape, floats(state, x, w)), x
 
 

@@ -141,43 +141,61 @@ def causal_conv_weight_back(outs, ins, attrs, scratch, threads):
 
 @KernelEntry
 def keep_last_rows(lo, hi, thread, state: F32, x: F32, out: F32, rows, tokens, width):
-    """Store the last rows of state and x in `out`, which may be the state: columns lo to hi."""
-    for row in range(rows):
-        source = row + tokens
-        for i in range(lo, hi, LANES):
+    """Store the last rows of each state and its x in `out`, which may be the state: vectors lo to hi of columns."""
+    vectors = (width + LANES - 1) // LANES
+    for item in range(lo, hi):
+        text, i = item // vectors, item % vectors * LANES
+        for row in range(rows):
+            source, to = row + tokens, (text * rows + row) * width
             if source < rows:
-                v = load_until(state, source * width + i, source * width + hi)
+                start = (text * rows + source) * width
+                v = load_until(state, start + i, start + width)
             else:
-                v = load_until(x, (source - rows) * width + i, (source - rows) * width + hi)
-            store_until(out, row * width + i, row * width + hi, v, 0)
+                start = (text * tokens + source - rows) * width
+                v = load_until(x, start + i, start + width)
+            store_until(out, to + i, to + width, v, 0)
 
 
 @KernelEntry
 def conv_from_state(lo, hi, thread, state: F32, x: F32, w: F32, y: F32, tokens, width, taps):
-    """Convolve channels lo to hi of all tokens."""
-    for t in range(tokens):
-        for channel in range(lo, hi):
+    """Convolve channels lo to hi of all texts."""
+    for item in range(lo, hi):
+        text, channel = item // width, item % width
+        first, before = text * tokens, text * (taps - 1)  # the rows of a text in x, and in state
+        for t in range(tokens):
             total = ZERO
             for tap in range(taps):
                 row = t + tap - (taps - 1)
-                value = x[row * width + channel] if row >= 0 else state[(row + taps - 1) * width + channel]
+                if row >= 0:
+                    value = x[(first + row) * width + channel]
+                else:
+                    value = state[(before + row + taps - 1) * width + channel]
                 total += value * w[channel * taps + tap]
-            y[t * width + channel] = total
+            y[(first + t) * width + channel] = total
 
 
 @kernel("causal_conv_step")
 def causal_conv_step(outs, ins, attrs, scratch, threads):
     """Return the calls of `causal_conv_step`."""
     (state_out, y), (state, x, w) = outs, ins
-    (width, taps), tokens = w.shape, len(x)
-    block = choose_block(width, 2 * taps * tokens, LANES)
+    (width, taps), (texts, tokens, _) = w.shape, x.shape
+    sizes = {"tokens": tokens, "width": width}
+    channels, vectors = texts * width, texts * -(-width // LANES)
     calls = [
-        conv_from_state.call(state, x, w, y, tokens=tokens, width=width, taps=taps, items=width, block=block)
+        conv_from_state.call(
+            state,
+            x,
+            w,
+            y,
+            **sizes,
+            taps=taps,
+            items=channels,
+            block=choose_block(channels, 2 * taps * tokens),
+        )
     ]
     if taps > 1:
+        block = choose_block(vectors, taps * LANES)
         calls.append(
-            keep_last_rows.call(
-                state, x, state_out, rows=taps - 1, tokens=tokens, width=width, items=width, block=block
-            )
+            keep_last_rows.call(state, x, state_out, rows=taps - 1, **sizes, items=vectors, block=block)
         )
     return calls

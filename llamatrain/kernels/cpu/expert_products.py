@@ -4,7 +4,9 @@ First all threads pack the choices, sorted by expert, in panels of 16 that belon
 takes some columns of one expert's result: it packs that part of the weight once, if the expert has a choice at all,
 and multiplies all its choices with it. How many these are is read when the job runs. If there are more choices than
 should be packed at once, this is repeated for the next ones. No sum is split between jobs, so the number of threads
-changes no bits. An expert with very few choices decodes rows of its weight and packs nothing.
+changes no bits. If experts have very few choices on average, each row of a weight is decoded and multiplied with them,
+and nothing is packed. Which of both is done depends on the shapes alone, so that a choice's result does not depend on
+the other choices.
 """
 
 from collections.abc import Sequence
@@ -104,6 +106,11 @@ class ExpertProduct:
         return max(1, min(self.weight.k, largest_slice(self.mode).k))
 
     @property
+    def few(self) -> bool:
+        """True if no choices are packed, because experts have few of them on average."""
+        return not self.across and self.mode != INT8 and self.order.size <= MAX_ROWS * self.w.shape[0]
+
+    @property
     def blocks(self) -> int:
         """The number of blocks of k."""
         return max(1, ceil(self.weight.k / self.k_block))
@@ -170,23 +177,33 @@ class ExpertProduct:
         )
         made = []
         for group in self.groups:
-            made += [
-                pack_choices.call(
-                    left, **every, group=group, scratch=memory, experts=len(ends), items=group.panels, block=1
-                ),
+            if not self.few:
+                made.append(
+                    pack_choices.call(
+                        left,
+                        **every,
+                        group=group,
+                        scratch=memory,
+                        experts=len(ends),
+                        items=group.panels,
+                        block=1,
+                    )
+                )
+            made.append(
                 multiply_experts.call(
                     left,
                     right,
                     expert_bytes=self.expert_bytes,
                     **every,
                     group=group,
+                    few=int(self.few),
                     y=y,
                     width=self.width,
                     scratch=memory,
                     items=len(ends) * ceil(self.weight.count / self.width),
                     block=1,
-                ),
-            ]
+                )
+            )
         return made
 
 
@@ -315,6 +332,7 @@ def multiply_experts(
     ends: I32,
     used,
     group: Group,
+    few,
     y,
     width,
     scratch: Scratch,
@@ -330,8 +348,12 @@ def multiply_experts(
         expert, first = item // slices, item % slices * width
         place, columns = first_in_group(ends, expert, group), min(width, n - first)
         count, weight = count_in_group(ends, expert, group), right.source + expert * expert_bytes
-        if 0 < count <= MAX_ROWS and not right.across and mode != INT8:
-            multiply_few(left, right, weight, order, used, place, count, y, first, columns, memory, copied)
+        if few:
+            for done in range(0, count, MAX_ROWS):
+                rows = min(MAX_ROWS, count - done)
+                multiply_few(
+                    left, right, weight, order, used, place + done, rows, y, first, columns, memory, copied
+                )
         elif count > 0:
             panel, corner = first_panel(ends, expert, group), y + (place * n + first) * 4
             for k0 in range(0, max(1, right.depth), right.k_block):

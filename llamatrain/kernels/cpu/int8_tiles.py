@@ -302,7 +302,7 @@ def multiply_by_tiles(c, ldc, a, b, m, n, k, accumulate):
             a_panel, b_panel = panel if m - i > 16 else 0, panel if n - j > 16 else 0
             add_product(held, a + i // 16 * panel, a_panel, b + j // 16 * panel, b_panel, k)
             for row in range(rows):
-                micro.store_row(corner + row * ldc * 4, held + row * SIDE * 4, columns, 0)
+                micro.store_row(corner + row * ldc * 4, held + row * SIDE * 4, columns)
 
 
 @inline

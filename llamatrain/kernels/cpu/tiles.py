@@ -13,7 +13,8 @@ integers, and `ldc`, the distance between rows of C, is in float32 elements.
         `by_rows`: A's rows are the outer loop and B's columns the inner one, so that b (small) stays in the cache;
         0: the other way round. The tile unit always uses the former, with as many columns of B at a time as stay
         in the cache: it waits for lines that it writes, and those of one row arrive soonest one after the other.
-        C need not be aligned; only m x n of it are written. The order of each sum depends on k alone.
+        C need not be aligned; only m x n of it are written. Each sum depends on its row and column alone: it has
+        the same bits in a block of any size.
 
 `mode` says what is multiplied and how: FLOAT32, ROUNDED (bf16 as float32: any machine), PAIRS (AVX-512 BF16),
 TILES (AMX). All of them sum in float32. `choose_mode("bf16")` is the fastest that this machine has.
@@ -180,10 +181,17 @@ def release_tiles(mode):
 
 
 @inline
-def store_edge(space, c, ldc, rows, columns, accumulate):
+def load_edge(space, c, ldc, rows, columns):
+    """Copy a part of C to a 32 x 32 block."""
+    for i in range(rows):
+        tile_rows.some_floats(space + i * SIDE * 4, c + i * ldc * 4, columns)
+
+
+@inline
+def store_edge(space, c, ldc, rows, columns):
     """Copy a part of a finished 32 x 32 block to C."""
     for i in range(rows):
-        micro.store_row(c + i * ldc * 4, space + i * SIDE * 4, columns, accumulate)
+        micro.store_row(c + i * ldc * 4, space + i * SIDE * 4, columns)
 
 
 @inline
@@ -193,9 +201,11 @@ def multiply_by_amx(c, ldc, a, b, panel, m, n, words, accumulate):
     if m >= SIDE and n >= SIDE:
         micro.multiply_tiles(c, ldc * 4, a, a_panel, b, b_panel, words, accumulate)
     else:
-        space = micro.scratch_block()
-        micro.multiply_tiles(space, SIDE * 4, a, a_panel, b, b_panel, words, 0)
-        store_edge(space, c, ldc, min(m, SIDE), min(n, SIDE), accumulate)
+        space, rows, columns = micro.scratch_block(), min(m, SIDE), min(n, SIDE)
+        if accumulate:
+            load_edge(space, c, ldc, rows, columns)
+        micro.multiply_tiles(space, SIDE * 4, a, a_panel, b, b_panel, words, accumulate)
+        store_edge(space, c, ldc, rows, columns)
 
 
 @inline
@@ -208,20 +218,23 @@ def multiply_by_vectors(mode, c, ldc, a, b, panel, m, n, words, accumulate):
         while i < min(m, SIDE):
             high = min(usual, 16 - i % 16)
             corner, whole = c + (i * ldc + j) * 4, m - i >= high and n - j >= columns
-            target, pitch, more = (corner, ldc * 4, accumulate) if whole else (space, SIDE * 4, 0)
+            target, pitch = (corner, ldc * 4) if whole else (space, SIDE * 4)
             left = a + i // 16 * panel + i % 16 * ROW
+            edge_rows, edge_columns = min(high, m - i), min(columns, n - j)
+            if accumulate and not whole:
+                load_edge(space, corner, ldc, edge_rows, edge_columns)
             if mode == PAIRS and wide:
-                micro.pair_block(target, pitch, left, right, panel, words, more)
+                micro.pair_block(target, pitch, left, right, panel, words, accumulate)
             elif mode == PAIRS:
-                micro.pair_narrow(target, pitch, left, right, panel, words, more)
+                micro.pair_narrow(target, pitch, left, right, panel, words, accumulate)
             elif wide:
-                micro.float_block(target, pitch, left, right, panel, words, more)
+                micro.float_block(target, pitch, left, right, panel, words, accumulate)
             elif high == usual:
-                micro.float_narrow(target, pitch, left, right, panel, words, more)
+                micro.float_narrow(target, pitch, left, right, panel, words, accumulate)
             else:
-                micro.float_last(target, pitch, left, right, panel, words, more)
+                micro.float_last(target, pitch, left, right, panel, words, accumulate)
             if not whole:
-                store_edge(space, corner, ldc, min(high, m - i), min(columns, n - j), accumulate)
+                store_edge(space, corner, ldc, edge_rows, edge_columns)
             i += high
 
 

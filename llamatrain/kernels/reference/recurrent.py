@@ -52,10 +52,10 @@ def causal_conv_weight_back(dy, x, starts, *, taps):
 
 @kernel
 def causal_conv_step(state, x, w, *, into=False):
-    """Convolve tokens (T, channels) behind a state, the taps - 1 tokens before; return the new state, too."""
-    rows, taps = np.concatenate([state, x]), w.shape[1]
-    out = sum(rows[tap : tap + len(x)] * w[:, tap] for tap in range(taps))
-    return rows[len(rows) - len(state) :], out
+    """Convolve tokens behind a state (B, taps - 1, channels), the tokens before; return the new state, too."""
+    rows, taps, length = np.concatenate([state, x], axis=1), w.shape[1], x.shape[1]
+    out = sum(rows[:, tap : tap + length] * w[:, tap] for tap in range(taps))
+    return rows[:, length:], out
 
 
 # ---- gated delta rule ------------------------------------------------------

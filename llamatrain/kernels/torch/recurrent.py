@@ -68,11 +68,11 @@ def causal_conv_weight_back(
 
 @kernel(lambda node: 2 * result_bytes(node))
 def causal_conv_step(state: Tensor, x: Tensor, w: Tensor, *, into: bool = False) -> tuple[Tensor, Tensor]:
-    """Convolve tokens (T, channels) behind a state, the taps - 1 tokens before; return the new state, too."""
-    rows, out = torch.cat([state, x]), torch.zeros_like(x)
+    """Convolve tokens behind a state (B, taps - 1, channels), the tokens before; return the new state, too."""
+    rows, out, length = torch.cat([state, x], dim=1), torch.zeros_like(x), x.shape[1]
     for tap in range(w.shape[1]):
-        out.addcmul_(rows[tap : tap + len(x)], w[:, tap])
-    return rows[len(rows) - len(state) :], out
+        out.addcmul_(rows[:, tap : tap + length], w[:, tap])
+    return rows[:, length:], out
 
 
 # ---- gated delta rule ------------------------------------------------------

@@ -266,7 +266,7 @@ def block(
 def rule_states(h: Hyperparameters) -> dict[str, Shape]:
     """Return what a block with the rule keeps while decoding: the last inputs of the convolution, and the matrices."""
     heads, size = int(h.extra["value_heads"]), int(h.extra["key_size"])
-    return {"conv": (int(h.extra["taps"]) - 1, channels(h)), "rule": (1, heads, size, value_size(h))}
+    return {"conv": (int(h.extra["taps"]) - 1, channels(h)), "rule": (heads, size, value_size(h))}
 
 
 def states(h: Hyperparameters, layer: int) -> dict[str, Shape]:

@@ -243,14 +243,10 @@ def emit_release(builder: Any) -> None:
 # ---- what does not fill a vector ---------------------------------------------------------------
 
 
-def emit_store_row(builder: Any, c: Any, source: Any, count: Any, accumulate: Any) -> None:
+def emit_store_row(builder: Any, c: Any, source: Any, count: Any) -> None:
     """Store up to 32 finished sums in a row of C."""
     mask, kind = W.first_lanes(builder, count, 32), ir.VectorType(FLOAT, 32)
-    wanted = W.first_lanes(
-        builder, builder.select(builder.icmp_signed("!=", accumulate, LONG(0)), count, LONG(0)), 32
-    )
-    value = builder.fadd(W.masked_load(builder, c, kind, 4, wanted), load(builder, source, kind, 64))
-    W.masked_store(builder, value, c, 4, mask)
+    W.masked_store(builder, load(builder, source, kind, 64), c, 4, mask)
 
 
 # ---- as Numba calls them: addresses and distances are integers, in bytes ------------------------
@@ -340,14 +336,14 @@ def tiles_off(context: Any) -> Any:
 
 
 @intrinsic
-def store_row(context: Any, c: Any, source: Any, count: Any, accumulate: Any) -> Any:
+def store_row(context: Any, c: Any, source: Any, count: Any) -> Any:
     """Store up to 32 finished sums in a row of C."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         emit_store_row(builder, *values)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 4), generate
+    return types.void(*[types.int64] * 3), generate
 
 
 @intrinsic
