@@ -26,12 +26,14 @@ from llamatrain.commands.export import export
 from llamatrain.commands.extract_lora import Extracted, ExtractOptions
 from llamatrain.commands.extract_lora import extract_lora as extract_adapter
 from llamatrain.commands.generate import LoadOptions, TextModel
+from llamatrain.commands.generate_many import GeneratedText, generate_many
 from llamatrain.commands.imatrix import IMATRIX_OPTIONS, Imatrix, make_imatrix
 from llamatrain.commands.logit_diff import Comparison
 from llamatrain.commands.merge_adapters import ExportOptions, Merged
 from llamatrain.commands.merge_models import MergeOptions, merge_models
 from llamatrain.commands.plan import RunPlan, plan_request
 from llamatrain.commands.preview import PreviewOptions, PreviewRow, preview_rows
+from llamatrain.commands.prompts import GivenPrompt, encode_given
 from llamatrain.commands.rerank import RERANK_OPTIONS, rank_texts
 from llamatrain.compiler.cache import code_cache
 from llamatrain.config.flag_hints import suggest_option
@@ -409,6 +411,29 @@ class LoadedModel:
             )
             self._last = text.notes
         return pieces(text)
+
+    @document_options(SamplingOptions)
+    def generate_many(
+        self,
+        prompts: Sequence[GivenPrompt],
+        *,
+        parallel: int | None = None,
+        **sampling: "Unpack[SamplingOptionsGiven]",
+    ) -> list[GeneratedText]:
+        """Return the text that continues each prompt, in their order. All are generated together, which is faster.
+
+        prompts: texts, or rows such as {"prompt": ...} and {"messages": [...]}, as in files for `finetune`.
+        parallel: how many are generated at a time; None: 16, or fewer for few prompts or little memory.
+        """
+        with translate_errors():
+            if parallel is not None and (type(parallel) is not int or parallel < 1):
+                raise UsageError(
+                    f"parallel must be a whole number of at least 1 (got {quote(parallel)})",
+                    code="invalid-option",
+                )
+            options = build(SamplingOptions, check_options(sampling, SamplingOptions))
+            tokens = [prompt.tokens for prompt in encode_given(self._model, prompts)]
+            return generate_many(self._model, tokens, options, parallel)
 
     @document_options(SamplingOptions)
     def chat(

@@ -1,5 +1,6 @@
 """`llamatrain generate`: continues a prompt, or chats."""
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -12,10 +13,25 @@ from typing import Annotated, Any
 import typer
 
 from llamatrain.adapters.options import AdapterOptions, ControlOptions
-from llamatrain.cli.typer_app import Command, make_app, parse_path, with_options
+from llamatrain.cli.typer_app import (
+    MultiProcessCommand,
+    check_single_process,
+    make_app,
+    parse_path,
+    with_options,
+)
 from llamatrain.commands.chat import ChatOptions, Conversation, llama_command
 from llamatrain.commands.generate import LoadOptions, TextModel
-from llamatrain.config.options import Option, Options, build
+from llamatrain.config.options import (
+    COUNT,
+    Option,
+    Options,
+    build,
+    changed_options,
+    needs,
+    reject_unused,
+    unused_options,
+)
 from llamatrain.config.read_limited import check_size, read_limited
 from llamatrain.errors import UsageError
 from llamatrain.platform import terminal
@@ -25,6 +41,8 @@ from llamatrain.sample.options import SamplingOptions
 MAX_PROMPT, NEEDED = 1 << 24, "a prompt"  # most bytes of a prompt: 16 for each token of the largest context
 KEPT_CHARS = "\n\t\u200c\u200d"  # on a terminal; the last two join signs to others
 
+
+MANY = (needs("prompts"),)
 
 command = make_app()
 
@@ -43,20 +61,53 @@ class PromptOptions(Options, panel="Text"):
     file: Annotated[Path | None, Option("Read the prompt from a file; a newline at its end is dropped.")] = (
         None
     )
+    prompts: Annotated[
+        Path | None,
+        Option(
+            "Continue each prompt of this file, and print JSON lines: rows with a prompt or a chat, as finetune reads "
+            "them.",
+            unit="FILE",
+            excludes=(("prompt", "both give prompts"), ("file", "both give prompts")),
+        ),
+    ] = None
+    each_line: Annotated[
+        bool,
+        Option("Take each line of that file as a prompt, and continue it like --prompt.", when=MANY),
+    ] = False
+    columns: Annotated[
+        str,
+        Option(
+            "The column names that that file has for known keys: prompt=question.",
+            unit="KEY=NAME,...",
+            excludes=(("each_line", "lines of text have no columns"),),
+            when=MANY,
+        ),
+    ] = ""
+    parallel: Annotated[
+        int | None,
+        Option(
+            "Prompts to continue at a time; default: 16, or fewer for few prompts or little memory.",
+            unit="TEXTS",
+            least=1,
+            most=COUNT,
+            when=MANY,
+        ),
+    ] = None
 
 
-@command.command(cls=Command)
+@command.command(cls=MultiProcessCommand)
 @with_options(PromptOptions, ChatOptions, LoadOptions, AdapterOptions, ControlOptions, SamplingOptions)
 def generate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", parser=parse_path)], **overrides: Any
 ) -> None:
     """Go on from a prompt with MODEL, a GGUF file, or talk with it: its text alone goes to standard output.
 
-    A talk (--chat) has several turns, typed or read line by line, through the chat template that MODEL was
-    trained with. Where the model's tokens stand for no text (the sine wave's do not), prompt and text are
-    token numbers.
+    Many prompts (--prompts) are continued together, and several processes can share them. A talk (--chat) has
+    several turns, typed or read line by line, through the chat template that MODEL was trained with. Where the
+    model's tokens stand for no text (the sine wave's do not), prompt and text are token numbers.
     """
     options = build(PromptOptions, overrides)
+    reject_unused(unused_options(vars(options), PromptOptions), changed_options(overrides, PromptOptions))
     loading = build(LoadOptions, overrides)
     sampling = build(SamplingOptions, overrides)
     chat, lora = build(ChatOptions, overrides), build(AdapterOptions, overrides)
@@ -66,6 +117,11 @@ def generate(
             "--prompt - has no effect with --chat, which reads turns from standard input; leave it out",
             code="unused-option",
         )
+    if options.prompts:
+        check_no_chat(chat)
+        print_texts(TextModel(model, loading, lora, control), options, sampling)
+        return
+    check_single_process("llamatrain generate without --prompts")
     prompt, text_model = read_prompt(options), TextModel(model, loading, lora, control)
     if chat.verbose:
         first = prompt.decode("utf-8", "replace")
@@ -83,6 +139,35 @@ def generate(
     if sys.stdout.isatty():
         print_text("\n")
     print_notes(text.notes)
+
+
+def check_no_chat(chat: ChatOptions) -> None:
+    """Raise if options of a chat are given."""
+    for name, is_given in (("chat", chat.chat), ("verbose", chat.verbose)):
+        if is_given:
+            raise UsageError(
+                f"--{name} has no effect with --prompts; leave one of them out", code="unused-option"
+            )
+
+
+def print_texts(model: TextModel, options: PromptOptions, sampling: SamplingOptions) -> None:
+    """Print the text after each prompt of a file as JSON lines, in the order of the file."""
+    from llamatrain.commands.generate_many import generate_many
+    from llamatrain.commands.prompts import read_lines, read_rows
+    from llamatrain.distributed.comm import is_printing_rank
+
+    assert options.prompts
+    print_notes(model.notes())
+    found = (
+        read_lines(model, options.prompts)
+        if options.each_line
+        else read_rows(model, options.prompts, options.columns)
+    )
+    texts = generate_many(model, [prompt.tokens for prompt in found], sampling, options.parallel)
+    if is_printing_rank():
+        for index, (prompt, text) in enumerate(zip(found, texts, strict=True)):
+            line = {"index": index, "prompt": prompt.text, "text": text.text, "stop_reason": text.stop_reason}
+            sys.stdout.write(json.dumps(line) + "\n")
 
 
 def run_chat(conversation: Conversation, first: str) -> None:

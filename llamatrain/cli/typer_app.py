@@ -87,12 +87,8 @@ class Command(TyperCommand):
         """Run the command, if it can run in this number of processes."""
         if self.is_multi_process:
             get_comm()
-        elif (started := get_launch_info()) and started.is_multi_process:
-            raise UsageError(
-                f"{ctx.command_path} runs in a single process (got: {started.description}); start it "
-                "without mpiexec",
-                code="single-process",
-            )
+        else:
+            check_single_process(ctx.command_path)
         with terminal.show_log(), self.run_context(ctx):
             for note in self.notes:
                 terminal.log_line(f"note: {note}")
@@ -101,6 +97,15 @@ class Command(TyperCommand):
     def run_context(self, ctx: Any) -> AbstractContextManager[None]:
         """Return a context manager for the run of the command."""
         return nullcontext()
+
+
+def check_single_process(command: str) -> None:
+    """Raise if several processes were started for a command whose work they cannot share."""
+    if (started := get_launch_info()) and started.is_multi_process:
+        raise UsageError(
+            f"{command} runs in a single process (got: {started.description}); start it without mpiexec",
+            code="single-process",
+        )
 
 
 class ReadOnlyCommand(Command):

@@ -164,20 +164,14 @@ def generate_answers(
     name: str, expected: "Sequence[ExpectedAnswer]", model: "TextModel", options: ExactMatchOptions
 ) -> list[str]:
     """Return the likeliest text after each prompt, token by token, without the thoughts before it."""
+    from llamatrain.commands.generate_many import generate_many
     from llamatrain.data.records import strip_text
-    from llamatrain.distributed.comm import get_comm
-    from llamatrain.platform.terminal import progress_bar
     from llamatrain.sample.options import SamplingOptions
 
-    comm, texts = get_comm(), dict[int, str]()
     sampling = SamplingOptions(temp=0, n=options.answer_tokens, seed=0, stop=options.answer_stop)
-    with progress_bar(f"answers of {name}", total=len(expected), unit=" answers") as progress:
-        for index in range(comm.rank, len(expected), comm.size):
-            stream = model.continue_tokens(expected[index].tokens, sampling)
-            texts[index] = strip_text("".join(stream))
-            progress.update(comm.size)
-    merged = {index: text for part in comm.all_gather(texts) for index, text in part.items()}
-    return [merged[index] for index in range(len(expected))]
+    prompts = [one.tokens for one in expected]
+    answers = generate_many(model, prompts, sampling, title=f"answers of {name}")
+    return [strip_text(answer.text) for answer in answers]
 
 
 def compare_answers(

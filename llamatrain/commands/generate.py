@@ -79,14 +79,17 @@ class TextModel:
 
     def continue_text(self, prompt: bytes, sampling: SamplingOptions) -> "TextStream":
         """Return a text that continues the prompt; it is generated while it is read."""
+        return self.continue_tokens(self.encode(prompt), sampling)
+
+    def encode(self, prompt: bytes, name: str = "the prompt") -> list[int]:
+        """Return the tokens of a prompt; raise UsageError if they do not fit the context."""
         tokens, count = encode_prompt(self.gguf, self.tokenizer, prompt, self.ctx)
         if count > self.ctx:
             raise UsageError(
-                f"the prompt must fit the context of {self.ctx} tokens (got {count}); raise --ctx or "
-                "shorten it",
+                f"{name} must fit the context of {self.ctx} tokens (got {count}); raise --ctx or shorten it",
                 code="prompt-too-long",
             )
-        return self.continue_tokens(tokens, sampling)
+        return tokens
 
     def continue_tokens(
         self,
@@ -109,6 +112,26 @@ class TextModel:
         if sampling.seed < 0:
             sampling = replace(sampling, seed=secrets.randbits(32))
         return TextStream(self, tokens, sampling, reuse_cache, shown_tokens)
+
+    def notes(self) -> list[str]:
+        """Return remarks on the context for the user."""
+        if self.ctx <= self.h.ctx:
+            return []
+        return [
+            f"the model was made for {self.h.ctx} tokens; with --ctx {self.ctx} its text may become incoherent"
+        ]
+
+    @property
+    def ends(self) -> Collection[int]:
+        """The tokens that end a text."""
+        return self.tokenizer.ends.all if self.tokenizer else ()
+
+    def text_pieces(self, shown_tokens: Collection[int] = ()) -> "TextPieces":
+        """Return a decoder of tokens to text. `shown_tokens`: control tokens that count as text."""
+        from llamatrain.data.tokenizer import StreamDecoder
+        from llamatrain.sample.text import TokenNumbers
+
+        return StreamDecoder(self.tokenizer, shown=shown_tokens) if self.tokenizer else TokenNumbers()
 
     def take_decoder(self) -> "Decoder":
         """Return a decoder that no other text uses."""
@@ -147,31 +170,23 @@ class TextStream:
         self.tokens = tokens
         self.sampling = sampling
         self.reuse_cache = reuse_cache
-        self.notes = list[str]()
-        if model.ctx > (model_ctx := model.h.ctx):
-            self.notes.append(
-                f"the model was made for {model_ctx} tokens; with --ctx {model.ctx} its text may become "
-                "incoherent"
-            )
+        self.notes = model.notes()
 
     def __iter__(self) -> Iterator[str]:
-        from llamatrain.data.tokenizer import StreamDecoder
         from llamatrain.io.mapped_file import check_files, mapped_files, verify_unchanged
         from llamatrain.sample.decoder import Generation
-        from llamatrain.sample.text import TokenNumbers, stream_text
+        from llamatrain.sample.text import stream_text
 
-        tokenizer = self.model.tokenizer
-        decoder = self.model.take_decoder()
-        files = mapped_files(self.model.arrays.values())
-        pieces: TextPieces = (
-            StreamDecoder(tokenizer, shown=self.shown_tokens) if tokenizer else TokenNumbers()
-        )
-        ends = tokenizer.ends.all if tokenizer else ()
+        model, tokenizer = self.model, self.model.tokenizer
+        decoder = model.take_decoder()
+        files = mapped_files(model.arrays.values())
         keep = self.tokens_to_keep(bool(tokenizer and tokenizer.add_bos))
-        generation = Generation(decoder, self.tokens, self.sampling, ends, keep, self.reuse_cache)
+        generation = Generation(decoder, self.tokens, self.sampling, model.ends, keep, self.reuse_cache)
         try:
             with verify_unchanged(files):
-                for piece in stream_text(generation, pieces, self.sampling.stop):
+                for piece in stream_text(
+                    generation, model.text_pieces(self.shown_tokens), self.sampling.stop
+                ):
                     check_files(files)
                     yield piece
         finally:

@@ -5,7 +5,7 @@ Prompts are encoded as they are in training. Of a chat the last answer is expect
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from llamatrain.data.chat.encode import find_answers
@@ -40,13 +40,17 @@ def read_expected(
             if (expected := encode_expected(line, source.locate(number), options, encoder))
         ]
     for expected in found:
-        if len(expected.tokens) >= ctx:
-            raise DataError(
-                f"a prompt has {len(expected.tokens):,} tokens, and the context {ctx:,}; raise --ctx or shorten it "
-                f"({expected.prompt[:40]!r}...)",
-                code="prompt-too-long",
-            )
+        check_length(expected.tokens, ctx, f"{expected.prompt[:40]!r}: this")
     return found
+
+
+def check_length(tokens: Sequence[int], ctx: int, subject: str) -> None:
+    """Raise if a prompt leaves no room for an answer; `subject` names it in the message."""
+    if len(tokens) >= ctx:
+        raise DataError(
+            f"{subject} prompt has {len(tokens):,} tokens, and the context {ctx:,}; raise --ctx or shorten it",
+            code="prompt-too-long",
+        )
 
 
 def rows_of(source: DataFile) -> Iterator[tuple[int, bytes]]:
@@ -59,23 +63,37 @@ def rows_of(source: DataFile) -> Iterator[tuple[int, bytes]]:
 def encode_expected(line: bytes, location: str, options: DataOptions, encoder: Encoder) -> ExpectedAnswer:
     """Encode the prompt of a row."""
     record = strip_reasoning(parse_record(line, location, options.mapping))
-    if isinstance(record, PromptRecord) and encoder.as_chat:
-        record = record.as_chat()
     if isinstance(record, PromptRecord):
-        prompt, answer = record.context.encode(), record.answer
+        answer = record.answer
     elif isinstance(record, ChatRecord) and (answers := find_answers(record.messages)) and answers[-1]:
-        template, index = encoder.choose_template(record), answers[-1]
-        prompt = template.render(record.messages[:index], answer_next=True, tools=record.tools)
-        answer = message_text(record.messages[index])
+        answer = message_text(record.messages[answers[-1]])
+        record = replace(record, messages=record.messages[: answers[-1]])
     else:
         raise DataError(
             f'{location}: a prompt with an answer is needed, such as {{"prompt", "answer"}} or a chat that ends '
             "with one",
             code="no-answer",
         )
+    prompt = render_prompt(record, encoder)
+    return ExpectedAnswer(prompt.decode("utf-8", "replace"), encode_prompt(prompt, location, encoder), answer)
+
+
+def render_prompt(record: PromptRecord | ChatRecord, encoder: Encoder) -> bytes:
+    """Return the text before the answer: of a prompt with its answer, or of a chat that lacks one."""
+    if isinstance(record, PromptRecord):
+        if not encoder.as_chat:
+            return record.context.encode()
+        record = record.as_chat()
+        record = replace(record, messages=record.messages[:-1])
+    template = encoder.choose_template(record)
+    return template.render(record.messages, answer_next=True, tools=record.tools)
+
+
+def encode_prompt(prompt: bytes, location: str, encoder: Encoder) -> list[int]:
+    """Return the tokens of a prompt, after the begin token."""
     reader = encoder.reader
     start = [] if reader.bos is None else [reader.bos]
     tokens = [*start, *reader.encode_prompt(prompt).tolist()]
     if not tokens:
         raise DataError(f"{location}: the prompt is empty", code="no-prompt")
-    return ExpectedAnswer(prompt.decode("utf-8", "replace"), tokens, answer)
+    return tokens

@@ -1,7 +1,7 @@
 """Parses rows by their keys: text, a prompt with its answer, or a chat."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,7 +84,7 @@ Record = TextRecord | PromptRecord | ChatRecord
 def parse_record(line: bytes, location: str, columns: Mapping[str, str] | None = None) -> Record:
     """Parse a JSON line into a record. `columns` maps keys to their names in the data."""
     columns = columns or {}
-    return _to_record(rename_keys(parse_object(line, location), columns, location), location, {*columns})
+    return record_from_row(rename_keys(parse_object(line, location), columns, location), location, {*columns})
 
 
 def parse_object(line: bytes, location: str) -> dict[str, Any]:
@@ -117,14 +117,14 @@ def parse_object(line: bytes, location: str) -> dict[str, Any]:
     return row
 
 
-def _to_record(row: dict[str, Any], location: str, preferred: set[str]) -> Record:
+def record_from_row(row: dict[str, Any], location: str, preferred: Collection[str] = ()) -> Record:
     """Convert a row into a record.
 
     If it can be read in several ways, a key of `preferred` decides. A null counts as missing.
     """
     reject_preferences(row, location)
     given = {key: value for key, value in row.items() if value is not None}
-    forms = sorted(FORM_KEYS, key=lambda form: not preferred & {*form}) if preferred else FORM_KEYS
+    forms = sorted(FORM_KEYS, key=lambda form: not {*preferred} & {*form}) if preferred else FORM_KEYS
     form = next((form for keys_of in (given, row) for form in forms if keys_of.keys() >= {*form}), None)
     if form and form[0] in MESSAGES:
         return ChatRecord(read_messages(row, location, form[0]), read_tools(row, location), has_media(row))

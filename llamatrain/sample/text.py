@@ -63,15 +63,35 @@ def partial_stop(text: str, stop: str) -> int:
     )
 
 
+class TextBuilder:
+    """Turns the tokens of a text into pieces of text, up to a complete stop text."""
+
+    def __init__(self, decoder: TextPieces, stop: Sequence[str] = ()) -> None:
+        self.decoder, self.guard = decoder, StopText(stop)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if a stop text is complete, so that no token is needed any more."""
+        return self.guard.is_complete
+
+    def feed(self, token: int) -> str:
+        """Return the text that is ready with this token."""
+        return self.guard.feed(self.decoder.feed(token))
+
+    def flush(self) -> Iterator[str]:
+        """Yield the rest behind the last token."""
+        if not self.is_complete:
+            yield self.guard.feed(self.decoder.flush())
+        if not self.is_complete:
+            yield self.guard.flush()
+
+
 def stream_text(tokens: Iterable[int], decoder: TextPieces, stop: Sequence[str] = ()) -> Iterator[str]:
     """Yield the text of tokens as they come; no token is requested after a complete stop text."""
-    guard = StopText(stop)
+    text = TextBuilder(decoder, stop)
     for token in tokens:
-        if ready := guard.feed(decoder.feed(token)):
+        if ready := text.feed(token):
             yield ready
-        if guard.is_complete:
+        if text.is_complete:
             return
-    if last := guard.feed(decoder.flush()):
-        yield last
-    if not guard.is_complete and (rest := guard.flush()):
-        yield rest
+    yield from filter(None, text.flush())

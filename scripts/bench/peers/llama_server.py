@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from urllib.request import Request, urlopen
 
 import xllamacpp
@@ -49,13 +50,13 @@ def main() -> None:
     prompt, new, threads, rounds, *all_slots = map(int, words)
     for slots in all_slots:
         server = start_server(model, prompt + new + 8, slots, threads)
-        numbers = random.Random(0)
+        address, numbers = server.listening_address, random.Random(0)
         prompts = [[numbers.randrange(256) for _ in range(prompt)] for _ in range(slots)]
         seconds = []
         for _ in range(rounds + 1):
             start = time.perf_counter()
             with ThreadPoolExecutor(slots) as pool:
-                list(pool.map(lambda tokens: complete(server.listening_address, tokens, new), prompts))
+                list(pool.map(complete, repeat(address), prompts, repeat(new)))
             seconds.append(time.perf_counter() - start)
         speed = slots * new / statistics.median(seconds[1:])
         print(f"{f'{slots}, llama-server':16} {speed:9.1f}", flush=True)
