@@ -13,6 +13,8 @@ from llamatrain.commands import generate_many as many
 from llamatrain.commands.generate import LoadOptions, TextModel
 from tests.helpers.architecture_models import shape_of, weights, written
 from tests.helpers.cli import Argument, Done, ran, run
+from tests.helpers.mpi_programs import command as command_on_ranks
+from tests.helpers.mpi_programs import needs_mpi
 from tests.helpers.small_models import small
 from tests.helpers.small_models import weights as small_weights
 from tests.helpers.small_models import written as small_written
@@ -197,6 +199,26 @@ def test_how_many_are_generated_at_a_time(place: Path, monkeypatch: pytest.Monke
     experts = TextModel(place / "experts.gguf", LoadOptions(), AdapterOptions())
     monkeypatch.undo()
     assert [many.choose_slots(experts, count) for count in (1, 1000)] == [16, 16]
+
+
+# ---- several processes -----------------------------------------------------------
+
+
+@needs_mpi
+@pytest.mark.parametrize("ranks", [2, 7])
+def test_processes_share_the_prompts(ranks: int, place: Path) -> None:
+    """With more processes than prompts, too; the first prints all texts."""
+    words = ("generate", place / "m.gguf", "--prompts", place / "lines.txt", "--each-line", *CTX)
+    options = ("-n", 8, "--seed", 3, "--threads", 1)
+    done = command_on_ranks(ranks, *words, *options, seconds=200)
+    assert done.code == 0, done.err
+    assert done.out == ran(*words, *options).out
+
+
+@needs_mpi
+def test_one_prompt_needs_one_process(place: Path) -> None:
+    done = command_on_ranks(2, "generate", place / "m.gguf", "--prompt", "a", seconds=100)
+    assert done.code == 2 and not done.out and "single process" in done.err
 
 
 # ---- Python ---------------------------------------------------------------------
