@@ -13,7 +13,7 @@ LAYERS = (
     ("distributed", "io"),
     ("compiler",),
     ("gguf",),  # compiled code decodes quantized weights
-    ("data", "graph"),
+    ("data", "graph", "rewards"),
     ("kernels", "model", "optim"),
     ("adapters", "contrastive", "engine", "merging", "preference"),
     ("report", "sample"),
