@@ -3,9 +3,9 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +36,7 @@ from llamatrain.config.read_limited import check_size, read_limited
 from llamatrain.errors import UsageError
 from llamatrain.platform import terminal
 from llamatrain.platform.escape import make_printable
+from llamatrain.rewards.options import RewardOptions
 from llamatrain.sample.options import SamplingOptions
 
 MAX_PROMPT, NEEDED = 1 << 24, "a prompt"  # most bytes of a prompt: 16 for each token of the largest context
@@ -83,6 +84,16 @@ class PromptOptions(Options, panel="Text"):
             when=MANY,
         ),
     ] = ""
+    best_of: Annotated[
+        int | None,
+        Option(
+            "Generate so many answers to each prompt, and print the one with the highest --reward as a row for finetune.",
+            unit="ANSWERS",
+            least=1,
+            most=COUNT,
+            when=MANY,
+        ),
+    ] = None
     parallel: Annotated[
         int | None,
         Option(
@@ -96,7 +107,15 @@ class PromptOptions(Options, panel="Text"):
 
 
 @command.command(cls=MultiProcessCommand)
-@with_options(PromptOptions, ChatOptions, LoadOptions, AdapterOptions, ControlOptions, SamplingOptions)
+@with_options(
+    PromptOptions,
+    ChatOptions,
+    LoadOptions,
+    AdapterOptions,
+    ControlOptions,
+    SamplingOptions,
+    RewardOptions,
+)
 def generate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", parser=parse_path)], **overrides: Any
 ) -> None:
@@ -107,7 +126,8 @@ def generate(
     model's tokens stand for no text (the sine wave's do not), prompt and text are token numbers.
     """
     options = build(PromptOptions, overrides)
-    reject_unused(unused_options(vars(options), PromptOptions), changed_options(overrides, PromptOptions))
+    rewards = build(RewardOptions, overrides)
+    check_prompt_options(options, rewards, overrides)
     loading = build(LoadOptions, overrides)
     sampling = build(SamplingOptions, overrides)
     chat, lora = build(ChatOptions, overrides), build(AdapterOptions, overrides)
@@ -119,7 +139,7 @@ def generate(
         )
     if options.prompts:
         check_no_chat(chat)
-        print_texts(TextModel(model, loading, lora, control), options, sampling)
+        print_texts(TextModel(model, loading, lora, control), options, sampling, rewards)
         return
     check_single_process("llamatrain generate without --prompts")
     prompt, text_model = read_prompt(options), TextModel(model, loading, lora, control)
@@ -150,24 +170,46 @@ def check_no_chat(chat: ChatOptions) -> None:
             )
 
 
-def print_texts(model: TextModel, options: PromptOptions, sampling: SamplingOptions) -> None:
+def check_prompt_options(options: PromptOptions, rewards: RewardOptions, given: Mapping[str, Any]) -> None:
+    """Raise if an option of prompts or rewards has no effect, or if --best-of lacks a reward."""
+    classes = PromptOptions, RewardOptions
+    unused = unused_options(vars(options) | vars(rewards), *classes)
+    reject_unused(unused, changed_options(given, *classes))
+    if options.best_of and not rewards.reward:
+        raise UsageError("--best-of needs a --reward that scores the answers; add one", code="no-reward")
+    if rewards.reward and not options.best_of:
+        raise UsageError("--reward has no effect without --best-of; leave it out", code="unused-option")
+
+
+def print_texts(
+    model: TextModel, options: PromptOptions, sampling: SamplingOptions, rewards: RewardOptions
+) -> None:
     """Print the text after each prompt of a file as JSON lines, in the order of the file."""
+    from llamatrain.commands.best_of import best_answers
     from llamatrain.commands.generate_many import generate_many
     from llamatrain.commands.prompts import read_lines, read_rows
+    from llamatrain.data.column_names import parse_mapping
     from llamatrain.distributed.comm import is_printing_rank
 
     assert options.prompts
     print_notes(model.notes())
-    found = (
+    prompts = (
         read_lines(model, options.prompts)
         if options.each_line
         else read_rows(model, options.prompts, options.columns)
     )
-    texts = generate_many(model, [prompt.tokens for prompt in found], sampling, options.parallel)
+    if options.best_of:
+        mapping = parse_mapping(options.columns)
+        rows = best_answers(model, prompts, sampling, options.best_of, rewards, mapping, options.parallel)
+    else:
+        texts = generate_many(model, [prompt.tokens for prompt in prompts], sampling, options.parallel)
+        rows = [
+            {"index": index, "prompt": prompt.text, **asdict(text)}
+            for index, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
+        ]
     if is_printing_rank():
-        for index, (prompt, text) in enumerate(zip(found, texts, strict=True)):
-            line = {"index": index, "prompt": prompt.text, "text": text.text, "stop_reason": text.stop_reason}
-            sys.stdout.write(json.dumps(line) + "\n")
+        for row in rows:
+            sys.stdout.write(json.dumps(row) + "\n")
 
 
 def run_chat(conversation: Conversation, first: str) -> None:

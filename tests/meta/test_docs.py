@@ -198,6 +198,9 @@ MADE: dict[str, Callable[[str], object]] = {
     "POSITIVE.txt": lambda name: Path(name).write_text("so good\nwell done\n"),
     "NEGATIVE.txt": lambda name: Path(name).write_text("so bad\nwell no\n"),
     "sums.jsonl": lambda name: Path(name).write_text('{"question": "1 + 1?", "answer": "2"}\n' * 8),
+    "score.py": lambda name: Path(name).write_text(
+        "def reward(prompt, answer, row):\n    return len(answer)\n"
+    ),
     "QUESTIONS.jsonl": lambda name: Path(name).write_text(QUESTION * 4),
     "A.gguf": adapter_of_base,
     "B.gguf": adapter_of_base,
@@ -233,6 +236,8 @@ def run_here(line: str) -> None:
     """Our part of a line, which must succeed."""
     words = shlex.split(line, comments=True)
     words = words[words.index("llamatrain") + 1 :]
+    target = words[-1] if words[-2:-1] == [">"] else ""
+    words = words[:-2] if target else words
     for before, word in pairwise(["", *words]):
         if before not in ("--out", "--peft"):
             there(word)
@@ -242,7 +247,9 @@ def run_here(line: str) -> None:
             Path(word).unlink(missing_ok=True)
     small = words[0] == "from-scratch" and "TEXT.txt" not in words  # as the sine wave stands
     few = ["--iters", str(next(STEPS))] if "--resume" in words or small else FEW.get(words[0], "").split()
-    ran(*words, *few)
+    done = ran(*words, *few)
+    if target:
+        Path(target).write_text(done.out)
 
 
 def fate(line: str) -> str:
