@@ -102,6 +102,7 @@ __all__ = [
     "ControlVector",
     "Evaluation",
     "Extracted",
+    "GeneratedText",
     "Imatrix",
     "LlamatrainError",
     "LoadedModel",
