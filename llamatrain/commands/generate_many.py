@@ -94,21 +94,19 @@ def choose_slots(model: TextModel, count: int) -> int:
     The texts of a mixture of experts depend on this number by rounding, so it does not depend on `count`.
     """
     from llamatrain.model.experts import has_experts
-    from llamatrain.platform.memory import available_bytes
 
-    fitting = [slots for slots in SLOTS if slots == 1 or has_room(model, slots, available_bytes())]
-    if has_experts(model.h):
-        return fitting[0]
-    least = min(max(count, FEWEST), SLOTS[0])
-    return min((slots for slots in fitting if slots >= least), default=fitting[0])
+    wanted = SLOTS[0] if has_experts(model.h) else min(max(count, FEWEST), SLOTS[0])
+    most = min(slots for slots in SLOTS if slots >= wanted)
+    return next((slots for slots in SLOTS if slots <= most and has_room(model, slots)), 1)
 
 
-def has_room(model: TextModel, slots: int, available: int | None) -> bool:
+def has_room(model: TextModel, slots: int) -> bool:
     """Return True if there is memory for a number of slots."""
     from llamatrain.engine.device import create_device
+    from llamatrain.platform.memory import available_bytes
     from llamatrain.sample.batch import BatchDecoder
 
-    limit = create_device(model.device, model.threads).memory_limit() or available
+    limit = create_device(model.device, model.threads).memory_limit() or available_bytes()
     cost = BatchDecoder.plan(model.h, model.ctx, slots, model.threads, model.device, model.weights)
     return limit is None or cost.total <= limit
 

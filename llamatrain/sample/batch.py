@@ -20,14 +20,15 @@ left to its libraries.
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
 from llamatrain.engine.device import Memory, create_device
+from llamatrain.engine.plan import Plan
 from llamatrain.engine.program import Program
 from llamatrain.errors import UsageError
-from llamatrain.graph.tensor import Tensor
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 from llamatrain.model.transformer import (
@@ -89,8 +90,6 @@ class BatchDecoder:
         """
         self.h, self.ctx, self.slots = h, ctx, slots
         device = create_device(kernels, threads, drop_base)
-        if arena is None:
-            arena = device.allocate(self.plan(h, ctx, slots, threads, kernels, weights, drop_base).arena)
         self._prompts = Decoder(
             h,
             arrays,
@@ -102,15 +101,14 @@ class BatchDecoder:
             drop_base=drop_base,
         )
         self._graphs = BatchGraphs(self._prompts.graphs, ctx, slots)
+        if self._prompts.arena is None:
+            self._prompts.arena = device.allocate(self._graphs.arena_bytes())
         memory = self._prompts.memory | {
             cache: device.allocate(cache.nbytes) for cache in self._graphs.caches
         }
         self._step, *self._copies = (
-            Program(self._graphs.plan_memory(outputs), memory, device, arena=arena)
-            for outputs in self._graphs.outputs
+            Program(each, memory, device, arena=self._prompts.arena) for each in self._graphs.plans
         )
-        self._step.write(self._graphs.step.starts, 0)
-        self._step.write(self._graphs.step.token_index, np.arange(slots))
         self._positions = [0] * slots
         self._read: list[int] = []  # the prompt that was read last
         self._logits = np.empty(0, np.float32)  # of the token behind it
@@ -129,8 +127,7 @@ class BatchDecoder:
         prompts = DecodingGraphs(h, ctx, create_device(kernels, threads, drop_base), weights)
         graphs = BatchGraphs(prompts, ctx, slots)
         cached_bytes = sum(tensor.nbytes for tensor in (*prompts.caches, *graphs.caches, prompts.table))
-        arenas = [graphs.plan_memory(outputs).arena for outputs in graphs.outputs]
-        return DecodeCost(cached_bytes, max(prompts.arena_bytes(), *arenas))
+        return DecodeCost(cached_bytes, graphs.arena_bytes())
 
     def reset(self) -> None:
         """Forget the prompts that were read, because the weights have changed."""
@@ -181,6 +178,8 @@ class BatchDecoder:
         step = self._graphs.step
         self._step.write(step.tokens, ids)
         self._step.write(step.positions, positions)
+        self._step.write(step.starts, 0)
+        self._step.write(step.token_index, np.arange(self.slots))
         self._step.write(step.cache_rows, positions + np.arange(self.slots)[:, None] * self.ctx)
         self._step()
         return self._step.read(step.logits)
@@ -190,7 +189,7 @@ class BatchGraphs:
     """The graph of a step, and those that copy a prompt to a slot: its keys and values, and its states."""
 
     def __init__(self, prompts: DecodingGraphs, ctx: int, slots: int) -> None:
-        h, self.plan_memory, self.chunk = prompts.h, prompts.plan_memory, prompts.chunks[-1]
+        h, self.prompts, self.chunk = prompts.h, prompts, prompts.chunks[-1]
         self.caches = make_caches(h, ctx, slots=slots)
         self.step: DecodingGraph = build_decoding(h, prompts.weights, 1, prompts.table, self.caches, slots)
         pairs = list(zip(prompts.caches, self.caches, strict=True))
@@ -202,10 +201,15 @@ class BatchGraphs:
         """The copies that the model needs: one without states copies rows only."""
         return [copy for copy in (self.row_copy, self.state_copy) if copy.copied]
 
-    @property
-    def outputs(self) -> list[list[Tensor]]:
-        """The outputs of each graph."""
-        return [[self.step.logits], *(copy.copied for copy in self.copies)]
+    @cached_property
+    def plans(self) -> list[Plan]:
+        """The memory plans of the step and of the copies."""
+        outputs = [[self.step.logits], *(copy.copied for copy in self.copies)]
+        return [self.prompts.plan_memory(each) for each in outputs]
+
+    def arena_bytes(self) -> int:
+        """Return the size of an arena that fits these graphs and those of prompts."""
+        return max(self.prompts.arena_bytes(), *(each.arena for each in self.plans))
 
 
 # ---- texts -----------------------------------------------------------------

@@ -86,7 +86,7 @@ class Decoder:
         leaves = {tensor: self._upload(arrays[tensor.name]) for tensor in self.graphs.leaves}
         self.memory = leaves | {cache: self.device.allocate(cache.nbytes) for cache in self.graphs.caches}
         self.memory[self.graphs.table] = self._upload(h.rope_table(ctx))
-        self._arena = arena
+        self.arena = arena
         self._programs: dict[int, tuple[DecodingGraph, Program]] = {}
 
     def _upload(self, memory: Memory) -> Memory:
@@ -218,10 +218,10 @@ class Decoder:
 
     def _program(self, size: int) -> tuple[DecodingGraph, Program]:
         if size not in self._programs:
-            if self._arena is None:
-                self._arena = self.device.allocate(self.graphs.arena_bytes())
+            if self.arena is None:
+                self.arena = self.device.allocate(self.graphs.arena_bytes())
             graph, memory_plan = self.graphs.graph_and_plan(size)
-            program = Program(memory_plan, self.memory, self.device, arena=self._arena)
+            program = Program(memory_plan, self.memory, self.device, arena=self.arena)
             self._programs[size] = graph, program
         return self._programs[size]
 

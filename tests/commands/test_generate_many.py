@@ -190,9 +190,9 @@ def test_missing_files_and_options_without_effect(place: Path) -> None:
 def test_how_many_are_generated_at_a_time(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = TextModel(place / "m.gguf", LoadOptions(), AdapterOptions())
     assert [many.choose_slots(model, count) for count in (1, 4, 5, 16, 1000)] == [4, 4, 8, 16, 16]
-    monkeypatch.setattr(many, "has_room", lambda model, slots, available: slots <= 8)
+    monkeypatch.setattr(many, "has_room", lambda model, slots: slots <= 8)
     assert [many.choose_slots(model, count) for count in (1, 5, 1000)] == [4, 8, 8]
-    monkeypatch.setattr(many, "has_room", lambda model, slots, available: False)
+    monkeypatch.setattr(many, "has_room", lambda model, slots: False)
     assert many.choose_slots(model, 1000) == 1
     shape = shape_of("mixtral", "a")
     written(place / "experts.gguf", shape, weights(shape))

@@ -137,7 +137,7 @@ def test_what_it_takes_is_known_before() -> None:
     h = small()
     cost, decoder = Decoder.plan(h, 50, threads=2), Decoder(h, weights(h), ctx=50, threads=2)
     decoder.feed(tokens(3))
-    assert decoder._arena is not None and cost.arena == decoder._arena.size
+    assert decoder.arena is not None and cost.arena == decoder.arena.size
     assert cost.caches == 2 * h.layers * 50 * h.kv_heads * h.head_size * 4 + 50 * h.head_size * 4
     shared = Decoder(h, weights(h), ctx=50, threads=2, arena=allocate(cost.arena))
     np.testing.assert_array_equal(
