@@ -211,3 +211,30 @@ def test_weights_of_experts_without_choices_are_not_read() -> None:
         [sys.executable, "-c", UNTOUCHED], capture_output=True, text=True, cwd=ROOT, check=False
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+@pytest.mark.parametrize("experts", [3, 12])
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_a_choice_does_not_depend_on_the_others(experts: int, kind: str) -> None:
+    """Its result has the same bits whichever experts the other rows choose: many the same one, or all others."""
+    rows, width, random = 9, 64, np.random.default_rng(5)
+    x = random.standard_normal((rows, width)).astype(np.float32)
+    weight = random.standard_normal((experts, 40, width)).astype(np.float32)
+    if kind != "F32":
+        weight = sane_weight(DTYPES[kind].kind, experts * 40, width).reshape(experts, 40, -1)
+    results = []
+    for others in (0, 1, 2):
+        ids = (
+            np.full((rows, 1), others, np.int32)
+            if others
+            else np.arange(rows, dtype=np.int32)[:, None] % experts
+        )
+        ids[0] = 1
+        leaf, chosen = placeholder("x", x.shape), placeholder("ids", ids.shape, I32)
+        order, _, ends = ops.sort_choices(chosen, experts=experts)
+        dtype = DTYPES[kind]
+        w = state("w", (experts, 40, width), dtype)
+        y = ops.sum_choices(ops.expert_matmul(leaf, w, order, ends), order)
+        (found,) = run([y], {leaf: x, chosen: ids, w: weight}, "cpu")
+        results.append(found[0].tobytes())
+    assert len({*results}) == 1

@@ -225,3 +225,20 @@ def test_plans_and_kernels_agree_on_sizes() -> None:
     for mode in range(4):
         for count, k in ((1, 0), (16, 16), (17, 33), (100, 1024)):
             assert tiles.packed_bytes(mode, count, k) == tiles.panel_bytes(mode, count, k)
+
+
+@pytest.mark.parametrize("way", ["f32", *WAYS])
+@pytest.mark.parametrize(("k", "n"), [(64, 48), (3000, 64), (2100, 20)])
+def test_a_row_does_not_depend_on_the_others(k, n, way):
+    """It has the same bits in a product of any number of rows, also where the sum is made in several parts."""
+    x, w = normal(64, k), normal(n, k)
+    if way != "f32":
+        x, w = halved(x), halved(w)
+
+    def product(rows):
+        plan = dataclasses.replace(matmul.matmul_plan([rows, w], 1), mode=tiles.choose_mode(way))
+        return multiply(plan, (len(rows), n))
+
+    whole = product(x)
+    for count in (1, 4, 7, 15, 16, 17, 33, 48):
+        assert product(np.ascontiguousarray(x[-count:])).tobytes() == whole[-count:].tobytes(), count
