@@ -9,7 +9,8 @@ processes:
 
 - A row of a product has the same bits whatever the other rows are, and a step always has as many rows as there are
   slots. The kernels for up to three rows and for more round differently, and so do, with adapters of rank 16 or less,
-  those for up to sixteen rows and for more. Within these ranges the number of slots changes no bits either.
+  those for up to sixteen rows and for more. Within these ranges the number of slots changes no bits either, except in
+  mixtures of experts, whose products depend on it.
 - A prompt is read in the same chunks as by `Decoder`, and prompts share whole chunks of the largest size only.
 
 The logits of the first token are those of `Decoder`, with the same bits. The others differ from them by rounding, because
@@ -69,7 +70,7 @@ Stops = Callable[[int, int], bool]
 
 
 class BatchDecoder:
-    """Decodes a text in each of `slots` slots. The weights may change after `reset`."""
+    """Decodes a text in each of `slots` slots. After a change of the weights, `reset` must be called."""
 
     def __init__(
         self,
