@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
-from llamatrain.platform.processes import put_into_job
+from llamatrain.platform.processes import end_job, put_into_job
 
 if sys.platform != "win32":
     import fcntl
@@ -82,13 +82,17 @@ class LimitedProcess:
         return None
 
     def kill(self) -> None:
-        """End the process and those that it started, if they still run, and close the pipes."""
+        """End the process and those that it started, if they still run. Its pipes can still be read."""
         if sys.platform == "win32":
             self.process.kill()
+            end_job(self._job)
         else:
             with suppress(ProcessLookupError, PermissionError):  # macOS: of a group that has ended
                 os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+    def close(self) -> None:
+        """Close the pipes."""
         for pipe in (self.stdin, self.stdout, self.stderr, self._lifeline):
             with suppress(OSError):  # unwritten data has no reader
                 pipe.close()

@@ -60,6 +60,12 @@ def put_into_job(child: subprocess.Popen[Any], memory: int) -> object:
         return None
 
 
+def end_job(job: object) -> None:
+    """End all processes of a job, also those that its first one started; on Unix there are no jobs."""
+    if sys.platform == "win32":
+        ctypes.WinDLL("kernel32").CloseHandle(job)
+
+
 def read_pipe(descriptor: int, count: int, seconds: float) -> bytes | None:
     """Return what a pipe has within some seconds, at most `count` bytes; none at its end. Return None if it is late."""
     if sys.platform == "win32":

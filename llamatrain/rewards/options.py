@@ -3,7 +3,8 @@
 import math
 import re
 import shlex
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -89,6 +90,11 @@ class RewardOptions(Options, panel="Rewards"):
         """The weight of each reward."""
         weights = tuple(map(float, filter(None, self.reward_weights.split(","))))
         return weights or (1.0,) * len(self.reward)
+
+    def make_absolute(self, absolute: Callable[[str], str]) -> "RewardOptions":
+        """Return the same options with absolute paths of Python files."""
+        reward = tuple(absolute(source) if python_file(source) else source for source in self.reward)
+        return replace(self, reward=reward)
 
     def validate(self) -> None:
         """Raise if weights or files do not fit."""

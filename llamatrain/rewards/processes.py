@@ -27,11 +27,19 @@ MAX_LINE = 1 << 16  # bytes of a line
 TAIL = 2000  # bytes of standard error that are kept for a message
 BLOCK = 1 << 16
 START_SECONDS = 60.0  # at least, for a file's imports
-END_SECONDS = 2.0  # for standard error after the end of a process
+WAIT_SECONDS = 0.2  # between two calls while a number is awaited
+END_SECONDS = 2.0  # for what a process wrote to standard error before its end
 
 
 class RewardError(LlamatrainError):
     """A reward failed. The message names the reward, the problem, and the row of the answer."""
+
+
+def shared_reward_error(problem: str) -> RewardError:
+    """Return an error that all ranks raise."""
+    error = RewardError(problem, code="reward-failed")
+    error.shared = True
+    return error
 
 
 class ProcessFailed(Exception):
@@ -60,12 +68,26 @@ class Failure:
     problem: str
 
 
+def do_nothing() -> None:
+    """Do nothing."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a reward, and what is called meanwhile."""
+
+    timeout: float  # seconds until the next number
+    memory: int  # bytes of each process
+    log: Callable[[str], None]  # gets the lines that are written to standard error
+    on_wait: Callable[[], None] = do_nothing  # is called again and again while a number is awaited; may raise
+
+
 class Stream:
     """Exchanges lines with a process; what it writes to standard error is passed on."""
 
-    def __init__(self, command: Sequence[str], memory: int, log: Callable[[str], None]) -> None:
-        self.process = LimitedProcess(command, memory, env_without_launcher())
-        self._received, self._log = bytearray(), log
+    def __init__(self, command: Sequence[str], limits: Limits) -> None:
+        self.process = LimitedProcess(command, limits.memory, env_without_launcher())
+        self._received, self._log, self._on_wait = bytearray(), limits.log, limits.on_wait
         self._errors = bytearray()  # the last bytes of standard error
         self._is_closed = False
         self._error_reader = threading.Thread(target=self._read_errors, daemon=True)
@@ -97,9 +119,13 @@ class Stream:
                 continue
             if len(self._received) > MAX_LINE:
                 raise ProcessFailed("it wrote a line that is too long to be a number")
-            block = read_pipe(self.process.stdout.fileno(), BLOCK, deadline - time.monotonic())
+            seconds_left = deadline - time.monotonic()
+            block = read_pipe(self.process.stdout.fileno(), BLOCK, min(seconds_left, WAIT_SECONDS))
+            if block is None and seconds_left > WAIT_SECONDS:
+                self._on_wait()
+                continue
             if block is None:
-                raise ProcessFailed(f"it gave no number for {seconds:g} s, the limit of --reward-timeout")
+                raise ProcessFailed(f"it gave no number for {seconds:g} s; the limit is --reward-timeout")
             if not block:
                 self._received.clear()
                 return bytes(line) if line.strip() else None
@@ -110,7 +136,7 @@ class Stream:
         code = self.process.wait(seconds)
         if code is None:
             raise ProcessFailed(
-                f"it did not end for {seconds:g} s after its output, the limit of --reward-timeout"
+                f"it did not end for {seconds:g} s after its output; the limit is --reward-timeout"
             )
         return code
 
@@ -123,9 +149,11 @@ class Stream:
         return f"it {ended}{f': {last[:300]}' if last else ''}"
 
     def close(self) -> None:
-        """End the process and all that it started."""
-        self._is_closed = True
+        """End the process and all that it started, and pass on the rest of what it wrote."""
         self.process.kill()
+        self._error_reader.join(END_SECONDS)  # longer only if a process escaped that holds the pipe
+        self._is_closed = True
+        self.process.close()
 
     def _read_errors(self) -> None:
         descriptor, line = self.process.stderr.fileno(), b""
@@ -165,8 +193,8 @@ def parse_number(line: bytes) -> float | Failure:
 class RewardProcess:
     """Scores answers by one reward."""
 
-    def __init__(self, source: str, timeout: float, memory: int, log: Callable[[str], None]) -> None:
-        self.source, self.timeout, self.memory, self.log = source, timeout, memory, log
+    def __init__(self, source: str, limits: Limits) -> None:
+        self.source, self.limits, self.timeout = source, limits, limits.timeout
         self.name = shorten(f"--reward {' '.join(source.split())}", PATH)
         self._stream: Stream | None = None
 
@@ -221,7 +249,7 @@ class FileProcess(RewardProcess):
         if self._stream:
             return self._stream
         command = [sys.executable, "-P", str(WORKER), self.source]
-        stream = self._stream = Stream(command, self.memory, self.log)
+        stream = self._stream = Stream(command, self.limits)
         try:
             line = stream.read_line(max(START_SECONDS, self.timeout))
             if line is None:
@@ -245,7 +273,7 @@ class CommandProcess(RewardProcess):
     """Runs a command for each batch: it reads lines of JSON until its input ends."""
 
     def _score(self, answers: Sequence[Answer]) -> Iterator[float | Failure]:
-        stream = self._stream = Stream([*SHELL, self.source], self.memory, self.log)
+        stream = self._stream = Stream([*SHELL, self.source], self.limits)
         stream.send(b"".join(answer.as_json() for answer in answers), end=True)
         for number in range(len(answers) - 1):
             yield self._read(stream, number, len(answers))
@@ -265,7 +293,6 @@ class CommandProcess(RewardProcess):
             raise self.error(str(failure)) from None
 
 
-def create_process(source: str, timeout: float, memory: int, log: Callable[[str], None]) -> RewardProcess:
+def create_process(source: str, limits: Limits) -> RewardProcess:
     """Return the process for a Python file or a command."""
-    kind = FileProcess if python_file(source) else CommandProcess
-    return kind(source, timeout, memory, log)
+    return (FileProcess if python_file(source) else CommandProcess)(source, limits)

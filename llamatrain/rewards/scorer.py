@@ -7,20 +7,35 @@ from typing import Self
 
 from llamatrain.platform.terminal import log_line
 from llamatrain.rewards.options import RewardOptions
-from llamatrain.rewards.processes import Answer, Failure, RewardError, RewardProcess, create_process
+from llamatrain.rewards.processes import (
+    Answer,
+    Failure,
+    Limits,
+    RewardError,
+    RewardProcess,
+    create_process,
+    do_nothing,
+)
 
 
 class Scorer:
     """Computes the weighted sum of rewards. It must be closed, which ends their processes."""
 
-    def __init__(self, options: RewardOptions, warn: Callable[[str], None] = log_line) -> None:
-        """Prepare the rewards of some options; `warn` is called with a line about rewards that failed."""
+    def __init__(
+        self,
+        options: RewardOptions,
+        warn: Callable[[str], None] = log_line,
+        on_wait: Callable[[], None] = do_nothing,
+    ) -> None:
+        """Prepare the rewards of some options.
+
+        `warn` is called with a line about rewards that failed, and `on_wait` while a number is awaited; an error
+        that it raises ends the scoring.
+        """
         self.options, self.warn = options, warn
         self.failed = 0  # rewards, in total
-        self._processes = [
-            create_process(source, options.reward_timeout, options.reward_memory, log_line)
-            for source in options.reward
-        ]
+        limits = Limits(options.reward_timeout, options.reward_memory, log_line, on_wait)
+        self._processes = [create_process(source, limits) for source in options.reward]
 
     def start(self) -> None:
         """Import the Python files, so that a broken one is found before the first answer."""
