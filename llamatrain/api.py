@@ -142,6 +142,7 @@ class Run:
     losses: list[float]  # one per step, with those before a resume; NaN: not recorded
     validations: list[tuple[int, float]]  # steps and losses
     margins: list[tuple[int, float]]  # steps and reward margins, with preference training
+    rewards: list[tuple[int, float]]  # steps and mean rewards of their generated answers
     retained: list[tuple[int, float]]  # steps and losses of the data that should not be forgotten
     steps: int
     best: Path | None  # the model or adapter with the lowest validation loss
@@ -605,6 +606,7 @@ class RunMetrics(NamedTuple):
     losses: list[float]
     validations: Points
     margins: Points
+    rewards: Points
     retained: Points
     perplexity: float | None
 
@@ -612,11 +614,13 @@ class RunMetrics(NamedTuple):
 def read_metrics(finished: RunResult) -> RunMetrics:
     """Return the numbers of a run's metrics.jsonl."""
     losses, path = [math.nan] * finished.steps, finished.folder / "metrics.jsonl"
-    validations, margins, retained, perplexity = Points(), Points(), Points(), None
+    validations, margins, rewards, retained, perplexity = Points(), Points(), Points(), Points(), None
     for _, line in read_lines(path) if path.exists() else ():
         match line:
-            case {"step": int(step), "loss": int() | float() as loss} if 0 < step <= finished.steps:
+            case {"step": int(step), "loss": int() | float() as loss, **more} if 0 < step <= finished.steps:
                 losses[step - 1] = float(loss)
+                if isinstance(reward := more.get("reward"), int | float):
+                    rewards.append((step, float(reward)))
             case {"step": int(step), "retain_loss": int() | float() as loss}:
                 retained.append((step, float(loss)))
             case {"step": int(step), "val_loss": int() | float() as loss, **more}:
@@ -624,7 +628,7 @@ def read_metrics(finished: RunResult) -> RunMetrics:
                 if isinstance(margin := more.get("val_margin"), int | float):
                     margins.append((step, float(margin)))
                 perplexity = None if "val_answers" in more else math.exp(min(loss, 700))
-    return RunMetrics(losses, validations, margins, retained, perplexity)
+    return RunMetrics(losses, validations, margins, rewards, retained, perplexity)
 
 
 @contextmanager

@@ -317,12 +317,13 @@ class FinetuneOptions(TypedDict, total=False):
     """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
     lora_scaled: Sequence[tuple[Place, float]]
     """Adapter with a factor by which it is scaled; may be repeated."""
-    objective: Literal["contrastive", "rerank", "dpo", "kto", "orpo", "simpo"] | None
+    objective: Literal["contrastive", "rerank", "grpo", "dpo", "kto", "orpo", "simpo"] | None
     """Preference training on rows of prompt, chosen and rejected; kto also takes prompt, completion and label. contrastive:
     train embeddings on rows of query, positive and negatives; rerank: train to tell on such rows whether a text answers a
-    query."""
+    query; grpo: learn from rewards of answers that the model generates to the prompts."""
     beta: float | None
-    """Strength of the preference term (lambda of ORPO); default: 0.1, for simpo 2."""
+    """Strength of the preference term (lambda of ORPO), or of the divergence from the base in GRPO; default: 0.1, for simpo
+    2, for grpo 0."""
     gamma: float
     """Target reward margin of SimPO."""
     desirable_weight: float
@@ -336,6 +337,42 @@ class FinetuneOptions(TypedDict, total=False):
     """Temperature of the contrastive loss, by which similarities are divided."""
     matryoshka: str
     """Sizes to which embeddings may be cut: the loss is added up over these first parts and the whole."""
+    reward: str | Sequence[str]
+    """Scores answers: a Python file with a function reward(prompt, answer, row), or a command that reads lines of JSON and
+    writes a number for each; may be repeated."""
+    reward_weights: str
+    """Weights of several rewards in their sum; default: 1 each."""
+    reward_timeout: float | str
+    """Stop a reward that gives no further number for this long."""
+    reward_memory: int | str
+    """Memory that each process of a reward may take."""
+    reward_failed: float | None
+    """Reward of answers whose reward fails, with a warning; by default a failure stops the run."""
+    num_generations: int
+    """Answers to each prompt, which are compared; batch counts answers."""
+    num_iterations: int
+    """Steps with the same answers, before new ones are generated."""
+    max_completion_length: int
+    """Longest answer; those without an end are cut there."""
+    temperature: float
+    """Temperature of the answers, and of the probabilities that are trained."""
+    top_k: int
+    """Draw answers from this many of the most likely tokens; 0: from all."""
+    top_p: float
+    """Draw from the most likely tokens that have this probability in total; 1: from all."""
+    min_p: float
+    """Leave out tokens less likely than this fraction of the most likely one."""
+    epsilon: float
+    """How far below 1 a ratio of probabilities counts."""
+    epsilon_high: float | None
+    """How far above 1 a ratio counts; default: as epsilon."""
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"]
+    """How tokens are averaged: all of a step (dapo, bnpo), those of each answer first (grpo), or by a constant length
+    (dr_grpo)."""
+    scale_rewards: Literal["group", "batch", "none"]
+    """Divide advantages by the standard deviation of a group of answers, or of all of a step."""
+    mask_truncated_completions: bool
+    """Train no answer that has no end."""
     train_on: Literal["completion", "last", "all"]
     """Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. In plain text, all
     tokens are trained."""
@@ -678,12 +715,13 @@ class EvaluateOptionsGiven(TypedDict, total=False):
     """Adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a PEFT folder; may be repeated."""
     lora_scaled: Sequence[tuple[Place, float]]
     """Adapter with a factor by which it is scaled; may be repeated."""
-    objective: Literal["contrastive", "rerank", "dpo", "kto", "orpo", "simpo"] | None
+    objective: Literal["contrastive", "rerank", "grpo", "dpo", "kto", "orpo", "simpo"] | None
     """Preference training on rows of prompt, chosen and rejected; kto also takes prompt, completion and label. contrastive:
     train embeddings on rows of query, positive and negatives; rerank: train to tell on such rows whether a text answers a
-    query."""
+    query; grpo: learn from rewards of answers that the model generates to the prompts."""
     beta: float | None
-    """Strength of the preference term (lambda of ORPO); default: 0.1, for simpo 2."""
+    """Strength of the preference term (lambda of ORPO), or of the divergence from the base in GRPO; default: 0.1, for simpo
+    2, for grpo 0."""
     gamma: float
     """Target reward margin of SimPO."""
     desirable_weight: float
@@ -864,10 +902,10 @@ class PreviewOptionsGiven(TypedDict, total=False):
     """Rows per batch; they share a length."""
     seed: int
     """Seed of the order of samples."""
-    objective: Literal["contrastive", "rerank", "dpo", "kto", "orpo", "simpo"] | None
+    objective: Literal["contrastive", "rerank", "grpo", "dpo", "kto", "orpo", "simpo"] | None
     """Preference training on rows of prompt, chosen and rejected; kto also takes prompt, completion and label. contrastive:
     train embeddings on rows of query, positive and negatives; rerank: train to tell on such rows whether a text answers a
-    query."""
+    query; grpo: learn from rewards of answers that the model generates to the prompts."""
     train_on: Literal["completion", "last", "all"]
     """Train on the answers of prompts and chats, only on the last answer of a chat, or on all tokens. In plain text, all
     tokens are trained."""

@@ -38,6 +38,7 @@ from llamatrain.train.state import BestValidation, RunState
 
 VERSION = 2  # training.file_version; 0 and 1 are llama.cpp's
 CHECKSUM = "training.checksum"
+ROLLOUTS = "training.rollouts"  # generated answers that several steps train, as JSON
 # keys and tensors of the run; others belong to the model or the adapter
 RUN_PREFIXES = ("training.", "optimizer.")
 GRADIENTS = "training.accumulated_gradients"
@@ -238,6 +239,8 @@ def _training(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
             "extra": {"seconds": interrupted.seconds, **more},
         }
         yield "training.partial", string(json.dumps(partial))
+    if state.rollouts:
+        yield ROLLOUTS, string(json.dumps([answer and vars(answer) for answer in state.rollouts]))
     yield "training.options", string(json.dumps(checkpoint.options))
     yield (
         "training.extra",

@@ -12,6 +12,7 @@ from llamatrain.checkpoints.checkpoint import (
     CHECKSUM,
     GRADIENTS,
     PIECE,
+    ROLLOUTS,
     RUN_PREFIXES,
     STOP_REASON,
     VALIDATION_DUE,
@@ -25,6 +26,8 @@ from llamatrain.extensions import load_extensions
 from llamatrain.gguf.parser import quote
 from llamatrain.gguf.reader import FileTensor, Gguf, open_gguf
 from llamatrain.gguf.values import Value
+from llamatrain.grpo.metrics import RolloutStats
+from llamatrain.grpo.rollouts import GeneratedAnswer, Rollouts
 from llamatrain.io.madvise import release_pages
 from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.optim import registry
@@ -34,6 +37,7 @@ from llamatrain.preference.batch import Rewards
 from llamatrain.train.state import BestValidation, Counters, PartialStep, RunState
 
 KINDS_OF_RUNS = ("train_model", "finetune_lora")
+MAX_TOKEN = 1 << 31
 MAX_SECONDS = 1e12  # seconds, the longest run
 DERIVED_KEYS = ("best_loss", "previous_loss", "no_improvement_count")  # copies of values in training.*
 
@@ -165,6 +169,7 @@ def _state(gguf: Gguf, extra: dict[str, Any]) -> RunState:
         stop=_stop(gguf),
         best=_best(gguf, extra.get(BEST), counters.step),
         partial=_partial(gguf),
+        rollouts=_rollouts(gguf),
         validation_due=validation_due,
         stop_reason=stop_reason,
     )
@@ -224,13 +229,61 @@ def _stop(gguf: Gguf) -> StopState:
     )
 
 
-def _rewards(gguf: Gguf, value: object) -> Rewards | None:
+def _rewards(gguf: Gguf, value: object) -> Rewards | RolloutStats | None:
     if value is None:
         return None
     match value:
+        case [
+            float(),
+            float(),
+            int(),
+            int(),
+            int(),
+            int(),
+            float() | None,
+            int() | None,
+        ] if all(number is None or math.isfinite(number) for number in value):
+            return RolloutStats._make(value)
         case [float(), float(), int(), int(), int(), int()] if all(math.isfinite(number) for number in value):
             return Rewards._make(value)
     raise FileError(f"{gguf.path}: training.partial has invalid rewards", code="invalid-checkpoint")
+
+
+def _rollouts(gguf: Gguf) -> Rollouts | None:
+    """Return the answers that the next step may train again; whether they fit the model is checked later."""
+    if ROLLOUTS not in gguf.metadata:
+        return None
+    try:
+        stored = json.loads(gguf.get_value(ROLLOUTS, str))
+    except (ValueError, RecursionError):
+        stored = None
+    if isinstance(stored, list) and stored and all(answer is None or _is_answer(answer) for answer in stored):
+        return [answer and GeneratedAnswer(**answer) for answer in stored]
+    raise FileError(f"{gguf.path}: {ROLLOUTS} has invalid answers", code="invalid-checkpoint")
+
+
+def _is_answer(value: object) -> bool:
+    """Return True if a JSON value describes a generated answer."""
+    match value:
+        case {
+            "prompt": list(prompt),
+            "tokens": list(tokens),
+            "is_truncated": bool(),
+            "reward": float() | int() as reward,
+            "log_probs": list(log_probs),
+            **others,
+        }:
+            return (
+                not others
+                and bool(prompt and tokens)
+                and all(type(token) is int and 0 <= token < MAX_TOKEN for token in (*prompt, *tokens))
+                and len(log_probs) in (0, len(tokens))
+                and all(
+                    isinstance(number, float) and math.isfinite(number)
+                    for number in (reward * 1.0, *log_probs)
+                )
+            )
+    return False
 
 
 def _partial(gguf: Gguf) -> PartialStep | None:

@@ -12,7 +12,7 @@ from llamatrain.config.options import COUNT, Option, Options
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError
 from llamatrain.model.architectures import DEFAULT
-from llamatrain.preference.options import PreferenceDataOptions
+from llamatrain.preference.options import PreferenceDataOptions, check_has_answers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,6 +120,7 @@ def open_rows(
     from llamatrain.gguf.reader import open_gguf
     from llamatrain.run.row_kinds import KINDS
 
+    check_has_answers(preference)
     gguf = open_gguf(options.model)
     tokenizer = load_tokenizer(gguf)
     ctx = options.ctx or min(DEFAULT_CTX, read_context(gguf))

@@ -24,6 +24,7 @@ from llamatrain.platform.terminal import progress_bar
 if TYPE_CHECKING:
     from llamatrain.data.dataset import Dataset
     from llamatrain.data.preference_records import ComparedKind
+    from llamatrain.data.prompt_records import Prompt
 
 PACKING_WINDOW = 512  # samples packed together
 MEASURED_TOKENS = 1 << 20  # tokens measured to see how full rows are
@@ -67,6 +68,8 @@ class Batch:
     answers: "PreferenceBatch | None" = None
     empty: int = 0  # rows that are padding
     texts: "TextBatch | None" = None
+    prompts: "Sequence[Prompt | None]" = ()  # whose answers are to be generated, one for each row; None: padding
+    rollouts: "RolloutBatch | None" = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,18 @@ class TextBatch:
         gradients = None if self.gradients is None else self.gradients[rows]
         arrays = {name: getattr(self, name)[rows] for name in ("numbers", "firsts", "lasts", "present")}
         return TextBatch(**arrays, gradients=gradients)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutBatch:
+    """The generated answers of a batch, one in each row, with their rewards; the weights of their tokens are 1."""
+
+    shares: np.ndarray  # float32 (rows, length): of each token in the loss of the step
+    advantages: np.ndarray  # float32 (rows, length): of the answer that a token belongs to
+    old_log_probs: np.ndarray  # float32 (rows, length): when the answers were generated; 0: not needed
+    rewards: np.ndarray  # float64 (rows,); NaN: the row is padding
+    sizes: np.ndarray  # int64 (rows,): tokens of the answers
+    truncated: np.ndarray  # bool (rows,): an answer has no end
 
 
 class StepTotals(NamedTuple):

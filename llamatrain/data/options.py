@@ -20,7 +20,8 @@ TEMPLATE = Option(
 
 
 CONTRASTIVE = "contrastive"  # the objective that compares embeddings
-RERANK = "rerank"  # the objective that tells whether a document answers a query; others compare answers
+RERANK = "rerank"  # the objective that tells whether a document answers a query
+GRPO = "grpo"  # the objective that learns from rewards of generated answers; others compare given ones
 NO_OBJECTIVE = Condition(lambda values: not values.get("objective"), "with --objective {objective}")
 TRAINING = Condition(
     lambda values: values.get("command") != "evaluate", "for evaluate, which reads all data, each token once"

@@ -19,12 +19,14 @@ from llamatrain.graph.ops import (
     causal_conv_step,
     cross_entropy_judged,
     cross_entropy_loss,
+    cross_entropy_rows,
     diag_mask_inf,
     flash_attn,
     gated_delta_rule,
     gated_delta_step,
     linear_cross_entropy,
     linear_cross_entropy_judged,
+    linear_cross_entropy_rows,
     rows_of_lse,
     scale_rows,
     sigmoid,
@@ -128,6 +130,7 @@ class TrainingGraph:
     rewards: Tensor | None = None  # the rewards of the answers
     term_parts: tuple[Tensor, ...] = ()  # the parts of each pair or answer in these terms
     embeddings: Tensor | None = None  # of all texts, in contrastive training
+    log_probs: tuple[Tensor, ...] = ()  # of generated tokens, and then by the reference
 
 
 def build_training(
@@ -199,6 +202,21 @@ def cross_entropy(
     return cross_entropy_loss(logits, *targets, name="loss"), cross_entropy_judged(
         logits, *targets, name="loss"
     )
+
+
+def token_losses(
+    h: Hyperparameters, weights: Weights, inputs: dict[str, Tensor], table: Tensor, temperature: float = 1.0
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the cross entropy of each token, whose logits are divided by the temperature, and the inputs of the blocks."""
+    weights = weights.for_rows(inputs["tokens"].shape[1], inputs.get("scored_indices"))
+    x, block_inputs = forward(h, weights, inputs, table)
+    if "mask" not in inputs and output_is_one_matrix(h, weights) and (temperature == 1 or not h.logit_cap):
+        x = O.scale(x, by=1 / temperature) if temperature != 1 else x
+        losses = linear_cross_entropy_rows(x, weights[h.output_weight], inputs["targets"], cap=h.logit_cap)
+        return losses, block_inputs
+    logits = compute_logits(h, x, weights)
+    logits = O.scale(logits, by=1 / temperature) if temperature != 1 else logits
+    return cross_entropy_rows(logits, inputs["targets"]), block_inputs
 
 
 def add_balance(loss: Tensor, terms: Sequence[Tensor], weights: Tensor, balance: float) -> Tensor:

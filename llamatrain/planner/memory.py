@@ -9,6 +9,7 @@ from llamatrain.gguf.rewrite import PANEL
 from llamatrain.graph.dynamic_axis import node_dynamic_dim
 from llamatrain.graph.remat_policy import Policy
 from llamatrain.graph.tensor import QuantizedType
+from llamatrain.sample.batch import BatchDecoder
 from llamatrain.sample.decoder import Decoder
 from llamatrain.train.graphs import StepGraphs, StepSpec
 from llamatrain.train.parallel.accumulate import plan_accumulation
@@ -74,6 +75,7 @@ class MemoryDemand:
     lengths: Sequence[int]
     has_validation: bool
     decoder_positions: int  # positions of the cache for samples; 0: none
+    answer_positions: int = 0  # of each row's cache for answers that are generated; 0: none
     resident: int  # what the process takes already
     batches: int = 1  # per step
     copy_bytes: int = 0  # copies of the base's matrices
@@ -194,6 +196,13 @@ def decoder_bytes(spec: StepSpec, positions: int) -> int:
     return Decoder.plan(spec.h, positions, spec.threads, spec.kernels, spec.read_weights).total
 
 
+def batch_decoder_bytes(spec: StepSpec, positions: int) -> int:
+    """Return the bytes of a decoder that generates an answer in each row, with a cache of this many positions."""
+    return BatchDecoder.plan(
+        spec.h, positions, spec.batch, spec.threads, spec.kernels, spec.weights, spec.drop_base
+    ).total
+
+
 def split_batch(spec: StepSpec, splits: int) -> StepSpec:
     """Return the spec of a micro-batch, if a batch is split into this many."""
     gradients = "flat" if splits > 1 else spec.gradients
@@ -214,6 +223,7 @@ def plan_memory(spec: StepSpec, policy: Policy, demand: MemoryDemand, splits: in
         + sum(a.nbytes for a in graphs.states.values())
     )
     decoding = decoder_bytes(spec, demand.decoder_positions) if demand.decoder_positions else 0
+    decoding += batch_decoder_bytes(spec, demand.answer_positions) if demand.answer_positions else 0
     arena = max(plan.arena for plan in plans)
     pages = max(demand.page_bytes, *(file_bytes(spec, plan) for plan in plans))
     kept_gradients = max(sum(gradient.nbytes for gradient in graph.memory_names) for graph in shared)

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 
 from llamatrain.graph import ops as O
-from llamatrain.graph.ops import cross_entropy_rows, linear_cross_entropy_rows
 from llamatrain.graph.tensor import I32, Tensor, placeholder
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
-from llamatrain.model.transformer import compute_logits, forward, make_inputs, output_is_one_matrix
+from llamatrain.model.transformer import make_inputs, token_losses
 
 MISMATCHED = "others."  # prefix of the inputs for answers to other prompts
 
@@ -35,13 +34,7 @@ class PairForward:
 
     def losses(self, weights: Weights, inputs: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Return the loss of each token, and the inputs of the blocks."""
-        weights = weights.for_rows(self.length, inputs.get("scored_indices"))
-        x, borders = forward(self.h, weights, inputs, self.table)
-        if self.flash and output_is_one_matrix(self.h, weights):
-            return linear_cross_entropy_rows(
-                x, weights[self.h.output_weight], inputs["targets"], cap=self.h.logit_cap
-            ), borders
-        return cross_entropy_rows(compute_logits(self.h, x, weights), inputs["targets"]), borders
+        return token_losses(self.h, weights, inputs, self.table)
 
     def sum_answers(self, losses: Tensor, shares: Tensor, sequences: Tensor) -> Tensor:
         """Return the sum over the tokens of each answer: (answers,)."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from llamatrain.config.options import Condition, Option, OptionError, Options, Values, needs
-from llamatrain.data.options import CONTRASTIVE, RERANK
+from llamatrain.data.options import CONTRASTIVE, GRPO, RERANK
 from llamatrain.preference.registry import OBJECTIVES, get_objective
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     ObjectiveName = str
 else:
-    ObjectiveName = Literal[(CONTRASTIVE, RERANK, *OBJECTIVES)]
+    ObjectiveName = Literal[(CONTRASTIVE, RERANK, GRPO, *OBJECTIVES)]
 
 
 def used_by_objective(name: str) -> Condition:
@@ -22,6 +22,8 @@ def used_by_objective(name: str) -> Condition:
     def is_used(values: Values) -> bool:
         """Return True if the objective is one of preferences that has the option."""
         objective = values["objective"]
+        if objective == GRPO:
+            return name == "beta"
         return objective in OBJECTIVES and name in get_objective(objective).option_names()
 
     return Condition(is_used, "with --objective {objective}")
@@ -39,19 +41,25 @@ class PreferenceDataOptions(Options, panel="Preferences"):
         Option(
             "Preference training on rows of prompt, chosen and rejected; kto also takes prompt, "
             "completion and label. contrastive: train embeddings on rows of query, positive and negatives; "
-            "rerank: train to tell on such rows whether a text answers a query."
+            "rerank: train to tell on such rows whether a text answers a query; grpo: learn from rewards of "
+            "answers that the model generates to the prompts."
         ),
     ] = None
 
     @property
     def compared(self) -> str | None:
         """The objective, if it compares answers."""
-        return None if self.objective in (CONTRASTIVE, RERANK) else self.objective
+        return None if self.objective in (CONTRASTIVE, RERANK, GRPO) else self.objective
 
     @property
     def is_contrastive(self) -> bool:
         """True if embeddings are trained."""
         return self.objective == CONTRASTIVE
+
+    @property
+    def is_grpo(self) -> bool:
+        """True if answers are generated and rewarded."""
+        return self.objective == GRPO
 
     @property
     def data_kind(self) -> "ComparedKind | None":
@@ -75,7 +83,8 @@ class PreferenceOptions(PreferenceDataOptions, panel="Preferences"):
     beta: Annotated[
         float | None,
         Option(
-            "Strength of the preference term (lambda of ORPO); default: 0.1, for simpo 2.",
+            "Strength of the preference term (lambda of ORPO), or of the divergence from the base in GRPO; "
+            "default: 0.1, for simpo 2, for grpo 0.",
             above=0,
             below=LARGEST,
             example="0.1",
@@ -141,11 +150,11 @@ def check_compatible(
             ),
             code="objective-needs-rate",
         )
-    if pack and options.data_kind in ("answers", "texts"):
-        units = {"answers": "each answer has", "texts": "each group of texts has"}
+    if pack and (options.is_grpo or options.data_kind in ("answers", "texts")):
+        unit = "each group of texts has" if options.is_contrastive else "each answer has"
         raise OptionError(
             lambda spelt: (
-                f"{spelt('pack')} cannot be used with {spelt('objective')} {name}: {units[str(options.data_kind)]} "
+                f"{spelt('pack')} cannot be used with {spelt('objective')} {name}: {unit} "
                 "a row of its own; leave it out"
             ),
             code="objective-packs-nothing",
@@ -180,8 +189,20 @@ def check_batch(options: PreferenceOptions, batch: int) -> None:
         )
 
 
+def check_has_answers(options: PreferenceDataOptions) -> None:
+    """Raise if the objective generates answers, which its data lacks."""
+    if options.is_grpo:
+        raise OptionError(
+            lambda spelt: (
+                f"{spelt('objective')} {GRPO} is for finetune only, which generates the answers; leave it out"
+            ),
+            code="unused-option",
+        )
+
+
 def check_evaluation(options: PreferenceOptions, batch: int, adapted: bool) -> None:
     """Raise if the objective cannot be evaluated with these options."""
+    check_has_answers(options)
     check_batch(options, batch)
     if options.compared and get_objective(options.compared).uses_reference and not adapted:
         raise OptionError(

@@ -22,9 +22,14 @@ SMALL_CHARTS = {
     "grad_norm": "gradient norm",
     "tokens_per_second": "tokens a second",
     "margin": "margin of rewards",
+    "reward": "reward of answers",
+    "val_reward": "validation reward",
+    "answer_tokens": "tokens of an answer",
+    "kl": "divergence from the base",
+    "clipped": "share of tokens that are clipped",
 }
 
-NOISY = ("grad_norm", "tokens_per_second", "margin")
+NOISY = ("grad_norm", "tokens_per_second", "margin", "reward", "answer_tokens", "kl", "clipped")
 
 
 def run_page(run: RunData) -> str:

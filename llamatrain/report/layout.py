@@ -60,15 +60,38 @@ def position_segments(line: StepLine) -> Iterator[Segment]:
 
 
 def reward_segments(record: StepLine | Score) -> Iterator[Segment]:
-    """Yield the reward margin, and for steps the accuracy."""
+    """Yield the rewards of compared or generated answers, and for steps what else is measured."""
+    if record.reward is not None:
+        yield Segment("reward", f"{record.reward:>7.4f}", 10, "bold green")
+    if isinstance(record, StepLine) and record.reward is not None:
+        yield from answer_segments(record)
     if record.margin is not None:
         yield Segment("margin", f"{record.margin:>7.4f}", 8, "bold")
     if isinstance(record, StepLine) and record.accuracy is not None:
         yield Segment("accuracy", f"{100 * record.accuracy:5.1f} %", 7)
 
 
+def answer_segments(line: StepLine) -> Iterator[Segment]:
+    """Yield what is measured of the generated answers of a step."""
+    if line.reward_std is not None:
+        yield Segment("std", f"{line.reward_std:.3f}", 5)
+    if line.answer_tokens is not None:
+        yield Segment("answer", f"{line.answer_tokens:.4g} tokens", 4)
+    if line.truncated:
+        yield Segment("truncated", f"{100 * line.truncated:.0f} %", 6)
+    if line.kl is not None:
+        yield Segment("kl", f"{line.kl:.4f}", 6)
+    if line.clipped is not None:
+        yield Segment("clipped", f"{100 * line.clipped:.1f} %", 5)
+
+
 def score_segments(score: Score, encoding: str) -> Iterator[Segment]:
     """Yield the numbers of a validation."""
+    if score.reward is not None:  # the loss is minus this
+        error = format_error(lambda value: f"{value:.2g}", score.loss_error, encoding)
+        yield Segment("reward", f"{score.reward:.4f}{error}", 10, "bold green")
+        yield Segment("", f"{score.answers} answers, {score.tokens:,} tokens", 1)
+        return
     yield Segment(
         "loss",
         f"{format_loss(score.loss):>7}{format_error(format_loss, score.loss_error, encoding)}",
@@ -122,7 +145,10 @@ def run_summary(line: StepLine, seconds: float, score: Score | None, encoding: s
     steps = f"{line.step:,} step{'s' * (line.step != 1)}"
     summary = f"{steps}{epochs}, {line.tokens:,} tokens in {format_duration(seconds)}, {format_step_time(seconds / line.step)} each"
     if score:
-        summary += f"; validation loss {format_loss(score.loss)}{format_error(format_loss, score.loss_error, encoding)}"
+        name, value = ("reward", -score.loss) if score.reward is not None else ("loss", score.loss)
+        summary += (
+            f"; validation {name} {format_loss(value)}{format_error(format_loss, score.loss_error, encoding)}"
+        )
         summary += "" if score.margin is None else f", margin {score.margin:.4f}"
         summary += f", accuracy {shown}" if (shown := format_accuracy(score, encoding)) else ""
     return summary

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+PREFERENCE_FIELDS = ("margin", "accuracy", "reward_chosen", "reward_rejected")
+ANSWER_FIELDS = ("reward", "reward_std", "answer_tokens", "truncated", "kl", "clipped")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLine:
@@ -24,6 +27,12 @@ class StepLine:
     accuracy: float | None = None  # share of answers ranked as in the data
     reward_chosen: float | None = None
     reward_rejected: float | None = None
+    reward: float | None = None  # mean of generated answers
+    reward_std: float | None = None
+    answer_tokens: float | None = None  # mean length
+    truncated: float | None = None  # share of answers without an end
+    kl: float | None = None  # mean divergence from the base at a token
+    clipped: float | None = None  # share of tokens whose ratio of probabilities was out of bounds
     ranks: int | None = None  # that shared the step
     seconds_exposed: float | None = None  # waiting for other ranks
     slowest: int | None = None  # the last rank to finish
@@ -43,3 +52,4 @@ class Score:
     reward_chosen: float | None = None
     reward_rejected: float | None = None
     answers: int | None = None  # or pairs, or queries
+    reward: float | None = None  # mean of generated answers; the loss is minus this

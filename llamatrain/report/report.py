@@ -37,7 +37,7 @@ from llamatrain.report.layout import (
 )
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.progress import RECENT, Display, Progress
-from llamatrain.report.records import Score, StepLine
+from llamatrain.report.records import ANSWER_FIELDS, PREFERENCE_FIELDS, Score, StepLine
 from llamatrain.report.series import Losses
 
 MIN_INTERVAL, MAX_INTERVAL = 1.0, 300.0  # seconds between lines: at least, at most
@@ -176,9 +176,7 @@ class Report:
             name: getattr(line, name)
             for name in ("seconds_waited", "evaluations", "epoch", "sample", "samples")
         }
-        facts |= {
-            name: getattr(line, name) for name in ("margin", "accuracy", "reward_chosen", "reward_rejected")
-        }
+        facts |= {name: getattr(line, name) for name in (*PREFERENCE_FIELDS, *ANSWER_FIELDS)}
         facts |= {
             name: getattr(line, name) for name in ("ranks", "seconds_exposed", "slowest", "device_peak_bytes")
         }

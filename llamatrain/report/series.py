@@ -93,6 +93,11 @@ class Series:
         return type(self)(self.steps[selected], self.values[selected])
 
 
+def is_drawn(name: str, line: Mapping[str, Any]) -> bool:
+    """Return True if a line has a value to draw. A validation loss that is minus a reward is not drawn as a loss."""
+    return name in line and not (name.startswith("val_loss") and "val_reward" in line)
+
+
 @dataclass(frozen=True)
 class Losses:
     """Training and validation losses, with the bounds of a plot."""
@@ -110,7 +115,7 @@ class Losses:
         points_by_name = {"loss": Points(), "val_loss": Points(), "retain_loss": Points()}
         for line in lines:
             for name, points in points_by_name.items():
-                if name in line:
+                if is_drawn(name, line):
                     points.add(to_number(line["step"], 1e15), to_number(line[name], 1e300))
         return cls.from_series(*(Series.from_points(*column.columns) for column in points_by_name.values()))
 
@@ -182,8 +187,18 @@ def ticks(low: float, high: float, count: int, whole: bool = False) -> list[tupl
 
 # ---- all numbers of a run ---------------------------------------------------
 
-STEP_KEYS = ("loss", "lr", "grad_norm", "tokens_per_second", "margin")
-SCORE_KEYS = ("val_loss", "val_loss_error", "val_accuracy", "retain_loss", "retain_loss_error")
+STEP_KEYS = (
+    "loss",
+    "lr",
+    "grad_norm",
+    "tokens_per_second",
+    "margin",
+    "reward",
+    "answer_tokens",
+    "kl",
+    "clipped",
+)
+SCORE_KEYS = ("val_reward", "val_loss", "val_loss_error", "val_accuracy", "retain_loss", "retain_loss_error")
 RECENT = 50  # steps that determine the speed
 
 
@@ -212,7 +227,7 @@ class RunSeries:
                 result.scored = line
             step = to_number(line["step"], 1e15)
             for name in STEP_KEYS if is_step else SCORE_KEYS:
-                if name in line:
+                if is_drawn(name, line):
                     result.points[name].add(step, to_number(line[name], 1e300))
         times = [time for time in recent[-RECENT:] if math.isfinite(time)]
         result.seconds = fmean(times) if times else None

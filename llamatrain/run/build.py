@@ -1,9 +1,10 @@
 """Builds the parts of a prepared run: programs with their memory filled, the loop, and the rows it reads."""
 
 import zlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -12,12 +13,16 @@ from llamatrain.distributed.comm import get_comm
 from llamatrain.engine.device import Memory
 from llamatrain.engine.profiler import phase
 from llamatrain.report.report import Report
+from llamatrain.rewards.scorer import Scorer
 from llamatrain.run.input_watch import InputWatcher
 from llamatrain.run.prepare import PreparedRun
 from llamatrain.run.profiling import with_profile
 from llamatrain.run.rank_roles import CheckpointSink, NullListener
 from llamatrain.run.restore import initial_state, load_weights
+from llamatrain.run.rollouts import AnswerSource, check_signals
 from llamatrain.run.signals import Interrupts
+from llamatrain.sample.batch import BatchDecoder
+from llamatrain.sample.options import SamplingOptions
 from llamatrain.train.config import StopReason
 from llamatrain.train.loop import Loop
 from llamatrain.train.parallel.batch_shard import BatchShard
@@ -100,6 +105,54 @@ def build_loop(
         comm=get_comm(),
         wants_stop=lambda: hooks.wants_stop,
     )
+
+
+@contextmanager
+def open_answers(
+    prepared: PreparedRun, programs: TrainPrograms, signals: Interrupts, warn: Callable[[str], None]
+) -> Iterator[AnswerSource | None]:
+    """Open the source of generated answers, if the run trains such, and end its rewards afterwards."""
+    config, settings, prompts = prepared.config, prepared.config.grpo_settings, prepared.data.prompts
+    if settings is None or prompts is None:
+        yield None
+        return
+    tokenizer, leaves, options = prepared.model.tokenizer, prepared.fitted.weights, config.grpo
+    assert tokenizer
+
+    def create_decoder() -> BatchDecoder:
+        return BatchDecoder(
+            prepared.model.h,
+            programs.memory,
+            ctx=prepared.model.row_length,
+            slots=programs.spec.batch,
+            threads=prepared.resolved.threads,
+            kernels=config.train.processor,
+            weights=leaves.weights,
+            drop_base=leaves.drop_base,
+        )
+
+    with Scorer(config.rewards, warn, partial(check_signals, get_comm(), signals)) as scorer:
+        yield AnswerSource(
+            settings=settings,
+            sampling=SamplingOptions(
+                n=options.max_completion_length,
+                temp=options.temperature,
+                top_k=options.top_k,
+                top_p=options.top_p,
+                min_p=options.min_p,
+                repeat_last_n=0,
+                seed=config.train.seed,
+            ),
+            seed=config.train.seed,
+            microbatches=prepared.resolved.loop_config(prepared.fitted.plan.splits).microbatches,
+            prompts=prompts,
+            tokenizer=tokenizer,
+            programs=programs,
+            create_decoder=create_decoder,
+            scorer=scorer,
+            comm=get_comm(),
+            signals=signals,
+        )
 
 
 def upload_frozen(prepared: PreparedRun) -> dict[str, Memory]:

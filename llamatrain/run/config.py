@@ -6,19 +6,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.config.options import OptionSpec, from_plain, option_specs, plain, unused_options
 from llamatrain.contrastive.options import ContrastiveOptions
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
+from llamatrain.grpo.options import GrpoOptions
 from llamatrain.model.options import ModelOptions
 from llamatrain.optim import registry
 from llamatrain.preference.options import PreferenceOptions
+from llamatrain.rewards.options import RewardOptions
 from llamatrain.run.extra_output_options import ExtraOutputOptions
 from llamatrain.run.lora_options import LoraOptions
 from llamatrain.run.options import RunOptions, TrainOptions
+
+if TYPE_CHECKING:
+    from llamatrain.grpo.settings import Grpo
 
 PARTS = {
     "model": ModelOptions,
@@ -30,8 +35,21 @@ PARTS = {
     "outs": ExtraOutputOptions,
     "preference": PreferenceOptions,
     "contrastive": ContrastiveOptions,
+    "rewards": RewardOptions,
+    "grpo": GrpoOptions,
 }
-FINETUNE_PARTS = ("data", "train", "run", "tune", "preference", "contrastive", "lora", "outs")
+FINETUNE_PARTS = (
+    "data",
+    "train",
+    "run",
+    "tune",
+    "preference",
+    "contrastive",
+    "rewards",
+    "grpo",
+    "lora",
+    "outs",
+)
 # the option classes of each command
 COMMAND_PARTS = {"from-scratch": ("model", "data", "train", "run", "outs"), "finetune": FINETUNE_PARTS}
 
@@ -50,6 +68,8 @@ class RunConfig:
     outs: ExtraOutputOptions = field(default_factory=ExtraOutputOptions)
     preference: PreferenceOptions = field(default_factory=PreferenceOptions)
     contrastive: ContrastiveOptions = field(default_factory=ContrastiveOptions)
+    rewards: RewardOptions = field(default_factory=RewardOptions)
+    grpo: GrpoOptions = field(default_factory=GrpoOptions)
     command: str = "from-scratch"
     base: str = ""  # the model's file that is tuned, or that a new run takes its first weights from
 
@@ -72,6 +92,11 @@ class RunConfig:
         return unused | unused_options(self.values, *map(type, self.parts.values()))
 
     @property
+    def grpo_settings(self) -> "Grpo | None":
+        """The settings of GRPO, or None for another objective."""
+        return self.grpo.settings(self.preference.beta) if self.preference.is_grpo else None
+
+    @property
     def adapters(self) -> list[Path]:
         """The adapter files that the run reads."""
         first = [self.tune.lora_init] if self.tune.lora_init else []
@@ -86,7 +111,11 @@ class RunConfig:
         template = self.data.chat_template if not self.data.is_named_template else None
         models = (base, *(path for path, _ in self.lora.scaled), self.train.teacher)
         data = (*self.files, *self.data.val, *self.data.retain_data, template) if trains else ()
-        return [str(name) for name in (*models, *data) if name and str(name) != "-"]
+        return [
+            str(name)
+            for name in (*models, *data, *(self.rewards.reward if trains else ()))
+            if name and str(name) != "-"
+        ]
 
     def make_absolute(self, base: str = "") -> "RunConfig":
         """Return the same options with absolute paths, so that the run can be resumed from any folder."""
@@ -115,6 +144,7 @@ class RunConfig:
                 date=self.data.date or (date.today().isoformat() if self.files else ""),
             ),
             tune=replace(self.tune, lora_init=lora_init, peft=peft),
+            rewards=self.rewards.make_absolute(lambda file: make_absolute([file])[0]),
             lora=AdapterOptions((), tuple((_absolute(path), scale) for path, scale in self.lora.scaled)),
             outs=self.outs.make_absolute(lambda file: make_absolute([file])[0]),
         )

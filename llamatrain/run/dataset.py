@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from llamatrain.data.dataset import Dataset
     from llamatrain.data.preference_records import ComparedKind
     from llamatrain.data.tokenizer import Tokenizer
+    from llamatrain.grpo.batches import PromptBatches
+    from llamatrain.grpo.settings import Grpo
 
 
 class CountedBatches(SkippableLoader, Protocol):
@@ -56,6 +58,7 @@ class TrainingData:
     description: str
     samples: int | None = None  # per epoch; None: endless
     packed: bool = False
+    prompts: "PromptBatches | None" = None  # the rows, if their answers are generated
     texts_per_row: int = 0  # in a group whose embeddings are compared
 
     @property
@@ -65,7 +68,7 @@ class TrainingData:
 
     def describe_packing(self, batch: int) -> str:
         """Describe how full the rows are, if they are not always full."""
-        if not self.rows.has_untrained_tokens:
+        if self.prompts or not self.rows.has_untrained_tokens:
             return ""
         used, trained = (f"{100 * part:.0f} %" for part in self.rows.measure_packing(batch))
         return f"rows are {used} full, {trained} of their tokens are trained"
@@ -138,6 +141,42 @@ def load_data(
         samples=len(dataset),
         packed=batches.packs,
         texts_per_row=texts_per_row,
+    )
+
+
+def load_prompts(
+    files: Sequence[str], model: RunModel, data: DataOptions, seed: int, settings: "Grpo"
+) -> TrainingData:
+    """Read the prompts whose answers are to be generated, and split them."""
+    from llamatrain.data.find_files import find_data, find_sources
+    from llamatrain.data.prompt_records import read_prompts
+    from llamatrain.grpo.batches import PromptBatches, split_prompts
+
+    tokenizer, ctx = model.tokenizer, model.row_length
+    if tokenizer is None:
+        raise UsageError(
+            "the model has no text vocabulary, so it cannot answer prompts", code="no-vocabulary"
+        )
+    found = find_data(files, data.mapping, "train")
+    sources = find_sources(data.val, data.mapping, "validate") if data.val else found.validation
+    prompts = read_prompts(found.sources, tokenizer, data, ctx)
+    if data.val_split:
+        prompts, held_out = split_prompts(prompts, data.val_split, seed)
+        if not prompts:
+            raise DataError(
+                "all prompts are held out; lower --val-split, or name more data", code="no-prompt"
+            )
+    else:
+        held_out = read_prompts(sources, tokenizer, data, ctx) if sources else []
+    padding = next((token for token in (tokenizer.eos, tokenizer.bos) if token is not None), 0)
+    rows, validation = (
+        PromptBatches(part, settings, ctx, data, seed, padding) if part else None
+        for part in (prompts, held_out)
+    )
+    assert rows
+    facts = [f"{len(prompts):,} prompts"] + ([f"{len(held_out):,} for validation"] if held_out else [])
+    return TrainingData(
+        rows=rows, validation=validation, description=", ".join(facts), samples=len(prompts), prompts=rows
     )
 
 

@@ -56,6 +56,7 @@ class DataShape:
     has_untrained_tokens: bool  # many tokens are not trained
     has_validation: bool
     decoder_positions: int  # positions in the cache for samples; 0: no samples
+    answer_positions: int = 0  # positions in each cache for answers that are generated to train them
     is_resume: bool  # batches must be split as they were
     later_bytes: int = 0  # the process will grow by this before the run starts
     teacher: Teacher | None = None
@@ -160,7 +161,8 @@ def make_candidate(
         lengths=shape.lengths,
         has_validation=shape.has_validation,
         decoder_positions=shape.decoder_positions,
-        resident=resident + process_growth(spec, shape.decoder_positions > 0),
+        answer_positions=shape.answer_positions,
+        resident=resident + process_growth(spec, max(shape.decoder_positions, shape.answer_positions) > 0),
         batches=resolved.config.train.grad_acc,
         copy_bytes=weights.copy_bytes + (shape.teacher.nbytes if shape.teacher else 0),
         page_bytes=base_bytes(weights.frozen.values(), device.is_host),
@@ -220,6 +222,7 @@ def make_spec(
         comm_bf16=resolved.config.run.grad_comm_dtype == "bf16",
         objective=resolved.config.preference.built,
         contrastive=shape.contrastive,
+        grpo=resolved.config.grpo_settings,
         reference=weights.reference,
     )
 

@@ -131,7 +131,7 @@ def check_hooks(hooks: RunHooks, config: RunConfig, given: set[str]) -> None:
         return
     if config.files:
         raise UsageError("rows= takes the place of data; leave one of them out", code="two-data")
-    if config.preference.data_kind:
+    if config.preference.objective:
         raise UsageError(
             f"rows= has no answers to compare, as --objective {config.preference.objective} needs; name a file",
             code="unused-option",

@@ -26,15 +26,24 @@ from llamatrain.engine.profiler import phase
 from llamatrain.errors import FileError, MemoryPlanError, UsageError
 from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.values import u32
+from llamatrain.grpo.batches import answer_lengths
 from llamatrain.model import hyperparameters
 from llamatrain.model.distill import Teacher
 from llamatrain.model.rerank_head import check_head
 from llamatrain.planner.limits import check_resident
 from llamatrain.platform.escape import make_printable
 from llamatrain.report.loggers import check_installed as check_loggers
+from llamatrain.rewards.scorer import Scorer
 from llamatrain.run.choose_trainable import choose_trainable
 from llamatrain.run.config import RunConfig, transient_options
-from llamatrain.run.dataset import TrainingData, check_first_rows, first_group_size, load_data, make_sine
+from llamatrain.run.dataset import (
+    TrainingData,
+    check_first_rows,
+    first_group_size,
+    load_data,
+    load_prompts,
+    make_sine,
+)
 from llamatrain.run.extra_outputs import may_write
 from llamatrain.run.fit_memory import DataShape, FittedRun, fit_memory
 from llamatrain.run.hooks import NO_HOOKS, RunHooks
@@ -126,8 +135,11 @@ def prepare(
     trainable = choose_trainable(config, model, inputs, peft)
     check_resident(config.train.memory, config.train.processor)
     with phase("data"):
-        kind = config.preference.data_kind
-        data = load_data(config.files, model, config.data, config.train.seed, kind, hooks.rows)
+        if settings := config.grpo_settings:
+            data = load_prompts(config.files, model, config.data, config.train.seed, settings)
+        else:
+            kind = config.preference.data_kind
+            data = load_data(config.files, model, config.data, config.train.seed, kind, hooks.rows)
     if data.packed:  # store the default that was chosen, so that a resumed run packs too
         config = replace(config, data=replace(config.data, pack=True))
     config = cut_groups(config, data.texts_per_row * model.row_length)
@@ -141,6 +153,7 @@ def prepare(
         or any(rows.has_untrained_tokens for rows in data.scored),
         has_validation=bool(data.scored),
         decoder_positions=sampler.positions,
+        answer_positions=model.row_length if data.prompts else 0,
         is_resume=inputs.is_resume,
         teacher=teacher,
         contrastive=contrastive,
@@ -169,7 +182,10 @@ def check(config: RunConfig) -> None:
     """Check what can be checked at once."""
     check_resident(config.train.memory, config.train.processor)
     check_loggers(config.run.log)
-    if config.files:
+    if config.rewards.reward and get_comm().rank == 0:
+        with Scorer(config.rewards) as scorer:
+            scorer.start()
+    if config.files and not config.preference.is_grpo:  # all prompts are read before anything is compiled
         check_first_rows(config.files, config.data, config.preference.data_kind)
 
 
@@ -310,16 +326,16 @@ def plan_run(request: RunRequest, graphs: bool = True, ranks: int = 0) -> Planne
         files_named = [file for file in config.files if file != "-"]
         found_files = find_data(files_named, raw=config.data.raw) if files_named else None
         plain = all(source.kind == "text" for source in (found_files.sources if found_files else ()))
-        whole = plain and not config.data.pattern
+        whole = plain and not config.data.pattern and not config.preference.is_grpo
         model = with_pooling(make_model(config, inputs, request.changed, read=False), config, inputs.base)
         texts = first_group_size(files_named, config.data) if config.preference.is_contrastive else 0
         sine = None if config.files else make_sine(model, 0)
         config = cut_groups(config, texts * model.row_length)
         resolved = resolve(config, model.row_length, lambda epochs: epochs, ranks, inputs.base)
         shape = DataShape(
-            lengths=row_lengths(
-                model.row_length, config.data, whole, plain, config.preference.data_kind, texts
-            ),
+            lengths=answer_lengths(model.row_length, config.data)
+            if config.preference.is_grpo
+            else row_lengths(model.row_length, config.data, whole, plain, config.preference.data_kind, texts),
             has_untrained_tokens=not whole,
             has_validation=bool(
                 config.data.val
@@ -328,6 +344,7 @@ def plan_run(request: RunRequest, graphs: bool = True, ranks: int = 0) -> Planne
                 or (found_files and found_files.validation)
             ),
             decoder_positions=build_sampler(resolved, model, sine).positions,
+            answer_positions=model.row_length if config.preference.is_grpo else 0,
             is_resume=inputs.is_resume,
             teacher=teacher_for(config, model, inputs),
             contrastive=contrastive_settings(config, model, texts),

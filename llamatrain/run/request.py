@@ -24,12 +24,14 @@ from llamatrain.config.options import (
 )
 from llamatrain.config.toml import BaseArgument, DataArgument, format_setting, read_config
 from llamatrain.contrastive.options import ContrastiveOptions, check_contrastive
-from llamatrain.data.options import DataOptions
+from llamatrain.data.options import GRPO, DataOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.wrong_file import describe_folder
+from llamatrain.grpo.options import GrpoOptions, check_grpo
 from llamatrain.model.options import BYTES, ModelOptions
 from llamatrain.optim import registry
 from llamatrain.preference.options import PreferenceOptions, check_compatible
+from llamatrain.rewards.options import RewardOptions
 from llamatrain.run.config import COMMAND_PARTS, PARTS, RunConfig
 from llamatrain.run.extra_output_options import ExtraOutputOptions
 from llamatrain.run.hooks import NO_HOOKS, RunHooks, check_hooks
@@ -44,6 +46,8 @@ FINETUNE_OPTIONS = (
     AdapterOptions,
     PreferenceOptions,
     ContrastiveOptions,
+    RewardOptions,
+    GrpoOptions,
     DataOptions,
     TrainOptions,
     RunOptions,
@@ -251,12 +255,15 @@ def request_finetune(
     if base and base_in_file and Path(base).exists() and not is_gguf(base):
         data, base = [base, *data], None
     files = tuple(data or values.get("data", ()))
-    changed = changed_options(values, *FINETUNE_OPTIONS, **FINETUNE_DEFAULTS)
+    defaults = FINETUNE_DEFAULTS
+    if values.get("objective") == GRPO:  # a step has the answers to one prompt
+        defaults = {**defaults, "batch": values.get("num_generations", GrpoOptions.num_generations)}
+    changed = changed_options(values, *FINETUNE_OPTIONS, **defaults)
     with naming_sources(folder_options.config, {*values}, overrides):
         if hooks.rows is not None:
             reject_data_options(values, "supplied rows")
         config, folder_options = build_finetune_config(
-            base or base_in_file, files, {**FINETUNE_DEFAULTS, **values}, changed, folder_options, hooks
+            base or base_in_file, files, {**defaults, **values}, changed, folder_options, hooks
         )
         check_hooks(hooks, config, {*values})
     return RunRequest(
@@ -319,10 +326,39 @@ def build_finetune_config(
     check_compatible(config.preference, train.optimizer, config.tune.full, train.batch, config.data.pack)
     if config.preference.is_contrastive:
         check_contrastive(train.batch * train.grad_acc, config.tune.lora_dropout)
+    if not folder_options.resume:
+        check_rewards(config)
     if registry.get_optimizer(train.optimizer).full_models_only and not config.tune.full:
         problem = f"{train.optimizer} needs whole matrices; add --full, or use adamw for an adapter"
         raise OptionError(lambda spelt: f"{spelt('optimizer')} {problem}", code="needs-full-model")
     return config, folder_options
+
+
+def check_rewards(config: RunConfig) -> None:
+    """Raise if there are rewards without GRPO, or if its options do not fit each other."""
+    train, rewards = config.train, config.rewards.reward
+    if not config.preference.is_grpo:
+        if rewards:
+            raise OptionError(
+                lambda spelt: (
+                    f"{spelt('reward')} has no effect without {spelt('objective')} {GRPO}; add it, or leave it out"
+                ),
+                code="unused-option",
+            )
+        return
+    check_grpo(
+        config.grpo,
+        rewards=len(rewards),
+        rows=train.batch * train.grad_acc,
+        beta=config.preference.beta,
+        full=config.tune.full,
+        dropout=config.tune.lora_dropout,
+    )
+    if train.teacher:
+        raise OptionError(
+            lambda spelt: f"{spelt('teacher')} has no effect with {spelt('objective')} {GRPO}; leave it out",
+            code="unused-option",
+        )
 
 
 def check_model(base: str | None, data: Sequence[str], command: str = "finetune") -> None:

@@ -10,12 +10,14 @@ import numpy as np
 from llamatrain.checkpoints.checkpoint import GRADIENTS, Checkpoint
 from llamatrain.errors import FileError
 from llamatrain.graph.tensor import Tensor
+from llamatrain.grpo.rollouts import Rollouts
 from llamatrain.io.madvise import release_pages
 from llamatrain.io.mapped_file import verify_unchanged
 from llamatrain.optim.optimizer import MinimizerState
 from llamatrain.run.dataset import CountedBatches
 from llamatrain.run.resume import ResumePoint
 from llamatrain.train.config import LoopConfig
+from llamatrain.train.graphs import StepSpec
 from llamatrain.train.programs import TrainPrograms
 from llamatrain.train.state import BestValidation, RunState
 
@@ -54,6 +56,7 @@ def initial_state(
         state, warnings = restore(
             resume_point.checkpoint, programs, minimizer, rows, loop_config.microbatches
         )
+        check_rollouts(state.rollouts, programs.spec, loop_config.microbatches)
     for line in warnings:
         report.warn(line)
     report.set_start(resume_point.step)
@@ -69,6 +72,17 @@ def initial_state(
             report.warn("the validation data has changed: the best validation is determined anew")
         state.best = BestValidation()
     return state
+
+
+def check_rollouts(rollouts: Rollouts | None, spec: StepSpec, microbatches: int) -> None:
+    """Raise ValueError if stored answers do not fit a step or the model."""
+    answers = [answer for answer in rollouts or () if answer]
+    if rollouts is not None and len(rollouts) != microbatches * spec.batch:
+        raise ValueError(f"{len(rollouts)} answers for {microbatches * spec.batch} rows")
+    if any(max(*answer.prompt, *answer.tokens) >= spec.h.vocab for answer in answers):
+        raise ValueError("an answer has unknown tokens")
+    if any(len(answer.prompt) + len(answer.tokens) - 1 > spec.rope_length for answer in answers):
+        raise ValueError("an answer is longer than a row")
 
 
 def stored_option(resume_point: ResumePoint, part: str, name: str) -> Any:

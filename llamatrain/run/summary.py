@@ -70,15 +70,19 @@ def log_end(product: str, files: Sequence[Path], stop: StopReason, resume_comman
     log_line(f"the {product}: {', '.join(map(str, files))}")
 
 
-def log_best(state: RunState, folder: RunFolder, base: str, merges: bool = False) -> Path | None:
+def log_best(
+    state: RunState, folder: RunFolder, base: str, *, merges: bool = False, rewards: bool = False
+) -> Path | None:
     """Print which validation was the best and how to use its result. Return the file, if there is one.
 
-    `base` is the model that an adapter is for; with `merges`, the adapter is for a merged model.
+    `base` is the model that an adapter is for; with `merges`, the adapter is for a merged model. With `rewards`,
+    validations measure these.
     """
     best, path = state.best, folder.path / BEST
     if best.step is None:
         return None
-    text = f"best validation: loss {format_loss(best.loss)} at step {best.step}"
+    score = f"reward {format_loss(-best.loss)}" if rewards else f"loss {format_loss(best.loss)}"
+    text = f"best validation: {score} at step {best.step}"
     if not (folder.path / best_filename(best.step)).exists():
         log_line(f"{text}, which has no file")
         return None

@@ -16,7 +16,7 @@ from llamatrain.engine.profiler import phase
 from llamatrain.platform.terminal import is_verbose, log_line
 from llamatrain.report.console import null_console
 from llamatrain.report.report import Report
-from llamatrain.run.build import build_loop, build_programs, run_loop
+from llamatrain.run.build import build_loop, build_programs, open_answers, run_loop
 from llamatrain.run.checkpointer import Checkpointer
 from llamatrain.run.config import RunConfig
 from llamatrain.run.extra_output_options import ExtraOutputOptions
@@ -115,7 +115,10 @@ def run_follower(
         loop = build_loop(prepared, programs, listener, interrupts)
         sink = FollowerCheckpointer(programs, get_comm())
         loop.save, loop.save_best = sink.save, sink.keep_best
-        with get_comm().watch(prepared.config.run.timeout, lambda: resume_command(prepared, info.folder)):
+        with (
+            get_comm().watch(prepared.config.run.timeout, lambda: resume_command(prepared, info.folder)),
+            open_answers(prepared, programs, interrupts, listener.warn) as loop.answers,
+        ):
             stop = run_loop(loop, prepared.data.rows, sink, lambda: prepared.compile_validation(programs))
             sink.end(loop.state)
     result = info.folder / prepared.trainable.result_name
@@ -186,7 +189,10 @@ def run_rank_zero(
             interrupts.saved_folder = folder.path
             interrupts.on_exit = lambda: log_line(f"interrupted; resume with: {resume()}")
 
-        with get_comm().watch(prepared.config.run.timeout, resume):
+        with (
+            get_comm().watch(prepared.config.run.timeout, resume),
+            open_answers(prepared, programs, interrupts, report.warn) as loop.answers,
+        ):
             stop = run_loop(
                 loop, prepared.data.rows, sink, lambda: prepared.compile_ahead(programs), on_start
             )
@@ -199,7 +205,14 @@ def run_rank_zero(
     result, steps = folder.path / trainable.result_name, loop.state.counters.step
     log_end(result.stem, [result, *checkpointer.extra_outputs.newest], stop, resume())
     base = prepared.config.base if trainable.kind == "finetune_lora" else ""
-    best = log_best(loop.state, folder, base, merges=prepared.config.train.quant_aware is not None)
+    config = prepared.config
+    best = log_best(
+        loop.state,
+        folder,
+        base,
+        merges=config.train.quant_aware is not None,
+        rewards=config.preference.is_grpo,
+    )
     for line in (result_notes := list(trainable.notes())):
         log_line(f"note: {line}")
     notes = (*prepared.notes, *report.warnings, *result_notes)

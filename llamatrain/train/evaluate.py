@@ -15,8 +15,10 @@ import numpy as np
 
 from llamatrain.data.batches import Batch
 from llamatrain.distributed.comm import Comm
+from llamatrain.grpo.metrics import RolloutStats
 from llamatrain.preference.batch import Rewards
 from llamatrain.report.records import Score
+from llamatrain.rewards.processes import RewardError, shared_reward_error
 from llamatrain.train.programs import EvalPrograms
 from llamatrain.train.protocols import InputChanged, TrainingInterrupted
 
@@ -33,13 +35,14 @@ class BatchLoss(NamedTuple):
     units: np.ndarray
     rewards: Rewards | None = None  # of preferences
     chosen_nll: tuple[float, float, np.ndarray] | None = None  # of chosen answers: loss, tokens, units
+    rollouts: RolloutStats | None = None  # of generated answers
     judged: int | None = None  # predictions of which `correct` are; None: one for each token
 
 
 def evaluate_batch(programs: EvalPrograms, batch: Batch) -> BatchLoss:
     """Run a batch through the evaluation program and return its losses."""
     (loss, correct), tokens = programs.eval_loss(batch), int(np.count_nonzero(batch.weights))
-    if batch.answers and (rewards := programs.rewards(batch)):
+    if batch.answers and isinstance(rewards := programs.rewards(batch), Rewards):
         present = np.flatnonzero(batch.answers.sides)
         parts, chosen_nll = [part[present] for part in programs.loss_parts()], None
         if len(parts) > 1:
@@ -86,18 +89,22 @@ def gather_batch_losses(
 ) -> Iterator[T]:
     """Yield the losses of all ranks' batches in order; each rank evaluates every n-th batch.
 
-    If a signal or a changed input reaches one rank, the error is raised on every rank.
+    If a signal, a changed input or a failed reward reaches one rank, the error is raised on every rank.
     """
     while True:
-        loss, changed = None, ""
+        loss, changed, failed = None, "", ""
         try:
             loss = next(own_losses, None)
         except InputChanged as error:
             changed = str(error)
-        gathered = comm.all_gather((loss, get_signal(), changed))
-        if message := next((changed for *_, changed in gathered if changed), ""):
+        except RewardError as error:
+            failed = str(error)
+        gathered = comm.all_gather((loss, get_signal(), changed, failed))
+        if message := next((changed for *_, changed, _ in gathered if changed), ""):
             raise InputChanged(message)
-        if signal := next((signal for _, signal, _ in gathered if signal), 0):
+        if problem := next((failed for *_, failed in gathered if failed), ""):
+            raise shared_reward_error(problem)
+        if signal := next((signal for _, signal, *_ in gathered if signal), 0):
             raise TrainingInterrupted(signal)
         yield from (batch_loss for batch_loss, *_ in gathered if batch_loss)
         if not all(batch_loss for batch_loss, *_ in gathered):
@@ -115,6 +122,7 @@ class LossMeter:
     judged: int = 0
     compares_texts: bool = False
     rewards: Rewards | None = None
+    rollouts: RolloutStats | None = None
     units: list[np.ndarray] = field(default_factory=list)
     chosen_nll: list[tuple[float, float, np.ndarray]] = field(default_factory=list)
 
@@ -126,6 +134,8 @@ class LossMeter:
         self.tokens += batch.tokens
         self.judged += batch.tokens if batch.judged is None else batch.judged
         self.compares_texts = batch.judged is not None
+        if batch.rollouts:
+            self.rollouts = self.rollouts.plus(batch.rollouts) if self.rollouts else batch.rollouts
         if batch.rewards:
             self.rewards = self.rewards.plus(batch.rewards) if self.rewards else batch.rewards
             self.chosen_nll += [batch.chosen_nll] if batch.chosen_nll else []
@@ -150,7 +160,8 @@ class LossMeter:
             accuracy=accuracy,
             accuracy_error=accuracy_error,
             tokens=tokens,
-            answers=self.judged if self.compares_texts else None,
+            answers=self.rollouts.answers if self.rollouts else self.judged if self.compares_texts else None,
+            reward=self.rollouts.metrics["reward"] if self.rollouts else None,
         )
 
     def _preference_score(self, rewards: Rewards) -> Score:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from math import prod
-from typing import Concatenate, Literal, ParamSpec
+from typing import Concatenate, Literal, ParamSpec, TypedDict
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from llamatrain.graph.precision import round_products
 from llamatrain.graph.remat_policy import Policy
 from llamatrain.graph.rewrite import read_stored
 from llamatrain.graph.tensor import I32, Tensor, collect_leaves, parameter, placeholder, state
+from llamatrain.grpo.loss import grpo_loss
+from llamatrain.grpo.settings import Grpo
 from llamatrain.model import transformer
 from llamatrain.model.distill import Teacher
 from llamatrain.model.hyperparameters import Hyperparameters
@@ -79,6 +81,7 @@ class StepSpec:
     objective: Objective | None = None  # for preferences
     reference: Weights | None = None  # the reference model of the objective
     contrastive: Contrastive | None = None  # for embeddings
+    grpo: Grpo | None = None  # for rewards of generated answers
     teacher: Teacher | None = None
     balance: float = 0.0  # weight of the balance loss of experts
     lora_plus: float = 1.0  # rate of adapters' B relative to all else (LoRA+, Hayou et al. 2024)
@@ -91,6 +94,11 @@ class StepSpec:
     def rule(self) -> ElementwiseRule | None:
         """The optimizer, if its step is a graph as well."""
         return self.optimizer if isinstance(self.optimizer, ElementwiseRule) else None
+
+    @property
+    def evaluates(self) -> bool:
+        """True if a training step also computes losses without gradients."""
+        return self.contrastive is not None or (self.grpo is not None and self.grpo.keeps_log_probs)
 
     @property
     def dense_gradients(self) -> bool:
@@ -157,9 +165,17 @@ class StepGraph:
     norm: Tensor | None = None  # if the first output is a loss
     correct: Tensor | None = None  # number of correct predictions
     rewards: Tensor | None = None  # of preferences
+    log_probs: tuple[Tensor, ...] = ()  # of generated tokens, and then by the reference
     grads: dict[str, Tensor] = field(default_factory=dict)  # outputs, by weight
     terms: tuple[Tensor, ...] = ()  # terms of a preference loss, in evaluation
     parts: tuple[Tensor, ...] = ()  # loss of each unit, or terms of each, in evaluation
+
+
+class ExtraOutputs(TypedDict):
+    """The outputs of a training graph that metrics are computed from."""
+
+    rewards: Tensor | None
+    log_probs: tuple[Tensor, ...]
 
 
 def first_or_none(tensors: Sequence[Tensor]) -> Tensor | None:
@@ -236,6 +252,18 @@ class StepGraphs:
                 flash=spec.flash,
                 **sizes,
             )
+        if spec.grpo:
+            return grpo_loss(
+                spec.grpo,
+                spec.h,
+                weights,
+                spec.reference or weights,
+                batch=spec.batch,
+                length=length,
+                table=self.table,
+                drop_untrained=spec.has_untrained_tokens,
+                flash=spec.flash,
+            )
         if spec.contrastive:
             return build_embeddings(
                 spec.h,
@@ -262,7 +290,7 @@ class StepGraphs:
 
     def _differentiate(self, length: int) -> LossAndGradients:
         graph, trainable = self._training_graph(length), list(self.spec.trainable.values())
-        extra = [graph.rewards] if graph.rewards else []
+        extra = [graph.rewards] if graph.rewards else [*graph.log_probs]
         precision = self.spec.precision
         return differentiate(
             graph.loss,
@@ -299,7 +327,7 @@ class StepGraphs:
             outputs=outputs,
             inputs=inputs,
             memory_names=memory_names,
-            rewards=first_or_none(held.extra),
+            **self._extra_outputs(held.extra),
             grads=grads,
         )
 
@@ -395,8 +423,14 @@ class StepGraphs:
             [*outputs, norm, *gradients.extra],
             inputs,
             norm=norm,
-            rewards=first_or_none(gradients.extra),
+            **self._extra_outputs(gradients.extra),
         )
+
+    def _extra_outputs(self, outputs: Sequence[Tensor]) -> ExtraOutputs:
+        """Return the outputs of a training graph besides loss and gradients, by what they are."""
+        if self.spec.grpo:
+            return ExtraOutputs(rewards=None, log_probs=tuple(outputs))
+        return ExtraOutputs(rewards=first_or_none(outputs), log_probs=())
 
     @cache_graph
     def eval_graph(self, length: int) -> StepGraph:
@@ -405,6 +439,9 @@ class StepGraphs:
         if graph.embeddings:
             outputs = self._in_precision([graph.loss, graph.embeddings])
             return StepGraph(outputs[0], outputs, graph.inputs, parts=(outputs[1],))
+        if graph.log_probs:
+            outputs = self._in_precision([graph.loss, *graph.log_probs])
+            return StepGraph(outputs[0], outputs, graph.inputs, log_probs=tuple(outputs[1:]))
         outputs = (
             [*graph.terms, *graph.term_parts, graph.rewards]
             if graph.rewards
@@ -502,7 +539,7 @@ class StepGraphs:
                     graphs.append(self.grad_graph(length, False))
             else:
                 graphs.append(self.streamed_graph(length))
-            if validating or self.spec.contrastive:
+            if validating or self.spec.evaluates:
                 graphs.append(self.eval_graph(length))
             first_flat = self.spec.gradients == "flat" and not updates
             if self.spec.rule and self.spec.groups == 1 and (first_flat or self.spec.gradients == "arena"):

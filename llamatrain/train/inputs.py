@@ -6,6 +6,7 @@ import numpy as np
 
 from llamatrain.contrastive.inputs import TEXT_INPUTS
 from llamatrain.data.batches import Batch
+from llamatrain.grpo.inputs import ROLLOUT_INPUTS
 from llamatrain.model.visible_keys import last_tokens, visible_range
 from llamatrain.preference.forward import MISMATCHED
 from llamatrain.preference.inputs import PREFERENCE_INPUTS, InputFunction, InputSource, for_mismatched
@@ -25,6 +26,11 @@ def of_batch(function: Callable[[Batch], np.ndarray]) -> InputFunction:
     return lambda source: function(source.batch)
 
 
+def of_tokens(function: Callable[[Batch], np.ndarray]) -> InputFunction:
+    """Return a function of all tokens of a batch as one of those that are scored."""
+    return lambda source: source.take(function(source.batch))
+
+
 # The array of each input. Arrays of tokens and answers may be shorter than the input: the rest is zero.
 INPUTS: dict[str, InputFunction] = {
     **TOKEN_INPUTS,
@@ -32,6 +38,7 @@ INPUTS: dict[str, InputFunction] = {
     "dropout": lambda source: np.array(source.dropout_key),
     **PREFERENCE_INPUTS,
     **{name: of_batch(function) for name, function in TEXT_INPUTS.items()},
+    **{name: of_tokens(function) for name, function in ROLLOUT_INPUTS.items()},
     **{
         f"{MISMATCHED}{name}": for_mismatched((TOKEN_INPUTS | PREFERENCE_INPUTS)[name])
         for name in MISMATCHED_INPUTS

@@ -14,9 +14,11 @@ from llamatrain.distributed.comm import Comm
 from llamatrain.distributed.single import SingleProcess
 from llamatrain.engine.profiler import phase
 from llamatrain.errors import FileError
+from llamatrain.grpo.metrics import RolloutMetrics, RolloutStats
 from llamatrain.optim.optimizer import MinimizerState
 from llamatrain.preference.batch import PreferenceMetrics, Rewards
 from llamatrain.report.records import Score, StepLine
+from llamatrain.rewards.processes import RewardError, shared_reward_error
 from llamatrain.train.config import DONE, LoopConfig, StopReason
 from llamatrain.train.contrastive import evaluate_texts
 from llamatrain.train.evaluate import BatchLoss, LossMeter, evaluate_batch, gather_batch_losses
@@ -24,6 +26,7 @@ from llamatrain.train.parallel.step_sync import MicrobatchInfo
 from llamatrain.train.prefetch import wait_clock
 from llamatrain.train.programs import TrainPrograms
 from llamatrain.train.protocols import (
+    AnswerSource,
     Batches,
     InputChanged,
     InputGuard,
@@ -65,6 +68,7 @@ class Loop:
     epoch_samples: int | None = None  # samples per epoch
     comm: Comm = field(default_factory=SingleProcess)
     retained: Batches | None = None  # data that should not be forgotten, scored with the validation
+    answers: AnswerSource | None = None  # generates what is trained
     wants_stop: Callable[[], bool] = lambda: False  # of a callback, after each step
 
     def __post_init__(self) -> None:
@@ -102,6 +106,10 @@ class Loop:
             raise TrainingError(
                 f"{error} from step {self.state.counters.step}: {self.last_checkpoint}", code="input-changed"
             ) from None
+        except RewardError as error:
+            self.state.partial = None
+            self._save(last=True)
+            raise shared_reward_error(f"{error}; the run is saved: {self.last_checkpoint}") from None
         self._save(last=True)
         return outcome
 
@@ -151,7 +159,7 @@ class Loop:
             state.data = self.loader.state
         waited_before = wait_clock(self.loader)
         self.comm.set_status(state.counters.step + 1, "reading rows")
-        batches = self._fixed_batches or self._read_batches()
+        batches = self._fixed_batches or self._next_batches()
         seconds_waited = wait_clock(self.loader) - waited_before
         start += self._prepare(batches)
         preparation = time.perf_counter() - start
@@ -196,8 +204,10 @@ class Loop:
             )
         )
 
-    def _answer_metrics(self, result: StepResult) -> PreferenceMetrics:
-        """Return the metrics of compared answers or texts."""
+    def _answer_metrics(self, result: StepResult) -> PreferenceMetrics | RolloutMetrics:
+        """Return the metrics of compared or generated answers, or of texts."""
+        if isinstance(result.rewards, RolloutStats):
+            return result.rewards.metrics
         metrics = (result.rewards or Rewards()).metrics
         return metrics if result.accuracy is None else {**metrics, "accuracy": result.accuracy}
 
@@ -238,6 +248,13 @@ class Loop:
     def _stop_signal(self) -> int:
         """Return the signal that all ranks know about (0: none)."""
         return self._runner.signal if self.comm.size > 1 else self.signals.pending
+
+    def _next_batches(self) -> list[Batch]:
+        if self.answers is None:
+            return self._read_batches()
+        self.comm.set_status(self.state.counters.step + 1, "generating answers")
+        with phase("answers"):
+            return self.answers.next_batches(self.state, self._read_batches)
 
     def _read_batches(self) -> list[Batch]:
         batches = []
@@ -315,7 +332,8 @@ class Loop:
         for batch in validation.one_epoch(
             contrastive.rows if contrastive else rows, self.comm.rank, self.comm.size
         ):
-            loss = (evaluate_texts if contrastive else evaluate_batch)(self.programs, batch)
+            evaluate = evaluate_texts if contrastive else evaluate_batch
+            loss = (self.answers.evaluate if self.answers else evaluate)(self.programs, batch)
             self.input_guard.check()
             yield loss
 

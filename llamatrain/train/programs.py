@@ -18,6 +18,7 @@ from llamatrain.engine.profiler import phase
 from llamatrain.engine.program import Program
 from llamatrain.graph.printing import describe
 from llamatrain.graph.tensor import Tensor, collect_leaves, state
+from llamatrain.grpo.metrics import RolloutStats
 from llamatrain.io.madvise import release_pages
 from llamatrain.model import transformer
 from llamatrain.model.limits import MANY_LAYERS
@@ -119,9 +120,11 @@ class EvalPrograms:
         loss, correct = self.run(bound), bound.graph.correct
         return loss, None if correct is None else int(bound.program.read(correct))
 
-    def rewards(self, batch: Batch) -> Rewards | None:
-        """Return the rewards of the answers in the last batch, or None without preferences."""
+    def rewards(self, batch: Batch) -> Rewards | RolloutStats | None:
+        """Return the rewards of the answers in the last batch, or None without preferences and answers."""
         graph = self._last.graph if self._last else None
+        if graph and graph.log_probs and self.spec.grpo:
+            return RolloutStats.from_batch(batch, self.log_probs(batch), self.spec.grpo)
         if not (self._last and graph and graph.rewards):
             return None
         return Rewards.from_batch(batch, self._last.program.read(graph.rewards))
@@ -141,6 +144,15 @@ class EvalPrograms:
         (losses,), positions = self.loss_parts(), np.flatnonzero(batch.weights)
         assert self._last
         return losses[: len(positions)] if "scored_indices" in self._last.graph.inputs else losses[positions]
+
+    def log_probs(self, batch: Batch) -> list[np.ndarray]:
+        """Return the log-probabilities of the trained tokens in the last batch, and those by the reference."""
+        assert self._last
+        outputs = (self._last.program.read(tensor) for tensor in self._last.graph.log_probs)
+        positions = np.flatnonzero(batch.weights)
+        if "scored_indices" in self._last.graph.inputs:
+            positions = np.arange(len(positions))
+        return [output[positions] for output in outputs]
 
     def embed(self, batch: Batch) -> np.ndarray:
         """Return the embeddings of a batch's texts: (rows, texts, width)."""

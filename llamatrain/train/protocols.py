@@ -1,12 +1,17 @@
 """Interfaces between the training loop and the rest: batches, listeners, signals, input guards."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from llamatrain.data.batches import Batch, CursorState
 from llamatrain.errors import LlamatrainError
 from llamatrain.report.records import Score, StepLine
+
+if TYPE_CHECKING:
+    from llamatrain.train.evaluate import BatchLoss
+    from llamatrain.train.programs import EvalPrograms
+    from llamatrain.train.state import RunState
 
 
 class TrainingError(LlamatrainError):
@@ -46,6 +51,16 @@ class SkippableLoader(Batches, Protocol):
 
     def skip(self, count: int) -> None:
         """Skip `count` rows without building them."""
+
+
+class AnswerSource(Protocol):
+    """Generates and rewards the answers that are trained."""
+
+    def next_batches(self, state: "RunState", read: Callable[[], list[Batch]]) -> list[Batch]:
+        """Return this rank's micro-batches of the next step; `read` reads its prompts."""
+
+    def evaluate(self, programs: "EvalPrograms", batch: Batch) -> "BatchLoss":
+        """Return the score of answers to a batch of prompts."""
 
 
 class Listener(Protocol):

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, field
 
 from llamatrain.data.batches import CursorState
+from llamatrain.grpo.metrics import RolloutStats
+from llamatrain.grpo.rollouts import Rollouts
 from llamatrain.optim.early_stop import StopState
 from llamatrain.preference.batch import Rewards
 
@@ -28,7 +30,7 @@ class PartialStep:
 
     losses: list[float]
     seconds: float = 0.0
-    rewards: Rewards | None = None  # of preferences
+    rewards: Rewards | RolloutStats | None = None  # of preferences or generated answers
 
 
 @dataclass
@@ -71,4 +73,5 @@ class RunState:
     best: BestValidation = field(default_factory=BestValidation)
     partial: PartialStep | None = None
     validation_due: bool = False  # the last step has not been validated yet
+    rollouts: Rollouts | None = None  # answers that several steps train
     stop_reason: str | None = None  # why a stop rule ended the run

@@ -13,11 +13,12 @@ import numpy as np
 from llamatrain.data.batches import Batch, StepTotals
 from llamatrain.distributed.comm import Comm
 from llamatrain.gguf.quants import QuantError
+from llamatrain.grpo.metrics import RolloutStats
 from llamatrain.optim.optimizer import MinimizerState
 from llamatrain.preference.batch import Rewards
 from llamatrain.train.config import LoopConfig
 from llamatrain.train.contrastive import compare_texts
-from llamatrain.train.parallel.step_sync import MicrobatchInfo, RankStep, merge_steps, sum_totals
+from llamatrain.train.parallel.step_sync import MicrobatchInfo, RankStep, add_rewards, merge_steps, sum_totals
 from llamatrain.train.programs import TrainPrograms
 from llamatrain.train.protocols import InputChanged, InputGuard, Signals, TrainingError, TrainingInterrupted
 from llamatrain.train.state import PartialStep, RunState
@@ -32,7 +33,7 @@ class StepResult:
     rate: float
     evaluations: int | None = None
     stop_reason: str | None = None  # why to stop, if so
-    rewards: Rewards | None = None
+    rewards: Rewards | RolloutStats | None = None
     slowest_rank: int = 0
     accuracy: float | None = None  # in contrastive training: the share of queries closest to their positive
 
@@ -52,7 +53,7 @@ class StepRunner:
         self._started = time.monotonic()
         self.last_checkpoint = "none"  # name of the newest one
         self.signal, self.time_is_up = 0, False  # the same on all ranks
-        self._rewards: list[Rewards] = []
+        self._rewards: list[Rewards | RolloutStats] = []
         self._slowest_rank = 0
         self._first_nonfinite = ""  # the first tensor with NaN or infinity
 
@@ -130,7 +131,7 @@ class StepRunner:
             raise error from None
 
     @property
-    def _rewards_sum(self) -> Rewards | None:
+    def _rewards_sum(self) -> Rewards | RolloutStats | None:
         return self._rewards[0] if self._rewards else None
 
     def _gradient_step(
@@ -199,7 +200,9 @@ class StepRunner:
         if new := self.programs.rewards(batch):
             sharded = self.programs.spec.groups > 1
             self._rewards = (
-                [*self._rewards, new] if sharded or not self._rewards else [self._rewards[0].plus(new)]
+                [*self._rewards, new]
+                if sharded or not self._rewards
+                else [add_rewards([self._rewards[0], new])]
             )
 
     def _dropout_key(self, state: RunState, index: int) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from llamatrain.checkpoints.read import read_checkpoint
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
+from llamatrain.grpo.metrics import RolloutStats
 from llamatrain.optim.early_stop import StopState
 from llamatrain.optim.methods import lbfgs
 from llamatrain.optim.methods.lbfgs import LbfgsState
@@ -78,6 +79,14 @@ def test_all_comes_back_to_the_bit(tmp_path: Path, optimizer: str, partial: bool
     assert plain(found) == plain(checkpoint)
     write_checkpoint(tmp_path / "b.gguf", found)
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+
+
+def test_rewards_of_generated_answers_come_back(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(partial=True)
+    assert checkpoint.state.partial
+    checkpoint.state.partial.rewards = RolloutStats(1 / 3, 1 / 9, 4, 17, 1, 16, -2 / 7, None)
+    write_checkpoint(tmp_path / "a.gguf", checkpoint)
+    assert plain(read_checkpoint(tmp_path / "a.gguf")) == plain(checkpoint)
 
 
 @pytest.mark.parametrize("seed", [-1, 0, 2**64 - 1, -(2**63)])

@@ -137,6 +137,7 @@ def test_options_stand_in_panels_of_their_purpose() -> None:
         "Adapters",
         "Preferences",
         "Embeddings",
+        "Rewards",
         "Data",
         "Training",
         "Optimizer",

@@ -18,6 +18,7 @@ from llamatrain.data.batches import CursorState
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.values import Value
 from llamatrain.gguf.writer import create_gguf
+from llamatrain.grpo.rollouts import GeneratedAnswer
 from llamatrain.optim.early_stop import StopState
 from llamatrain.preference.batch import Rewards
 from llamatrain.train.state import BestValidation, Counters, PartialStep, RunState
@@ -67,6 +68,7 @@ def tiny_checkpoint(optimizer: str = "adam", step: int = 7, partial: bool = Fals
             if partial
             else None,
             validation_due=True,
+            rollouts=[GeneratedAnswer([1, 2], [3], True, 1 / 3, [-2 / 7]), None],
             stop_reason="the loss rose",
         ),
         optimizer=optimizer,

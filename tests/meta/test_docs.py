@@ -36,6 +36,7 @@ README = "\n\n".join(path.read_text() for path in DOCUMENTS)
 FEW = {
     "from-scratch": "--iters 2 --batch 1 --grad-acc 1 --ctx 32 --embd 32 --head 4 --layer 1",
     "finetune": "--iters 2 --batch 2 --grad-acc 1 --ctx 256",
+    "grpo": "--num-generations 2 --max-completion-length 4",
     "generate": "-n 3",
     "evaluate": "--ctx 256",
 }
@@ -191,6 +192,10 @@ MADE: dict[str, Callable[[str], object]] = {
     "GROUPS.jsonl": lambda name: write_groups(Path(name), groups(24)),
     "RERANKER.gguf": lambda name: reranker(Path()).rename(name),
     "runs/rerank": earlier("runs/rerank"),
+    "PROMPTS.jsonl": lambda name: Path(name).write_text('{"prompt": "1+2=", "sum": 3}\n' * 4),
+    "reward.py": lambda name: Path(name).write_text(
+        next(b.text for b in BLOCKS if name in b.text and b.language == "python")
+    ),
     "MOVED.gguf": copied("BASE.gguf"),
     "qwen.gguf": copied("BASE.gguf"),
     "ONE.gguf": copied("BASE.gguf"),
@@ -247,6 +252,7 @@ def run_here(line: str) -> None:
             Path(word).unlink(missing_ok=True)
     small = words[0] == "from-scratch" and "TEXT.txt" not in words  # as the sine wave stands
     few = ["--iters", str(next(STEPS))] if "--resume" in words or small else FEW.get(words[0], "").split()
+    few += FEW["grpo"].split() if "grpo" in words else []
     done = ran(*words, *few)
     if target:
         Path(target).write_text(done.out)

@@ -15,7 +15,7 @@ LAYERS = (
     ("gguf",),  # compiled code decodes quantized weights
     ("data", "graph", "rewards"),
     ("kernels", "model", "optim"),
-    ("adapters", "contrastive", "engine", "merging", "preference"),
+    ("adapters", "contrastive", "engine", "grpo", "merging", "preference"),
     ("report", "sample"),
     ("custom", "train"),
     ("checkpoints", "planner"),

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import NamedTuple
 
 from llamatrain.data.batches import Batch, StepTotals
+from llamatrain.grpo.metrics import RolloutStats
 from llamatrain.preference.batch import Rewards
 
 
@@ -34,12 +36,17 @@ def sum_totals(microbatches: Iterable[MicrobatchInfo]) -> StepTotals:
     return StepTotals(weight, answers, words)
 
 
+def add_rewards(parts: Sequence[Rewards | RolloutStats]) -> Rewards | RolloutStats:
+    """Sum the rewards of batches, which are of one kind."""
+    return reduce(lambda total, part: total.plus(part), parts)  # type: ignore[arg-type]
+
+
 @dataclass
 class RankStep:
     """The result of a rank's part of a step, or why it has none."""
 
     losses: list[float] = field(default_factory=list)  # by micro-batch
-    rewards: list[Rewards] = field(default_factory=list)
+    rewards: list[Rewards | RolloutStats] = field(default_factory=list)
     seconds: float = 0.0
     signal: int = 0  # signal received, or 0
     input_error: str = ""  # message if an input changed
@@ -50,7 +57,7 @@ class MergedStep(NamedTuple):
     """The result of a step over all ranks."""
 
     losses: list[float]
-    rewards: Rewards | None
+    rewards: Rewards | RolloutStats | None
     signal: int
     input_error: str
     time_is_up: bool  # on rank 0
@@ -59,12 +66,10 @@ class MergedStep(NamedTuple):
 
 def merge_steps(parts: Sequence[RankStep]) -> MergedStep:
     """Merge the results of all ranks, in the order of ranks."""
-    rewards: Rewards | None = None
-    for batch_rewards in (batch_rewards for part in parts for batch_rewards in part.rewards):
-        rewards = rewards.plus(batch_rewards) if rewards else batch_rewards
+    rewards = [batch_rewards for part in parts for batch_rewards in part.rewards]
     return MergedStep(
         losses=[loss for part in parts for loss in part.losses],
-        rewards=rewards,
+        rewards=add_rewards(rewards) if rewards else None,
         signal=next((part.signal for part in parts if part.signal), 0),
         input_error=next((part.input_error for part in parts if part.input_error), ""),
         time_is_up=parts[0].time_is_up,
