@@ -8,6 +8,7 @@
     python scripts/bench.py finetune [TYPE ...]      the command on a quantized base, in turns with PEFT
     python scripts/bench.py experts [TYPE]           adapters of a mixture of experts, and of dense models
     python scripts/bench.py decode [TYPE]            texts generated together, and one after the other
+    python scripts/bench.py rewards                  sums that a small model learns from rewards, by step
     python scripts/bench.py families [qwen3 ...]     FLOP/s of each architecture, in turns with a llama
     python scripts/bench.py quality [TEXT]           validation loss of AdamW and Muon; some ten minutes
     python scripts/bench.py rounding [TEXT]          perplexity with --quant-aware, and rounded after training
@@ -37,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench import (
     architectures,
+    arithmetic,
     balance,
     decoding,
     experts,
@@ -73,6 +75,7 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {
     "int8": (int8_quality.bench_int8, 0.0),
     "useful": (packing.bench_packing, 0.0),
     "experts": (experts.bench_experts, 0.0),
+    "rewards": (arithmetic.bench_arithmetic, 0.0),
     "decode": (decoding.bench_decoding, 0.0),
     "families": (architectures.bench_architectures, 20.0),
     "scale": (scaling.bench_scaling, 0.0),
@@ -93,6 +96,7 @@ ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "useful": packing.add_arguments,
     "experts": experts.add_arguments,
     "decode": decoding.add_arguments,
+    "rewards": arithmetic.add_arguments,
     "families": architectures.add_arguments,
     "scale": scaling.add_arguments,
     "gpu": gpu.add_arguments,
@@ -122,7 +126,7 @@ def parse_arguments() -> argparse.Namespace:
         command.add_argument("--seconds", type=float, default=seconds, help=f"for each line ({seconds:g})")
         command.add_argument("--kernels", choices=["cpu", "reference"], default="cpu")
         command.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")
-        if name not in ("kernels", "quality", "rounding", "int8", "gpu", "decode"):
+        if name not in ("kernels", "quality", "rounding", "int8", "gpu", "decode", "rewards"):
             choices = ["f32", "bf16"] + ["int8"] * (name in ("finetune", "products", "experts"))
             command.add_argument("--precision", nargs="+", choices=choices, default=choices)
         if name == "step":
