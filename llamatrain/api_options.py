@@ -223,8 +223,8 @@ class FromScratchOptions(TypedDict, total=False):
     """Stop after this many consecutive validations without a new lowest loss; 0: never."""
     sample_every: int
     """Print a text that the model writes every N steps; 0: never."""
-    sample_prompt: str
-    """Prompt of these samples."""
+    sample_prompt: str | Sequence[str]
+    """Prompt of these samples; may be repeated, for several texts."""
     report_every: int
     """Print a line every N steps; 0: at a readable rate."""
     max_time: float | str | None
@@ -527,8 +527,8 @@ class FinetuneOptions(TypedDict, total=False):
     """Stop after this many consecutive validations without a new lowest loss; 0: never."""
     sample_every: int
     """Print a text that the model writes every N steps; 0: never."""
-    sample_prompt: str
-    """Prompt of these samples."""
+    sample_prompt: str | Sequence[str]
+    """Prompt of these samples; may be repeated, for several texts."""
     report_every: int
     """Print a line every N steps; 0: at a readable rate."""
     max_time: float | str | None

@@ -106,6 +106,9 @@ class Option:
     new_model: bool = False  # describes a new model, and has no effect on one that is loaded
     short: str = ""  # another name, of one letter
     aliases: tuple[str, ...] = ()  # former names, which still work
+    takes_one: bool = (
+        False  # may be repeated, and a file or a caller may also give one text instead of a list
+    )
     hidden: bool = False  # not shown in the help
 
     def is_in_bounds(self, value: float) -> bool:
@@ -183,6 +186,8 @@ class OptionSpec:
             return None
         if not self.repeated:
             return self._check_one(value)
+        if self.option.takes_one and isinstance(value, str):
+            value = [value] if value else []
         if not isinstance(value, list | tuple):
             raise self._invalid(value, "a list")
         return tuple(map(self._check_one, value))

@@ -75,6 +75,7 @@ class MemoryDemand:
     lengths: Sequence[int]
     has_validation: bool
     decoder_positions: int  # positions of the cache for samples; 0: none
+    decoder_slots: int = 1  # samples that are generated together
     answer_positions: int = 0  # of each row's cache for answers that are generated; 0: none
     resident: int  # what the process takes already
     batches: int = 1  # per step
@@ -191,16 +192,18 @@ def process_growth(spec: StepSpec, decoding: bool) -> int:
     return growth
 
 
-def decoder_bytes(spec: StepSpec, positions: int) -> int:
-    """Return the bytes of a decoder with a cache of this many positions."""
-    return Decoder.plan(spec.h, positions, spec.threads, spec.kernels, spec.read_weights).total
+def decoder_bytes(spec: StepSpec, positions: int, slots: int) -> int:
+    """Return the bytes of a decoder of some texts at a time, each with a cache of this many positions."""
+    rest = spec.threads, spec.kernels, spec.read_weights, spec.drop_base
+    if slots == 1:
+        return Decoder.plan(spec.h, positions, *rest).total
+    return BatchDecoder.plan(spec.h, positions, slots, *rest).total
 
 
-def batch_decoder_bytes(spec: StepSpec, positions: int) -> int:
+def answer_decoder_bytes(spec: StepSpec, positions: int) -> int:
     """Return the bytes of a decoder that generates an answer in each row, with a cache of this many positions."""
-    return BatchDecoder.plan(
-        spec.h, positions, spec.batch, spec.threads, spec.kernels, spec.weights, spec.drop_base
-    ).total
+    rest = spec.threads, spec.kernels, spec.read_weights, spec.drop_base
+    return BatchDecoder.plan(spec.h, positions, spec.batch, *rest).total
 
 
 def split_batch(spec: StepSpec, splits: int) -> StepSpec:
@@ -222,8 +225,10 @@ def plan_memory(spec: StepSpec, policy: Policy, demand: MemoryDemand, splits: in
         + graphs.table.nbytes
         + sum(a.nbytes for a in graphs.states.values())
     )
-    decoding = decoder_bytes(spec, demand.decoder_positions) if demand.decoder_positions else 0
-    decoding += batch_decoder_bytes(spec, demand.answer_positions) if demand.answer_positions else 0
+    decoding = (
+        decoder_bytes(spec, demand.decoder_positions, demand.decoder_slots) if demand.decoder_positions else 0
+    )
+    decoding += answer_decoder_bytes(spec, demand.answer_positions) if demand.answer_positions else 0
     arena = max(plan.arena for plan in plans)
     pages = max(demand.page_bytes, *(file_bytes(spec, plan) for plan in plans))
     kept_gradients = max(sum(gradient.nbytes for gradient in graph.memory_names) for graph in shared)

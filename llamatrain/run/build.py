@@ -127,7 +127,7 @@ def open_answers(
             slots=programs.spec.batch,
             threads=prepared.resolved.threads,
             kernels=config.train.processor,
-            weights=leaves.weights,
+            weights=leaves.read_weights,
             drop_base=leaves.drop_base,
         )
 

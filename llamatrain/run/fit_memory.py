@@ -56,6 +56,7 @@ class DataShape:
     has_untrained_tokens: bool  # many tokens are not trained
     has_validation: bool
     decoder_positions: int  # positions in the cache for samples; 0: no samples
+    decoder_slots: int = 1  # samples that are generated together
     answer_positions: int = 0  # positions in each cache for answers that are generated to train them
     is_resume: bool  # batches must be split as they were
     later_bytes: int = 0  # the process will grow by this before the run starts
@@ -161,6 +162,7 @@ def make_candidate(
         lengths=shape.lengths,
         has_validation=shape.has_validation,
         decoder_positions=shape.decoder_positions,
+        decoder_slots=shape.decoder_slots,
         answer_positions=shape.answer_positions,
         resident=resident + process_growth(spec, max(shape.decoder_positions, shape.answer_positions) > 0),
         batches=resolved.config.train.grad_acc,

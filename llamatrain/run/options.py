@@ -402,7 +402,14 @@ class RunOptions(Options, panel="The run", resumable=True):
     sample_every: Annotated[
         int, replace(EVERY, sentence="Print a text that the model writes every N steps; 0: never.")
     ] = 0
-    sample_prompt: Annotated[str, Option("Prompt of these samples.", when=(needs("sample_every"),))] = ""
+    sample_prompt: Annotated[
+        tuple[str, ...],
+        Option(
+            "Prompt of these samples; may be repeated, for several texts.",
+            takes_one=True,
+            when=(needs("sample_every"),),
+        ),
+    ] = ()
     report_every: Annotated[
         int, replace(EVERY, sentence="Print a line every N steps; 0: at a readable rate.")
     ] = 0

@@ -153,6 +153,7 @@ def prepare(
         or any(rows.has_untrained_tokens for rows in data.scored),
         has_validation=bool(data.scored),
         decoder_positions=sampler.positions,
+        decoder_slots=sampler.slots,
         answer_positions=model.row_length if data.prompts else 0,
         is_resume=inputs.is_resume,
         teacher=teacher,
@@ -332,6 +333,7 @@ def plan_run(request: RunRequest, graphs: bool = True, ranks: int = 0) -> Planne
         sine = None if config.files else make_sine(model, 0)
         config = cut_groups(config, texts * model.row_length)
         resolved = resolve(config, model.row_length, lambda epochs: epochs, ranks, inputs.base)
+        sampler = build_sampler(resolved, model, sine)
         shape = DataShape(
             lengths=answer_lengths(model.row_length, config.data)
             if config.preference.is_grpo
@@ -343,7 +345,8 @@ def plan_run(request: RunRequest, graphs: bool = True, ranks: int = 0) -> Planne
                 or config.data.retain_data
                 or (found_files and found_files.validation)
             ),
-            decoder_positions=build_sampler(resolved, model, sine).positions,
+            decoder_positions=sampler.positions,
+            decoder_slots=sampler.slots,
             answer_positions=model.row_length if config.preference.is_grpo else 0,
             is_resume=inputs.is_resume,
             teacher=teacher_for(config, model, inputs),
