@@ -375,3 +375,25 @@ def test_a_signal_ends_a_run_that_waits_for_a_reward(place: Path, tmp_path: Path
         process.send_signal(signal.SIGINT)
         assert process.wait(30) not in (0, 1)
     assert any(out.glob("checkpoint-*.gguf"))
+
+
+# ---- weights that are rounded ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_answers_are_those_of_the_exported_model(full: bool, place: Path, tmp_path: Path) -> None:
+    """With --quant-aware, answers come from the rounded weights, which are those of the file."""
+    (tmp_path / "sum.py").write_text(EACH + "return sum(map(ord, answer))\n")
+    kind: tuple[Argument, ...] = ("--full",) if full else ("--beta", 0.1, "--num-iterations", 2)
+    out = tuned(
+        place, tmp_path / "out", "--quant-aware", "q4_0", *kind, "--iters", 3, "--lr", 1e-2, "--reward",
+        tmp_path / "sum.py", "--reward-weights", "0,1", "--val", place / "others.jsonl", "--eval-every", 3,
+    )  # fmt: skip
+    model = out / "model.gguf"
+    if not full:
+        model = tmp_path / "merged.gguf"
+        ran("export-lora", place / "base.gguf", "--lora", out / "adapter.gguf", "--out", model)
+    told = ran("generate", model, "--prompts", place / "others.jsonl", "--temp", 0, "-n", 6, "--parallel", 8)
+    answers = [json.loads(line)["text"] for line in told.out.splitlines()]
+    (score,) = (line for line in metrics(out) if "val_loss" in line and line["step"] == 3)
+    assert score["val_reward"] == sum(sum(map(ord, answer)) for answer in answers) / 5
