@@ -26,6 +26,7 @@ WORKER = Path(__file__).with_name("worker.py")
 MAX_LINE = 1 << 16  # bytes of a line
 TAIL = 2000  # bytes of standard error that are kept for a message
 BLOCK = 1 << 16
+LARGEST = 1e18  # of numbers, so that their weighted sums and the losses of answers fit into float32
 START_SECONDS = 60.0  # at least, for a file's imports
 WAIT_SECONDS = 0.2  # between two calls while a number is awaited
 END_SECONDS = 2.0  # for what a process wrote to standard error before its end
@@ -187,6 +188,8 @@ def parse_number(line: bytes) -> float | Failure:
         number = float("inf")
     if number - number != 0:
         return Failure(f"it returned {number}")
+    if abs(number) > LARGEST:
+        return Failure(f"it returned {number:g}; a reward must be between {-LARGEST:g} and {LARGEST:g}")
     return number
 
 

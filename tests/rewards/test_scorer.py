@@ -110,6 +110,7 @@ BROKEN = {
     "recurses": ("return reward(prompt, answer, row)", "RecursionError"),
     "nan": ("return float('nan')", "it returned nan"),
     "infinity": ("return 1e999", "it returned inf"),
+    "too large": ("return 1e308", r"it returned 1e\+308; a reward must be between"),
     "nothing": ("return", "None"),
     "text": ("return '1'", "'1'"),
     "long text": ("return 'x' * 10**7", "xxx..."),
