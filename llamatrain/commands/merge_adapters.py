@@ -152,7 +152,7 @@ def plan_export(base: Path, out: Path, options: ExportOptions, lora: AdapterOpti
     tensors = merge.plan_merge(gguf, adapters, choose_types(gguf.tensors, h, target_type, base))
     if options.imatrix and target_type and options.type == "auto":
         raise UsageError(
-            "--imatrix would round other than the adapters were trained for; leave it out, or choose a --type",
+            "--imatrix would round differently from how the adapters were trained; leave it out, or choose a --type",
             code="conflicting-options",
         )
     importances = read_importances(options.imatrix, tensors) if options.imatrix else {}
@@ -287,10 +287,12 @@ def write_file(out: Path, plan: MergePlan) -> None:
 
 
 def note_rounding(roundings: "dict[str, Rounding]", plan: MergePlan) -> None:
-    """Note if rounding loses much of what the adapters add."""
+    """Note if rounding loses much of what the adapters add, unless they were trained with that rounding."""
     worst = max(roundings, key=lambda name: roundings[name].share, default="")
+    kinds = {tensor.type.name for tensor in plan.tensors if tensor.is_rounded}
+    if kinds <= {adapter.merged_type.upper() for adapter in plan.adapters}:
+        return
     if worst and roundings[worst].share > MAX_UNREPORTED:
-        kinds = {tensor.type.name for tensor in plan.tensors if tensor.is_rounded}
         finer = "f32" if kinds & {"F16", "BF16"} else "f16" if "Q8_0" in kinds else "q8_0"
         error, change = (
             math.fsum(getattr(rounding, name) for rounding in roundings.values())

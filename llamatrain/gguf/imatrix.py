@@ -135,7 +135,8 @@ def read_old_imatrix(path: Path) -> Importances:
         name = take(take_count()).decode("utf-8", "replace")
         chunks = take_count()
         means = np.frombuffer(take(4 * take_count()), "<f4").astype(np.float32)
-        found[name] = (means / max(1, chunks)).reshape(1, -1)
+        with np.errstate(invalid="ignore"):
+            found[name] = (means / max(1, chunks)).reshape(1, -1)
     return found
 
 

@@ -312,6 +312,7 @@ def read_hyperparameters(gguf: Gguf) -> Hyperparameters:
     """Read the model in a file, and check that its tensors match."""
     if gguf.kind not in ("model", "checkpoint"):
         kinds = {"other": "neither a model nor an adapter", "adapter": "an adapter, not a model"}
+        kinds["importance matrix"] = "an importance matrix, not a model"
         raise FileError(
             f"{gguf.path}: {kinds.get(gguf.kind, f'a {gguf.kind}, not a model')}; a model is needed",
             code="not-a-model",

@@ -122,9 +122,11 @@ def test_two_ranks_write_the_same_bytes(tmp_path: Path) -> None:
         (("m.gguf", "t.txt", "--iters", 3), "iters", 2),
         (("none.gguf", "t.txt"), "none.gguf", 2),
         (("t.txt", "t.txt"), "t.txt", 1),
+        (("measured.gguf", "t.txt"), "an importance matrix, not a model", 1),
     ],
 )
 def test_what_is_refused(words: tuple[Argument, ...], told: str, code: int) -> None:
+    write_imatrix(Path("measured.gguf"), {"x": InputSums(np.ones((1, 8)), np.ones(1))}, [], 1, 1)
     failed(run("imatrix", *words, "--out", "i.gguf"), told, code)
 
 

@@ -140,13 +140,16 @@ def test_files_of_other_kinds(tmp_path: Path) -> None:
         read_imatrix(tmp_path)
 
 
-def test_older_files_may_be_cut_off_anywhere(tmp_path: Path) -> None:
+def test_damaged_older_files(tmp_path: Path) -> None:
     whole = old_file(tmp_path / "i.dat", {"output.weight": (2, [2.0, 4.0])}).read_bytes()
     needed = len(whole) - 13
     for length in range(needed):
         (tmp_path / "cut.dat").write_bytes(whole[:length])
         with pytest.raises(FileError, match=r"importance matrix of llama.cpp is needed"):
             read_imatrix(tmp_path / "cut.dat")
+    (tmp_path / "cut.dat").write_bytes(whole.replace(struct.pack("<f", 4), b"\1\0\x80\x7f"))
+    with pytest.raises(FileError, match="no sums of squares"):  # a signaling NaN
+        read_imatrix(tmp_path / "cut.dat")
     for number in (-1, 1 << 30):
         (tmp_path / "cut.dat").write_bytes(struct.pack("<ii", 1, number) + whole[8:])
         with pytest.raises(FileError, match="ends too early"):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +357,16 @@ def test_types_that_contradict_each_other(place: Path) -> None:
     ran(*merge("--lora", one, "--lora", other, "--type", "q4_0"))
     ran("export-lora", "base.gguf", "--lora", one, "--lora", other, "--only-adapter", "--out", "both.gguf")
     assert adapter_files.parse_adapter(open_gguf("both.gguf")).merged_type == ""
+
+
+def test_no_note_says_that_rounding_loses_what_was_trained_with_it(place: Path) -> None:
+    base(place / "base.gguf", WIDE, "Q4_0")
+    small_change = random_adapter(place / "a.gguf", WIDE, ["blk.0.attn_q.weight"], size=1e-4)
+    assert "rounding loses" in ran(*merge("--lora", small_change)).err
+    adapter = adapter_files.parse_adapter(open_gguf(small_change))
+    adapter_files.write_adapter(small_change, replace(adapter, merged_type="q4_0"))
+    for kind in ("auto", "keep"):
+        assert "rounding loses" not in ran(*merge("--lora", small_change, "--type", kind)).err
 
 
 @pytest.mark.parametrize("kind", ["q9_9", "f16", "../x", "Q4_0", "x" * 9999])
