@@ -190,6 +190,25 @@ def test_preferences_compare_with_the_base_as_it_is(place: Path) -> None:
     assert margins["none"] == 0 != margins["q2_k"]
 
 
+@pytest.mark.parametrize("way", ["lora", "full"])
+def test_generated_answers_are_those_of_the_exported_model(way: str, place: Path) -> None:
+    prompts = [{"prompt": f"say {number}"} for number in range(6)]
+    for name, rows in (("prompts.jsonl", prompts[:4]), ("others.jsonl", prompts[4:])):
+        (place / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (place / "reward.py").write_text("def reward(prompt, answer, row): return sum(answer.encode())\n")
+    given = ("--objective", "grpo", "--reward", "reward.py", "--num-generations", 2, "--lr", 1e-2)
+    lengths = ("--ctx", 64, "--batch", 4, "--max-completion-length", 12, "--iters", 3, "--precision", "f32")
+    more = ("--quant-aware", "q4_0", "--val", "others.jsonl", *(("--full",) if way == "full" else ()))
+    ran("finetune", "base.gguf", "prompts.jsonl", *given, *lengths, *more, "--out", "run")
+    result = place / "run" / "model.gguf"
+    if way == "lora":
+        ran("export-lora", "base.gguf", "--lora", "run/adapter.gguf", "--out", "merged.gguf")
+        result = place / "merged.gguf"
+    answers = llamatrain.load(result).generate_many(prompts[4:], n=12, temp=0, parallel=4)
+    wanted = np.mean([sum(answer.text.encode()) for answer in answers])
+    assert wanted == [line["val_reward"] for line in metrics(place / "run") if "val_reward" in line][-1] > 0
+
+
 # ---- what is learned ---------------------------------------------------------------------------
 
 
