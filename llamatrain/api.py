@@ -277,7 +277,7 @@ def evaluate(
 ) -> Evaluation:
     """Compute loss, perplexity and bits per byte of a model on data: paths, lists of them, or lists of rows.
 
-    With objective="contrastive" the result is a Retrieval, which has recall, MRR and NDCG.
+    With objective="contrastive" or "rerank" the result is a Retrieval, which has recall, MRR and NDCG.
     """
     with translate_errors(show), rows_for_call(data) as files:
         return evaluate_model(path_of(model), files, check_options(options, *EVALUATE_OPTIONS))
@@ -300,9 +300,7 @@ def imatrix(
 def embed(model: Place, texts: Sequence[str], **options: "Unpack[EmbedOptionsGiven]") -> "np.ndarray":
     """Return an embedding of length 1 for each text, as an array (texts, width)."""
     with translate_errors():
-        if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
-            raise UsageError("texts must be a list of texts that are not empty", code="invalid-text")
-        return embed_texts(path_of(model), texts, check_options(options, *EMBED_OPTIONS))
+        return embed_texts(path_of(model), list_texts(texts), check_options(options, *EMBED_OPTIONS))
 
 
 @document_options(*RERANK_OPTIONS)
@@ -311,9 +309,20 @@ def rerank(
 ) -> "np.ndarray":
     """Return the probability that each text answers a query, as an array (texts)."""
     with translate_errors():
-        if isinstance(texts, str) or not all(isinstance(text, str) and text for text in (query, *texts)):
-            raise UsageError("texts must be a list of texts that are not empty", code="invalid-text")
-        return rank_texts(path_of(model), query, texts, check_options(options, *RERANK_OPTIONS))
+        if not (isinstance(query, str) and query):
+            raise UsageError(
+                f"query must be a text that is not empty (got {quote(query)})", code="invalid-text"
+            )
+        values = check_options(options, *RERANK_OPTIONS)
+        return rank_texts(path_of(model), query, list_texts(texts), values)
+
+
+def list_texts(texts: Iterable[str]) -> list[str]:
+    """Return texts as a list, or raise if they are anything else."""
+    listed = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else [*texts]
+    if isinstance(texts, str) or not all(isinstance(text, str) and text for text in listed):
+        raise UsageError("texts must be a list of texts that are not empty", code="invalid-text")
+    return listed
 
 
 @overload

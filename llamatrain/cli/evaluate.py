@@ -50,9 +50,9 @@ def evaluate(
     DATA are files (text, JSON, CSV, Parquet), folders, globs, or - for standard input. What counts is what
     would be trained: the answers of prompts and chats (--train-on all: their prompts, too), and all of a
     text, a row of --ctx tokens at a time. With --objective: how far answers that were chosen are above those
-    that were rejected; with --objective contrastive: recall, MRR and NDCG of embeddings. --choices and
-    --exact-match score answers to questions. With --compare, a second model is evaluated as well, and the
-    divergence between both.
+    that were rejected; with --objective contrastive or rerank: recall, MRR and NDCG.
+    --choices and --exact-match score answers to questions. With --compare, a second model is evaluated as well,
+    and the divergence between both.
     """
     printing, data = build(PrintOptions, overrides), list(data or ())
     check_model(str(model), data, "evaluate")

@@ -64,7 +64,7 @@ def make_imatrix(model: Path, data: Sequence[str], given: Mapping[str, Any]) -> 
 
     options, lora = build(ImatrixOptions, given), build(AdapterOptions, given)
     data_options = build(DataOptions, given)
-    values = vars(data_options) | {"command": "evaluate"}
+    values = vars(data_options) | {"command": "imatrix"}
     reject_unused(unused_options(values, DataOptions), changed_options(given, DataOptions))
     if not data:
         raise UsageError(

@@ -232,7 +232,7 @@ def note_unchanged(plan: MergePlan) -> None:
     from llamatrain.model.hyperparameters import describe_unused, unused_tensors
 
     if names := unused_tensors(plan.gguf, plan.h):
-        plan.note(describe_unused(names, "kept as they are"))
+        plan.note(describe_unused(names, "kept" if plan.target_type else "kept as they are"))
     if note := describe_kept_types(plan.tensors, plan.h, plan.target_type):
         plan.note(note)
     if plan.importances and (note := describe_unweighted(plan)):

@@ -24,7 +24,8 @@ RERANK = "rerank"  # the objective that tells whether a document answers a query
 GRPO = "grpo"  # the objective that learns from rewards of generated answers; others compare given ones
 NO_OBJECTIVE = Condition(lambda values: not values.get("objective"), "with --objective {objective}")
 TRAINING = Condition(
-    lambda values: values.get("command") != "evaluate", "for evaluate, which reads all data, each token once"
+    lambda values: values.get("command") not in ("evaluate", "imatrix"),
+    "for {command}, which reads each token of the data once",
 )
 
 

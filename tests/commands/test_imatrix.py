@@ -120,6 +120,7 @@ def test_two_ranks_write_the_same_bytes(tmp_path: Path) -> None:
         (("m.gguf", "none.txt"), "none.txt", 2),
         (("m.gguf", "t.txt", "--chunks", 0), "--chunks must be", 2),
         (("m.gguf", "t.txt", "--iters", 3), "iters", 2),
+        (("m.gguf", "t.txt", "--val", "t.txt"), "--val has no effect for imatrix", 2),
         (("none.gguf", "t.txt"), "none.gguf", 2),
         (("t.txt", "t.txt"), "t.txt", 1),
         (("measured.gguf", "t.txt"), "an importance matrix, not a model", 1),

@@ -178,5 +178,8 @@ def test_options_of_no_use(place: Path, tmp_path: Path) -> None:
     failed(run("evaluate", place / "m.gguf", tmp_path / "t.txt", *GIVEN), "plain text has no pairs", 1)
     failed(run("evaluate", place / "m.gguf", data, *GIVEN, "--pooling", "mean"), "--pooling", 2)
     failed(run("evaluate", place / "m.gguf", data, *GIVEN, "--compare", "base"), "exclude each other", 2)
-    with pytest.raises(llamatrain.UsageError, match="texts must be a list"):
-        llamatrain.rerank(place / "m.gguf", "a", "b")
+    for texts in ("b", None, 3, [""], [3]):
+        with pytest.raises(llamatrain.UsageError, match="texts must be a list"):
+            llamatrain.rerank(place / "m.gguf", "a", texts)  # type: ignore[arg-type]
+    with pytest.raises(llamatrain.UsageError, match="query must be a text that is not empty"):
+        llamatrain.rerank(place / "m.gguf", "", ["b"])

@@ -193,8 +193,8 @@ def test_preferences_compare_with_the_base_as_it_is(place: Path) -> None:
 @pytest.mark.parametrize("way", ["lora", "full"])
 def test_generated_answers_are_those_of_the_exported_model(way: str, place: Path) -> None:
     prompts = [{"prompt": f"say {number}"} for number in range(6)]
-    for name, rows in (("prompts.jsonl", prompts[:4]), ("others.jsonl", prompts[4:])):
-        (place / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(place / "prompts.jsonl", prompts[:4])
+    write_rows(place / "others.jsonl", prompts[4:])
     (place / "reward.py").write_text("def reward(prompt, answer, row): return sum(answer.encode())\n")
     given = ("--objective", "grpo", "--reward", "reward.py", "--num-generations", 2, "--lr", 1e-2)
     lengths = ("--ctx", 64, "--batch", 4, "--max-completion-length", 12, "--iters", 3, "--precision", "f32")
