@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from llamatrain.adapters.options import AdapterOptions
+from llamatrain.platform.terminal import log_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +34,12 @@ def load_with_adapters(
     if predicts_text:
         check_predicts_text(h, gguf.path)
     adapters = [reading.read_adapter(path, h).scale_by(scale) for path, scale in options.scaled]
+    for adapter in adapters:
+        if kind := adapter.merged_type:
+            log_line(
+                f"note: {adapter.source} was trained for a model in {kind[:40]}; used without merging, it gives other "
+                "results; merge it with export-lora"
+            )
     return h, *add_adapters(gguf, h, adapters, threads, decodes)
 
 

@@ -370,6 +370,12 @@ def test_a_given_type_comes_first(place: Path) -> None:
     assert kinds(place / "merged.gguf")["blk.0.attn_q.weight"] == "Q8_0"
 
 
+def test_a_note_says_that_an_adapter_is_not_merged(place: Path) -> None:
+    adapter = with_type(place / "a.gguf", "q4_0")
+    for words in (("generate", "base.gguf", "--prompt", "a", "-n", 1), ("evaluate", "base.gguf", "val.txt")):
+        assert "was trained for a model in q4_0; used without merging" in ran(*words, "--lora", adapter).err
+
+
 def test_types_that_contradict_each_other(place: Path) -> None:
     one, other = with_type(place / "a.gguf", "q4_0"), with_type(place / "b.gguf", "q8_0")
     refused(run(*merge("--lora", one, "--lora", other)), 2, "different types", "q4_0 and q8_0", "--type")
