@@ -21,7 +21,9 @@ from llamatrain.data.column_names import (
     FORMS,
     MESSAGES,
     PAIRS,
+    POSITIVES,
     PREFERENCES,
+    QUERIES,
     format_keys,
     rename_keys,
 )
@@ -147,6 +149,12 @@ def record_from_row(row: dict[str, Any], location: str, preferred: Collection[st
             system if isinstance(system, str) else "",
             has_media(row),
             read_history(row, location),
+        )
+    if any(key in row for key in QUERIES) and any(key in row for key in POSITIVES):
+        raise DataError(
+            f"{location}: the row has a query with its answers (got {format_keys(list(row))}); use finetune or evaluate "
+            "with --objective contrastive or rerank",
+            code="unexpected-query",
         )
     raise DataError(
         f"{location}: no known keys (got {format_keys(list(row))}); known are {FORMS}; "

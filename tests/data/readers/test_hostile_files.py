@@ -77,6 +77,10 @@ TABLES = {
         b"prompt,completion,label\na,b,False\n",
         r'line 2: .*"completion", "label".*\[unexpected-preferences\]$',
     ),
+    "texts to rank": (
+        b"query,positive\na,b\n",
+        r"line 2: .*--objective contrastive or rerank \[unexpected-query\]$",
+    ),
     "only blank lines": (b"\n\n\n", r"\[empty-file\]$"),
 }
 ARRAYS = {
