@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 RERANK_OPTIONS = (EmbedOptions, AdapterOptions)
 
 
-class TextScore(NamedTuple):
-    """The score of a text, which is the probability of yes if the answer is yes or no, and the loss of the right answer."""
+class Judgment(NamedTuple):
+    """The verdict of a model about a text: the probability of yes rather than no, and the loss of the right answer."""
 
     score: float
     loss: float
@@ -40,7 +40,7 @@ class Judge:
     batch: int
     precision: str
 
-    def judge(self, questions: "Sequence[tuple[str, str, bool]]") -> list[TextScore]:
+    def judge(self, questions: "Sequence[tuple[str, str, bool]]") -> list[Judgment]:
         """Judge pairs of a query and a text, of which each has the right answer. Ranks share them."""
         import numpy as np
 
@@ -60,7 +60,7 @@ class Judge:
         programs = self.model.make_programs(
             lengths, self.batch, self.precision, has_untrained_tokens=True, with_logits=True
         )
-        found = dict[int, TextScore]()
+        found = dict[int, Judgment]()
         batches = list(self.batches(segments, lengths))
         with progress_bar("judging", total=len(segments), unit=" texts") as progress:
             for numbers, batch in batches[comm.rank :: comm.size]:
@@ -68,7 +68,7 @@ class Judge:
                     logits = np.concatenate([np.array(part) for part in programs.scored_logits(batch)])
                 targets = batch.targets[batch.weights != 0]
                 for number, row, target in zip(numbers, logits.astype(np.float64), targets, strict=True):
-                    found[number] = score_logits(row, verdicts, int(target))
+                    found[number] = judge_logits(row, verdicts, int(target))
                 progress.update(len(numbers) * comm.size)
         merged = {number: one for part in comm.all_gather(found) for number, one in part.items()}
         return [merged[number] for number in range(len(questions))]
@@ -105,13 +105,13 @@ class Judge:
             yield numbers, collate_rows(rows, next(length for length in lengths if length >= longest), 0)
 
 
-def score_logits(logits: "np.ndarray", verdicts: Sequence[int], target: int) -> TextScore:
-    """Return the score of a text from the logits of the answer, and the loss of the right one among all tokens."""
+def judge_logits(logits: "np.ndarray", verdicts: Sequence[int], target: int) -> Judgment:
+    """Return the probability of yes rather than no, and the loss of the right answer among all tokens."""
     import numpy as np
 
     yes, no = (float(logits[verdict]) for verdict in verdicts)
     loss = float(np.logaddexp.reduce(logits) - logits[target])
-    return TextScore(1 / (1 + math.exp(min(no - yes, 700))), loss)
+    return Judgment(1 / (1 + math.exp(min(no - yes, 700))), loss)
 
 
 def rank_texts(path: Path, query: str, texts: Sequence[str], given: Mapping[str, Any]) -> "np.ndarray":

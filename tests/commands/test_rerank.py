@@ -8,7 +8,7 @@ import pytest
 
 import llamatrain
 from llamatrain.commands.divergence import log_softmax
-from llamatrain.commands.rerank import TextScore
+from llamatrain.commands.rerank import Judgment
 from llamatrain.data.encode import Encoder
 from llamatrain.data.options import DataOptions
 from llamatrain.data.rerank import QWEN3, fill_template, find_verdicts
@@ -107,7 +107,7 @@ def test_scores_are_probabilities_of_yes_beside_no(place: Path) -> None:
 def test_equal_scores_do_not_help_the_answer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that gives every text the same score ranks the answer last."""
     judge = "llamatrain.commands.rerank.Judge.judge"
-    monkeypatch.setattr(judge, lambda self, questions: [TextScore(0.5, 1.0)] * len(questions))
+    monkeypatch.setattr(judge, lambda self, questions: [Judgment(0.5, 1.0)] * len(questions))
     found = llamatrain.evaluate(place / "m.gguf", place / "others.jsonl", objective="rerank", ctx=64)
     assert isinstance(found, llamatrain.Retrieval) and found.recall_at_1 == 0 and found.recall_at_5 == 1
     assert 1 / 4 <= found.mrr_at_10 <= 1 / 3
