@@ -11,7 +11,7 @@ from llamatrain.commands.embed import EmbedOptions
 from llamatrain.commands.evaluation import Retrieval
 from llamatrain.commands.opened_model import DEFAULT_CTX, OpenedModel, open_model
 from llamatrain.config.options import build
-from llamatrain.errors import DataError, UsageError
+from llamatrain.errors import DataError, LlamatrainError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,6 +71,11 @@ class Judge:
                     found[number] = judge_logits(row, verdicts, int(target))
                 progress.update(len(numbers) * comm.size)
         merged = {number: one for part in comm.all_gather(found) for number, one in part.items()}
+        if not all(math.isfinite(one.loss) for one in merged.values()):
+            raise LlamatrainError(
+                f"{self.model.gguf.path}: the loss of an answer is not finite; the weights are damaged or too large",
+                code="not-finite",
+            )
         return [merged[number] for number in range(len(questions))]
 
     def segment(self, encoder: "Encoder", query: str, text: str, answers: bool) -> "Segment":
@@ -110,7 +115,8 @@ def judge_logits(logits: "np.ndarray", verdicts: Sequence[int], target: int) -> 
     import numpy as np
 
     yes, no = (float(logits[verdict]) for verdict in verdicts)
-    loss = float(np.logaddexp.reduce(logits) - logits[target])
+    with np.errstate(invalid="ignore"):
+        loss = float(np.logaddexp.reduce(logits) - logits[target])
     return Judgment(1 / (1 + math.exp(min(no - yes, 700))), loss)
 
 

@@ -172,6 +172,15 @@ def test_rows_of_no_use(row: dict[str, object], told: str, place: Path, tmp_path
     assert done.code in (1, 2)
 
 
+def test_weights_that_are_not_finite(place: Path, tmp_path: Path) -> None:
+    path = with_template(place / "m.gguf", tmp_path / "damaged.gguf")
+    norm = open_gguf(path).tensors["output_norm.weight"].raw.tobytes()
+    path.write_bytes(path.read_bytes().replace(norm, np.float32(np.nan).tobytes() + norm[4:]))
+    failed(run("evaluate", path, place / "others.jsonl", *GIVEN), "the loss of an answer is not finite", 1)
+    with pytest.raises(llamatrain.LlamatrainError, match="not finite"):
+        llamatrain.rerank(path, "a", ["b"])
+
+
 def test_options_of_no_use(place: Path, tmp_path: Path) -> None:
     data = place / "others.jsonl"
     (tmp_path / "t.txt").write_text("plain text\n" * 50)
