@@ -153,6 +153,7 @@ class AnswerSource:
         """Return minus the rewards of the most likely answers to a batch of prompts as its loss."""
         greedy = replace(self.sampling, temp=0.0)
         answers = [*self._generate(batch.prompts, [greedy] * len(batch.prompts))]
+        failed = self.scorer.failed
         rewards = np.array(self._score(batch.prompts, answers))
         present = [answer for answer in answers if answer]
         stats = RolloutStats(
@@ -161,6 +162,7 @@ class AnswerSource:
             answers=len(present),
             answer_tokens=sum(len(answer.tokens) for answer in present),
             truncated=sum(answer.is_truncated for answer in present),
+            unreported=self.scorer.failed - failed if self.comm.rank else 0,
         )
         return BatchLoss(
             loss=-stats.reward,

@@ -324,6 +324,10 @@ class Loop:
         except TrainingInterrupted as signal:
             (self._runner.signal,) = signal.args
             raise
+        if meter.rollouts and (failed := meter.rollouts.unreported):
+            self.listener.log(
+                f"warning: {failed} rewards of validation answers failed on other ranks; --reward-failed took their place"
+            )
         return meter.score
 
     def _eval_batches(self, validation: Batches) -> Iterator[BatchLoss]:

@@ -230,6 +230,24 @@ def test_a_failed_reward_ends_all_ranks(place: Path, tmp_path: Path) -> None:
     assert "checkpoint-1.gguf" in done.err
 
 
+@needs_mpi
+def test_failed_rewards_of_other_ranks_are_told(place: Path, tmp_path: Path) -> None:
+    """In a validation each rank scores its own batches, and rank 0 tells of all that failed."""
+    from tests.helpers import mpi_programs
+
+    reward = tmp_path / "reward.py"
+    reward.write_text(EACH + "return 1 / 0 if prompt.startswith('tell') else 1")
+    words = (*GIVEN, *SHORT, "--reward", reward, "--reward-failed", 0, "--iters", 1, "--grad-groups", 2)
+    val = ("--val", place / "others.jsonl", "--eval-every", 1, "--batch", 4, "--grad-acc", 2)
+    done = mpi_programs.command(
+        2, "finetune", place / "base.gguf", place / "prompts.jsonl", *words, *val, "--out", tmp_path / "out"
+    )
+    assert done.code == 0, done.err
+    told = [line for line in done.err.splitlines() if "failed on other ranks" in line]
+    assert told and told[0].strip().startswith("warning: "), done.err
+    assert "ZeroDivisionError" in done.err
+
+
 # ---- what is refused ------------------------------------------------------------------------
 
 REFUSED = {
