@@ -7,14 +7,17 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from llamatrain.data.batches import Batch, CursorState, PackingStats, Segment, collate_rows, row_lengths
 from llamatrain.data.options import DataOptions
-from llamatrain.data.prompt_records import Prompt
 from llamatrain.data.shuffle import Order
 from llamatrain.grpo.settings import Grpo
+
+if TYPE_CHECKING:
+    from llamatrain.data.prompt_records import Prompt
 
 
 class PromptBatches:
@@ -24,7 +27,7 @@ class PromptBatches:
 
     def __init__(
         self,
-        prompts: Sequence[Prompt],
+        prompts: "Sequence[Prompt]",
         settings: Grpo,
         ctx: int,
         options: DataOptions,
@@ -77,7 +80,7 @@ class PromptBatches:
         self._row += sum(prompt is not None for prompt in prompts)
         return self.collate(prompts)
 
-    def _prompt(self, row: int) -> Prompt | None:
+    def _prompt(self, row: int) -> "Prompt | None":
         index = row // self.settings.num_generations
         if 0 < self.end * len(self.prompts) <= index:
             return None
@@ -94,7 +97,7 @@ class PromptBatches:
                 prompts = [*self.prompts[first : first + count]]
                 yield self.collate([*prompts, *[None] * (count - len(prompts))])
 
-    def collate(self, prompts: Sequence[Prompt | None]) -> Batch:
+    def collate(self, prompts: "Sequence[Prompt | None]") -> Batch:
         """Return a batch of prompts, in rows of the largest length."""
         rows = [[] if prompt is None else [untrained(prompt.tokens)] for prompt in prompts]
         batch = collate_rows(rows, self.ctx, self.padding)
@@ -112,7 +115,7 @@ def untrained(tokens: Sequence[int]) -> Segment:
     return Segment(inputs, np.roll(inputs, -1), np.zeros(len(inputs), np.float32))
 
 
-def fingerprint(prompts: Sequence[Prompt]) -> str:
+def fingerprint(prompts: "Sequence[Prompt]") -> str:
     """Return a checksum of prompts and their rows."""
     checksum = 0
     for prompt in prompts:
@@ -121,7 +124,7 @@ def fingerprint(prompts: Sequence[Prompt]) -> str:
     return f"prompts {len(prompts)} {checksum:08x}"
 
 
-def split_prompts(prompts: Sequence[Prompt], share: float, seed: int) -> tuple[list[Prompt], list[Prompt]]:
+def split_prompts(prompts: "Sequence[Prompt]", share: float, seed: int) -> tuple[list[Prompt], list[Prompt]]:
     """Split prompts into those for training and a share for validation, in the order of the files."""
     order = Order(len(prompts), seed)
     held_out = {order[index] for index in range(max(1, round(share * len(prompts))))}

@@ -31,7 +31,6 @@ class RolloutStats(NamedTuple):
     tokens: int = 0  # that are trained
     divergence: float | None = None  # from the reference
     clipped: int | None = None  # tokens whose ratio is outside of the bounds
-    unreported: int = 0  # rewards that failed on ranks that print nothing
 
     @classmethod
     def from_answers(cls, rollouts: RolloutBatch) -> Self:

@@ -6,11 +6,11 @@ ranks changes nothing.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from llamatrain.data.batches import Batch
-from llamatrain.data.prompt_records import Prompt
 from llamatrain.data.shuffle import mix
 from llamatrain.data.tokenizer import Tokenizer
 from llamatrain.distributed.comm import Comm
@@ -26,6 +26,9 @@ from llamatrain.train.evaluate import BatchLoss, stack_units
 from llamatrain.train.programs import EvalPrograms, TrainPrograms
 from llamatrain.train.protocols import Signals, TrainingInterrupted
 from llamatrain.train.state import RunState
+
+if TYPE_CHECKING:
+    from llamatrain.data.prompt_records import Prompt
 
 
 @dataclass(kw_only=True)
@@ -81,7 +84,7 @@ class AnswerSource:
         return self._with_log_probs(rollouts) if self.settings.keeps_log_probs else rollouts
 
     def _generate(
-        self, prompts: Sequence[Prompt | None], options: Sequence[SamplingOptions]
+        self, prompts: "Sequence[Prompt | None]", options: Sequence[SamplingOptions]
     ) -> Iterator[GeneratedAnswer | None]:
         """Yield the answer to each prompt."""
         self.compile()
@@ -106,7 +109,7 @@ class AnswerSource:
 
     # ---- rewards -----------------------------------------------------------
 
-    def _reward(self, prompts: list[Prompt | None], answers: Rollouts) -> Rollouts:
+    def _reward(self, prompts: "list[Prompt | None]", answers: Rollouts) -> Rollouts:
         """Return the answers of all ranks with their rewards; raise RewardError on all ranks if one fails."""
         rewards, problem = list[float](), ""
         if self.comm.rank == 0:
@@ -120,7 +123,7 @@ class AnswerSource:
         scores = iter(rewards)
         return [replace(answer, reward=next(scores)) if answer else None for answer in answers]
 
-    def _score(self, prompts: Sequence[Prompt | None], answers: Rollouts) -> list[float]:
+    def _score(self, prompts: "Sequence[Prompt | None]", answers: Rollouts) -> list[float]:
         return self.scorer.score(
             [
                 Answer(prompt.text, self._decode(answer), prompt.row, prompt.place)
@@ -162,7 +165,6 @@ class AnswerSource:
             answers=len(present),
             answer_tokens=sum(len(answer.tokens) for answer in present),
             truncated=sum(answer.is_truncated for answer in present),
-            unreported=self.scorer.failed - failed if self.comm.rank else 0,
         )
         return BatchLoss(
             loss=-stats.reward,
@@ -171,6 +173,7 @@ class AnswerSource:
             correct=None,
             units=stack_units(-rewards, np.ones(len(rewards))),
             rollouts=stats,
+            unreported=self.scorer.failed - failed if self.comm.rank else 0,
         )
 
 

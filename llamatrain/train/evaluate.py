@@ -36,6 +36,7 @@ class BatchLoss(NamedTuple):
     rewards: Rewards | None = None  # of preferences
     chosen_nll: tuple[float, float, np.ndarray] | None = None  # of chosen answers: loss, tokens, units
     rollouts: RolloutStats | None = None  # of generated answers
+    unreported: int = 0  # their rewards that failed on a rank that prints nothing
     judged: int | None = None  # predictions of which `correct` are; None: one for each token
 
 
@@ -123,6 +124,7 @@ class LossMeter:
     compares_texts: bool = False
     rewards: Rewards | None = None
     rollouts: RolloutStats | None = None
+    unreported: int = 0
     units: list[np.ndarray] = field(default_factory=list)
     chosen_nll: list[tuple[float, float, np.ndarray]] = field(default_factory=list)
 
@@ -134,6 +136,7 @@ class LossMeter:
         self.tokens += batch.tokens
         self.judged += batch.tokens if batch.judged is None else batch.judged
         self.compares_texts = batch.judged is not None
+        self.unreported += batch.unreported
         if batch.rollouts:
             self.rollouts = self.rollouts.plus(batch.rollouts) if self.rollouts else batch.rollouts
         if batch.rewards:

@@ -324,9 +324,9 @@ class Loop:
         except TrainingInterrupted as signal:
             (self._runner.signal,) = signal.args
             raise
-        if meter.rollouts and (failed := meter.rollouts.unreported):
+        if meter.unreported:
             self.listener.log(
-                f"warning: {failed} rewards of validation answers failed on other ranks; --reward-failed took their place"
+                f"warning: {meter.unreported} rewards of validation answers failed on other ranks, and were replaced"
             )
         return meter.score
 

@@ -243,7 +243,7 @@ def test_only_the_first_prints() -> None:
             for name, words in {
                 "plan from-scratch": ("plan", "from-scratch"),
                 "inspect": ("inspect", "x"),
-                "generate": ("generate", "x"),
+                "generate without --prompts": ("generate", "x"),
             }.items()
         ),
     ],
