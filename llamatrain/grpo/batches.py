@@ -124,7 +124,9 @@ def fingerprint(prompts: "Sequence[Prompt]") -> str:
     return f"prompts {len(prompts)} {checksum:08x}"
 
 
-def split_prompts(prompts: "Sequence[Prompt]", share: float, seed: int) -> tuple[list[Prompt], list[Prompt]]:
+def split_prompts(
+    prompts: "Sequence[Prompt]", share: float, seed: int
+) -> "tuple[list[Prompt], list[Prompt]]":
     """Split prompts into those for training and a share for validation, in the order of the files."""
     order = Order(len(prompts), seed)
     held_out = {order[index] for index in range(max(1, round(share * len(prompts))))}
