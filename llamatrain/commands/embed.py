@@ -1,6 +1,6 @@
 """Computes the embeddings of texts, as llama-server does."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,8 +13,6 @@ from llamatrain.contrastive.options import PoolingOptions
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from llamatrain.data.batches import Batch, Segment
 
 
 @dataclass(frozen=True)
@@ -35,9 +33,9 @@ def embed_texts(path: Path, texts: Sequence[str], given: Mapping[str, Any]) -> "
     """Return an embedding of length 1 for each text: (texts, width). `given` are options of EMBED_OPTIONS by name."""
     import numpy as np
 
-    from llamatrain.contrastive.batches import whole_text
+    from llamatrain.contrastive.batches import add_places, whole_text
     from llamatrain.contrastive.settings import Contrastive
-    from llamatrain.data.batches import row_lengths
+    from llamatrain.data.batches import collate_rows, row_lengths, rows_by_length
     from llamatrain.data.encode import Encoder
     from llamatrain.data.options import DataOptions
     from llamatrain.io.mapped_file import mapped_files, verify_unchanged
@@ -64,22 +62,7 @@ def embed_texts(path: Path, texts: Sequence[str], given: Mapping[str, Any]) -> "
     )
     found = np.empty((len(texts), model.h.embd), np.float32)
     with verify_unchanged(mapped_files(model.arrays.values())):
-        for numbers, batch in batches_by_length(segments, options.batch, lengths):
+        for numbers, rows, length in rows_by_length(segments, options.batch, lengths):
+            batch = add_places(collate_rows(rows, length, 0), rows, 1)
             found[numbers] = programs.embed(batch)[: len(numbers), 0]
     return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), np.float32(1e-30))
-
-
-def batches_by_length(
-    segments: "Sequence[Segment]", rows: int, lengths: Sequence[int]
-) -> "Iterator[tuple[list[int], Batch]]":
-    """Yield texts of similar lengths together: their numbers, and a batch of rows with one text each."""
-    from llamatrain.contrastive.batches import add_places
-    from llamatrain.data.batches import collate_rows
-
-    order = sorted(range(len(segments)), key=lambda number: len(segments[number].tokens))
-    for first in range(0, len(order), rows):
-        numbers = order[first : first + rows]
-        batch_rows = [[segments[number]] for number in numbers] + [[] for _ in range(rows - len(numbers))]
-        longest = len(segments[numbers[-1]].tokens)
-        length = next(length for length in lengths if length >= longest)
-        yield numbers, add_places(collate_rows(batch_rows, length, 0), batch_rows, 1)

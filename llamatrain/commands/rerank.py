@@ -1,7 +1,7 @@
 """Ranks texts by how likely a model says that they answer a query, as llama-server's rerankers do."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -44,7 +44,7 @@ class Judge:
         """Judge pairs of a query and a text, of which each has the right answer. Ranks share them."""
         import numpy as np
 
-        from llamatrain.data.batches import row_lengths
+        from llamatrain.data.batches import collate_rows, row_lengths, rows_by_length
         from llamatrain.data.encode import Encoder
         from llamatrain.data.options import DataOptions
         from llamatrain.distributed.comm import get_comm
@@ -61,9 +61,10 @@ class Judge:
             lengths, self.batch, self.precision, has_untrained_tokens=True, with_logits=True
         )
         found = dict[int, Judgment]()
-        batches = list(self.batches(segments, lengths))
+        batches = list(rows_by_length(segments, self.batch, lengths))
         with progress_bar("judging", total=len(segments), unit=" texts") as progress:
-            for numbers, batch in batches[comm.rank :: comm.size]:
+            for numbers, rows, length in batches[comm.rank :: comm.size]:
+                batch = collate_rows(rows, length, 0)
                 with verify_unchanged(mapped_files(self.model.arrays.values())):
                     logits = np.concatenate([np.array(part) for part in programs.scored_logits(batch)])
                 targets = batch.targets[batch.weights != 0]
@@ -85,7 +86,6 @@ class Judge:
         from llamatrain.data.batches import Segment
 
         tokens = encoder.encode_judged(query, text, answers=answers).tokens
-        tokens = tokens if encoder.bos is None else np.concatenate([[encoder.bos], tokens])
         if len(tokens) - 1 > self.ctx:
             raise DataError(
                 f"a query with a text needs {len(tokens) - 1:,} tokens, but a row has {self.ctx:,}; raise --ctx, or "
@@ -95,19 +95,6 @@ class Judge:
         weights = np.zeros(len(tokens) - 1, np.float32)
         weights[-1] = 1
         return Segment(tokens[:-1], tokens[1:], weights)
-
-    def batches(
-        self, segments: "Sequence[Segment]", lengths: Sequence[int]
-    ) -> "Iterator[tuple[list[int], Any]]":
-        """Yield questions of similar lengths together: their numbers, and a batch of rows with one each."""
-        from llamatrain.data.batches import collate_rows
-
-        order = sorted(range(len(segments)), key=lambda number: len(segments[number].tokens))
-        for first in range(0, len(order), self.batch):
-            numbers = order[first : first + self.batch]
-            rows = [[segments[number]] for number in numbers] + [[] for _ in range(self.batch - len(numbers))]
-            longest = len(segments[numbers[-1]].tokens)
-            yield numbers, collate_rows(rows, next(length for length in lengths if length >= longest), 0)
 
 
 def judge_logits(logits: "np.ndarray", verdicts: Sequence[int], target: int) -> Judgment:

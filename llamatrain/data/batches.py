@@ -162,6 +162,22 @@ def row_lengths(
     return tuple(sorted({length for length in quarters if length < ctx} | {ctx}))
 
 
+def rows_by_length(
+    segments: Sequence[Segment], count: int, lengths: Sequence[int]
+) -> Iterator[tuple[list[int], list[Row], int]]:
+    """Yield segments of similar lengths together: their numbers, `count` rows of one each, and the length of these.
+
+    The last rows may be empty.
+    """
+    order = sorted(range(len(segments)), key=lambda number: len(segments[number].tokens))
+    for first in range(0, len(order), count):
+        numbers = order[first : first + count]
+        rows: list[Row] = [[segments[number]] for number in numbers]
+        longest = len(segments[numbers[-1]].tokens)
+        length = next(length for length in lengths if length >= longest)
+        yield numbers, rows + [[] for _ in range(count - len(numbers))], length
+
+
 class Batches:
     """Yields batches of a dataset, epoch after epoch, and can resume at any row."""
 
