@@ -14,7 +14,7 @@ LAYERS = (
     ("compiler",),
     ("gguf",),  # compiled code decodes quantized weights
     ("data", "graph", "rewards"),
-    ("kernels", "model", "optim"),
+    ("importing", "kernels", "model", "optim"),
     ("adapters", "contrastive", "engine", "grpo", "merging", "preference"),
     ("report", "sample"),
     ("custom", "train"),

@@ -1,0 +1,1 @@
+"""Converts folders of transformers (config.json, safetensors, a tokenizer) into GGUF files."""
