@@ -16,6 +16,7 @@ __all__ = [
     "Retrieval",
     "Run",
     "RunPlan",
+    "SweepResult",
     "UsageError",
     "chat",
     "control_vector",
@@ -31,6 +32,7 @@ __all__ = [
     "plan",
     "preview",
     "rerank",
+    "sweep",
 ]
 
 TYPE_CHECKING = False  # as in typing, which takes a while to load
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
         Retrieval,
         Run,
         RunPlan,
+        SweepResult,
         UsageError,
         chat,
         control_vector,
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
         plan,
         preview,
         rerank,
+        sweep,
     )
 
 

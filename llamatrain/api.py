@@ -35,6 +35,15 @@ from llamatrain.commands.plan import RunPlan, plan_request
 from llamatrain.commands.preview import PreviewOptions, PreviewRow, preview_rows
 from llamatrain.commands.prompts import GivenPrompt, encode_given
 from llamatrain.commands.rerank import RERANK_OPTIONS, rank_texts
+from llamatrain.commands.sweep import (
+    SweepResult,
+    open_config,
+    read_sweep,
+    result_of,
+    run_sweep,
+    start_sweep,
+)
+from llamatrain.commands.sweep_grid import SweepOptions, list_values, specs_of
 from llamatrain.compiler.cache import code_cache
 from llamatrain.config.flag_hints import suggest_option
 from llamatrain.config.messages import quote, shorten, shorten_line, suggest
@@ -111,6 +120,7 @@ __all__ = [
     "Retrieval",
     "Run",
     "RunPlan",
+    "SweepResult",
     "UsageError",
     "chat",
     "control_vector",
@@ -126,6 +136,7 @@ __all__ = [
     "plan",
     "preview",
     "rerank",
+    "sweep",
 ]
 
 
@@ -214,6 +225,31 @@ def finetune(
         model = None if base is None else str(path_of(base))
         values = check_options(overrides, RunFolderOptions, *FINETUNE_OPTIONS)
         return run_request(request_finetune(model, files, values, hooks))
+
+
+@document_options(SweepOptions, without=("json",))
+def sweep(config: Place | None = None, *data: Place, show: bool = False, **options: Any) -> SweepResult:
+    """Train the run of a config file with several values of its options, and return the runs, the best first.
+
+    The other options are those of `from_scratch` or `finetune`; a list has the values to try. The data, and a
+    base before them, may be given after the config.
+
+    show: print what the command prints, to standard error.
+    """
+    with translate_errors(show):
+        own = {name: options.pop(name) for name in option_specs(SweepOptions) if name in options}
+        given = build(SweepOptions, check_options(own, SweepOptions))
+        if given.resume is not None:
+            if config is not None or data or options:
+                raise UsageError(
+                    "resume= goes on with the sweep as it is; leave out the rest", code="unused-option"
+                )
+            folder, state = given.resume, read_sweep(given.resume)
+        else:
+            opened = open_config(path_of(config or ""), [check_path(each) for each in data])
+            folder, state = start_sweep(opened, list_values(options, specs_of(opened.command)), given)
+        run_sweep(folder, state, CallerInterrupts)
+        return result_of(folder, state)
 
 
 @document_options(ExportOptions, AdapterOptions, without=("out",))

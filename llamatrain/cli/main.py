@@ -35,6 +35,7 @@ COMMANDS = (
     "plan",
     "preview",
     "report",
+    "sweep",
 )
 EXTRA_ARGUMENT_HINTS = {
     "generate": "; give the prompt with --prompt 'TEXT'",

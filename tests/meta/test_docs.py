@@ -36,6 +36,7 @@ README = "\n\n".join(path.read_text() for path in DOCUMENTS)
 FEW = {
     "from-scratch": "--iters 2 --batch 1 --grad-acc 1 --ctx 32 --embd 32 --head 4 --layer 1",
     "finetune": "--iters 2 --batch 2 --grad-acc 1 --ctx 256",
+    "sweep": "--iters 2 --batch 1 --ctx 32 --embd 32",
     "grpo": "--num-generations 2 --max-completion-length 4",
     "generate": "-n 3",
     "evaluate": "--ctx 256",
@@ -251,7 +252,9 @@ def run_here(line: str) -> None:
         else:
             Path(word).unlink(missing_ok=True)
     small = words[0] == "from-scratch" and "TEXT.txt" not in words  # as the sine wave stands
-    few = ["--iters", str(next(STEPS))] if "--resume" in words or small else FEW.get(words[0], "").split()
+    resumed = "--resume" in words
+    few = ["--iters", str(next(STEPS))] if resumed or small else FEW.get(words[0], "").split()
+    few = [] if resumed and words[0] == "sweep" else few
     few += FEW["grpo"].split() if "grpo" in words else []
     done = ran(*words, *few)
     if target:
