@@ -54,6 +54,7 @@ ELSEWHERE = {  # by what it begins with: why it is not run here
     "scripts/demo": "tests/scripts/test_demo.py does, and it needs a network",
     "scripts/test": "it runs this",
     ". .venv/bin/activate": "of the environment that scripts/demo made",
+    "docker": "test_container.py looks at the files; it needs a network and Docker",
     "pip install": "it needs a network; test_packaging.py looks at what it names",
     "hf download": "it needs a network",
     "curl -L -o": "it needs a network",
