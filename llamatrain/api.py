@@ -9,6 +9,7 @@ ended.
 
 import math
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -63,8 +64,10 @@ from llamatrain.data.tokenizer import to_bytes
 from llamatrain.distributed.comm import is_printing_rank
 from llamatrain.errors import FileError, LlamatrainError, UsageError, words_of
 from llamatrain.platform.escape import make_printable
-from llamatrain.platform.terminal import show_log
+from llamatrain.platform.notebook import in_notebook
+from llamatrain.platform.terminal import is_verbose, show_log
 from llamatrain.preference.options import PreferenceDataOptions
+from llamatrain.report.format import format_loss
 from llamatrain.report.listener import Listener, add_listener
 from llamatrain.report.metrics import read_lines
 from llamatrain.run.hooks import RunHooks, create_hooks
@@ -161,6 +164,21 @@ class Run:
     reason: str  # why the run stopped
     notes: tuple[str, ...]
     perplexity: float | None  # of the last validation; None where answers or texts are compared
+
+    def _repr_html_(self) -> str:
+        """Return the run for a notebook: what it made, and its curves."""
+        from llamatrain.report.notebook import run_html
+
+        loss = self.losses[-1] if self.losses else math.nan
+        facts = [
+            ("result", str(self.result)),
+            ("steps", f"{self.steps:,}{'' if self.finished else f' ({self.reason})'}"),
+            ("loss", format_loss(loss)),
+        ]
+        facts += [("validation", format_loss(self.validations[-1][1]))] if self.validations else []
+        facts += [("perplexity", f"{self.perplexity:,.2f}")] if self.perplexity is not None else []
+        facts += [("best", str(self.best))] if self.best else []
+        return run_html(self.folder, facts)
 
 
 # ---- the commands ----------------------------------------------------------
@@ -629,7 +647,8 @@ def run_hooks(
 
 def run_request(request: RunRequest) -> Run:
     """Train, and return the result as the API reports it."""
-    finished = train(request, CallerInterrupts())
+    with show_in_notebook(request):
+        finished = train(request, CallerInterrupts())
     return Run(
         folder=finished.folder,
         result=finished.result,
@@ -640,6 +659,19 @@ def run_request(request: RunRequest) -> Run:
         reason=finished.stop.reason,
         notes=in_keywords_all(finished.notes),
     )
+
+
+@contextmanager
+def show_in_notebook(request: RunRequest) -> Iterator[None]:
+    """Draw the progress of a run below its cell, if the run is shown and this is a notebook."""
+    if not (is_verbose() and in_notebook()):
+        yield
+        return
+    from llamatrain.report.notebook import NotebookProgress
+
+    area = NotebookProgress(request.config.command, request.config.train.iters, time.monotonic())
+    with add_listener(lambda line: area.add(line, time.monotonic())):
+        yield
 
 
 Points = list[tuple[int, float]]  # steps and values

@@ -18,6 +18,7 @@ from llamatrain.config.read_limited import read_limited
 from llamatrain.config.toml import BaseArgument, DataArgument, read_config
 from llamatrain.errors import FileError, LlamatrainError, UsageError
 from llamatrain.platform.terminal import log_line, progress_bar, quiet, show_log
+from llamatrain.report.format import format_loss
 from llamatrain.report.listener import add_listener
 from llamatrain.report.metrics import read_lines
 from llamatrain.report.output_file import write_text
@@ -126,6 +127,22 @@ class SweepResult:
     best: Path
     steps: list[int]  # at which the rounds ended
     runs: list[SweptRun]
+
+    def _repr_html_(self) -> str:
+        """Return the table of the runs for a notebook."""
+        from llamatrain.report.notebook import table_html
+
+        names = list(dict.fromkeys(name for run in self.runs for name in run.values))
+        rows = [
+            [
+                *(run.values.get(name, "") for name in names),
+                *("diverged" if loss is None else format_loss(loss) for loss in run.losses),
+                *[""] * (len(self.steps) - len(run.losses)),
+                run.error or str(run.folder),
+            ]
+            for run in self.runs
+        ]
+        return table_html([*names, *(f"step {step:,}" for step in self.steps), "run"], rows)
 
 
 @dataclass(frozen=True, kw_only=True)

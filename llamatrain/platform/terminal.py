@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TextIO
 
 from llamatrain.platform.escape import make_printable
+from llamatrain.platform.notebook import NotebookBar, in_notebook
 from llamatrain.platform.threads import start_thread
 
 SLOW_AFTER = 1.5  # seconds
@@ -196,10 +197,12 @@ class Bar:
         return bool(self._bar.last_print_t >= self._bar.start_t + BAR_DELAY)
 
 
-def progress_bar(title: str, **settings: Any) -> CountedProgress | LoggedBar | Bar:
-    """Return a bar for a terminal, a counter in the current display, or lines for a file."""
+def progress_bar(title: str, **settings: Any) -> CountedProgress | LoggedBar | NotebookBar | Bar:
+    """Return a bar for a terminal or a notebook, a counter in the current display, or lines for a file."""
     if _text_sinks:
         return CountedProgress(title, settings["total"], _text_sinks[-1])
+    if _listeners and in_notebook():
+        return NotebookBar(title, **settings)
     if _listeners and sys.stderr and not sys.stderr.isatty():
         return LoggedBar(title, **settings)
     return Bar(title, **settings)
