@@ -36,6 +36,7 @@ COMMANDS = (
     "preview",
     "report",
     "sweep",
+    "ui",
 )
 EXTRA_ARGUMENT_HINTS = {
     "generate": "; give the prompt with --prompt 'TEXT'",

@@ -11,8 +11,11 @@ from llamatrain.cli.typer_app import Command, make_app, with_options
 from llamatrain.commands.preview import (
     PreviewOptions,
     avoid_compiling,
+    count_tokens,
     first_rows,
+    is_chosen,
     open_rows,
+    sample_kinds,
     split_runs,
     split_samples,
 )
@@ -24,13 +27,10 @@ from llamatrain.platform.terminal import log_line
 from llamatrain.preference.options import PreferenceDataOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import numpy as np
     from rich.text import Text
 
-    from llamatrain.data.batches import Batch, Batches, PackingStats
-    from llamatrain.data.dataset import Dataset
+    from llamatrain.data.batches import Batches
     from llamatrain.data.tokenizer import Tokenizer
 
 MAX_SHOWN = 12  # token numbers of a row that are shown
@@ -64,10 +64,10 @@ def preview(data: Annotated[list[str], typer.Argument(metavar="DATA")], **overri
             print_json(preview_rows.rows, options)
         else:
             print_rows(preview_rows.rows, options, preview_rows.tokenizer)
-            print_summary(
-                preview_rows.dataset,
-                preview_rows.validation,
-                preview_rows.rows.measure_packing(options.batch),
+            print(
+                "",
+                *(make_printable(line, sys.stdout.encoding) for line in preview_rows.summary(options.batch)),
+                sep="\n",
             )
 
 
@@ -90,34 +90,13 @@ def print_rows(rows: "Batches", options: PreviewOptions, tokenizer: "Tokenizer")
         tokens = batch.tokens[number]
         ids = " ".join(map(str, tokens[:MAX_SHOWN])) + (" ..." if len(tokens) > MAX_SHOWN else "")
         row_samples = list(split_samples(batch, number))
-        used, trained = (
-            sum(counts) for counts in zip(*((len(s) - 1, (w > 0).sum()) for s, w in row_samples), strict=True)
-        )
+        used, trained = count_tokens(row_samples)
         console.print(
             f"\nrow {index}: {used} of {len(tokens)} tokens, {trained} trained: {ids}", style="bold"
         )
         for sample, kind in zip(row_samples, sample_kinds(batch, number), strict=False):
             console.print(f"{kind}:" if kind else "", end=" " if kind else "", style="bold")
             console.print(highlight_trained(sample, tokenizer, console.encoding, is_colored))
-
-
-def is_chosen(batch: "Batch", number: int) -> "np.ndarray":
-    """Return for each token of a row whether it belongs to a chosen answer."""
-    answers = batch.answers
-    assert answers
-    if len(answers.sides) == len(batch.tokens):
-        return answers.chosen[number] | bool(answers.sides[number] > 0)
-    return answers.chosen[number]
-
-
-def sample_kinds(batch: "Batch", number: int) -> "Iterator[str]":
-    """Yield "chosen" or "rejected" for each sample of a row, or empty texts without preferences."""
-    import numpy as np
-
-    starts, trained = batch.starts[number], batch.weights[number] > 0
-    for begin in np.unique(starts[trained]):
-        chosen = batch.answers and is_chosen(batch, number)[begin]
-        yield "" if batch.answers is None else "chosen" if chosen else "rejected"
 
 
 def highlight_trained(
@@ -134,21 +113,3 @@ def highlight_trained(
         else:
             text.append(f"[[{words}]]" if trained else words)
     return text
-
-
-def print_summary(dataset: "Dataset", validation: "Dataset | None", packing: "PackingStats") -> None:
-    """Print counts of samples, tokens and skipped rows."""
-    from llamatrain.data.dataset import format_places
-
-    print(f"\n{len(dataset)} samples, {dataset.tokens} tokens", end="")
-    print(f"; {len(validation)} samples for validation" if validation else "")
-    print(f"rows are {packing.used:.0%} full, {packing.trained:.0%} of their tokens are trained")
-    counts = {
-        "cut: longer than a row": dataset.truncated,
-        "skipped: no token to train on in a row": dataset.skipped,
-        "skipped: took too much time or memory": dataset.too_large,
-        "skipped: of no known form, or refused by the chat template": dataset.refused,
-    }
-    for reason, places in counts.items():
-        if places:
-            print(f"{len(places)} {reason} ({make_printable(format_places(places), sys.stdout.encoding)})")

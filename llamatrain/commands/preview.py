@@ -52,6 +52,24 @@ class PreviewRows(NamedTuple):
     validation: "Dataset | None"
     warnings: list[str]
 
+    def summary(self, batch: int) -> Iterator[str]:
+        """Yield lines with the counts of samples and tokens, and of what is cut or skipped."""
+        from llamatrain.data.dataset import format_places
+
+        data, packing = self.dataset, self.rows.measure_packing(batch)
+        held_out = f"; {len(self.validation)} samples for validation" if self.validation else ""
+        yield f"{len(data)} samples, {data.tokens} tokens{held_out}"
+        yield f"rows are {packing.used:.0%} full, {packing.trained:.0%} of their tokens are trained"
+        counts = {
+            "cut: longer than a row": data.truncated,
+            "skipped: no token to train on in a row": data.skipped,
+            "skipped: took too much time or memory": data.too_large,
+            "skipped: of no known form, or refused by the chat template": data.refused,
+        }
+        for reason, places in counts.items():
+            if places:
+                yield f"{len(places)} {reason} ({format_places(places)})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PreviewRow:
@@ -88,6 +106,32 @@ def describe_row(batch: "Batch", number: int, tokenizer: "Tokenizer") -> Preview
     text = "".join(text for runs in runs_by_sample for text, _ in runs)
     return PreviewRow(
         **facts, text=text, trained=[text for runs in runs_by_sample for text, trained in runs if trained]
+    )
+
+
+def is_chosen(batch: "Batch", number: int) -> "np.ndarray":
+    """Return for each token of a row whether it belongs to a chosen answer."""
+    answers = batch.answers
+    assert answers
+    if len(answers.sides) == len(batch.tokens):
+        return answers.chosen[number] | bool(answers.sides[number] > 0)
+    return answers.chosen[number]
+
+
+def sample_kinds(batch: "Batch", number: int) -> "Iterator[str]":
+    """Yield "chosen" or "rejected" for each sample of a row, or empty texts without preferences."""
+    import numpy as np
+
+    starts, trained = batch.starts[number], batch.weights[number] > 0
+    for begin in np.unique(starts[trained]):
+        chosen = batch.answers and is_chosen(batch, number)[begin]
+        yield "" if batch.answers is None else "chosen" if chosen else "rejected"
+
+
+def count_tokens(samples: "Sequence[tuple[np.ndarray, np.ndarray]]") -> tuple[int, int]:
+    """Return how many tokens of a row belong to its samples, and how many of them are trained."""
+    return sum(len(tokens) - 1 for tokens, _ in samples), sum(
+        int((weights > 0).sum()) for _, weights in samples
     )
 
 

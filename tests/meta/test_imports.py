@@ -23,7 +23,9 @@ LAYERS = (
     ("commands",),
     ("legacy",),
     ("api_options",),
-    ("api", "cli"),
+    ("api",),
+    ("ui",),
+    ("cli",),
     ("__main__",),
 )
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -1,0 +1,1 @@
+"""The web page of `llamatrain ui`: its server, and the files of the page."""
