@@ -6,8 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from llamatrain.adapters.options import AdapterOptions
-from llamatrain.api import check_options, export_lora, in_keywords, plan, translate_errors
+import llamatrain
 from llamatrain.commands.merge_adapters import ExportOptions
 from llamatrain.commands.preview import (
     PreviewOptions,
@@ -19,9 +18,9 @@ from llamatrain.commands.preview import (
     split_runs,
     split_samples,
 )
-from llamatrain.config.options import build, option_specs
+from llamatrain.config.options import OptionError, build, option_specs, replace_flags
 from llamatrain.data.options import DataOptions
-from llamatrain.errors import UsageError
+from llamatrain.errors import UsageError, words_of
 from llamatrain.preference.options import PreferenceDataOptions
 from llamatrain.run.request import request_finetune, request_from_scratch
 from llamatrain.ui.chat import Talks, read_turn
@@ -69,12 +68,11 @@ class App:
     def plan(self, given: Given) -> Given:
         """Return the plan of a run, as `llamatrain plan` computes it."""
         command, base, data, typed = read_run(given)
-        with translate_errors():
-            values = read_values(command, typed)
+        values = read_values(command, typed)
         sources = [base, *data] if base else data
 
         def make_plan() -> Given:
-            made = plan(command, *sources, **values)  # type: ignore[call-overload]
+            made = llamatrain.plan(command, *sources, **values)  # type: ignore[call-overload]
             return {**asdict(made), "fits": made.fits}
 
         return self.worker.call(make_plan)
@@ -82,12 +80,11 @@ class App:
     def start(self, given: Given) -> Given:
         """Start a run, after checking its options."""
         command, base, data, typed = read_run(given)
-        with translate_errors():
-            values = read_values(command, typed)
-            if command == "finetune":
-                request_finetune(base or None, data, values)
-            else:
-                request_from_scratch(data, values)
+        values = read_values(command, typed)
+        if command == "finetune":
+            request_finetune(base or None, data, values)
+        else:
+            request_from_scratch(data, values)
         words = [*to_words(command, typed), "--", *([base] if base else []), *data]
         return {"folder": self.runs.start(command, words, str(values.get("out", "")))}
 
@@ -97,8 +94,7 @@ class App:
         """Resume a run, perhaps with more steps."""
         iters = text_of(given, "iters").strip()
         if iters:
-            with translate_errors():
-                read_values("from-scratch", {"iters": iters})
+            read_values("from-scratch", {"iters": iters})
         return {"folder": self.runs.resume(text_of(given, "folder"), iters)}
 
     def stop(self, given: Given) -> Given:
@@ -121,10 +117,9 @@ class App:
             "out": out,
             "type": text_of(given, "type") or "auto",
             "overwrite": given.get("overwrite") is True,
-            "lora": [lora] if lora else None,
+            "lora": [lora] if lora else [],
         }
-        check_options(options, ExportOptions, AdapterOptions)
-        merged = self.worker.call(lambda: export_lora(model, **options))
+        merged = self.worker.call(lambda: llamatrain.export_lora(model, **options))
         return {"path": str(merged.path), "bytes": merged.bytes, "notes": merged.notes}
 
 
@@ -157,8 +152,12 @@ def read_run(given: Given) -> tuple[str, str, list[str], dict[str, Any]]:
 def read_known(command: str, typed: dict[str, Any]) -> dict[str, Any]:
     """Return the values of the options that `preview` knows."""
     known = {name for cls in PREVIEW_CLASSES for name in option_specs(cls)} - {*FOLDER_OPTIONS}
-    with translate_errors():
-        return {name: value for name, value in read_values(command, typed).items() if name in known}
+    return {name: value for name, value in read_values(command, typed).items() if name in known}
+
+
+def format_error(error: Exception) -> str:
+    """Return the message of an error, with options named as the fields are."""
+    return error.format(str) if isinstance(error, OptionError) else replace_flags(words_of(error), str)
 
 
 def find_field(message: str, given: Given) -> str:
@@ -180,26 +179,24 @@ def find_field(message: str, given: Given) -> str:
 
 def preview_rows(model: str, data: list[str], values: dict[str, Any]) -> Given:
     """Return the first rows with the parts that are trained, and the counts of the data."""
-    with translate_errors():
-        values = {**values, "model": Path(model)}
-        options, data_options = build(PreviewOptions, values), build(DataOptions, values)
-        with avoid_compiling(data, data_options):
-            opened = open_rows(data, options, data_options, build(PreferenceDataOptions, values))
-            rows = []
-            for batch, number in first_rows(opened.rows, options, once=True):
-                samples = list(split_samples(batch, number))
-                used, trained = count_tokens(samples)
-                kinds = sample_kinds(batch, number)
-                parts = [
-                    {"kind": next(kinds, ""), "runs": split_runs(sample, opened.tokenizer)}
-                    for sample in samples
-                ]
-                row = {
-                    "used": used,
-                    "length": len(batch.tokens[number]),
-                    "trained": trained,
-                    "samples": parts,
-                }
-                rows.append(row)
-            summary = [*opened.warnings, *opened.summary(options.batch)]
-    return {"rows": rows, "summary": [in_keywords(line) for line in summary]}
+    values = {**values, "model": Path(model)}
+    options, data_options = build(PreviewOptions, values), build(DataOptions, values)
+    with avoid_compiling(data, data_options):
+        opened = open_rows(data, options, data_options, build(PreferenceDataOptions, values))
+        rows = []
+        for batch, number in first_rows(opened.rows, options, once=True):
+            samples = list(split_samples(batch, number))
+            used, trained = count_tokens(samples)
+            kinds = sample_kinds(batch, number)
+            parts = [
+                {"kind": next(kinds, ""), "runs": split_runs(sample, opened.tokenizer)} for sample in samples
+            ]
+            row = {
+                "used": used,
+                "length": len(batch.tokens[number]),
+                "trained": trained,
+                "samples": parts,
+            }
+            rows.append(row)
+        summary = [*opened.warnings, *opened.summary(options.batch)]
+    return {"rows": rows, "summary": [replace_flags(line, str) for line in summary]}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from llamatrain.api import ChatSession, LoadedModel, load
+import llamatrain
 from llamatrain.errors import LlamatrainError, UsageError
 
 MAX_TALKS = 8  # conversations that are kept, one for each open page
@@ -17,7 +17,7 @@ class Talk:
     """A conversation with some models."""
 
     sources: tuple[Source, ...]
-    sessions: dict[Source, ChatSession]
+    sessions: dict[Source, llamatrain.ChatSession]
 
     def close(self) -> None:
         """End the sessions of all models."""
@@ -30,7 +30,7 @@ class Talks:
 
     def __init__(self) -> None:
         self._talks = OrderedDict[str, Talk]()
-        self._models = dict[Source, LoadedModel]()
+        self._models = dict[Source, llamatrain.LoadedModel]()
 
     def say(self, given: "Turn") -> Iterator[dict[str, Any]]:
         """Yield the answers of all models to a prompt, piece by piece, and errors."""
@@ -67,7 +67,7 @@ class Talks:
         except LlamatrainError as error:
             yield {"side": side, "done": True, "error": str(error)}
 
-    def _open(self, source: Source, used: tuple[Source, ...]) -> LoadedModel:
+    def _open(self, source: Source, used: tuple[Source, ...]) -> llamatrain.LoadedModel:
         """Return an open model, after closing those that are not used."""
         if source not in self._models:
             for other in [*self._models]:
@@ -76,7 +76,7 @@ class Talks:
                     for name in [name for name, talk in self._talks.items() if other in talk.sources]:
                         self._talks.pop(name).close()
             path, adapter = source
-            self._models[source] = load(path, lora=[adapter] if adapter else [])
+            self._models[source] = llamatrain.load(path, lora=[adapter] if adapter else [])
         return self._models[source]
 
 

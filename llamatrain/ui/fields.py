@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING
 from typing import Any
 
-from llamatrain.config.options import OptionError, OptionSpec, format_flag, option_specs
+from llamatrain.config.options import OptionError, OptionSpec, format_flag, option_specs, replace_flags
 from llamatrain.errors import UsageError
 from llamatrain.run.options import RunFolderOptions
 from llamatrain.run.request import FINETUNE_DEFAULTS, FINETUNE_OPTIONS, FROM_SCRATCH_OPTIONS
@@ -37,10 +37,12 @@ def specs_of(command: str) -> dict[str, OptionSpec]:
 
 def describe_fields(command: str) -> list[dict[str, Any]]:
     """Return the fields of a command for the page."""
+    specs = specs_of(command)
+    names = [*(name for name in BASIC if name in specs), *(name for name in specs if name not in BASIC)]
     return [
-        describe_field(spec, DEFAULTS[command].get(name, spec.default))
-        for name, spec in specs_of(command).items()
-        if not spec.option.hidden
+        describe_field(specs[name], DEFAULTS[command].get(name, specs[name].default))
+        for name in names
+        if not specs[name].option.hidden
     ]
 
 
@@ -48,10 +50,10 @@ def describe_field(spec: OptionSpec, default: Any) -> dict[str, Any]:
     """Return what the page needs to show a field."""
     return {
         "name": spec.name,
-        "label": BASIC.get(spec.name, spec.name.rstrip("_").replace("_", " ")),
+        "label": BASIC.get(spec.name, spec.name),
         "basic": spec.name in BASIC,
         "panel": spec.panel,
-        "sentence": spec.option.sentence,
+        "sentence": replace_flags(spec.option.sentence, str),
         "unit": spec.unit,
         "kind": "switch" if spec.kind is bool else "lines" if spec.repeated else "text",
         "choices": list(spec.choices) if not spec.repeated else [],

@@ -82,9 +82,8 @@ function clearErrors(container) {
 }
 
 function showError(error, place = $("problem")) {
-  const field = error.field && $(error.field), message = error.field && $(`${error.field}-error`);
-  const shown = field && message && field.offsetParent !== null;
-  const target = shown || (field && field.closest("#advanced")) ? message : place;
+  const field = error.field && [$(`option-${error.field}`), $(error.field)].find((element) => element && !element.closest("[hidden]"));
+  const target = (field && $(`${field.id}-error`)) || place;
   target.textContent = error.message;
   target.hidden = false;
   if (target !== place) {
@@ -181,27 +180,26 @@ async function showFields() {
 
 function makeField(field) {
   const remember = (event) => { typed[field.name] = event.target.value; };
-  const shared = { id: field.name, "aria-describedby": `${field.name}-help ${field.name}-error`, input: remember };
+  const id = `option-${field.name}`, shared = { id, "aria-describedby": `${id}-help ${id}-error`, input: remember };
   const choices = field.kind === "switch" ? ["on", "off"] : field.choices;
   let input;
   if (choices.length) {
     const standard = field.default ? `default: ${field.default}` : "default";
     input = make("select", shared, make("option", { value: "" }, standard), ...choices.map((choice) => make("option", { value: choice }, choice)));
   } else if (field.kind === "lines") {
-    input = make("textarea", { ...shared, rows: 1, spellcheck: "false", placeholder: `${field.unit}, one in each line` });
+    input = make("textarea", { ...shared, rows: 1, spellcheck: "false", placeholder: field.unit });
   } else {
-    input = make("input", { ...shared, autocomplete: "off", spellcheck: "false", placeholder: field.default || field.unit.toLowerCase() });
+    input = make("input", { ...shared, autocomplete: "off", spellcheck: "false", placeholder: field.default || "default" });
   }
   input.value = typed[field.name] || "";
-  const label = make("label", { for: field.name }, field.label);
+  const label = make("label", { for: id }, field.label);
   if (field.label !== field.name) label.append(" ", make("code", {}, field.name));
-  return make("div", { class: "field" }, label, input, make("p", { class: "help", id: `${field.name}-help` }, field.sentence),
-    make("p", { class: "error", id: `${field.name}-error`, hidden: true }));
+  return make("div", { class: "field" }, label, input, make("p", { class: "help", id: `${id}-help` }, field.sentence, field.kind === "lines" ? " One in each line." : ""),
+    make("p", { class: "error", id: `${id}-error`, hidden: true }));
 }
 
 function readRun() {
-  const known = new Set([...document.querySelectorAll("#basic [id], #panels [id]")].map((element) => element.id));
-  const options = Object.fromEntries(Object.entries(typed).filter(([name, value]) => known.has(name) && value.trim()));
+  const options = Object.fromEntries(Object.entries(typed).filter(([name, value]) => $(`option-${name}`) && value.trim()));
   return { command: command(), base: $("base").value, data: $("data").value, tokens_of: $("tokens_of").value, options };
 }
 
@@ -254,7 +252,7 @@ function reveal(place) {
 
 async function startRun() {
   const { folder } = await post("/api/start", readRun());
-  location.hash = `run=${folder}`;
+  location.hash = linkTo(folder);
 }
 
 // ---- runs -------------------------------------------------------------------
@@ -262,7 +260,7 @@ async function startRun() {
 async function showRuns() {
   const { runs } = await get("/api/runs");
   const rows = runs.map((run) => make("div", { class: "card" },
-    make("a", { href: `#run=${run.folder}` }, run.folder), make("span", { class: `state ${run.state}` }, run.state),
+    make("a", { href: linkTo(run.folder) }, run.folder), make("span", { class: `state ${run.state}` }, run.state),
     make("span", { class: "soft" }, describeProgress(run))));
   $("run-list").replaceChildren(...(rows.length ? rows : [make("p", { class: "soft" }, "There are no runs in this folder yet.")]));
 }
@@ -420,6 +418,7 @@ async function writeModel() {
 
 // ---- which page is shown ----------------------------------------------------
 
+const linkTo = (folder) => `#run=${encodeURIComponent(folder)}`;
 const currentRun = () => (location.hash.startsWith("#run=") ? decodeURIComponent(location.hash.slice(5)) : null);
 let timer = 0;
 
@@ -432,7 +431,6 @@ async function refresh() {
     isCurrent ? $(`to-${name}`).setAttribute("aria-current", "page") : $(`to-${name}`).removeAttribute("aria-current");
   }
   document.title = folder !== null ? `${folder} – llamatrain` : "llamatrain";
-  let again = page !== "new";
   try {
     if (page === "runs") await showRuns();
     if (page === "run") await showRun(folder);
@@ -440,9 +438,10 @@ async function refresh() {
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     showError(error);
+  } finally {
+    clearTimeout(timer);
+    if (page !== "new") timer = setTimeout(refresh, SECONDS * 1000);
   }
-  clearTimeout(timer);
-  if (again) timer = setTimeout(refresh, SECONDS * 1000);
 }
 
 function openPage() {
@@ -491,7 +490,7 @@ async function begin() {
     await Promise.all([showFolder(""), showFields()]);
     if (!location.hash) {
       const { runs } = await get("/api/runs"), live = runs.find((run) => ["starting", "running", "stopping"].includes(run.state));
-      if (live) location.replace(`#run=${live.folder}`); // a run that goes on is what one comes back for
+      if (live) location.replace(linkTo(live.folder)); // a run that goes on is what one comes back for
     }
   } catch (error) {
     showError(error);

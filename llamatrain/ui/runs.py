@@ -12,13 +12,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from llamatrain.checkpoints.filenames import RESULTS, can_resume
+from llamatrain.checkpoints.filenames import BEST, can_resume
 from llamatrain.checkpoints.new_run_dir import create_next_folder
 from llamatrain.checkpoints.run_folder import RUNS
 from llamatrain.errors import FileError, LlamatrainError, UsageError
@@ -28,6 +29,7 @@ from llamatrain.report.html import charts_section, run_page, samples_section, su
 from llamatrain.report.run_data import METRICS, REPORT_FILE, RunData, read_run_data
 from llamatrain.ui.files import resolve_inside
 
+USABLE = ("adapter.gguf", "model.gguf", BEST)  # what can be talked to and exported
 LOG_BYTES = 1 << 14  # the end of the log that is shown
 if sys.platform == "win32":
     STOP: int = signal.CTRL_BREAK_EVENT
@@ -171,9 +173,7 @@ class Runs:
         files = [
             {"name": name, "path": f"{self._name(folder)}/{name}", "size": size} for name, size in run.files
         ]
-        results = [
-            name for name in (*RESULTS, "best.gguf") if any(file["name"] == name for file in files)
-        ]  # what can be talked to and exported
+        names = {name for name, _ in run.files}
         return {
             **self._summary(folder),
             "command": run.command,
@@ -183,7 +183,7 @@ class Runs:
             "log": child.read_log() if child else [],
             "memory": resident_size(child.process.pid) if child and child.is_running else None,
             "files": files,
-            "results": results,
+            "results": [name for name in USABLE if name in names],
             "summary": summary_section(run) if run.figures.step else "",
             "charts": charts_section(run.figures),
             "samples": samples_section(run.samples),
@@ -220,7 +220,7 @@ class Runs:
             "loss": run.figures.last_value("loss"),
             "left": (iters - step) * seconds if iters and seconds and state == "running" else None,
             "resumable": resumable,
-            "changed": metrics.stat().st_mtime if metrics.exists() else float("inf"),
+            "changed": metrics.stat().st_mtime if metrics.exists() else time.time(),
         }
 
     def _load(self, folder: Path) -> RunData:

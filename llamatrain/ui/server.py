@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from llamatrain.errors import FileError, LlamatrainError, UsageError, words_of
+from llamatrain.errors import FileError, LlamatrainError, UsageError
 from llamatrain.report.html_style import STYLE
-from llamatrain.ui.app import App, find_field
+from llamatrain.ui.app import App, find_field, format_error
 from llamatrain.ui.files import resolve_inside
 from llamatrain.ui.guard import ADDRESS, HEADERS, Guard
 
@@ -113,7 +113,7 @@ class Handler(BaseHTTPRequestHandler):
             if self._has_begun:
                 self.close_connection = True
                 return
-            message = words_of(error)
+            message = format_error(error)
             self._send_json({"error": message, "field": find_field(message, given)}, HTTPStatus.BAD_REQUEST)
 
     def _check(self) -> None:
@@ -214,7 +214,7 @@ class Handler(BaseHTTPRequestHandler):
     def _send_json(
         self, value: Any, status: HTTPStatus = HTTPStatus.OK, headers: dict[str, str] | None = None
     ) -> None:
-        self._send(json.dumps(value, default=str).encode(), JSON, status, headers)
+        self._send(json.dumps(value, allow_nan=False).encode(), JSON, status, headers)
 
     def _send(
         self,

@@ -23,9 +23,8 @@ LAYERS = (
     ("commands",),
     ("legacy",),
     ("api_options",),
-    ("api",),
     ("ui",),
-    ("cli",),
+    ("api", "cli"),
     ("__main__",),
 )
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
