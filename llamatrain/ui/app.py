@@ -86,7 +86,8 @@ class App:
         else:
             request_from_scratch(data, values)
         words = [*to_words(command, typed), "--", *([base] if base else []), *data]
-        return {"folder": self.runs.start(command, words, str(values.get("out", "")))}
+        out, overwrite = str(values.get("out", "")), values.get("overwrite", False)
+        return {"folder": self.runs.start(command, words, out, overwrite)}
 
     # ---- runs --------------------------------------------------------------
 

@@ -13,16 +13,17 @@ CLASSES = {"finetune": FINETUNE_OPTIONS, "from-scratch": FROM_SCRATCH_OPTIONS}
 DEFAULTS: dict[str, dict[str, Any]] = {"finetune": FINETUNE_DEFAULTS, "from-scratch": {}}
 FOLDER_OPTIONS = ("out", "overwrite", "checkpoint_in", "config")  # the page itself resumes runs
 # Those that are always visible, with their labels
-BASIC = {
-    "iters": "Steps",
-    "lr": "Learning rate",
-    "lora_r": "Rank of the adapter",
-    "size": "Size of the model",
+SHARED = {
     "batch": "Rows per batch",
     "ctx": "Context, in tokens",
     "val_split": "Share for validation",
     "memory": "Memory limit",
     "out": "Folder of the run",
+}
+LENGTH = {"iters": "Steps", "lr": "Learning rate"}
+BASIC = {
+    "finetune": {**LENGTH, "lora_r": "Rank of the adapter", **SHARED},
+    "from-scratch": {**LENGTH, "size": "Size of the model", **SHARED},
 }
 
 
@@ -38,20 +39,21 @@ def specs_of(command: str) -> dict[str, OptionSpec]:
 def describe_fields(command: str) -> list[dict[str, Any]]:
     """Return the fields of a command for the page."""
     specs = specs_of(command)
-    names = [*(name for name in BASIC if name in specs), *(name for name in specs if name not in BASIC)]
+    basic, defaults = BASIC[command], DEFAULTS[command]
+    names = [*basic, *(name for name in specs if name not in basic)]
     return [
-        describe_field(specs[name], DEFAULTS[command].get(name, specs[name].default))
+        describe_field(specs[name], defaults.get(name, specs[name].default), basic.get(name))
         for name in names
         if not specs[name].option.hidden
     ]
 
 
-def describe_field(spec: OptionSpec, default: Any) -> dict[str, Any]:
-    """Return what the page needs to show a field."""
+def describe_field(spec: OptionSpec, default: Any, label: str | None) -> dict[str, Any]:
+    """Return what the page needs to show a field; those with a label are always visible."""
     return {
         "name": spec.name,
-        "label": BASIC.get(spec.name, spec.name),
-        "basic": spec.name in BASIC,
+        "label": label or spec.name,
+        "basic": label is not None,
         "panel": spec.panel,
         "sentence": replace_flags(spec.option.sentence, str),
         "unit": spec.unit,

@@ -86,12 +86,22 @@ class Runs:
         self._closed = False
         self._read = dict[Path, tuple[object, RunData]]()
 
+    @property
+    def children(self) -> Sequence[Child]:
+        """The processes that were started here."""
+        return [*self._children.values()]
+
     # ---- starting and stopping ---------------------------------------------
 
-    def start(self, command: str, words: Sequence[str], out: str = "") -> str:
+    def start(self, command: str, words: Sequence[str], out: str = "", overwrite: bool = False) -> str:
         """Start a run, and return its folder."""
         with self._lock:
             self._check_free()
+            if out and not overwrite and (self.root / out / METRICS).is_file():
+                raise FileError(
+                    f"out: {out} already contains a run; choose another folder, resume the run, or switch on overwrite",
+                    code="run-exists",
+                )
             folder = Path(out) if out else create_next_folder(self.root / RUNS, command)
             where = [] if out else [f"--out={self._name(folder)}"]
             return self._spawn(folder, [command, *where, *words])
@@ -120,7 +130,7 @@ class Runs:
         """Stop the run that goes on, if any, and yield it; afterwards none is started."""
         with self._lock:
             self._closed = True
-        for child in self._children.values():
+        for child in self.children:
             if child.is_running:
                 child.is_stopping = True
                 with suppress(ProcessLookupError):
@@ -130,7 +140,7 @@ class Runs:
     def _check_free(self) -> None:
         if self._closed:
             raise UsageError("the server is ending", code="closed")
-        for child in self._children.values():
+        for child in self.children:
             if child.is_running:
                 raise UsageError(
                     f"a run goes on in {self._name(child.folder)}; stop it, or wait until it ends",
@@ -138,7 +148,7 @@ class Runs:
                 )
 
     def _spawn(self, folder: Path, words: list[str]) -> str:
-        key = (self.root / folder).resolve()
+        key = real_path(self.root / folder)
         log = tempfile.TemporaryFile()  # noqa: SIM115 (the child's record owns it)
         process = subprocess.Popen(
             [sys.executable, "-m", "llamatrain", *words],
@@ -239,7 +249,7 @@ class Runs:
         """Return the folder of a run below the root, or of one that was started here."""
         if not isinstance(place, str) or "\0" in place:
             raise UsageError("folder must be a path", code="invalid-option")
-        folder = (self.root / place).resolve()
+        folder = real_path(self.root / place)
         if folder in self._children:
             return folder
         folder = resolve_inside(self.root, place)
@@ -249,8 +259,13 @@ class Runs:
 
     def _name(self, folder: Path) -> str:
         """Return the path of a folder as the page shows it."""
-        path, root = (self.root / folder).resolve(), self.root.resolve()
+        path, root = real_path(self.root / folder), real_path(self.root)
         return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+
+
+def real_path(path: Path) -> Path:
+    """Return a path without links; those that form a circle stay, where `resolve` would raise."""
+    return Path(os.path.realpath(path))
 
 
 def is_locked(folder: Path) -> bool:
