@@ -4,6 +4,7 @@
     python scripts/pictures.py demo          demo.svg: a terminal during scripts/demo, in tmux
     python scripts/pictures.py memory        memory.svg: the memory map of a step, by `plan --svg`
     python scripts/pictures.py report        report.png: the page of a run, in chromium
+    python scripts/pictures.py ui            ui.png: a run in the page of `llamatrain ui`, in chromium
 
 The demo runs in the environment of this script.
 """
@@ -83,7 +84,12 @@ OFTEN = (
     "--iters",
     "500",
 )
+TUNED = (
+    *("--val-split", "0.1", "--eval-every", "20", "--iters", "300", "--lr", "1e-3", "--batch", "8"),
+    *("--ctx", "128", "--seed", "1"),
+)
 PAGE = (1120, 1195)
+UI = (1120, 1560)
 QUIET = (
     "--headless",
     "--no-sandbox",
@@ -209,7 +215,49 @@ def report(folder: Path) -> None:
     )
 
 
-KINDS = {"demo": demo, "memory": memory, "report": report}
+def ui(folder: Path) -> None:
+    """Take a picture of a run in the page of `llamatrain ui`, with an answer of the result and of its base."""
+    from tests.helpers.browser import browser
+    from tests.helpers.ui_client import served
+
+    sources = sorted(map(str, (ROOT / "llamatrain").rglob("*.py")))
+    (folder / "sources.txt").write_text("".join(Path(source).read_text() for source in sources))
+    shutil.copy(ROOT / "docs" / "GUIDE.md", folder / "guide.txt")
+    run_llamatrain(
+        "from-scratch",
+        "sources.txt",
+        "--as",
+        "text",
+        *SMALL,
+        "--iters",
+        "400",
+        "--out",
+        "base",
+        folder=folder,
+    )
+    run_llamatrain(
+        "finetune",
+        "base/model.gguf",
+        "guide.txt",
+        "--as",
+        "text",
+        *TUNED,
+        "--out",
+        "runs/guide",
+        folder=folder,
+    )
+    with served(folder) as client, browser(folder / "profile") as page:
+        page.show(*UI)
+        page.open(f"{client.url}#run=runs/guide")
+        page.wait("$('charts').querySelector('svg')")
+        page.run("$('as-chat').checked = false; $('n').value = '40'; $('prompt').value = 'The model is '")
+        page.run("$('say').click()")
+        page.wait("!$('say').disabled && document.querySelectorAll('.said.model').length === 2")
+        page.run("document.activeElement.blur()")
+        page.picture(PICTURES / "ui.png")
+
+
+KINDS = {"demo": demo, "memory": memory, "report": report, "ui": ui}
 
 
 def main() -> None:

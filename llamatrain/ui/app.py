@@ -1,4 +1,4 @@
-"""What the page can ask for: each function answers one request, and knows nothing of HTTP."""
+"""The requests of the page as functions that know nothing of HTTP."""
 
 import re
 from collections.abc import Iterator

@@ -82,7 +82,7 @@ class Talks:
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What a user says, and to whom."""
+    """A prompt of a user, and the models that it goes to."""
 
     name: str  # of the conversation
     sources: tuple[Source, ...]

@@ -284,8 +284,10 @@ async function showRun(folder) {
   setText($("run-title"), run.folder);
   setText($("state"), run.state);
   $("state").className = `state ${run.state}`;
-  if (changed || Date.now() - announced > ANNOUNCED * 1000 || !isLive) {
-    setText($("status"), run.state === "starting" ? "The run starts; a first run compiles its kernels, which takes a minute or two." : describeProgress(run));
+  const starts = "The run starts; a first run compiles its kernels, which takes a minute or two.";
+  setText($("status"), run.state === "starting" ? starts : describeProgress(run));
+  if (changed || (isLive && Date.now() - announced > ANNOUNCED * 1000)) {
+    setText($("announced"), `${run.state}: ${$("status").textContent}`);
     announced = Date.now();
   }
   setText($("run-error"), run.error);

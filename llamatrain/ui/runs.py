@@ -184,10 +184,11 @@ class Runs:
             {"name": name, "path": f"{self._name(folder)}/{name}", "size": size} for name, size in run.files
         ]
         names = {name for name, _ in run.files}
+        base = str(run.options.get("base") or "")
         return {
             **self._summary(folder),
             "command": run.command,
-            "base": str(run.options.get("base", "")),
+            "base": self._name(Path(base)) if base else "",
             "iters": run.iters,
             "line": shlex.join(["llamatrain", *child.words]) if child else "",
             "log": child.read_log() if child else [],
@@ -257,9 +258,9 @@ class Runs:
             raise FileError(f"{place}: this folder contains no run", code="not-a-run")
         return folder
 
-    def _name(self, folder: Path) -> str:
-        """Return the path of a folder as the page shows it."""
-        path, root = real_path(self.root / folder), real_path(self.root)
+    def _name(self, place: Path) -> str:
+        """Return a path as the page shows it: relative to the root, if it is below."""
+        path, root = real_path(self.root / place), real_path(self.root)
         return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 

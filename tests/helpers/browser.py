@@ -103,14 +103,13 @@ class Page:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def wait(self, condition: str, seconds: float = SECONDS) -> Any:
+    def wait(self, condition: str, seconds: float = SECONDS) -> None:
         end = time.monotonic() + seconds
-        while not (value := self.run(condition)):
+        while not self.run(f"Boolean({condition})"):
             assert time.monotonic() < end, (
                 f"it did not come about: {condition}\n{self.run('document.body.innerText')}"
             )
             time.sleep(0.05)
-        return value
 
     def show(self, width: int, height: int = 900, scheme: str = "light") -> None:
         """Set the size of the window and the color scheme."""

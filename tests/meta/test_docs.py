@@ -4,6 +4,7 @@ import io
 import re
 import shlex
 import shutil
+import signal
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
@@ -24,11 +25,12 @@ from llamatrain.run.lora_options import LoraOptions
 from llamatrain.run.options import RunOptions, TrainOptions
 from scripts.digits import draw_digits
 from tests.helpers.adapter_files import adapter, linear
-from tests.helpers.cli import ROOT, ran
+from tests.helpers.cli import ROOT, finished, ran, started
 from tests.helpers.groups import groups, write_groups
 from tests.helpers.idx_files import idx_bytes
 from tests.helpers.rerankers import reranker
 from tests.helpers.small_models import loaded
+from tests.helpers.ui_client import Client
 from tests.meta.test_configs import CONFIGS, commands, material
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -257,9 +259,22 @@ def run_here(line: str) -> None:
     few = ["--iters", str(next(STEPS))] if resumed or small else FEW.get(words[0], "").split()
     few = [] if resumed and words[0] == "sweep" else few
     few += FEW["grpo"].split() if "grpo" in words else []
+    if words[0] == "ui":
+        serve_here(words)
+        return
     done = ran(*words, *few)
     if target:
         Path(target).write_text(done.out)
+
+
+def serve_here(words: list[str]) -> None:
+    """The server of a line, until it has answered."""
+    with started(*words, "--no-browser") as process:
+        assert process.stderr
+        client = Client(re.findall(r"http://\S+", process.stderr.readline())[0])
+        assert client.get("/api/runs")
+        process.send_signal(signal.SIGINT)
+        assert finished(process).code == 0
 
 
 def fate(line: str) -> str:

@@ -21,6 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 LOWEST = ROOT / "scripts" / "lowest.txt"
+PAGE = ("ui/page.html", "ui/page.js", "ui/style.css", "ui/icon.svg")
 DIRT = (
     "llamatrain/__pycache__/x.cpython-311.pyc",
     "llamatrain/compiler/libraries/x86-64-v4.so",
@@ -106,7 +107,7 @@ def test_a_wheel_has_the_package_and_its_licence(wheel: Path) -> None:
         )
         licence = files.read(f"llamatrain-{llamatrain.__version__}.dist-info/licenses/LICENSE").decode()
     own = {name for name in names if ".dist-info/" not in name}
-    assert own == {name for name in below(ROOT, "llamatrain") if name.endswith((".py", "py.typed"))}
+    assert own == {name for name in below(ROOT, "llamatrain") if name.endswith((".py", "py.typed", *PAGE))}
     assert "llamatrain/py.typed" in own and licence == (ROOT / "LICENSE").read_text()
     head = Parser().parsestr(told)
     assert (

@@ -33,7 +33,7 @@ MEASURE = """(() => {
   const contrast = (one, other) => { const [a, b] = [light(one), light(other)].sort((x, y) => y - x); return (a + 0.05) / (b + 0.05); };
   const faint = [], seen = [];
   for (const element of document.querySelectorAll("body *")) {
-    if (!element.checkVisibility({ visibilityProperty: true }) || element.closest(".skip, option")) continue;
+    if (!element.checkVisibility({ visibilityProperty: true }) || element.closest(".skip, .unseen, option")) continue;
     const style = getComputedStyle(element);
     const check = (color, text) => {
       const behind = ground(element), ratio = contrast(over(rgba(color), behind), behind);
