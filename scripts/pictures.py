@@ -4,13 +4,14 @@
     python scripts/pictures.py demo          demo.svg: a terminal during scripts/demo, in tmux
     python scripts/pictures.py memory        memory.svg: the memory map of a step, by `plan --svg`
     python scripts/pictures.py report        report.png: the page of a run, in chromium
-    python scripts/pictures.py ui            ui.png: a run in the page of `llamatrain ui`, in chromium
+    python scripts/pictures.py ui            ui.png: the page of `llamatrain ui`, in chromium
 
 The demo runs in the environment of this script.
 """
 
 import argparse
 import io
+import json
 import os
 import re
 import shlex
@@ -84,12 +85,13 @@ OFTEN = (
     "--iters",
     "500",
 )
-TUNED = (
-    *("--val-split", "0.1", "--eval-every", "20", "--iters", "300", "--lr", "1e-3", "--batch", "8"),
-    *("--ctx", "128", "--seed", "1"),
+ANSWERS = (
+    ("What is the capital of France?", "The capital of France is Paris."),
+    ("And of Italy?", "The capital of Italy is Rome."),
+    ("Is Lyon a capital?", "No, it is a city in France."),
 )
 PAGE = (1120, 1195)
-UI = (1120, 1560)
+UI = (1120, 900)
 QUIET = (
     "--headless",
     "--no-sandbox",
@@ -216,44 +218,27 @@ def report(folder: Path) -> None:
 
 
 def ui(folder: Path) -> None:
-    """Take a picture of a run in the page of `llamatrain ui`, with an answer of the result and of its base."""
+    """Take a picture of the page of `llamatrain ui` before a run: files, options, plan and rows."""
     from tests.helpers.browser import browser
     from tests.helpers.ui_client import served
 
-    sources = sorted(map(str, (ROOT / "llamatrain").rglob("*.py")))
-    (folder / "sources.txt").write_text("".join(Path(source).read_text() for source in sources))
-    shutil.copy(ROOT / "docs" / "GUIDE.md", folder / "guide.txt")
-    run_llamatrain(
-        "from-scratch",
-        "sources.txt",
-        "--as",
-        "text",
-        *SMALL,
-        "--iters",
-        "400",
-        "--out",
-        "base",
-        folder=folder,
-    )
-    run_llamatrain(
-        "finetune",
-        "base/model.gguf",
-        "guide.txt",
-        "--as",
-        "text",
-        *TUNED,
-        "--out",
-        "runs/guide",
-        folder=folder,
-    )
-    with served(folder) as client, browser(folder / "profile") as page:
+    work = folder / "work"
+    work.mkdir()
+    shutil.copy(ROOT / "docs" / "GUIDE.md", work / "guide.txt")
+    rows = [{"prompt": ask, "completion": tell} for ask, tell in ANSWERS]
+    (work / "capitals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("--vocab-size", "2048", "--size", "small", "--iters", "1", "--out", "runs/base")
+    run_llamatrain("from-scratch", "guide.txt", *words, folder=work)
+    (work / "runs" / "base" / "model.gguf").rename(work / "base.gguf")
+    with served(work) as client, browser(folder / "profile") as page:
         page.show(*UI)
-        page.open(f"{client.url}#run=runs/guide")
-        page.wait("$('charts').querySelector('svg')")
-        page.run("$('as-chat').checked = false; $('n').value = '40'; $('prompt').value = 'The model is '")
-        page.run("$('say').click()")
-        page.wait("!$('say').disabled && document.querySelectorAll('.said.model').length === 2")
-        page.run("document.activeElement.blur()")
+        page.open(client.url)
+        page.wait("!$('new').hidden && $('basic').children.length")
+        page.run("document.querySelector('[aria-label=\"Choose the model base.gguf\"]').click()")
+        page.run("document.querySelector('[aria-label=\"Add the data capitals.jsonl\"]').click()")
+        for button, result in (("plan", "plan-result"), ("preview", "rows")):
+            page.run(f"$('{button}').click()")
+            page.wait(f"!$('{result}').hidden && !$('{button}').disabled")
         page.picture(PICTURES / "ui.png")
 
 
