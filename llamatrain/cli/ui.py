@@ -56,8 +56,16 @@ def serve(server: "Server", open_browser: bool) -> None:
     from llamatrain.platform.threads import start_thread
 
     ended = threading.Event()
-    for number in exit_signals():  # a second one exits at once
-        signal.signal(number, lambda number, frame: exit_on_signal(number) if ended.is_set() else ended.set())
+
+    def on_signal(number: int, frame: object) -> None:
+        """End the server; the second time, exit at once, as the run does."""
+        if ended.is_set():
+            server.app.runs.close()
+            exit_on_signal(number)
+        ended.set()
+
+    for number in exit_signals():
+        signal.signal(number, on_signal)
     start_thread(threading.Thread(target=server.serve_forever, daemon=True))
     log_line(f"open {server.guard.url} in a browser; Ctrl-C ends the server")
     if open_browser:

@@ -395,7 +395,9 @@ async function* readLines(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch((error) => {
+      throw error.name === "AbortError" ? error : new Problem("The answer was cut off.");
+    });
     if (done) return;
     const lines = (rest + value).split("\n");
     rest = lines.pop();

@@ -13,12 +13,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import llamatrain
 from llamatrain.checkpoints.filenames import BEST, can_resume
 from llamatrain.checkpoints.new_run_dir import create_next_folder
 from llamatrain.checkpoints.run_folder import RUNS
@@ -30,6 +31,9 @@ from llamatrain.report.run_data import METRICS, REPORT_FILE, RunData, read_run_d
 from llamatrain.ui.files import resolve_inside
 
 USABLE = ("adapter.gguf", "model.gguf", BEST)  # what can be talked to and exported
+# -P: modules are not searched in the folder, whose files may be anybody's
+PROGRAM = (sys.executable, "-P", "-m", "llamatrain")
+SEARCHED = (str(Path(llamatrain.__file__).resolve().parent.parent), os.environ.get("PYTHONPATH"))
 LOG_BYTES = 1 << 14  # the end of the log that is shown
 if sys.platform == "win32":
     STOP: int = signal.CTRL_BREAK_EVENT
@@ -55,6 +59,12 @@ class Child:
     def is_running(self) -> bool:
         """True until the process has ended."""
         return self.process.poll() is None
+
+    def stop(self) -> None:
+        """Make the run save and end; the second time, make it exit at once."""
+        self.is_stopping = True
+        with suppress(ProcessLookupError):
+            self.process.send_signal(STOP)
 
     def read_log(self) -> list[str]:
         """Return the last lines that the process has printed."""
@@ -82,7 +92,7 @@ class Runs:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._children = dict[Path, Child]()  # by the resolved folder; the last process of each
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal may come while `close` has it
         self._closed = False
         self._read = dict[Path, tuple[object, RunData]]()
 
@@ -122,20 +132,19 @@ class Runs:
         child = self._children.get(self._find(place))
         if child is None or not child.is_running:
             raise UsageError(f"{place}: this run was not started here, or has ended", code="not-running")
-        child.is_stopping = True
-        with suppress(ProcessLookupError):
-            child.process.send_signal(STOP)
+        child.stop()
 
-    def close(self) -> Iterator[Child]:
-        """Stop the run that goes on, if any, and yield it; afterwards none is started."""
+    def close(self) -> list[Child]:
+        """Stop the run that goes on, if any, and return it; afterwards none is started.
+
+        A second call makes it exit at once.
+        """
         with self._lock:
             self._closed = True
-        for child in self.children:
-            if child.is_running:
-                child.is_stopping = True
-                with suppress(ProcessLookupError):
-                    child.process.send_signal(STOP)
-                yield child
+        running = [child for child in self.children if child.is_running]
+        for child in running:
+            child.stop()
+        return running
 
     def _check_free(self) -> None:
         if self._closed:
@@ -151,12 +160,12 @@ class Runs:
         key = real_path(self.root / folder)
         log = tempfile.TemporaryFile()  # noqa: SIM115 (the child's record owns it)
         process = subprocess.Popen(
-            [sys.executable, "-m", "llamatrain", *words],
+            [*PROGRAM, *words],
             cwd=self.root,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, SEARCHED))},
             **APART,
         )
         if before := self._children.pop(key, None):

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,16 @@ def test_a_run_that_fails_says_why_and_leaves_nothing(client: Client, root: Path
     assert failed["state"] == "failed" and "empty.jsonl" in failed["error"] and not failed["resumable"]
 
 
+def test_modules_in_the_folder_are_not_imported(tmp_path: Path, root: Path) -> None:
+    for name in ("base.gguf", "pairs.jsonl"):
+        (tmp_path / name).symlink_to(root / name)
+    for name in ("numpy", "json", "typer", "llamatrain"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a hostile module')")
+    with served(tmp_path) as client:
+        folder = client.post("/api/start", **finetune(iters="2"))["folder"]
+        assert client.reach(folder, "finished", "failed")["state"] == "finished", client.run(folder)["log"]
+
+
 def test_a_run_is_not_replaced_by_accident(client: Client, root: Path) -> None:
     before = (root / "base" / "metrics.jsonl").read_bytes()
     error = client.refused("/api/start", **finetune(out="base"))
@@ -196,6 +207,17 @@ def test_ctrl_c_saves_the_run(root: Path) -> None:
     assert not is_locked(root / "last") and (root / "last" / "checkpoint-LATEST.gguf").exists()
     with served(root) as again:  # a page that is opened later finds it
         assert again.run("last")["state"] == "stopped" and again.run("last")["resumable"]
+
+
+def test_a_second_ctrl_c_ends_both_at_once(root: Path) -> None:
+    with served_by_command(root) as (client, server):
+        folder = client.post("/api/start", **finetune(**LONG, out="ended"))["folder"]
+        until(lambda: client.run(folder)["step"] > 2)
+        server.send_signal(signal.SIGINT)
+        time.sleep(0.4)  # less is taken for one signal
+        server.send_signal(signal.SIGINT)
+        assert finished(server).code in (0, -signal.SIGINT, 130)  # 0: the run was saved by then
+    until(lambda: not is_locked(root / "ended"), seconds=20)
 
 
 def test_ctrl_c_without_a_run(root: Path) -> None:
