@@ -6,6 +6,7 @@ An extension package has a table `EXTENSIONS` in its `__init__`: from the name o
 - "file_formats": a dict from magic bytes to a function that reads a `MappedFile` as a `Gguf`
 - "checkpoint_upgrade": a function that converts an old checkpoint to the present form
 - "adapter_formats": a list of `AdapterFormat`
+- "model_folders": a function that converts a model folder of Hugging Face's and returns the GGUF file
 - "command_lines": a function that replaces flags of other programs
 """
 

@@ -11,12 +11,14 @@ from llamatrain.gguf.constants import MAGIC
 from llamatrain.gguf.reader import open_gguf, other_formats
 from llamatrain.io.mapped_file import map_file
 from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.sources.names import locate
 
 NEEDED = "an adapter (a GGUF file, a .bin of llama.cpp's old finetune, or a folder of PEFT's)"
 
 
 def read_adapter(path: Path, h: Hyperparameters) -> Adapter:
     """Read an adapter for a base with hyperparameters `h`; that it fits is not checked yet."""
+    path = locate(path, "adapter")
     if not path.exists():
         raise missing_adapter(path)
     if path.is_dir():

@@ -48,14 +48,19 @@ def inspect(
 ) -> None:
     """Show what is in a GGUF file: a model, an adapter, a checkpoint or a vocabulary; or in an adapter of another form."""
     from llamatrain.adapters.listing import list_adapter
+    from llamatrain.config.remote_names import remote_name
     from llamatrain.gguf.reader import open_gguf
+    from llamatrain.sources.names import locate_model
 
     as_json = build(InspectOptions, overrides).json
+    name, file = remote_name(file), locate_model(file)
     if listing := list_adapter(file):
         print(json.dumps(listing_to_json(listing))) if as_json else draw_listing(file, listing)
     else:
         gguf = open_gguf(file)
         print(json.dumps(gguf_to_json(gguf))) if as_json else draw_gguf(gguf)
+        if name and name.startswith("ollama:") and not as_json:
+            draw_ollama_texts(name)
 
 
 # ---- for programs ----------------------------------------------------------
@@ -130,6 +135,17 @@ def draw_gguf(gguf: "Gguf") -> None:
         [row for prefix in RUN_PREFIXES for row in metadata_rows(gguf, keys[prefix], "training.")],
     )
     print_tensors(console, list_tensors(gguf))
+
+
+def draw_ollama_texts(name: str) -> None:
+    """Print the texts beside a model in Ollama's store, which are not used here."""
+    from llamatrain.sources.ollama import read_model
+
+    model = read_model(name)
+    texts = ((kind, model.read_text(kind).strip()) for kind in ("template", "params", "system"))
+    print_table(
+        make_console(), f"{model.name}, not used here", [(kind, text) for kind, text in texts if text]
+    )
 
 
 def unused_rows(gguf: "Gguf") -> Iterator[tuple[str, str]]:

@@ -25,7 +25,9 @@ def missing_file(path: Path, problem: str = "No such file or directory") -> Miss
     """Return the error for a file that does not exist."""
     if address := ADDRESS.fullmatch(str(path)):
         return MissingError(
-            f"{address[1]}//{address[2]}: URLs are not downloaded; download the file, and name it", code="url"
+            f"{address[1]}//{address[2]}: addresses of this kind are not downloaded; write https://, or download "
+            "the file and name it",
+            code="url",
         )
     return MissingError(f"{path}: {problem}{suggest_path(path)}", code="no-such-file")
 
@@ -45,18 +47,14 @@ def missing_model(path: Path) -> MissingError:
     if (hosted := HOSTED.fullmatch(str(path))) and (
         hosted["type"] or "hf.co/" in str(path) or "huggingface.co/" in str(path)
     ):
-        kind = f", such as the one of type {hosted['type']}" if hosted["type"] else ""
-        advice = (
-            f"download a GGUF file from https://huggingface.co/{hosted['repository']}{kind}, and name "
-            "that file"
-        )
+        name = f"hf:{hosted['repository']}{':' + hosted['type'] if hosted['type'] else ''}"
         return MissingError(
-            f"{path}: no such file, and models are not downloaded; {advice}", code="no-such-file"
+            f"{path}: no such file; {name} downloads it from Hugging Face", code="no-such-file"
         )
     if HUB.fullmatch(str(path)) and path.suffix != ".gguf" and not path.parent.exists():
-        advice = f"download one (such as from {path.name}-GGUF), or convert it with {CONVERTER}"
+        advice = f"hf:{path}-GGUF may name one on Hugging Face as a GGUF file, and {CONVERTER} makes one"
         return MissingError(
-            f"{path}: no such file; a model on Hugging Face is needed as a GGUF file, {advice}",
+            f"{path}: no such file; {advice}",
             code="no-such-file",
         )
     error = missing_file(path)
@@ -97,9 +95,8 @@ def missing_data(name: str, problem: str = "no such file or folder") -> MissingE
         )
     relative = os.path.relpath(name)
     if HUB.fullmatch(relative) and not path.parent.exists() and not path.suffix:
-        advice = "download its files (Parquet, JSON or CSV), and name them or their folder"
         return MissingError(
-            f"{relative}: {problem}; datasets on Hugging Face are not downloaded, {advice}",
+            f"{relative}: {problem}; hf:datasets/{relative}/FILE names a file of a dataset on Hugging Face",
             code="no-such-file",
         )
     if " -" in path.name:

@@ -19,6 +19,7 @@ from types import UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from llamatrain.config.messages import quote
+from llamatrain.config.remote_names import remote_name
 from llamatrain.config.values import NAMES, UNITS, convert, parse, suggest_value
 from llamatrain.errors import UsageError
 
@@ -360,7 +361,7 @@ def plain(options: Any) -> dict[str, Any]:
 def _plain_value(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain_value(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    return remote_name(value) or str(value) if isinstance(value, Path) else value
 
 
 def from_plain(cls: type[T], values: Mapping[str, Any], source: object) -> T:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from llamatrain.config.not_found import missing_data
+from llamatrain.config.remote_names import remote_name
 from llamatrain.data.file_kind import KNOWN, SUPPORTED, check_head, check_name, parse_name
 from llamatrain.data.files import DataFile, Format
 from llamatrain.data.readers import compressed
@@ -24,6 +25,7 @@ from llamatrain.data.readers.text import TEXT
 from llamatrain.distributed.comm import get_comm
 from llamatrain.errors import DataError, MissingError
 from llamatrain.platform.temp_files import create_temp_file
+from llamatrain.sources.names import locate
 
 HEAD_BYTES = 1 << 16  # enough to see whether a file is text
 PIECE = 1 << 20  # bytes read at once
@@ -161,7 +163,7 @@ class FoundFiles:
 def find_sources(
     data: Sequence[str], columns: Mapping[str, str] | None = None, use: Use = "train", raw: bool = False
 ) -> list[DataFile]:
-    """Return the files of each name: a file, a folder, a glob, or - for standard input."""
+    """Return the files of each name: a file, a folder, a glob, a remote name, or - for standard input."""
     return find_data(data, columns, use, raw).sources
 
 
@@ -174,10 +176,11 @@ def find_data(
     """
     result = FoundFiles([], [], [])
     for name in data:
-        if Path(name).is_dir() and name:
-            _add_folder(scan_folder(Path(name)), use, result)
+        local = str(locate(name, "data")) if remote_name(name) else name
+        if Path(local).is_dir() and local:
+            _add_folder(scan_folder(Path(local)), use, result)
         else:
-            result.sources.extend(_expand(name, raw))
+            result.sources.extend(_expand(local, raw))
     if not result.sources:
         raise DataError(
             f"no data; name files ({KNOWN}), folders, globs, or - for standard input", code="no-data"

@@ -19,6 +19,7 @@ from llamatrain.gguf.types import TYPES, TensorInfo
 from llamatrain.gguf.values import U32, Kind, Value
 from llamatrain.gguf.wrong_file import HEAD_BYTES, describe_file, describe_folder
 from llamatrain.io.mapped_file import MappedFile, map_file, verify_unchanged
+from llamatrain.sources.names import locate_model
 
 PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 ByteRange = tuple[Kind, int, int]  # the kind, start and end of a value
@@ -34,8 +35,11 @@ def other_formats() -> dict[bytes, Callable[[MappedFile], Gguf]]:
 
 
 def open_gguf(path: str | Path) -> Gguf:
-    """Open a GGUF file, a split model (by any of its parts), or a checkpoint from before GGUF."""
-    path = Path(path)
+    """Open a GGUF file, a split model (by any of its parts), or a checkpoint from before GGUF.
+
+    The path may be a remote name, whose file is found or downloaded.
+    """
+    path = locate_model(path)
     if path.is_dir():
         raise FileError(describe_folder(path), code="not-gguf")
     file = map_file(path)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamatrain.adapters.options import AdapterOptions
 from llamatrain.config.options import OptionSpec, from_plain, option_specs, plain, unused_options
+from llamatrain.config.remote_names import remote_name
 from llamatrain.contrastive.options import ContrastiveOptions
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
@@ -203,7 +204,9 @@ def make_absolute(files: Sequence[str]) -> tuple[str, ...]:
     here = os.getcwd()  # noqa: PTH109 - as it is spelt
     homes = {True: glob.escape(here), False: here}  # a pattern stays one, and a folder's name becomes none
     return tuple(
-        file if file in ("-", "") else os.path.normpath(Path(homes[glob.has_magic(file)]) / file)
+        remote_name(file) or file
+        if file in ("-", "") or remote_name(file)
+        else os.path.normpath(Path(homes[glob.has_magic(file)]) / file)
         for file in files
     )
 

@@ -13,6 +13,7 @@ from llamatrain.adapters import read
 from llamatrain.adapters.adapter import Adapter, checked_factors
 from llamatrain.checkpoints.checkpoint import Checkpoint
 from llamatrain.config.messages import LINE, shorten
+from llamatrain.config.remote_names import remote_name
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.reader import Gguf, open_gguf
 from llamatrain.io.madvise import release_pages
@@ -22,6 +23,7 @@ from llamatrain.platform.terminal import log_if_slow
 from llamatrain.run.config import RunConfig
 from llamatrain.run.input_watch import WatchedFile, watch_files
 from llamatrain.run.resume import ResumePoint
+from llamatrain.sources.names import locate, locate_model
 
 MERGED_ADAPTERS = "mixed"  # the key of their fingerprints in a checkpoint
 TEACHER = "teacher"  # the key of its fingerprint in a checkpoint
@@ -116,13 +118,13 @@ def trains_adapter(config: RunConfig) -> bool:
 def files_to_watch(config: RunConfig, resume_point: ResumePoint | None) -> Iterator[tuple[Path, bool]]:
     """Yield the input files, and whether each is needed again to resume the run."""
     if config.base and (trains_adapter(config) or not resume_point):
-        yield Path(config.base), trains_adapter(config)
+        yield locate_model(config.base), trains_adapter(config)
     if trains_adapter(config):
-        yield from ((path, True) for path, _ in config.lora.scaled)
+        yield from ((locate(path, "adapter"), True) for path, _ in config.lora.scaled)
         if config.tune.lora_init and not resume_point:
-            yield config.tune.lora_init, False
+            yield locate(config.tune.lora_init, "adapter"), False
     if config.model.vocab_from and not resume_point:
-        yield config.model.vocab_from, False
+        yield locate_model(config.model.vocab_from), False
 
 
 def open_base(config: RunConfig, resume_point: ResumePoint | None) -> Gguf | None:
@@ -131,7 +133,7 @@ def open_base(config: RunConfig, resume_point: ResumePoint | None) -> Gguf | Non
         return open_gguf(resume_point.path)
     if not config.base:
         return None
-    if resume_point and not Path(config.base).exists():
+    if resume_point and not remote_name(config.base) and not Path(config.base).exists():
         advice = f"if it was moved, use llamatrain finetune BASE.gguf --resume {resume_point.path}"
         raise FileError(
             f"{config.base}: no such file, but the run in {resume_point.path} needs it; {advice}",

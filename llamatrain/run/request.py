@@ -22,6 +22,7 @@ from llamatrain.config.options import (
     replace_flags,
     with_present_names,
 )
+from llamatrain.config.remote_names import is_model_name, remote_name
 from llamatrain.config.toml import BaseArgument, DataArgument, format_setting, read_config
 from llamatrain.contrastive.options import ContrastiveOptions, check_contrastive
 from llamatrain.data.options import GRPO, DataOptions
@@ -371,6 +372,8 @@ def check_model(base: str | None, data: Sequence[str], command: str = "finetune"
             f"the model must come first (got {base}): llamatrain {command} {shlex.quote(model)} {rest}",
             code="model-first",
         )
+    if remote_name(base):
+        return
     if Path(base).is_dir():
         raise FileError(describe_folder(Path(base)), code="is-a-folder")
     if not Path(base).exists():
@@ -395,10 +398,12 @@ def check_single_model(base: str | None, changed: set[str], folder_options: RunF
 
 
 def is_gguf(path: str) -> bool:
-    """Return True if a file is a GGUF file or one of its predecessors."""
+    """Return True if a file is a GGUF file or one of its predecessors, or a remote name is one of a model."""
     from llamatrain.gguf.constants import MAGIC
     from llamatrain.gguf.reader import other_formats
 
+    if name := remote_name(path):
+        return is_model_name(name)
     with suppress(OSError):
         if Path(path).is_file():  # a pipe would wait for a writer
             with Path(path).open("rb") as file:

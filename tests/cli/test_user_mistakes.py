@@ -153,28 +153,27 @@ MISTAKES = [
     (
         "finetune meta-llama/Llama-3.2-1B text.txt",
         2,
-        "meta-llama/Llama-3.2-1B: no such file; .*Hugging Face .*GGUF.*convert_hf_to_gguf.py [no-such-file]",
+        "meta-llama/Llama-3.2-1B: no such file; .*Hugging Face .*GGUF.*convert_hf_to_gguf.py.* [no-such-file]",
     ),
     (
         "finetune hf.co/bartowski/Llama-3.2-1B-GGUF:Q4_K_M text.txt",
         2,
-        ".*: no such file, .*not downloaded; .*https://huggingface.co/bartowski/Llama-3.2-1B-GGUF, "
-        ".*type Q4_K_M, .* [no-such-file]",
+        ".*: no such file; hf:bartowski/Llama-3.2-1B-GGUF:Q4_K_M downloads .* [no-such-file]",
     ),
     (
         "generate unsloth/Qwen3-0.6B-GGUF:Q4",
         2,
-        ".*: no such file, .*not downloaded; .*unsloth/Qwen3-0.6B-GGUF, .*type Q4, .* [no-such-file]",
+        ".*: no such file; hf:unsloth/Qwen3-0.6B-GGUF:Q4 downloads .* [no-such-file]",
     ),
     (
         "finetune https://huggingface.co/Qwen/Qwen3-0.6B-GGUF text.txt",
         2,
-        ".*not downloaded; .*/Qwen/Qwen3-0.6B-GGUF.* [no-such-file]",
+        ".*; write hf:Qwen/Qwen3-0.6B-GGUF [web-page]",
     ),
     (
         "finetune M.gguf tatsu-lab/alpaca",
         2,
-        "tatsu-lab/alpaca: no such file or folder; datasets on Hugging Face are not downloaded.* [no-such-file]",
+        "tatsu-lab/alpaca: no such file or folder; hf:datasets/tatsu-lab/alpaca/FILE .* [no-such-file]",
     ),
     (
         "finetune M.gguf text.txt --early-stopping",
@@ -310,14 +309,14 @@ MISTAKES = [
         "llama3.2:1b: No such file or directory; .*GGUF file [no-such-file]",
     ),
     (
-        "finetune https://host/m.gguf text.txt",
+        "finetune s3://host/m.gguf text.txt",
         2,
-        "https://host/m.gguf: .*not downloaded; download the file, and name it [url]",
+        "s3://host/m.gguf: .*not downloaded; .*https://.* [url]",
     ),
     (
-        "from-scratch https://host/t.txt",
+        "from-scratch http://host/t.txt",
         2,
-        "https://host/t.txt: .*not downloaded; download the file, and name it [url]",
+        "http://host/t.txt: http is not encrypted, .*; write https [not-https]",
     ),
     ("from-scratch ''", 2, "no data .*empty path.* [no-data]"),
     (

@@ -11,6 +11,7 @@ LAYERS = (
     ("extensions",),
     ("config", "platform"),
     ("distributed", "io"),
+    ("sources",),
     ("compiler",),
     ("gguf",),  # compiled code decodes quantized weights
     ("data", "graph", "rewards"),
