@@ -239,6 +239,8 @@ class FromScratchOptions(TypedDict, total=False):
     """Name of the run there; default: the name of its folder."""
     note: str
     """A note that is stored with the run."""
+    ollama: str
+    """Also create a model of this name in Ollama at the end, of the base with the adapter or of the new model."""
     profile: bool
     """Print where the time went, and write trace.json for Chrome and Perfetto."""
     checkpoint_out: str
@@ -543,6 +545,8 @@ class FinetuneOptions(TypedDict, total=False):
     """Name of the run there; default: the name of its folder."""
     note: str
     """A note that is stored with the run."""
+    ollama: str
+    """Also create a model of this name in Ollama at the end, of the base with the adapter or of the new model."""
     profile: bool
     """Print where the time went, and write trace.json for Chrome and Perfetto."""
     checkpoint_out: str
@@ -590,6 +594,8 @@ class ExportLoraOptions(TypedDict, total=False):
     """Importance matrix of BASE, as imatrix and llama.cpp write it: columns that matter more are rounded less."""
     overwrite: bool
     """Replace the file out."""
+    ollama: str
+    """Also create a model of this name in Ollama at the end, of the base with the adapter or of the new model."""
     check: str
     """Compare the logits of the new file with those of BASE and its adapters on this text."""
     threads: int | None

@@ -24,7 +24,20 @@ ADAPTER_TYPES = {"auto": "f32", "keep": "f32", "f32": "f32", "f16": "f16"}  # nu
 
 
 def export(base: Path, options: ExportOptions, lora: AdapterOptions) -> Merged:
-    """Merge adapters into a model, or write them as one adapter."""
+    """Merge adapters into a model, or write them as one adapter; create a model in Ollama of the result."""
+    written = write_export(base, options, lora)
+    if not options.ollama:
+        return written
+    from llamatrain.sources.create_in_ollama import create_in_ollama
+
+    modelfile = written.path.with_name(f"{written.path.name}.Modelfile")
+    model, adapter = (base, written.path) if options.only_adapter else (written.path, None)
+    note = create_in_ollama(options.ollama, modelfile, model, adapter)
+    return replace(written, notes=(*written.notes, note))
+
+
+def write_export(base: Path, options: ExportOptions, lora: AdapterOptions) -> Merged:
+    """Write what the options ask for."""
     from llamatrain.adapters.peft import check_pairs
 
     check_options(options)
@@ -67,6 +80,8 @@ def check_options(options: ExportOptions) -> None:
             code="missing-option",
         )
     only_adapter = options.only_adapter or not options.out
+    if options.ollama and not options.out:
+        raise UsageError("--ollama needs a GGUF file; name it with --out", code="missing-option")
     if only_adapter and options.imatrix:
         raise UsageError("--imatrix has no effect if no model is written; leave it out", code="unused-option")
     if only_adapter and options.check:

@@ -23,6 +23,7 @@ from llamatrain.config.units import Size
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.type_names import MatrixType, QuantizedName
 from llamatrain.platform.terminal import log_line, progress_bar
+from llamatrain.sources.options import OLLAMA
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,6 +64,7 @@ class ExportOptions(Options, panel="The new model"):
         ),
     ] = None
     overwrite: Annotated[bool, OVERWRITE] = False
+    ollama: Annotated[str, OLLAMA] = ""
     check: Annotated[
         str,
         Option("Compare the logits of the new file with those of BASE and its adapters on this text."),

@@ -9,6 +9,7 @@ from llamatrain.config.options import COUNT, Condition, Option, OptionError, Opt
 from llamatrain.config.units import Duration, Size
 from llamatrain.gguf.type_names import QuantizedName
 from llamatrain.optim import registry
+from llamatrain.sources.options import OLLAMA
 
 AUTO = "auto"
 ITERS = 256
@@ -443,6 +444,18 @@ class RunOptions(Options, panel="The run", resumable=True):
         ),
     ] = ""
     note: Annotated[str, Option("A note that is stored with the run.")] = ""
+    ollama: Annotated[
+        str,
+        replace(
+            OLLAMA,
+            when=(
+                Condition(
+                    lambda values: not (values.get("lora") or values.get("lora_scaled")),
+                    "with --lora, since Ollama takes one adapter: merge all of them with export-lora --ollama",
+                ),
+            ),
+        ),
+    ] = ""
     profile: Annotated[
         bool,
         Option("Print where the time went, and write trace.json for Chrome and Perfetto.", transient=True),

@@ -46,6 +46,7 @@ from llamatrain.run.run_log import open_metrics, open_page
 from llamatrain.run.signals import Interrupts
 from llamatrain.run.summary import RunResult, describe_run, join_settings, log_best, log_end
 from llamatrain.run.write_only import write_only
+from llamatrain.sources.create_in_ollama import create_in_ollama
 from llamatrain.train.loop import Loop
 
 
@@ -215,6 +216,9 @@ def run_rank_zero(
     )
     for line in (result_notes := list(trainable.notes())):
         log_line(f"note: {line}")
+    if config.run.ollama:
+        model, adapter = (base, best or result) if base else (best or result, None)
+        result_notes.append(create_in_ollama(config.run.ollama, folder.path / "Modelfile", model, adapter))
     notes = (*prepared.notes, *report.warnings, *result_notes)
     return RunResult(stop=stop, folder=folder.path, result=result, steps=steps, best=best, notes=notes)
 

@@ -22,58 +22,13 @@ from llamatrain.errors import FileError, MissingError, UsageError
 from llamatrain.platform.terminal import log_line
 from llamatrain.sources.checksums import verify
 from llamatrain.sources.names import Use
+from llamatrain.sources.ollama_name import OllamaName
 
 SYSTEM_STORE = Path("/usr/share/ollama/.ollama/models")  # of the service that Ollama's installer sets up
-REGISTRY, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"
-PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
-HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,349}")
 DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 MEDIA_TYPE = "application/vnd.ollama.image."
 MAX_MANIFEST = 1 << 20  # bytes; a manifest has about 1,000
 MAX_TEXT = 1 << 22  # bytes of a template, parameters or a licence
-
-
-@dataclass(frozen=True)
-class OllamaName:
-    """The name of a model in Ollama."""
-
-    host: str
-    namespace: str
-    model: str
-    tag: str
-
-    @classmethod
-    def parse(cls, text: str) -> "OllamaName":
-        """Parse [HOST/][NAMESPACE/]MODEL[:TAG], with Ollama's defaults."""
-        parts = text.split("/")
-        model, colon, tag = parts[-1].partition(":")
-        host, namespace = REGISTRY, NAMESPACE
-        if len(parts) == 2:
-            namespace = parts[0]
-        elif len(parts) == 3:
-            host, namespace = parts[:2]
-        name = cls(host, namespace, model, tag if colon else TAG)
-        if (
-            len(parts) > 3
-            or not HOST.fullmatch(host)
-            or not all(PART.fullmatch(part) for part in (namespace, model, name.tag))
-        ):
-            raise UsageError(
-                f"invalid name of a model in Ollama (got {quote(text)}); write ollama:MODEL, ollama:MODEL:TAG or "
-                "ollama:NAMESPACE/MODEL:TAG, as `ollama list` shows it",
-                code="invalid-name",
-            )
-        return name
-
-    @property
-    def manifest(self) -> Path:
-        """The path of its manifest in the folder of manifests."""
-        return Path(self.host, self.namespace, self.model, self.tag)
-
-    def __str__(self) -> str:
-        parts = [self.host] * (self.host != REGISTRY)
-        parts += [self.namespace] * (bool(parts) or self.namespace != NAMESPACE)
-        return f"ollama:{'/'.join([*parts, self.model])}:{self.tag}"
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,13 @@ from llamatrain.cli.main import COMMANDS
 from llamatrain.config.options import format_flag, option_specs
 from llamatrain.run.lora_options import LoraOptions
 from llamatrain.run.options import RunOptions, TrainOptions
+from llamatrain.sources import create_in_ollama, names
 from scripts.digits import draw_digits
 from tests.helpers.adapter_files import adapter, linear
 from tests.helpers.cli import ROOT, finished, ran, started
 from tests.helpers.groups import groups, write_groups
 from tests.helpers.idx_files import idx_bytes
+from tests.helpers.ollama_store import add_model
 from tests.helpers.rerankers import reranker
 from tests.helpers.small_models import loaded
 from tests.helpers.ui_client import Client
@@ -187,6 +189,13 @@ def given(name: str) -> object:
     return material(Path(), name)
 
 
+def ollama_model(name: str) -> None:
+    made("BASE.gguf")
+    add_model(
+        Path("models"), {"model": Path("BASE.gguf").read_bytes()}, "registry.ollama.ai/library/llama3.2/1b"
+    )
+
+
 QUESTION = '{"question": "What is up?", "choices": ["the sky", "the sea"], "answer": 0}\n'
 MADE: dict[str, Callable[[str], object]] = {
     "TEXT.txt": lambda _: Path(material(Path(), "TEXT.txt")).rename("TEXT.txt"),
@@ -214,6 +223,7 @@ MADE: dict[str, Callable[[str], object]] = {
     "A.gguf": adapter_of_base,
     "B.gguf": adapter_of_base,
     "TUNED.gguf": by("llamatrain export-lora BASE.gguf --lora A.gguf --out TUNED.gguf"),
+    "ollama:llama3.2:1b": ollama_model,
     "PEFTDIR": by("llamatrain export-lora BASE.gguf --lora A.gguf --peft PEFTDIR"),
     **dict.fromkeys(MNIST, digits_of_mnist),
     "runs/mine": earlier("runs/mine"),
@@ -239,6 +249,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello\n")))
+    monkeypatch.setenv("OLLAMA_MODELS", str(folder / "models"))
+    monkeypatch.setattr(create_in_ollama, "call", lambda command: "")  # Ollama, if it is installed here
+    monkeypatch.setattr(names, "_located", {})
+    resolve = names.resolve
+    monkeypatch.setattr(
+        names, "resolve", lambda name, use: stand_in(use) if "/" in name else resolve(name, use)
+    )
+
+
+def stand_in(use: names.Use) -> Path:
+    """Return a file for a name that needs a network; tests/sources downloads such files from servers of its own."""
+    name = {"model": "BASE.gguf", "adapter": "A.gguf", "data": "CHATS.jsonl"}[use]
+    made(name)
+    return Path(name)
 
 
 def run_here(line: str) -> None:

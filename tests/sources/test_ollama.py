@@ -9,7 +9,7 @@ import pytest
 from llamatrain.config.remote_names import remote_name
 from llamatrain.errors import LlamatrainError
 from llamatrain.sources import names, ollama
-from llamatrain.sources.ollama import OllamaName
+from llamatrain.sources.ollama_name import OllamaName
 from tests.helpers.cli import ran, run
 from tests.helpers.ollama_store import LAYER, add_blob, add_manifest, add_model
 from tests.helpers.tiny_gguf import llama_metadata, llama_tensors, write_arrays
