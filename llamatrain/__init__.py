@@ -13,6 +13,7 @@ __all__ = [
     "LoadedModel",
     "Merged",
     "PreviewRow",
+    "Pushed",
     "Retrieval",
     "Run",
     "RunPlan",
@@ -31,6 +32,7 @@ __all__ = [
     "merge",
     "plan",
     "preview",
+    "push",
     "rerank",
     "sweep",
 ]
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
         LoadedModel,
         Merged,
         PreviewRow,
+        Pushed,
         Retrieval,
         Run,
         RunPlan,
@@ -67,6 +70,7 @@ if TYPE_CHECKING:
         merge,
         plan,
         preview,
+        push,
         rerank,
         sweep,
     )

@@ -35,6 +35,8 @@ from llamatrain.commands.merge_models import MergeOptions, merge_models
 from llamatrain.commands.plan import RunPlan, plan_request
 from llamatrain.commands.preview import PreviewOptions, PreviewRow, preview_rows
 from llamatrain.commands.prompts import GivenPrompt, encode_given
+from llamatrain.commands.push import Pushed, PushOptions
+from llamatrain.commands.push import push as push_result
 from llamatrain.commands.rerank import RERANK_OPTIONS, rank_texts
 from llamatrain.commands.sweep import (
     SweepResult,
@@ -104,6 +106,7 @@ if TYPE_CHECKING:
         LoadOptionsGiven,
         MergeOptionsGiven,
         PreviewOptionsGiven,
+        PushOptionsGiven,
         RerankOptionsGiven,
         SamplingOptionsGiven,
     )
@@ -120,6 +123,7 @@ __all__ = [
     "LoadedModel",
     "Merged",
     "PreviewRow",
+    "Pushed",
     "Retrieval",
     "Run",
     "RunPlan",
@@ -138,6 +142,7 @@ __all__ = [
     "merge",
     "plan",
     "preview",
+    "push",
     "rerank",
     "sweep",
 ]
@@ -323,6 +328,15 @@ def merge(*models: Place, out: Place, show: bool = False, **options: "Unpack[Mer
         values = check_options({**options, "out": out}, MergeOptions)
         merged = merge_models([path_of(model) for model in models], build(MergeOptions, values))
         return replace(merged, notes=in_keywords_all(merged.notes))
+
+
+@document_options(PushOptions)
+def push(run: Place, repository: str, *, show: bool = False, **options: "Unpack[PushOptionsGiven]") -> Pushed:
+    """Upload the result of a run, its folder or a GGUF file, to a repository `hf:OWNER/NAME` on Hugging Face."""
+    with translate_errors(show):
+        values = check_options(options, PushOptions)
+        pushed = push_result(path_of(run), str(repository), build(PushOptions, values))
+        return replace(pushed, notes=in_keywords_all(pushed.notes))
 
 
 @document_options(*EVALUATE_OPTIONS)

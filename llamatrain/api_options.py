@@ -683,6 +683,15 @@ class MergeOptionsGiven(TypedDict, total=False):
     """Threads; default: one per processor."""
 
 
+class PushOptionsGiven(TypedDict, total=False):
+    private: bool
+    """Create a private repository; an existing one must be private."""
+    base: Place | None
+    """The base of an adapter, if it is not the one that the run names."""
+    dry_run: Place | None
+    """Write the files into this folder, which must not exist, and upload nothing."""
+
+
 class EvaluateOptionsGiven(TypedDict, total=False):
     ctx: int | None
     """Tokens per row; default: the context of the model, at most 512."""

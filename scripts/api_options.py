@@ -22,6 +22,7 @@ from llamatrain.commands.imatrix import IMATRIX_OPTIONS
 from llamatrain.commands.merge_adapters import ExportOptions
 from llamatrain.commands.merge_models import MergeOptions
 from llamatrain.commands.preview import PreviewOptions
+from llamatrain.commands.push import PushOptions
 from llamatrain.commands.rerank import RERANK_OPTIONS
 from llamatrain.config.options import Options, OptionSpec, option_specs
 from llamatrain.config.signatures import sentence_for
@@ -60,6 +61,7 @@ GIVEN: dict[
     "ControlVectorOptionsGiven": ((ControlVectorOptions,), ("out",), ""),
     "ExtractOptionsGiven": ((ExtractOptions,), ("out",), ""),
     "MergeOptionsGiven": ((MergeOptions,), ("out",), ""),
+    "PushOptionsGiven": ((PushOptions,), (), ""),
     "EvaluateOptionsGiven": (EVALUATE_OPTIONS, (), ""),
     "ImatrixOptionsGiven": (IMATRIX_OPTIONS, ("out",), ""),
     "EmbedOptionsGiven": (EMBED_OPTIONS, (), ""),

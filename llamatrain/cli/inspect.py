@@ -138,7 +138,7 @@ def draw_gguf(gguf: "Gguf") -> None:
 
 
 def draw_ollama_texts(name: str) -> None:
-    """Print the texts beside a model in Ollama's store, which are not used here."""
+    """Print the texts that Ollama stores with a model, which are not used here."""
     from llamatrain.sources.ollama import read_model
 
     model = read_model(name)

@@ -34,6 +34,7 @@ COMMANDS = (
     "merge",
     "plan",
     "preview",
+    "push",
     "report",
     "sweep",
     "ui",

@@ -5,7 +5,9 @@ A file or folder that exists under such a name is used as it is. `C:\\x` is a pa
 
 import re
 from pathlib import Path
+from typing import Literal
 
+Use = Literal["model", "adapter", "data"]  # what a file is needed for
 SCHEMES = ("ollama", "hf", "http", "https")
 NAME = re.compile(rf"({'|'.join(SCHEMES)}):(.*)", re.DOTALL)
 

@@ -22,6 +22,7 @@ from typing import IO, Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 from llamatrain.config.messages import quote
+from llamatrain.config.remote_names import Use
 from llamatrain.config.units import Size
 from llamatrain.errors import FileError, LlamatrainError, MissingError, UsageError, wrap_os_errors
 from llamatrain.io.atomic_write import AtomicFile
@@ -29,7 +30,6 @@ from llamatrain.platform.cache_dir import writable_cache_dir
 from llamatrain.platform.locks import lock
 from llamatrain.platform.terminal import log_line, progress_bar
 from llamatrain.sources.checksums import verify
-from llamatrain.sources.names import Use
 
 CHUNK_BYTES = 1 << 16  # bytes that are read at a time
 TIMEOUT = 30.0  # seconds without a byte
@@ -52,7 +52,7 @@ class CutError(Exception):
 
 @dataclass(frozen=True)
 class Record:
-    """What the server said about a file."""
+    """The facts that a server stated about a file."""
 
     url: str = ""
     etag: str = ""

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from llamatrain.config.messages import quote, shorten_line
+from llamatrain.config.remote_names import Use
 from llamatrain.errors import FileError, LlamatrainError, MissingError, UsageError
 from llamatrain.extensions import load_extensions
 from llamatrain.platform.terminal import log_line, progress_bar
 from llamatrain.sources.checksums import verify
-from llamatrain.sources.names import Use
 
 PREFERRED = (
     "Q4_K_M",

@@ -1,12 +1,10 @@
 """Finds the local file of a name: a path stays as it is, and the files of other names are found or downloaded."""
 
 from pathlib import Path
-from typing import Literal
 
-from llamatrain.config.remote_names import remote_name
+from llamatrain.config.remote_names import Use, remote_name
 from llamatrain.extensions import load_extensions
 
-Use = Literal["model", "adapter", "data"]
 _located = dict[tuple[str, Use], Path]()  # of this process, which asks a server once
 
 

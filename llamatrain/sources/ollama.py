@@ -18,10 +18,10 @@ from typing import Any
 
 from llamatrain.config.messages import quote, suggest
 from llamatrain.config.read_limited import read_limited
+from llamatrain.config.remote_names import Use
 from llamatrain.errors import FileError, MissingError, UsageError
 from llamatrain.platform.terminal import log_line
 from llamatrain.sources.checksums import verify
-from llamatrain.sources.names import Use
 from llamatrain.sources.ollama_name import OllamaName
 
 SYSTEM_STORE = Path("/usr/share/ollama/.ollama/models")  # of the service that Ollama's installer sets up

@@ -1,5 +1,6 @@
 """A server on this machine that answers like the part of Hugging Face's API that downloads files."""
 
+import base64
 import hashlib
 import json
 import re
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ERRORS = {  # HTTP status and code of an error, by what is wrong
@@ -29,6 +31,8 @@ class Repository:
     cuts: int = 99  # times that this happens
     damaged: bool = False  # other bytes are sent than were stored
     token: str = ""  # is needed to read it
+    private: bool = False
+    denied: bool = False  # no commit is accepted
 
 
 class HubServer:
@@ -38,6 +42,7 @@ class HubServer:
         self.repositories: dict[str, Repository] = {}
         self.requests: list[tuple[str, str, str]] = []  # method, path and range
         self.url = ""
+        self.token = ""  # is needed to write
 
 
 @contextmanager
@@ -87,10 +92,46 @@ def serve_hub() -> Iterator[HubServer]:
                 for name, body in repository.files.items()
             ]
             siblings = [{"rfilename": name} for name in repository.files]
-            body = json.dumps(
-                tree if is_tree else {"id": "a/b", "sha": COMMIT, "siblings": siblings}
-            ).encode()
-            self.send_response(200)
+            info = {"id": "a/b", "sha": COMMIT, "private": repository.private, "siblings": siblings}
+            self.send_answer(tree if is_tree else info)
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            server.requests.append((self.command, self.path, ""))
+            path = self.path.partition("?")[0]
+            action = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main", path)
+            if server.token and self.headers.get("Authorization") != f"Bearer {server.token}":
+                self.send_answer({"error": "Unauthorized"}, 401)
+            elif self.path == "/api/repos/create":
+                wanted = json.loads(body)
+                known = f"{wanted.get('organization') or 'me'}/{wanted['name']}"
+                status = 409 if known in server.repositories else 200
+                server.repositories.setdefault(
+                    known,
+                    Repository(
+                        private="private" in (wanted.get("visibility"), wanted.get("private") and "private")
+                    ),
+                )
+                self.send_answer({"url": f"{server.url}/{known}"}, status)
+            elif action and server.repositories[action[1]].denied:
+                self.send_answer({"error": "Forbidden"}, 403)
+            elif action and action[2] == "preupload":
+                files = json.loads(body)["files"]
+                modes = [{**file, "uploadMode": "regular", "shouldIgnore": False} for file in files]
+                self.send_answer({"files": modes})
+            elif action:
+                for line in map(json.loads, body.splitlines()):
+                    if line["key"] == "file":
+                        content = base64.b64decode(line["value"]["content"])
+                        server.repositories[action[1]].files[line["value"]["path"]] = content
+                url = f"{server.url}/{action[1]}/commit/{COMMIT}"
+                self.send_answer({"commitUrl": url, "commitOid": COMMIT})
+            else:  # the check of a model card
+                self.send_answer({"errors": [], "warnings": []})
+
+        def send_answer(self, answer: Any, status: int = 200) -> None:
+            body = json.dumps(answer).encode()
+            self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -20,7 +20,9 @@ import pytest
 from llamatrain.adapters import gguf
 from llamatrain.cli import main as cli
 from llamatrain.cli.main import COMMANDS
+from llamatrain.commands import push
 from llamatrain.config.options import format_flag, option_specs
+from llamatrain.config.remote_names import Use
 from llamatrain.run.lora_options import LoraOptions
 from llamatrain.run.options import RunOptions, TrainOptions
 from llamatrain.sources import create_in_ollama, names
@@ -251,6 +253,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello\n")))
     monkeypatch.setenv("OLLAMA_MODELS", str(folder / "models"))
     monkeypatch.setattr(create_in_ollama, "call", lambda command: "")  # Ollama, if it is installed here
+    monkeypatch.setattr(push, "upload", lambda *_: None)  # tests/commands/test_push.py uploads
     monkeypatch.setattr(names, "_located", {})
     resolve = names.resolve
     monkeypatch.setattr(
@@ -258,7 +261,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def stand_in(use: names.Use) -> Path:
+def stand_in(use: Use) -> Path:
     """Return a file for a name that needs a network; tests/sources downloads such files from servers of its own."""
     name = {"model": "BASE.gguf", "adapter": "A.gguf", "data": "CHATS.jsonl"}[use]
     made(name)

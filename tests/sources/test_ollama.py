@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llamatrain.config.remote_names import remote_name
+from llamatrain.config.remote_names import Use, remote_name
 from llamatrain.errors import LlamatrainError
 from llamatrain.sources import names, ollama
 from llamatrain.sources.ollama_name import OllamaName
@@ -28,7 +28,7 @@ def model(tmp_path: Path) -> bytes:
     return write_arrays(tmp_path / "model.gguf", llama_metadata(), llama_tensors()).read_bytes()
 
 
-def failure(name: str, use: names.Use = "model") -> LlamatrainError:
+def failure(name: str, use: Use = "model") -> LlamatrainError:
     with pytest.raises(LlamatrainError) as caught:
         names.locate(name, use)
     assert "\n" not in str(caught.value)
