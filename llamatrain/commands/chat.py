@@ -13,6 +13,7 @@ from llamatrain.config.options import Option, OptionError, Options, format_flag
 from llamatrain.data.options import TEMPLATE, DataOptions
 from llamatrain.errors import UsageError
 from llamatrain.sample.options import SamplingOptions
+from llamatrain.sources.names import locate, locate_model
 
 if TYPE_CHECKING:
     from llamatrain.data.chat.messages import Message
@@ -202,7 +203,7 @@ def llama_command(
     words = [
         "llama-cli" if options.chat else "llama-completion",
         "-m",
-        str(path),
+        str(locate_model(path)),
         "-c",
         str(ctx),
         "-n",
@@ -218,7 +219,9 @@ def llama_command(
     ]
     words += ["--context-shift", "--keep", str(sampling.keep)] if sampling.ctx_shift else []
     words += [word for text in sampling.stop for word in ("-r", escape(text))]
-    files = scaled_flags("--lora", lora.scaled) | scaled_flags("--control-vector", control.scaled)
+    adapters = [(locate(path, "adapter"), scale) for path, scale in lora.scaled]
+    vectors = [(locate(path), scale) for path, scale in control.scaled]
+    files = scaled_flags("--lora", adapters) | scaled_flags("--control-vector", vectors)
     for option, names in files.items():
         words += [option, ",".join(names)] if names else []
     if control.scaled and (control.control_vector_first > 1 or control.control_vector_last is not None):

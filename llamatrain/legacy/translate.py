@@ -157,13 +157,13 @@ def translate_targets(line: LegacyCommandLine) -> None:
 
 def check_arguments(line: LegacyCommandLine, command: str) -> None:
     """Compare models and data given as options with those given as arguments."""
-    from llamatrain.run.request import is_gguf
+    from llamatrain.run.request import is_model
 
     named, data = line.arguments[BASE], line.arguments[DATA]
     standing = [word for word in (*line.others, *line.rest) if word == "-" or not word.startswith("-")]
     first = (
         standing[:1]
-        if command in ONE_ARGUMENT or (command == "finetune" and standing and is_gguf(standing[0]))
+        if command in ONE_ARGUMENT or (command == "finetune" and standing and is_model(standing[0]))
         else []
     )
     bases = [*named, *first]

@@ -38,6 +38,7 @@ from llamatrain.run.extra_output_options import ExtraOutputOptions
 from llamatrain.run.hooks import NO_HOOKS, RunHooks, check_hooks
 from llamatrain.run.lora_options import NOT_FULL, LoraOptions
 from llamatrain.run.options import RunFolderOptions, RunOptions, TrainOptions
+from llamatrain.sources.names import can_convert
 
 SINE_VOCAB_SIZES = 3, 1024  # tokens of the sine wave: one to begin with, and levels
 ROW_VOCAB_LEAST = 2  # tokens of supplied rows
@@ -253,7 +254,7 @@ def request_finetune(
     values = merge_config_file(overrides, *FINETUNE_OPTIONS, BaseArgument)
     folder_options, notes = latest_or_new(overrides, values)
     base_in_file = None if folder_options.checkpoint_in else values.get("base")
-    if base and base_in_file and Path(base).exists() and not is_gguf(base):
+    if base and base_in_file and Path(base).exists() and not is_model(base):
         data, base = [base, *data], None
     files = tuple(data or values.get("data", ()))
     defaults = FINETUNE_DEFAULTS
@@ -300,7 +301,7 @@ def build_finetune_config(
         base
         and (folder_options.resume or folder_options.checkpoint_in)
         and Path(base).exists()
-        and not is_gguf(base)
+        and not is_model(base)
     ):
         data, base = (base, *data), None  # the base need not be named again
     if not folder_options.resume and not folder_options.checkpoint_in:
@@ -364,9 +365,9 @@ def check_rewards(config: RunConfig) -> None:
 
 def check_model(base: str | None, data: Sequence[str], command: str = "finetune") -> None:
     """Raise if the first argument is no model, before anything else is read."""
-    if base is None or is_gguf(base):
+    if base is None or is_model(base):
         return
-    if model := next((name for name in data if is_gguf(name)), None):
+    if model := next((name for name in data if is_model(name)), None):
         rest = shlex.join([base, *(name for name in data if name != model)])
         raise UsageError(
             f"the model must come first (got {base}): llamatrain {command} {shlex.quote(model)} {rest}",
@@ -382,7 +383,7 @@ def check_model(base: str | None, data: Sequence[str], command: str = "finetune"
 
 def check_single_model(base: str | None, changed: set[str], folder_options: RunFolderOptions) -> None:
     """Raise if --checkpoint-in names a model and there is another one, or an option about adapters."""
-    if base and is_gguf(base):
+    if base and is_model(base):
         raise UsageError(
             f"two models given: --checkpoint-in {folder_options.checkpoint_in} and {base}; leave one of "
             "them out",
@@ -397,13 +398,15 @@ def check_single_model(base: str | None, changed: set[str], folder_options: RunF
         )
 
 
-def is_gguf(path: str) -> bool:
-    """Return True if a file is a GGUF file or one of its predecessors, or a remote name is one of a model."""
+def is_model(path: str) -> bool:
+    """Return True if a path is one of a model: a GGUF file, a folder that can be converted, or a remote name."""
     from llamatrain.gguf.constants import MAGIC
     from llamatrain.gguf.reader import other_formats
 
     if name := remote_name(path):
         return is_model_name(name)
+    if can_convert(Path(path)):
+        return True
     with suppress(OSError):
         if Path(path).is_file():  # a pipe would wait for a writer
             with Path(path).open("rb") as file:

@@ -104,3 +104,49 @@ def test_a_model_comes_first(server: FileServer) -> None:
     assert done.code == 2 and "[model-first]" in done.err and not server.requests
     done = run("finetune", "ollama:tiny", f"{server.url}/none.txt", *SHORT)
     assert done.code == 2 and "[no-such-file]" in done.err and len(done.errors) == 1
+
+
+def test_a_strangers_checkpoint_downloads_nothing(
+    server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.files["/base.gguf"] = Served(Path("base.gguf").read_bytes())
+    ran("finetune", f"{server.url}/base.gguf", f"{server.url}/text.txt", *SHORT, "--out", "r")
+    server.requests.clear()
+    monkeypatch.setattr(names, "_located", {})
+    monkeypatch.setattr("llamatrain.run.resume.is_own", lambda *_: False)
+    done = run("finetune", "--resume", "r", "--iters", 4)
+    assert done.code == 2 and "[untrusted-checkpoint]" in done.err and f"{server.url}/base.gguf" in done.err
+    assert not server.requests
+    ran("finetune", "--resume", "r", "--iters", 4, "--trust", "--quiet")
+    assert server.requests
+
+
+def test_a_base_that_changed_is_refused_on_resume(
+    server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.files["/base.gguf"] = Served(Path("base.gguf").read_bytes(), etag='"1"')
+    ran("finetune", f"{server.url}/base.gguf", f"{server.url}/text.txt", *SHORT, "--out", "r")
+    h = small()
+    other = written(Path("other.gguf"), h, weights(h, 2)).read_bytes()
+    server.files["/base.gguf"] = Served(other, etag='"2"')
+    monkeypatch.setattr(names, "_located", {})
+    done = run("finetune", "--resume", "r", "--iters", 4)
+    assert done.code == 1 and "[changed-input]" in done.err
+
+
+def test_a_folder_in_safetensors_is_converted(server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extension point of the converter, for which a copy stands."""
+    Path("folder").mkdir()
+    Path("folder/config.json").write_text("{}")
+    Path("folder/model.safetensors").write_bytes(b"")
+    assert "[is-a-folder]" in run("finetune", "folder", f"{server.url}/text.txt", *SHORT).err
+    monkeypatch.setattr(names, "load_extensions", lambda point: (lambda folder: Path("base.gguf"),))
+    ran("finetune", "folder", f"{server.url}/text.txt", *SHORT, "--out", "r")
+    ran("finetune", "base.gguf", f"{server.url}/text.txt", *SHORT, "--out", "s")
+    same_bits(Path("r/adapter.gguf"), Path("s/adapter.gguf"))
+
+
+def test_the_command_for_llama_cpp_has_paths(server: FileServer) -> None:
+    done = ran("generate", "ollama:tiny", "--prompt", "x", "-n", 1, "-v")
+    line = next(line for line in done.err.splitlines() if "in llama.cpp" in line)
+    assert "ollama:" not in line and "blobs/sha256-" in line
