@@ -29,6 +29,8 @@ from llamatrain.commands.extract_lora import extract_lora as extract_adapter
 from llamatrain.commands.generate import LoadOptions, TextModel
 from llamatrain.commands.generate_many import GeneratedText, generate_many
 from llamatrain.commands.imatrix import IMATRIX_OPTIONS, Imatrix, make_imatrix
+from llamatrain.commands.import_model import Imported, ImportOptions
+from llamatrain.commands.import_model import import_model as run_import
 from llamatrain.commands.logit_diff import Comparison
 from llamatrain.commands.merge_adapters import ExportOptions, Merged
 from llamatrain.commands.merge_models import MergeOptions, merge_models
@@ -103,6 +105,7 @@ if TYPE_CHECKING:
         FinetuneOptions,
         FromScratchOptions,
         ImatrixOptionsGiven,
+        ImportOptionsGiven,
         LoadOptionsGiven,
         MergeOptionsGiven,
         PreviewOptionsGiven,
@@ -119,6 +122,7 @@ __all__ = [
     "Extracted",
     "GeneratedText",
     "Imatrix",
+    "Imported",
     "LlamatrainError",
     "LoadedModel",
     "Merged",
@@ -138,6 +142,7 @@ __all__ = [
     "finetune",
     "from_scratch",
     "imatrix",
+    "import_model",
     "load",
     "merge",
     "plan",
@@ -319,6 +324,14 @@ def extract_lora(
         values = check_options({**options, "out": out}, ExtractOptions)
         extracted = extract_adapter(path_of(base), path_of(tuned), build(ExtractOptions, values))
         return replace(extracted, notes=in_keywords_all(extracted.notes))
+
+
+@document_options(ImportOptions)
+def import_model(folder: Place, show: bool = False, **options: "Unpack[ImportOptionsGiven]") -> Imported:
+    """Convert a folder with a model of transformers to a GGUF file."""
+    with translate_errors(show):
+        values = check_options(options, ImportOptions)
+        return run_import(path_of(folder), build(ImportOptions, values))
 
 
 @document_options(MergeOptions, without=("out",))

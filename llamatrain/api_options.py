@@ -640,6 +640,34 @@ class ExtractOptionsGiven(TypedDict, total=False):
     """Threads; default: one per processor."""
 
 
+class ImportOptionsGiven(TypedDict, total=False):
+    out: Place | None
+    """File to write; default: the folder's name with .gguf, beside the folder."""
+    type: Literal[
+        "auto",
+        "f32",
+        "f16",
+        "bf16",
+        "q8_0",
+        "q6_k",
+        "q5_k",
+        "q4_k",
+        "q3_k",
+        "q2_k",
+        "q5_1",
+        "q5_0",
+        "q4_1",
+        "q4_0",
+        "iq4_nl",
+        "iq4_xs",
+    ]
+    """Type of the matrices; auto: bf16 or f16, as the folder has them, f16 for f32."""
+    overwrite: bool
+    """Replace the file out."""
+    threads: int | None
+    """Threads; default: one per processor."""
+
+
 class MergeOptionsGiven(TypedDict, total=False):
     method: Literal["linear", "slerp", "task-arithmetic", "ties", "dare-linear", "dare-ties"]
     """linear: the average of all; slerp: a point on the arc between two; the others add to a base what models have learned,

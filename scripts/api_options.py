@@ -19,6 +19,7 @@ from llamatrain.commands.evaluate import EVALUATE_OPTIONS
 from llamatrain.commands.extract_lora import ExtractOptions
 from llamatrain.commands.generate import LoadOptions
 from llamatrain.commands.imatrix import IMATRIX_OPTIONS
+from llamatrain.commands.import_model import ImportOptions
 from llamatrain.commands.merge_adapters import ExportOptions
 from llamatrain.commands.merge_models import MergeOptions
 from llamatrain.commands.preview import PreviewOptions
@@ -60,6 +61,7 @@ GIVEN: dict[
     "ExportLoraOptions": ((ExportOptions, AdapterOptions), ("out",), ""),
     "ControlVectorOptionsGiven": ((ControlVectorOptions,), ("out",), ""),
     "ExtractOptionsGiven": ((ExtractOptions,), ("out",), ""),
+    "ImportOptionsGiven": ((ImportOptions,), (), ""),
     "MergeOptionsGiven": ((MergeOptions,), ("out",), ""),
     "PushOptionsGiven": ((PushOptions,), (), ""),
     "EvaluateOptionsGiven": (EVALUATE_OPTIONS, (), ""),

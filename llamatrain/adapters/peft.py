@@ -41,15 +41,15 @@ from llamatrain.adapters.peft_parameters import (
     target_parameter,
     wrapper_name,
 )
-from llamatrain.adapters.safetensors import (
+from llamatrain.errors import FileError
+from llamatrain.gguf.parser import quote
+from llamatrain.gguf.safetensors import (
     KINDS,
     StoredTensor,
     open_safetensors,
     read_json,
     write_safetensors,
 )
-from llamatrain.errors import FileError
-from llamatrain.gguf.parser import quote
 from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.io.mapped_file import MappedFile, map_file, mapped_files, verify_unchanged
 from llamatrain.io.partial_files import remove_partials

@@ -30,6 +30,7 @@ COMMANDS = (
     "from-scratch",
     "generate",
     "imatrix",
+    "import",
     "inspect",
     "merge",
     "plan",
@@ -39,6 +40,7 @@ COMMANDS = (
     "sweep",
     "ui",
 )
+MODULES = {"import": "import_model"}  # of commands whose names cannot be those of modules
 EXTRA_ARGUMENT_HINTS = {
     "generate": "; give the prompt with --prompt 'TEXT'",
     "export-lora": "; name an adapter with --lora",
@@ -61,7 +63,8 @@ class AllCommands(CommandGroup):
 @cache
 def load_command(name: str) -> Any:
     """Import a command."""
-    command = typer.main.get_command(import_module(f"llamatrain.cli.{name.replace('-', '_')}").command)
+    module = MODULES.get(name, name.replace("-", "_"))
+    command = typer.main.get_command(import_module(f"llamatrain.cli.{module}").command)
     command.name = name
     return command
 

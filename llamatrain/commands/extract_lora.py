@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from llamatrain.commands.new_file import OUT, OVERWRITE, check_disk_space, check_output
+from llamatrain.commands.new_file import OUT, OVERWRITE, check_output
 from llamatrain.config.common import THREADS
 from llamatrain.config.options import Option, Options
 from llamatrain.errors import FileError, LlamatrainError
+from llamatrain.io.disk_space import check_disk_space
 from llamatrain.platform.terminal import log_line, progress_bar
 from llamatrain.run.lora_options import LORA_R, LORA_RANK_OF, RANK, TARGET, LoraOptions, adapter_ranks
 

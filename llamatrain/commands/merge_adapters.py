@@ -11,7 +11,6 @@ from llamatrain.commands.logit_diff import Comparison, compare_logits, logits_be
 from llamatrain.commands.new_file import (
     OUT,
     OVERWRITE,
-    check_disk_space,
     check_output,
     describe_kept_types,
     find_type,
@@ -22,6 +21,7 @@ from llamatrain.config.options import Option, Options
 from llamatrain.config.units import Size
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.type_names import MatrixType, QuantizedName
+from llamatrain.io.disk_space import check_disk_space
 from llamatrain.platform.terminal import log_line, progress_bar
 from llamatrain.sources.options import OLLAMA
 

@@ -9,7 +9,6 @@ from llamatrain.commands.merge_adapters import Merged
 from llamatrain.commands.new_file import (
     OUT,
     OVERWRITE,
-    check_disk_space,
     check_output,
     describe_kept_types,
     find_type,
@@ -29,6 +28,7 @@ from llamatrain.config.options import (
 from llamatrain.config.units import Size
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.type_names import MatrixType
+from llamatrain.io.disk_space import check_disk_space
 from llamatrain.merging.recipe import TASK_METHODS, MethodName, Recipe, Source
 from llamatrain.platform.terminal import log_line, progress_bar
 

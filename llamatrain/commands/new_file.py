@@ -1,13 +1,11 @@
 """Options and checks of commands that write one file."""
 
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamatrain.config.options import Option
-from llamatrain.config.units import Size
 from llamatrain.errors import FileError, MissingError, UsageError
 from llamatrain.gguf.type_names import MatrixType
 
@@ -43,15 +41,6 @@ def check_output(out: Path, inputs: Iterable[Path], *, overwrite: bool) -> None:
             )
     if not overwrite:
         raise FileError(f"{out} exists already; add --overwrite to replace it", code="output-exists")
-
-
-def check_disk_space(out: Path, needed: int) -> None:
-    """Raise if the disk has less free space than the file needs."""
-    free = shutil.disk_usage(Path(os.path.realpath(out)).parent).free  # of a link's target
-    if needed > free:
-        raise FileError(
-            f"{out} needs {Size(needed).text}, but only {Size(free).text} are free there", code="disk-full"
-        )
 
 
 def total_bytes(tensors: "Iterable[NewTensor]") -> int:

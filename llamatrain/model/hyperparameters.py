@@ -328,7 +328,7 @@ def read_hyperparameters(gguf: Gguf) -> Hyperparameters:
         )
         raise FileError(f"{gguf.path}: a checkpoint of an adapter, not a model; {hint}", code="not-a-model")
     try:
-        h = _read_unchecked(gguf, architecture)
+        h = read_unchecked_hyperparameters(gguf, architecture)
         h.for_block(0)  # check the sizes of each block
     except BadHyperparameter as error:
         raise FileError(
@@ -355,7 +355,10 @@ def check_predicts_text(h: Hyperparameters, path: object) -> None:
         )
 
 
-def _read_unchecked(gguf: Gguf, architecture: Architecture[Hyperparameters, Any]) -> Hyperparameters:
+def read_unchecked_hyperparameters(
+    gguf: Gguf, architecture: Architecture[Hyperparameters, Any]
+) -> Hyperparameters:
+    """Read the model in a file, without a check of its tensors but the embeddings. It may raise BadHyperparameter."""
     name, embeddings = architecture.name, architecture.weight_with_role("embedding")
     embedding = gguf.tensors.get(embeddings)
     if embedding is None or len(embedding.shape) != 2:

@@ -85,9 +85,9 @@ def block_vector(role: Role, size: Size, module: str, **facts: Any) -> Weight:
     return block_weight(role, lambda h: (size(h),), module, **facts)
 
 
-def block_taps(channels: Size, module: str) -> Weight:
+def block_taps(channels: Size, module: str, **facts: Any) -> Weight:
     """Return the taps of a block's convolution; their number is the hyperparameter `taps`."""
-    return block_weight("taps", lambda h: (channels(h), int(h.extra["taps"])), module)
+    return block_weight("taps", lambda h: (channels(h), int(h.extra["taps"])), module, **facts)
 
 
 def block_norm(module: str) -> Weight:

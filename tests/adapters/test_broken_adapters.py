@@ -14,8 +14,8 @@ import pytest
 from llamatrain.adapters import gguf, peft
 from llamatrain.adapters.adapter import Adapter, check_fits
 from llamatrain.adapters.read import read_adapter
-from llamatrain.adapters.safetensors import MAX_HEADER, open_safetensors
 from llamatrain.errors import FileError
+from llamatrain.gguf.safetensors import MAX_HEADER, open_safetensors
 from tests.gguf.test_broken_files import HUGE, little_memory
 from tests.helpers.adapter_files import adapter, ggla
 from tests.helpers.small_models import EMBEDDINGS, small

@@ -11,10 +11,10 @@ import pytest
 from llamatrain.adapters import gguf, peft
 from llamatrain.adapters.adapter import Adapter, LoraPair, check_fits
 from llamatrain.adapters.read import read_adapter
-from llamatrain.adapters.safetensors import write_safetensors
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf import quants, rewrite
 from llamatrain.gguf.reader import open_gguf
+from llamatrain.gguf.safetensors import write_safetensors
 from llamatrain.gguf.types import TensorInfo, type_by_name
 from llamatrain.gguf.values import f32, string
 from llamatrain.gguf.writer import create_gguf

@@ -12,8 +12,8 @@ import pytest
 from llamatrain.adapters import gguf, peft
 from llamatrain.adapters.adapter import Adapter, check_fits
 from llamatrain.adapters.read import read_adapter
-from llamatrain.adapters.safetensors import open_safetensors, write_safetensors
 from llamatrain.errors import FileError
+from llamatrain.gguf.safetensors import open_safetensors, write_safetensors
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.sample.decoder import Decoder
 from tests.helpers.adapter_files import adapter, linear, merged, same

@@ -10,8 +10,8 @@ import pytest
 
 from llamatrain.adapters import peft as peft_files
 from llamatrain.adapters.read import read_adapter
-from llamatrain.adapters.safetensors import write_safetensors
 from llamatrain.engine.program import Program
+from llamatrain.gguf.safetensors import write_safetensors
 from llamatrain.graph import ops as O
 from llamatrain.graph.autodiff import gradients
 from llamatrain.graph.tensor import F64, collect_leaves, parameter

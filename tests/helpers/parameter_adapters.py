@@ -10,7 +10,7 @@ import pytest
 
 from llamatrain.adapters import peft
 from llamatrain.adapters.adapter import LoraPair
-from llamatrain.adapters.safetensors import write_safetensors
+from llamatrain.gguf.safetensors import write_safetensors
 from tests.helpers.architecture_family import Shape
 from tests.helpers.architecture_models import rows
 from tests.helpers.architecture_runs import ALPHA, RANK, Pairs

@@ -9,7 +9,7 @@ import pytest
 
 from llamatrain.adapters import peft as peft_files
 from llamatrain.adapters.read import read_adapter
-from llamatrain.adapters.safetensors import write_safetensors
+from llamatrain.gguf.safetensors import write_safetensors
 from tests.adapters.test_peft import theirs
 from tests.helpers.preferences import NUMBERS, Batch, Found, H, adapter_of
 

@@ -15,8 +15,8 @@ LAYERS = (
     ("compiler",),
     ("gguf",),  # compiled code decodes quantized weights
     ("data", "graph", "rewards"),
-    ("importing", "kernels", "model", "optim"),
-    ("adapters", "contrastive", "engine", "grpo", "merging", "preference"),
+    ("kernels", "model", "optim"),
+    ("adapters", "contrastive", "engine", "grpo", "importing", "merging", "preference"),
     ("report", "sample"),
     ("custom", "train"),
     ("checkpoints", "planner"),

@@ -145,12 +145,21 @@ DELTA_NET: dict[str, layers.Weight] = {
     "blk.{}.ssm_beta.weight": layers.block_matrix(
         sized_by("value_heads"), width, "linear_attn.in_proj_b", row_order=head_order
     ),
-    "blk.{}.ssm_conv1d.weight": layers.block_taps(channels, "linear_attn.conv1d"),
+    "blk.{}.ssm_conv1d.weight": layers.block_taps(channels, "linear_attn.conv1d", row_order=mixed_order),
     "blk.{}.ssm_dt.bias": layers.block_vector(
-        "bias", sized_by("value_heads"), "linear_attn.dt_bias", initial=initial_step
+        "bias",
+        sized_by("value_heads"),
+        "linear_attn.dt_bias",
+        initial=initial_step,
+        row_order=head_order,
     ),
     "blk.{}.ssm_a": layers.block_vector(
-        "bias", sized_by("value_heads"), "linear_attn.A_log", initial=initial_decay, trained_as_log=True
+        "bias",
+        sized_by("value_heads"),
+        "linear_attn.A_log",
+        initial=initial_decay,
+        trained_as_log=True,
+        row_order=head_order,
     ),
     "blk.{}.ssm_norm.weight": layers.block_vector("norm", value_size, "linear_attn.norm"),
     "blk.{}.ssm_out.weight": layers.block_matrix(

@@ -73,7 +73,11 @@ DELTA_NET = {
     "blk.{}.attn_qkv.weight": replaced("blk.{}.attn_qkv.weight", 0, row_order=mixed_rows),
     "blk.{}.attn_gate.weight": replaced("blk.{}.attn_gate.weight", 1, row_order=gate_rows),
     **PROJECTIONS,
-    **{name: kind for name, kind in qwen35.DELTA_NET.items() if kind.role != "matrix"},
+    **{
+        name: replace(kind, row_order=None)
+        for name, kind in qwen35.DELTA_NET.items()
+        if kind.role != "matrix"
+    },
     "blk.{}.ssm_out.weight": replace(qwen35.DELTA_NET["blk.{}.ssm_out.weight"], column_order=None),
 }
 
