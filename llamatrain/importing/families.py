@@ -7,19 +7,18 @@ some numbers are stored.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
 import numpy as np
 
-from llamatrain.importing.config import Config
+from llamatrain.importing.config import Config, read_config
 from llamatrain.importing.keys import (
     EXPERT_WIDTH,
     LLAMA,
     VOCABULARY,
     Keys,
     MakeKeys,
-    constant,
     copy,
     copy_numbers,
     join,
@@ -122,6 +121,11 @@ def deepseek(config: Config) -> Keys:
     return found
 
 
+def deepseek3(config: Config) -> Keys:
+    """Return the same for DeepSeek V3, whose configuration need not say that scores are sigmoids."""
+    return deepseek(config) | ({} if config.has("scoring_func") else {"expert_gating_func": SIGMOID})
+
+
 def ernie_moe(config: Config) -> Keys:
     """Return the keys of ERNIE 4.5 with experts."""
     shared = config.count("moe_num_shared_experts", default=0)
@@ -155,6 +159,14 @@ def scan(config: Config, heads: int, inner: int) -> Keys:
         "ssm.group_count": config.count("mamba_n_groups"),
         "ssm.time_step_rank": heads,
         "ssm.inner_size": inner,
+    }
+
+
+def exaone(config: Config) -> Keys:
+    """Return the keys of an EXAONE 3, whose configuration calls the epsilon of its norms that of layer norms."""
+    return {
+        "attention.layer_norm_rms_epsilon": config.number("rms_norm_eps", "layer_norm_epsilon"),
+        "rope.dimension_count": int(config.share_rotated * config.head_size),
     }
 
 
@@ -199,10 +211,11 @@ def granite_hybrid(config: Config) -> Keys:
     heads, size = config.count("mamba_n_heads"), config.count("mamba_d_head")
     found: Keys = {
         "attention.head_count_kv": [config.kv_heads if kind in ATTENTION else 0 for kind in kinds],
-        "rope.scaling.finetuned": False,
-        "context_length": 1 << 20,
+        "rope.scaling.finetuned": config.values.get("position_embedding_type") == "rope",
         "feed_forward_length": config.count("shared_intermediate_size"),
     }
+    if not found["rope.scaling.finetuned"]:
+        found["context_length"] = 1 << 20
     return granite_moe(config) | found | scan(config, heads, heads * size)
 
 
@@ -280,7 +293,7 @@ def minicpm(config: Config) -> Keys:
     return {
         "embedding_scale": config.number("scale_emb"),
         "residual_scale": config.number("scale_depth") / config.layers**0.5,
-        "logit_scale": config.embd / max(1, config.count("dim_model_base")),
+        "logit_scale": config.embd / config.number("dim_model_base"),
     }
 
 
@@ -417,6 +430,16 @@ def gemma3(config: Config) -> Keys:
     if config.values.get("sliding_window_pattern") != 1:
         found |= window(config)
     return found
+
+
+def pooling(config: Config) -> Keys:
+    """Return how the outputs of tokens become one embedding, if a folder of Sentence Transformers says so."""
+    path = config.path.parent / "1_Pooling" / "config.json"
+    if not path.is_file():
+        return {}
+    modes = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
+    chosen = read_config(path)
+    return next(({"pooling_type": number} for name, number in modes.items() if chosen.flag(name)), {})
 
 
 def gemma3n(config: Config) -> Keys:
@@ -624,7 +647,7 @@ FAMILIES: dict[str, Family] = {
     "CohereForCausalLM": Family(architecture="command-r", keys=cohere),
     "Cohere2ForCausalLM": Family(architecture="cohere2", keys=cohere2),
     "DeepseekV2ForCausalLM": DEEPSEEK,
-    "DeepseekV3ForCausalLM": DEEPSEEK,
+    "DeepseekV3ForCausalLM": replace(DEEPSEEK, keys=deepseek3),
     "Ernie4_5ForCausalLM": Family(architecture="ernie4_5", renames=(("ernie.", "model."),)),
     "Ernie4_5_ForCausalLM": Family(architecture="ernie4_5", renames=(("ernie.", "model."),)),
     "Ernie4_5_MoeForCausalLM": Family(
@@ -633,11 +656,7 @@ FAMILIES: dict[str, Family] = {
         renames=(("ernie.", "model."), (".mlp.moe_statics.", ".mlp.gate.moe_statics.")),
         ignored=("model.mtp_", "mtp_"),
     ),
-    "ExaoneForCausalLM": llama_like(
-        "exaone",
-        lambda config: {"rope.dimension_count": int(config.share_rotated * config.head_size)},
-        renames=EXAONE,
-    ),
+    "ExaoneForCausalLM": llama_like("exaone", exaone, renames=EXAONE),
     "Exaone4ForCausalLM": llama_like("exaone4", join(VOCABULARY, optional_windows)),
     "FalconH1ForCausalLM": Family(
         architecture="falcon-h1", keys=falcon_h1, multipliers=falcon_h1_multipliers
@@ -652,7 +671,7 @@ FAMILIES: dict[str, Family] = {
     "Gemma3ForConditionalGeneration": GEMMA3,
     "Gemma3TextModel": Family(
         architecture="gemma-embedding",
-        keys=gemma3,
+        keys=join(gemma3, pooling),
         norms_less_one=True,
     ),
     "Gemma3nForCausalLM": GEMMA3N,
@@ -691,7 +710,7 @@ FAMILIES: dict[str, Family] = {
     "OlmoForCausalLM": Family(architecture="olmo", keys=olmo),
     "Olmo2ForCausalLM": Family(architecture="olmo2", keys=optional_windows),
     "Olmo3ForCausalLM": Family(architecture="olmo2", keys=optional_windows),
-    "OlmoeForCausalLM": Family(architecture="olmoe", keys=constant(attention__layer_norm_rms_epsilon=1e-5)),
+    "OlmoeForCausalLM": Family(architecture="olmoe"),
     "PhiForCausalLM": Family(architecture="phi2", keys=phi2, left_out=(*PLAIN_SIZES, "rope.freq_base")),
     "Phi3ForCausalLM": Family(
         architecture="phi3",

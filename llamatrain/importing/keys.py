@@ -1,7 +1,6 @@
 """Computes the hyperparameters of a GGUF file from a configuration: those that many architectures share."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from llamatrain.importing.config import Config
 
@@ -102,11 +101,6 @@ def join(*parts: MakeKeys) -> MakeKeys:
     return joined
 
 
-def constant(**keys: Any) -> MakeKeys:
-    """Return a function that gives the same keys for all models; `__` stands for a dot."""
-    return lambda config: {key.replace("__", "."): value for key, value in keys.items()}
-
-
 def copy(**names: str) -> MakeKeys:
     """Return a function that copies whole numbers that a configuration has; `__` stands for a dot."""
     return lambda config: {
@@ -149,8 +143,3 @@ def window(config: Config) -> Keys:
 
 
 EXPERT_WIDTH = copy(expert_feed_forward_length="moe_intermediate_size")
-
-
-def without(*names: str) -> Callable[[Mapping[str, Any]], Keys]:
-    """Return a function that leaves out some keys."""
-    return lambda keys: {key: value for key, value in keys.items() if key not in names}

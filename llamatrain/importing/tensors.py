@@ -225,7 +225,10 @@ def plan_tensor(
         sources.read(place)  # checks its type
     if len(places) == 1 and sources.shape(places[0]) == (1, *shape):
         shape = (1, *shape)  # as llama.cpp's converter writes a vector with two axes
-    convert = Conversion(name, shape, kind, family, checkpoint, h)
+    base, number = split_block_number(name)
+    joined = family.joined.get(base.removeprefix("blk.{}.").removesuffix(".weight"), "")
+    is_joined = joined.format(number) == places[0]
+    convert = Conversion(name, shape, kind, family, checkpoint, h, is_joined)
     convert.check([sources.shape(place) for place in places], [sources.long_name(place) for place in places])
     info = TensorInfo(name, choose_type(name, kind, shape, target), shape)
     return ImportedTensor(info, lambda: convert.pieces([sources.read(place) for place in places]))
@@ -244,6 +247,7 @@ class Conversion:
     family: Family
     checkpoint: Checkpoint
     h: Hyperparameters
+    is_joined: bool  # it is made of some rows of a tensor that other weights have rows of, too
 
     @property
     def path(self) -> Path:
@@ -259,7 +263,7 @@ class Conversion:
     def rows(self) -> np.ndarray | None:
         """The places of the rows in the array of the checkpoint, if they have another order or are some of them."""
         base, h = self._short_name, self.h.for_weight(self.name)
-        if base in self.family.joined:
+        if self.is_joined:
             return self.family.joined_rows(h, base)
         return self.kind.row_order(h) if self.kind.row_order else None
 

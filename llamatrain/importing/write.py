@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # returns the keys `tokenizer.*` of a folder, an architecture and a number of tokens
 ReadTokenizer = Callable[[Path, str, int], Mapping[str, Value]]
 QUANTIZATION_VERSION = 2
+ROPE_BASE, DEFAULT_BASE = "rope.freq_base", 10000.0  # the default is left out, where converters do so
 WHOLE_KEYS = ("xielu.",)  # beginnings of keys without the architecture's name
 
 
@@ -96,7 +97,9 @@ def guess_type(checkpoint: Checkpoint) -> GgmlType:
 def encode_keys(checkpoint: Checkpoint, family: Family) -> dict[str, Value]:
     """Return the hyperparameters as a file has them."""
     found: Keys = {
-        key: value for key, value in common_keys(checkpoint.config).items() if key not in family.left_out
+        key: value
+        for key, value in common_keys(checkpoint.config).items()
+        if key not in family.left_out or (key == ROPE_BASE and value != DEFAULT_BASE)
     }
     try:
         found |= family.keys(checkpoint.config)

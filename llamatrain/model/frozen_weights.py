@@ -48,7 +48,7 @@ def load_frozen(
         tensor, kind = gguf.tensors[name], h.weight_kind(name)
         if kind.stays_float32:  # copied: a short read of a mapped file may map two megabytes around it
             tensors[name] = state(name, shape, F32)
-            arrays[name] = np.array(load.decode_tensor(gguf, tensor, threads))
+            arrays[name] = np.array(load.decode_tensor(gguf, tensor, threads)).reshape(shape)
             release_pages(tensor.raw)
         elif load.is_mapped_f32(tensor) and not copied:
             tensors[name] = state(name, shape, F32)

@@ -460,7 +460,8 @@ def check_tensors(gguf: Gguf, h: Hyperparameters) -> None:
         tensor = gguf.tensors.get(name)
         if tensor is None:
             raise FileError(f"{gguf.path}: {name} is missing", code="missing-tensor")
-        if tensor.shape != shape:
+        vector = (1, *shape) if len(shape) == 1 else shape  # some converters write a matrix with one row
+        if tensor.shape not in (shape, vector):
             raise FileError(
                 f"{gguf.path}: the shape of {name} must be {list(shape)} (got {list(tensor.shape)})",
                 code="wrong-tensor-shape",

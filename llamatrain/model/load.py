@@ -28,9 +28,12 @@ def is_mapped_f32(tensor: FileTensor) -> bool:
 def decode_tensor(
     gguf: Gguf, tensor: FileTensor, threads: int = 1, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """Decode a tensor to float32; errors name the file and the tensor."""
+    """Decode a tensor to float32; errors name the file and the tensor. A matrix of one row may fill a vector."""
+    raw = tensor.raw
     try:
-        return quants.decode(tensor.raw, tensor.type, out=out, threads=threads)
+        if out is not None:
+            raw = raw.reshape(*out.shape[:-1], raw.shape[-1])
+        return quants.decode(raw, tensor.type, out=out, threads=threads)
     except quants.QuantError as error:
         raise LlamatrainError(f"{gguf.path}: {tensor.name}: {error}", code=error.code) from None
 
