@@ -1,0 +1,99 @@
+"""Imported models are those of llama.cpp's converter: names, types and bytes of all tensors, and all hyperparameters.
+
+LLAMATRAIN_LLAMA_CPP names the folder of llama.cpp with convert_hf_to_gguf.py.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamatrain.gguf.reader import Gguf, open_gguf
+from tests.helpers.architecture_family import WORDS
+from tests.helpers.architecture_models import weights
+from tests.helpers.architecture_torch import model
+from tests.helpers.architectures import FAMILIES
+from tests.importing.test_architectures import import_to
+
+CONVERTER = os.environ.get("LLAMATRAIN_LLAMA_CPP", "")
+RUNNER = Path(__file__).parents[1] / "helpers" / "llama_cpp_converter.py"
+pytestmark = [
+    pytest.mark.reference,
+    pytest.mark.skipif(not CONVERTER, reason="LLAMATRAIN_LLAMA_CPP names no folder of llama.cpp"),
+]
+# keys in which the converter's files do not say what the model is: the shared width of ERNIE is that of experts times
+# their number, and the scores of DeepSeek V3 are sigmoids also where a configuration does not say so
+DIFFERENT = {
+    "ernie4_5-moe": {"ernie4_5-moe.expert_shared_feed_forward_length"},
+    "deepseek2": {"deepseek2.expert_gating_func"},
+}
+
+
+def adapt(arch: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration as models on the Hub have it, where the converter does not take that of the library."""
+    layers, kinds = values.get("num_hidden_layers", 0), values.get("layer_types", [])
+    if arch == "cohere2":
+        return values | {"rotary_pct": 1.0}
+    if arch in ("qwen35", "qwen35moe", "qwen3next"):
+        return values | {"full_attention_interval": kinds.index("full_attention") + 1}
+    if arch == "granitehybrid":
+        return values | {"layer_types": ["attention" if "full" in kind else "mamba" for kind in kinds]}
+    if arch == "exaone":  # an unknown type, so that the converter reads the file itself
+        more = {"model_type": "exaone3", "activation_function": "silu"}
+        return values | more | {"architectures": ["ExaoneForCausalLM"], "layer_norm_epsilon": values["rms_norm_eps"]}
+    if arch == "hunyuan-dense":
+        return values | {"max_position_embeddings": 1 << 15}
+    if arch == "hunyuan-moe":  # its assertions hold for heads of 128 only
+        rope = values["rope_parameters"] | {"rope_type": "default"}
+        counts = {"moe_intermediate_size": values["intermediate_size"], "num_shared_expert": 1}
+        lists = {name: [count] * layers for name, count in {**counts, "moe_topk": values["moe_topk"]}.items()}
+        return values | lists | {"rope_parameters": rope}
+    return values
+
+
+@pytest.fixture(scope="module", params=["f32", "auto", "q8_0"])
+def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """Save all models with transformers, and convert them with llama.cpp's converter."""
+    torch = pytest.importorskip("torch")
+    root = tmp_path_factory.mktemp(request.param)
+    for arch, family in FAMILIES.items():
+        made = model(family.shapes["a"], weights(family.shapes["a"]))
+        made = made if request.param == "f32" else made.to(torch.bfloat16)
+        made.save_pretrained(root / arch)
+        path = root / arch / "config.json"
+        path.write_text(json.dumps(adapt(arch, json.loads(path.read_text()))))
+        vocabulary = {"model": {"vocab": {word: i for i, word in enumerate(WORDS)}}, "added_tokens": []}
+        (root / arch / "tokenizer.json").write_text(json.dumps(vocabulary))
+    command = [sys.executable, str(RUNNER), CONVERTER, request.param, *(str(root / arch) for arch in FAMILIES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert not done.stdout
+    return request.param, root
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_the_file_is_that_of_the_converter(arch: str, converted: tuple[str, Path], tmp_path: Path) -> None:
+    kind, root = converted
+    imported = import_to(tmp_path / "model.gguf", root / arch, None if kind == "auto" else kind.upper())
+    expected = open_gguf(root / f"{arch}.gguf")
+    assert hyperparameters(imported, arch) == hyperparameters(expected, arch)
+    assert {name: (tensor.type.name, tensor.shape) for name, tensor in imported.tensors.items()} == {
+        name: (tensor.type.name, tensor.shape) for name, tensor in expected.tensors.items()
+    }
+    for name, tensor in expected.tensors.items():
+        np.testing.assert_array_equal(imported.tensors[name].raw, tensor.raw, err_msg=name)
+
+
+def hyperparameters(gguf: Gguf, arch: str) -> dict[str, tuple[str, bytes]]:
+    """Return the kind and the bytes of each key but those of the name, the author and the tokenizer."""
+    return {
+        key: (value.kind.name, bytes(value.raw))
+        for key, value in gguf.metadata.raw_values.items()
+        if not key.startswith(("general.", "tokenizer."))
+        or key in ("general.architecture", "general.file_type", "general.quantization_version")
+        if key not in DIFFERENT.get(arch, ())
+    }
