@@ -14,7 +14,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-PACKAGES = ("llamatrain.legacy",)
+PACKAGES = ("llamatrain.importing", "llamatrain.legacy")
 
 
 @cache

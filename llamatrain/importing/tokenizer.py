@@ -161,6 +161,7 @@ def byte_level(
         KEY + "model": string("gpt2"),
         KEY + "tokens": strings(text for text, _ in rows),
         KEY + "token_type": numbers(Kind.INT32, [int(kind) for _, kind in rows]),
+        KEY + "merges": strings(()),  # of a vocabulary of bytes alone
         **special_values(special),
     }
     if vocab_size == WITHOUT_BEGIN:

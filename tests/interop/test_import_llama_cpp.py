@@ -45,7 +45,11 @@ def adapt(arch: str, values: dict[str, Any]) -> dict[str, Any]:
         return values | {"layer_types": ["attention" if "full" in kind else "mamba" for kind in kinds]}
     if arch == "exaone":  # an unknown type, so that the converter reads the file itself
         more = {"model_type": "exaone3", "activation_function": "silu"}
-        return values | more | {"architectures": ["ExaoneForCausalLM"], "layer_norm_epsilon": values["rms_norm_eps"]}
+        return (
+            values
+            | more
+            | {"architectures": ["ExaoneForCausalLM"], "layer_norm_epsilon": values["rms_norm_eps"]}
+        )
     if arch == "hunyuan-dense":
         return values | {"max_position_embeddings": 1 << 15}
     if arch == "hunyuan-moe":  # its assertions hold for heads of 128 only
@@ -69,7 +73,13 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         path.write_text(json.dumps(adapt(arch, json.loads(path.read_text()))))
         vocabulary = {"model": {"vocab": {word: i for i, word in enumerate(WORDS)}}, "added_tokens": []}
         (root / arch / "tokenizer.json").write_text(json.dumps(vocabulary))
-    command = [sys.executable, str(RUNNER), CONVERTER, request.param, *(str(root / arch) for arch in FAMILIES)]
+    command = [
+        sys.executable,
+        str(RUNNER),
+        CONVERTER,
+        request.param,
+        *(str(root / arch) for arch in FAMILIES),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert not done.stdout
     return request.param, root
