@@ -40,7 +40,14 @@ def test_the_package_is_imported_fast() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [(), ("--help",), ("finetune", "--help"), ("plan", "from-scratch", "--help"), ("nope",)],
+    [
+        (),
+        ("--help",),
+        ("finetune", "--help"),
+        ("plan", "from-scratch", "--help"),
+        ("ui", "--help"),
+        ("nope",),
+    ],
     ids=" ".join,
 )
 def test_help_loads_nothing_heavy(words: tuple[str, ...]) -> None:

@@ -296,7 +296,7 @@ def run_here(line: str) -> None:
 
 def serve_here(words: list[str]) -> None:
     """The server of a line, until it has answered."""
-    with started(*words, "--no-browser") as process:
+    with started(*dict.fromkeys([*words, "--no-browser"])) as process:
         assert process.stderr
         client = Client(re.findall(r"http://\S+", process.stderr.readline())[0])
         assert client.get("/api/runs")

@@ -120,6 +120,19 @@ def test_a_new_model_from_text(client: Client) -> None:
     assert "Q8_0" in kinds
 
 
+def test_rows_of_preferences_say_which_answer_they_are(client: Client, root: Path) -> None:
+    rows = [
+        {"prompt": "a", "chosen": "good", "rejected": "bad"},
+        {"prompt": "b", "chosen": "yes", "rejected": "no"},
+    ]
+    (root / "choices.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = client.post("/api/preview", **finetune(objective="dpo") | {"data": "choices.jsonl"})["rows"]
+    samples = [sample for row in found for sample in row["samples"]]
+    told = {(sample["kind"], text) for sample in samples for text, trained in sample["runs"] if trained}
+    words = {(kind, text.partition("<")[0]) for kind, text in told}
+    assert words == {("chosen", "good"), ("rejected", "bad"), ("chosen", "yes"), ("rejected", "no")}
+
+
 def test_a_run_is_stopped_and_resumed(client: Client, root: Path) -> None:
     folder = client.post("/api/start", **finetune(**LONG, out="long"))["folder"]
     until(lambda: client.run(folder)["step"] > 5)
