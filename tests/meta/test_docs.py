@@ -296,10 +296,11 @@ def run_here(line: str) -> None:
 
 def serve_here(words: list[str]) -> None:
     """The server of a line, until it has answered."""
+    Path("runs").mkdir(exist_ok=True)
     with started(*dict.fromkeys([*words, "--no-browser"])) as process:
         assert process.stderr
         client = Client(re.findall(r"http://\S+", process.stderr.readline())[0])
-        assert client.get("/api/runs")
+        assert "runs" in client.get("/api/runs")
         process.send_signal(signal.SIGINT)
         assert finished(process).code == 0
 
