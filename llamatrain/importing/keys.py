@@ -30,6 +30,19 @@ COMMON: tuple[tuple[str, type, tuple[str, ...]], ...] = (
 )
 GATING = {"softmax": 1, "sigmoid": 2}
 LINEAR, YARN, LONG = "linear", "yarn", "longrope"
+ROPE_TYPES = (
+    None,
+    "default",
+    "mrope",
+    LINEAR,
+    YARN,
+    LONG,
+    "su",
+    "llama3",
+    "dynamic",
+    "xdrope",
+    "proportional",
+)
 
 
 def common_keys(config: Config) -> Keys:
@@ -52,6 +65,8 @@ def rope_keys(config: Config) -> Keys:
     """Return the keys of the rotation."""
     found, rope = Keys(), config.rope
     kind = rope.get("rope_type")
+    if kind not in ROPE_TYPES:
+        raise config.error("rope_type", f"one of {', '.join(ROPE_TYPES[1:])}", kind)
     if kind in (LINEAR, YARN) and rope.get("factor") is not None:
         found |= {"rope.scaling.type": kind, "rope.scaling.factor": config.rope_number("factor")}
     if kind == YARN and "rope.scaling.type" in found:

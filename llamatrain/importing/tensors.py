@@ -101,6 +101,10 @@ def plan_tensors(
     sources = Sources(checkpoint, family)
     architecture = load_architecture(family.architecture)
     layers = checkpoint.config.layers
+    if layers > len(checkpoint.tensors):
+        raise checkpoint.config.error(
+            "num_hidden_layers", f"at most the number of tensors, {len(checkpoint.tensors)}", layers
+        )
     found = {
         name: (kind, places)
         for name, kind in every_weight(architecture, layers)
@@ -110,16 +114,13 @@ def plan_tensors(
     h = read_model(
         checkpoint, family, metadata, sources, {name: places for name, (_, places) in found.items()}
     )
-    tensors = [
-        ImportedTensor(TensorInfo(name, F32, values.shape), partial(whole_piece, values))
-        for name, values in family.tensors(checkpoint.config).items()
-    ]
     for name in h.shapes:
         if name not in found:
             module = h.weight_kind(name).module.format(split_block_number(name)[1])
             raise FileError(
                 f"{checkpoint.folder}: the weight {module} is missing ({name} in GGUF)", code="missing-tensor"
             )
+    tensors: list[ImportedTensor] = []
     dropped = [name for name in found if h.tied and name == architecture.weight_with_role("output")]
     for name, (kind, places) in found.items():
         if name in dropped:
@@ -128,6 +129,10 @@ def plan_tensors(
             continue
         shape = h.shapes.get(name) or kind.shape(h.for_weight(name))
         tensors.append(plan_tensor(name, shape, kind, places, sources, family, checkpoint, h, target))
+    tensors += [
+        ImportedTensor(TensorInfo(name, F32, values.shape), partial(whole_piece, values))
+        for name, values in family.tensors(checkpoint.config).items()
+    ]
     for names in family.number_lists.values():
         for name in sources.numbered(names):
             sources.use(name)
@@ -165,7 +170,10 @@ def read_model(
         raise FileError(f"{checkpoint.folder}: the embeddings of tokens are missing", code="missing-tensor")
     shape = sources.shape(places[embeddings][0])
     if len(shape) == 2 and family.pads_vocabulary:
-        shape = max(shape[0], checkpoint.config.count("vocab_size")), shape[1]
+        tokens = checkpoint.config.count("vocab_size")
+        if tokens > 2 * shape[0]:
+            raise checkpoint.config.error("vocab_size", f"near the {shape[0]} rows of the embeddings", tokens)
+        shape = max(shape[0], tokens), shape[1]
     nothing = np.empty(0, np.uint8)
     tensors = {
         name: FileTensor(name, F32, shape if name == embeddings else (1,), 0, nothing) for name in places
