@@ -35,13 +35,13 @@ Factors = Mapping[str, tuple[float | np.ndarray, ...]]
 
 
 def nothing(config: Config) -> Keys:
-    """Return no keys beside the common ones."""
+    """Return no further keys."""
     return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """How models of a class are imported."""
+    """A class of models, and what its files need beyond the declaration of its architecture."""
 
     architecture: str  # general.architecture
     keys: MakeKeys = nothing  # beside the common ones

@@ -136,7 +136,7 @@ def plan_tensors(
     for names in family.number_lists.values():
         for name in sources.numbered(names):
             sources.use(name)
-    refuse_unused(sources, layers)
+    refuse_unused(sources, layers, h.tied)
     return tensors, h
 
 
@@ -148,13 +148,10 @@ def whole_piece(values: np.ndarray) -> list[Piece]:
 def every_weight(architecture: Architecture[Any, Any], layers: int) -> Iterator[tuple[str, Kind]]:
     """Yield all weights that a model may have, also those that only some blocks or files have."""
     optional = frozenset(name for name, kind in architecture.weights.items() if kind.optional)
-    unreplaced = {name: kind for name, kind in architecture.weights.items() if not kind.replaced_by}
-    for name, kind in architecture.weight_kinds(layers, architecture.tied is True, optional):
-        yield name, kind
+    yield from architecture.weight_kinds(layers, architecture.tied is True, optional)
     for pattern, kind in architecture.weights.items():
-        if pattern not in unreplaced:
-            for layer in range(layers):
-                yield pattern.format(layer), kind
+        if kind.replaced_by:  # left out above, because the other weight is optional
+            yield from ((pattern.format(layer), kind) for layer in range(layers))
 
 
 def read_model(
@@ -189,12 +186,14 @@ def read_model(
     return h
 
 
-def refuse_unused(sources: Sources, layers: int) -> None:
+def refuse_unused(sources: Sources, layers: int, tied: bool) -> None:
     """Raise if tensors are left that belong to the model as far as it is known."""
     for name in sources.unused():
         number = split_block_number(name)[1]
         if number is not None and int(number) >= layers:
             continue  # blocks that predict several tokens at once
+        if tied and shorten_name(name) == "lm_head.weight":
+            continue  # a copy of the embeddings
         raise FileError(
             f"{sources.path}: {quote(name)} is no known weight of this architecture; such a checkpoint "
             "cannot be imported",
@@ -247,7 +246,7 @@ def plan_tensor(
 
 @dataclass(frozen=True)
 class Conversion:
-    """How the arrays of a checkpoint become a tensor."""
+    """A conversion of the arrays of a checkpoint into a tensor of the file."""
 
     name: str
     shape: tuple[int, ...]

@@ -30,7 +30,7 @@ WHOLE_KEYS = ("xielu.",)  # beginnings of keys without the architecture's name
 
 @dataclass(frozen=True)
 class ImportPlan:
-    """What is written: metadata and tensors."""
+    """A new file before it is written: its metadata and its tensors."""
 
     checkpoint: Checkpoint
     metadata: Mapping[str, Value]

@@ -190,6 +190,13 @@ def test_tensors_that_are_no_weights_are_left_out(folder: Path, tensors: Arrays)
     plan(folder)
 
 
+def test_a_copy_of_tied_embeddings_is_left_out(tmp_path: Path) -> None:
+    shape = FAMILIES["gemma2"].shapes["a"]
+    tensors = state(shape, weights(shape))
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    plan(write_folder(tmp_path / "tied", config(shape), tensors))
+
+
 def test_the_same_weight_by_two_names(folder: Path, tensors: Arrays) -> None:
     change_tensors(folder, tensors | {"language_model.model.norm.weight": tensors["model.norm.weight"]})
     with raises("duplicate-tensor"):
