@@ -257,6 +257,7 @@ class HubBar:
         """Do nothing: the bar refreshes itself."""
 
     set_description = set_postfix_str = reset = refresh
+    update_transfer = set_transfer_postfix_str = refresh  # of bytes on the network, which need no second bar
 
 
 def connection_errors() -> tuple[type[Exception], ...]:

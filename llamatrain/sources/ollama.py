@@ -19,7 +19,7 @@ from typing import Any
 from llamatrain.config.messages import quote, suggest
 from llamatrain.config.read_limited import read_limited
 from llamatrain.config.remote_names import Use
-from llamatrain.errors import FileError, MissingError, UsageError
+from llamatrain.errors import FileError, MissingError, UsageError, wrap_os_errors
 from llamatrain.platform.terminal import log_line
 from llamatrain.sources.checksums import verify
 from llamatrain.sources.ollama_name import OllamaName
@@ -41,7 +41,8 @@ class OllamaModel:
 
     def find(self, kind: str) -> list[Path]:
         """Return the blobs of a kind, after comparing their sizes and checksums."""
-        return [self._check_blob(digest, size) for layer, digest, size in self.layers if layer == kind]
+        with wrap_os_errors(self.store, "Ollama's models cannot be read"):
+            return [self._check_blob(digest, size) for layer, digest, size in self.layers if layer == kind]
 
     def read_text(self, kind: str) -> str:
         """Return the text of the layers of a kind."""
@@ -88,14 +89,9 @@ def read_model(text: str) -> OllamaModel:
     name = OllamaName.parse(text.removeprefix("ollama:"))
     folders = list(stores())
     for store in folders:
-        path = stay_inside(store / "manifests", name.manifest, name)
-        if path.is_dir():
-            raise FileError(
-                f"{name}: {path} is a folder, and no manifest; name a model as `ollama list` shows it",
-                code="not-a-file",
-            )
-        if path.exists():
-            return OllamaModel(name, store, parse_manifest(path, name))
+        with wrap_os_errors(store, "Ollama's models cannot be read"):
+            if manifest := find_manifest(store, name):
+                return OllamaModel(name, store, parse_manifest(manifest, name))
     known = sorted({str(each) for store in folders for each in list_names(store)})
     places = " or ".join(map(str, folders))
     raise MissingError(
@@ -103,6 +99,17 @@ def read_model(text: str) -> OllamaModel:
         "downloads it, OLLAMA_MODELS names another folder",
         code="no-such-model",
     )
+
+
+def find_manifest(store: Path, name: OllamaName) -> Path | None:
+    """Return the manifest of a model in a store, or None."""
+    path = stay_inside(store / "manifests", name.manifest, name)
+    if path.is_dir():
+        raise FileError(
+            f"{name}: {path} is a folder, and no manifest; name a model as `ollama list` shows it",
+            code="not-a-file",
+        )
+    return path if path.exists() else None
 
 
 def stores() -> Iterator[Path]:

@@ -45,7 +45,7 @@ def test_a_run_creates_a_model_of_base_and_adapter(install: Callable[[str], None
         "create",
         "mine:v2",
         "-f",
-        str(Path("r/Modelfile").absolute()),
+        "r/Modelfile",
     ]
     assert Path("r/Modelfile").read_text() == f"FROM tiny\nADAPTER {Path('r/adapter.gguf').absolute()}\n"
     assert "ollama =" not in Path("r/config.toml").read_text()

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from llamatrain.errors import LlamatrainError
-from llamatrain.sources.hub import HubName, choose_gguf, expand_parts
+from llamatrain.sources.hub import HubBar, HubName, choose_gguf, expand_parts
 from tests.helpers.cli import environment
 from tests.helpers.errors import raises
 from tests.helpers.hub_server import HubServer, Repository, serve_hub
@@ -153,6 +154,25 @@ def test_wrong_bytes_are_refused(hub: Hub) -> None:
     assert hub.fetch("hf:me/tiny").endswith("[wrong-checksum]")
     hub.server.repositories["me/tiny"].damaged = False
     assert Path(hub.fetch("hf:me/tiny")).read_bytes() == BODY
+
+
+def test_one_bar_serves_both_ways_of_transfer() -> None:
+    """Large files come through another library, which reports bytes of the file and of the network."""
+    reporting = pytest.importorskip("huggingface_hub.utils._xet_progress_reporting")
+    with reporting.XetDownloadProgressReporter(
+        reconstruction_desc="x", transfer_desc="x", total=10, log_level=30, tqdm_class=HubBar
+    ) as reporter:
+        for done in (4, 10):
+            reporter.update_progress(
+                SimpleNamespace(
+                    total_bytes=10,
+                    total_bytes_completed=done,
+                    total_bytes_completion_rate=1.0,
+                    total_transfer_bytes_completed=done // 2,
+                    total_transfer_bytes_completion_rate=1.0,
+                )
+            )
+        assert reporter.reconstruction_bar.n == 10 and reporter.transfer_bar is reporter.reconstruction_bar
 
 
 @pytest.mark.parametrize(

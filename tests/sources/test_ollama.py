@@ -181,3 +181,19 @@ def test_a_checksum_is_computed_once(store: Path, model: bytes, monkeypatch: pyt
     assert ollama.find_layer("ollama:tiny", "model") == first
     os.utime(first, (1, 1))
     assert failure("ollama:tiny").code == "wrong-checksum"
+
+
+def test_a_store_that_may_not_be_read_is_named(
+    store: Path, model: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_model(store, {"model": model})
+    stat = Path.stat
+
+    def deny(path: Path, **settings: Any) -> os.stat_result:
+        if "blobs" in path.parts:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **settings)
+
+    monkeypatch.setattr(Path, "stat", deny)
+    error = failure("ollama:tiny")
+    assert error.code == "folder-error" and f"{store}: " in str(error)
