@@ -194,7 +194,8 @@ def fetch_model_folder(name: HubName, files: Sequence[str]) -> Path:
     from fnmatch import fnmatch
 
     wanted = [file for file in files if "/" not in file and any(fnmatch(file, each) for each in MODEL_FOLDER)]
-    if not name.type and "config.json" in files and load_extensions("model_folders"):
+    has_weights = any(file.endswith(".safetensors") for file in wanted)
+    if not name.type and "config.json" in files and has_weights and load_extensions("model_folders"):
         return download_files(name, sorted(wanted))[0].parent
     raise MissingError(
         f"{name}: the repository has no GGUF file ({list_some(files)}); look for {name.repository}-GGUF or similar",

@@ -120,9 +120,9 @@ def test_errors_of_the_server_are_explained(hub: Hub, problem: str, code: str, a
 
 
 def test_a_repository_without_gguf_files_is_explained(hub: Hub) -> None:
-    hub.server.repositories["me/torch"] = Repository({"config.json": b"{}", "model.safetensors": b"x"})
+    hub.server.repositories["me/torch"] = Repository({"config.json": b"{}", "pytorch_model.bin": b"x"})
     assert hub.fetch("hf:me/torch").endswith("[no-gguf]")
-    assert not any("safetensors" in path for _, path, _ in hub.server.requests)
+    assert not any("pytorch" in path for _, path, _ in hub.server.requests)
 
 
 def test_a_token_is_sent(hub: Hub) -> None:

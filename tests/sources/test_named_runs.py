@@ -4,16 +4,22 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import llamatrain
+from llamatrain.data.tokenizer.bpe_tables import ALPHABET
 from llamatrain.sources import download, names
+from tests.helpers.architecture_models import weights as random_arrays
+from tests.helpers.architectures import FAMILIES
 from tests.helpers.cli import ran, run, same_bits, text
 from tests.helpers.file_server import FileServer, Served, serve_files
 from tests.helpers.ollama_store import add_model
 from tests.helpers.small_models import small, weights, written
+from tests.helpers.tokenizer_folders import bpe, write_json
+from tests.helpers.transformers_folders import config, state, write_folder
 
 SHORT = ("--iters", 2, "--batch", 2, "--ctx", 16, "--lora-r", 2, "--quiet")
 
@@ -134,15 +140,14 @@ def test_a_base_that_changed_is_refused_on_resume(
     assert done.code == 1 and "[changed-input]" in done.err
 
 
-def test_a_folder_in_safetensors_is_converted(server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extension point of the converter, for which a copy stands."""
-    Path("folder").mkdir()
-    Path("folder/config.json").write_text("{}")
-    Path("folder/model.safetensors").write_bytes(b"")
-    assert "[is-a-folder]" in run("finetune", "folder", f"{server.url}/text.txt", *SHORT).err
-    monkeypatch.setattr(names, "load_extensions", lambda point: (lambda folder: Path("base.gguf"),))
+def test_a_folder_in_safetensors_is_converted(server: FileServer) -> None:
+    shape = replace(next(iter(FAMILIES["qwen3"].shapes.values())), vocab=257)
+    folder = write_folder(Path("folder"), config(shape), state(shape, random_arrays(shape)))
+    vocab = {letter: number for number, letter in enumerate(ALPHABET)}
+    write_json(folder, tokenizer=bpe(vocab, [], {"<|end|>": 256}), tokenizer_config={"eos_token": "<|end|>"})
+    ran("import", "folder", "--out", "imported.gguf")
     ran("finetune", "folder", f"{server.url}/text.txt", *SHORT, "--out", "r")
-    ran("finetune", "base.gguf", f"{server.url}/text.txt", *SHORT, "--out", "s")
+    ran("finetune", "imported.gguf", f"{server.url}/text.txt", *SHORT, "--out", "s")
     same_bits(Path("r/adapter.gguf"), Path("s/adapter.gguf"))
 
 
