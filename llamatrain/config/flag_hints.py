@@ -171,16 +171,16 @@ SUBCOMMANDS = {
     "sample": "generate",
     "tokenize": "preview",
     "serve": "not part of llamatrain: use llama.cpp's llama-server",
-    "pull": "not part of llamatrain: download a GGUF file with a browser or curl",
-    "download": "not part of llamatrain: download a GGUF file with a browser or curl",
-    "convert": "not part of llamatrain: use llama.cpp's convert_hf_to_gguf.py",
+    "pull": "not needed: name the model hf:OWNER/NAME or ollama:NAME in place of a file",
+    "download": "not needed: name the model hf:OWNER/NAME or ollama:NAME in place of a file",
+    "convert": "import",
 }
 
 
 def suggest_command(command: str) -> str:
     """Return a hint for a command that does not exist."""
     hint = SUBCOMMANDS.get(command, "")
-    return f"; {'' if hint.startswith('not part') else 'use '}{hint}" if hint else ""
+    return f"; {'' if hint.startswith('not ') else 'use '}{hint}" if hint else ""
 
 
 def suggest_option(option: str) -> str:

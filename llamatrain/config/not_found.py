@@ -52,9 +52,9 @@ def missing_model(path: Path) -> MissingError:
             f"{path}: no such file; {name} downloads it from Hugging Face", code="no-such-file"
         )
     if HUB.fullmatch(str(path)) and path.suffix != ".gguf" and not path.parent.exists():
-        advice = f"hf:{path}-GGUF may name one on Hugging Face as a GGUF file, and {CONVERTER} makes one"
         return MissingError(
-            f"{path}: no such file; {advice}",
+            f"{path}: no such file; hf:{path}-GGUF may name one on Hugging Face as a GGUF file, and hf:{path} "
+            "one in safetensors, which is converted",
             code="no-such-file",
         )
     error = missing_file(path)

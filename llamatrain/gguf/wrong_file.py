@@ -10,7 +10,8 @@ from llamatrain.config.not_found import CONVERTER
 NEEDED = "a GGUF file is needed"
 MAX_NAMES = 2000  # names in a folder
 HEAD_BYTES = 512  # bytes
-WEIGHTS = (".safetensors", ".bin", ".pth", ".pt")
+SAFETENSORS = ".safetensors"
+WEIGHTS = (".bin", ".pth", ".pt")
 PACKED = {b"\x1f\x8b": "gzip -d", b"\x28\xb5\x2f\xfd": "zstd -d", b"BZh": "bzip2 -d", b"\xfd7zX": "xz -d"}
 
 
@@ -28,8 +29,10 @@ def describe_folder(path: Path) -> str:
         return f"{path}: this is a folder; {NEEDED}, such as {path / model}"
     if "adapter_config.json" in names:
         return f"{path}: this is a folder with an adapter of PEFT's; {NEEDED}, and --lora {path} takes the adapter"
+    if any(name.endswith(SAFETENSORS) for name in names):  # with config.json the folder would be converted
+        return f"{path}: weights in safetensors without config.json; download the whole model"
     if "config.json" in names or any(name.endswith(WEIGHTS) for name in names):
-        return f"{path}: a model in Hugging Face's format; {NEEDED}: {CONVERTER} makes one of this folder"
+        return f"{path}: a model as PyTorch saves it; {NEEDED}: {CONVERTER} makes one of this folder"
     return f"{path}: this is a folder; {NEEDED}"
 
 
@@ -37,7 +40,7 @@ def describe_file(path: Path, head: bytes) -> str:
     """Return an error message for a file by its first bytes, or an empty string if they are unknown."""
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 28:
         return (
-            f"{path}: weights in safetensors; {NEEDED}: {CONVERTER} makes one of the folder that they lie in"
+            f"{path}: weights in safetensors; {NEEDED}: name the folder that they lie in, which is converted"
         )
     if head[:2] == b"PK" or (head[:1] == b"\x80" and path.suffix in WEIGHTS):
         contents = "weights as PyTorch saves them" if path.suffix in WEIGHTS else "a zip archive"

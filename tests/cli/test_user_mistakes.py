@@ -153,7 +153,7 @@ MISTAKES = [
     (
         "finetune meta-llama/Llama-3.2-1B text.txt",
         2,
-        "meta-llama/Llama-3.2-1B: no such file; .*Hugging Face .*GGUF.*convert_hf_to_gguf.py.* [no-such-file]",
+        "meta-llama/Llama-3.2-1B: no such file; hf:.*Hugging Face .*GGUF.*hf:.*safetensors.* [no-such-file]",
     ),
     (
         "finetune hf.co/bartowski/Llama-3.2-1B-GGUF:Q4_K_M text.txt",
@@ -191,7 +191,7 @@ MISTAKES = [
     (
         "finetune hf text.txt",
         1,
-        "hf: a model in Hugging Face's format; a GGUF file is needed: .*convert_hf_to_gguf.py makes one",
+        ".*hf/model.safetensors: 'a' needs a dtype, .* [invalid-tensor-entry]",
     ),
     ("finetune model.safetensors text.txt", 1, ".*: weights in safetensors; a GGUF file is needed: "),
     ("finetune pytorch_model.bin text.txt", 1, ".*: weights as PyTorch saves them; a GGUF file is needed: "),

@@ -66,7 +66,6 @@ ELSEWHERE = {  # by what it begins with: why it is not run here
     "curl -L -o": "it needs a network",
     "hub=https://": "an address for the next lines",
     "school=https://": "an address for the next lines",
-    "python convert_hf_to_gguf.py": "llama.cpp's",
     "ollama": "Ollama's; its Modelfile is looked at below",
     "llama-cli -m": "llama.cpp's; the files that it names are looked at below",
     "llama-server -m": "llama.cpp's; the files that it names are looked at below",
