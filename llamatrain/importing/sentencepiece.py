@@ -43,7 +43,7 @@ def read_pieces(path: Path) -> Pieces:
                 pieces.append(_read_piece(value))
             elif field == 3:
                 space_prefix = bool(dict(iterate_fields(value)).get(3, True))
-    except (ValueError, IndexError, TypeError, struct.error):
+    except (ValueError, LookupError, TypeError, struct.error):
         pieces = []
     if not pieces:
         raise FileError(

@@ -59,6 +59,25 @@ CODE_OF_GEMMA = {"prefix": 67, "suffix": 69, "middle": 68, "eot": 107}
 
 def tokenizer_metadata(folder: Path, arch: str, vocab_size: int) -> dict[str, Value]:
     """Return the keys of the tokenizer for a model whose embeddings have `vocab_size` rows."""
+    try:
+        return convert_files(folder, arch, vocab_size)
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        OverflowError,
+        AssertionError,
+        RecursionError,
+    ) as error:  # the gguf package reads these files without checking what is in them
+        raise FileError(
+            f"{folder}: the tokenizer's files do not fit together ({str(error)[:100]}); download them again",
+            code="bad-tokenizer",
+        ) from error
+
+
+def convert_files(folder: Path, arch: str, vocab_size: int) -> dict[str, Value]:
+    """Return the keys of the tokenizer; what is wrong in its files may raise errors of any kind."""
     files = read_tokenizer_files(folder)
     special = read_special(files, arch, vocab_size)
     if (path := folder / "tokenizer.model").exists() and arch != "gemma4":
@@ -252,21 +271,7 @@ def read_special(files: TokenizerFiles, arch: str, vocab_size: int) -> "SpecialV
     import gguf
 
     logging.getLogger("gguf.vocab").setLevel(logging.ERROR)
-    try:
-        special = gguf.SpecialVocab(files.folder, load_merges=True, n_vocab=vocab_size)
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        IndexError,
-        AssertionError,
-        RecursionError,
-    ) as error:
-        raise FileError(
-            f"{files.folder}: the tokenizer's files do not fit together ({str(error)[:100]}); download them again",
-            code="bad-tokenizer",
-        ) from None
+    special = gguf.SpecialVocab(files.folder, load_merges=True, n_vocab=vocab_size)
     after = files.tokenizer.get("post_processor") or {}
     if "ByteLevel" in (each.get("type") for each in after.get("processors", [after])):
         special.add_special_token = {"bos": False, "eos": False} | special.add_special_token

@@ -259,6 +259,14 @@ def test_broken_json(kind: str, tmp_path: Path) -> None:
         found(tmp_path, 4)
 
 
+@pytest.mark.parametrize("template", [[1.5], [{"name": 1, "template": "x"}], "\ud800"])
+def test_broken_chat_templates(template: Any, tmp_path: Path) -> None:
+    small(tmp_path)
+    write_json(tmp_path, tokenizer_config={"chat_template": template})
+    with raises("bad-tokenizer", FileError, match="do not fit together"):
+        found(tmp_path, 257)
+
+
 @pytest.mark.parametrize(
     "raw",
     [
@@ -268,6 +276,7 @@ def test_broken_json(kind: str, tmp_path: Path) -> None:
         sentencepiece([("a", 1.0, 1)])[:5],
         flag(1, 3),
         b"\x0a\x03\x0a\x01\xff",
+        b"\x0a\x02\x18\x01",  # a piece without a text
     ],
 )
 def test_broken_sentencepiece(raw: bytes, tmp_path: Path) -> None:
