@@ -7,14 +7,19 @@ the best go on in the next round. A run that went on is the run that would have 
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llamatrain.checkpoints.filenames import can_resume
+from llamatrain.checkpoints.filenames import can_resume, numbered_checkpoints
+from llamatrain.checkpoints.lock import lock_folder
+from llamatrain.checkpoints.new_run_dir import create_next_folder, ensure_folder
+from llamatrain.checkpoints.run_folder import RUNS
 from llamatrain.commands.sweep_grid import SweepOptions, combinations, parse_value, round_steps, specs_of
 from llamatrain.config.read_limited import read_limited
+from llamatrain.config.remote_names import is_model_name, remote_name
 from llamatrain.config.toml import BaseArgument, DataArgument, read_config
 from llamatrain.errors import FileError, LlamatrainError, UsageError
 from llamatrain.platform.terminal import log_line, progress_bar, quiet, show_log
@@ -35,6 +40,7 @@ from llamatrain.run.request import (
 )
 from llamatrain.run.signals import Interrupts
 from llamatrain.run.train import train
+from llamatrain.sources.names import can_convert
 
 STATE, PAGE, COPY = "sweep.json", "sweep.html", "sweep.toml"
 LONGEST = 1 << 22
@@ -171,12 +177,8 @@ def start_sweep(
 ) -> tuple[Path, Sweep]:
     """Make the folder of a new sweep; every run's options are checked before anything is written."""
     trials = combinations({name: values for name, values in lists.items() if len(values) > 1}, options)
-    folder = options.out or next_folder()
-    if (folder / STATE).exists():
-        raise FileError(
-            f"{folder}: the folder already contains a sweep; go on with --resume {folder}, or choose another --out",
-            code="run-exists",
-        )
+    folder = options.out or RUNS / "sweep"
+    check_no_sweep(folder)
     sweep = Sweep(
         command=config.command,
         base=config.base,
@@ -189,25 +191,57 @@ def start_sweep(
         ],
     )
     requests = [request_trial(config.path, folder, sweep, trial, RunHooks()) for trial in sweep.trials]
-    check_comparable(requests)
+    check_comparable(requests, options.sample)
     sweep.steps = round_steps(requests[0].config.train.iters or ITERS, len(trials), options)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / COPY, config.text)
-    save(folder, sweep)
+    folder = options.out or create_next_folder(RUNS, "sweep")
+    ensure_folder(folder)
+    with locked(folder):
+        check_no_sweep(folder)
+        write_text(folder / COPY, config.text)
+        save(folder, sweep)
     return folder, sweep
+
+
+def check_no_sweep(folder: Path) -> None:
+    """Raise if a folder contains a sweep."""
+    if (folder / STATE).exists():
+        raise FileError(
+            f"{folder}: the folder already contains a sweep; go on with --resume {folder}, or choose another --out",
+            code="run-exists",
+        )
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock the folder of a sweep; raise FileError if another process works on it."""
+    lock = lock_folder(folder)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def find_base(values: Mapping[str, Any], files: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Return the base model and the data, from the config or from the arguments after it."""
     base = values.get("base", "")
-    if not base and files and files[0].endswith(".gguf"):
+    if not base and files and names_model(files[0]):
         return files[0], files[1:] or values.get("data", ())
     return base, files or values.get("data", ())
 
 
-def check_comparable(requests: Sequence[RunRequest]) -> None:
+def names_model(text: str) -> bool:
+    """Return True if an argument names a model and not data: a GGUF file, a folder of one, or a remote name."""
+    name = remote_name(text)
+    return is_model_name(name) if name else text.endswith(".gguf") or can_convert(Path(text))
+
+
+def check_comparable(requests: Sequence[RunRequest], sample: int | None) -> None:
     """Raise unless all runs have validation data and the same number of steps."""
     first = requests[0].config
+    if sample == 1:
+        raise UsageError(
+            "--sample 1 leaves one run, and a sweep compares several; give --sample 2", code="no-choice"
+        )
     if len(requests) < 2:
         raise UsageError(
             "a sweep needs an option with several values, such as --lr 1e-4,3e-4", code="no-choice"
@@ -228,14 +262,6 @@ def check_comparable(requests: Sequence[RunRequest]) -> None:
         )
 
 
-def next_folder() -> Path:
-    """Return the first of runs/sweep-1, -2, ... that does not exist."""
-    number = 1
-    while (folder := Path("runs") / f"sweep-{number}").exists():
-        number += 1
-    return folder
-
-
 def trial_folder(number: int, values: Mapping[str, str]) -> str:
     """Return the name of a run's folder, from its values."""
     words = "_".join(UNSAFE.sub("-", f"{name} {value}") for name, value in values.items())
@@ -248,7 +274,7 @@ def save(folder: Path, sweep: Sweep) -> None:
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """Read a sweep from its folder."""
+    """Read a sweep from its folder; its runs that failed are tried again."""
     path = folder / STATE
     if not path.exists():
         raise FileError(f"{folder}: the folder contains no sweep ({STATE} is missing)", code="no-sweep")
@@ -257,6 +283,8 @@ def read_sweep(folder: Path) -> Sweep:
         trials = [Trial(**each) for each in stored.pop("trials")]
         sweep = Sweep(**stored, trials=trials)
         check_stored(sweep)
+        for trial in trials:
+            trial.error = ""
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise FileError(f"{path}: damaged; begin a new sweep", code="damaged-sweep") from None
     return sweep
@@ -270,13 +298,16 @@ def check_stored(sweep: Sweep) -> None:
     folders = [trial.folder for trial in sweep.trials]
     losses = [loss for trial in sweep.trials for loss in trial.losses]
     valid = (
-        sweep.trials
+        sweep.command in ("finetune", "from-scratch")
+        and sweep.trials
         and sweep.steps
         and names <= specs.keys()
         and all(isinstance(text, str) for text in (*texts, *sweep.files, sweep.base))
         and all(re.fullmatch(r"[\w.+-]+", name) and not name.startswith(".") for name in folders)
         and all(isinstance(step, int) and step > 0 for step in (*sweep.steps, sweep.halving))
         and all(isinstance(loss, int | float) for loss in losses)
+        and all(len(trial.losses) <= len(sweep.steps) for trial in sweep.trials)
+        and sweep.steps == sorted(sweep.steps)
     )
     if not valid:
         raise ValueError(sweep)
@@ -299,7 +330,9 @@ class StopAtStep:
 
 def run_sweep(folder: Path, sweep: Sweep, interrupts: Callable[[], Interrupts]) -> int:
     """Train the rounds that are left; return the signal that stopped it, or 0."""
-    with progress_bar("sweep", total=total_steps(sweep) - steps_done(sweep)) as bar:
+    left = total_steps(sweep) - steps_done(sweep)
+    with locked(folder), interrupts() as between_runs, progress_bar("sweep", total=left) as bar:
+        between_runs.after_exit = lambda: tell_how_to_resume(folder)
         for number, last in enumerate(sweep.steps):
             for place, trial in enumerate(members := sweep.members(number), 1):
                 if len(trial.losses) > number:
@@ -308,12 +341,14 @@ def run_sweep(folder: Path, sweep: Sweep, interrupts: Callable[[], Interrupts]) 
                     f"round {number + 1} of {len(sweep.steps)}, run {place} of {len(members)}, "
                     f"to step {last:,}: {trial.title}"
                 )
-                if signal_number := run_trial(folder, sweep, trial, last, bar.update, interrupts()):
-                    return signal_number
+                signal_number = run_trial(folder, sweep, trial, last, bar.update, interrupts())
                 save(folder, sweep)
+                if signal_number:
+                    return signal_number
                 draw_page(folder, sweep)
-    if not any(trial.losses for trial in sweep.trials):
-        raise LlamatrainError(f"every run failed; the first: {sweep.trials[0].error}", code="sweep-failed")
+    if not any(math.isfinite(loss) for trial in sweep.trials for loss in trial.losses):
+        reason = sweep.trials[0].error or "its validation loss is no number; try lower learning rates"
+        raise LlamatrainError(f"every run failed; the first: {reason}", code="sweep-failed")
     return 0
 
 
@@ -330,18 +365,17 @@ def run_trial(
     hooks = RunHooks(on_step=StepCallback(StopAtStep(last, advance)))
     interrupts.after_exit = lambda: tell_how_to_resume(folder)
     try:
-        if last_step(place) < last:
+        # The end of a run is always asked for: it may have been killed before it wrote its result.
+        if last_step(place) < last or last == sweep.steps[-1]:
             with quiet(), add_listener(hooks.on_step):
-                result = train(request_round(place, folder, sweep, trial, hooks), interrupts)
-            if result.stop.signal:
-                return result.stop.signal
-        trial.losses.append(validation_loss(place))
-    except UsageError:
-        raise
+                train(request_round(place, folder, sweep, trial, hooks, last), interrupts)
+            if interrupts.pending and last_step(place) < last:
+                return interrupts.pending
+        trial.losses.append(validation_loss(place, last))
     except LlamatrainError as error:
         trial.error = str(error)
         log_line(f"warning: {trial.title}: the run failed: {error}")
-    return 0
+    return interrupts.pending
 
 
 def tell_how_to_resume(folder: Path) -> None:
@@ -350,9 +384,17 @@ def tell_how_to_resume(folder: Path) -> None:
         log_line(f"stopped; continue with llamatrain sweep --resume {folder}")
 
 
-def request_round(place: Path, folder: Path, sweep: Sweep, trial: Trial, hooks: RunHooks) -> RunRequest:
-    """Return the request that begins a run or continues it."""
-    if not (place.is_dir() and can_resume(place)):
+def request_round(
+    place: Path, folder: Path, sweep: Sweep, trial: Trial, hooks: RunHooks, last: int
+) -> RunRequest:
+    """Return the request that begins a run or continues it to the end of a round.
+
+    A run that was stopped at the end of a round, before its validation there, begins again.
+    """
+    stopped_late = (
+        place.is_dir() and max(numbered_checkpoints(place), default=0) >= last and last_step(place) < last
+    )
+    if stopped_late or not (place.is_dir() and can_resume(place)):
         return request_trial(folder / COPY, folder, sweep, trial, hooks)
     if sweep.command == "finetune":
         return request_finetune(None, (), {"resume": place}, hooks)
@@ -369,9 +411,9 @@ def last_step(place: Path) -> int:
     return max((int(line["step"]) for line in validations(place)), default=0)
 
 
-def validation_loss(place: Path) -> float:
-    """Return the last validation loss of a run; infinity stands for one that is no number."""
-    found = validations(place)
+def validation_loss(place: Path, last: int) -> float:
+    """Return the last validation loss up to a step; infinity stands for one that is no number."""
+    found = [line for line in validations(place) if int(line["step"]) <= last]
     loss = found[-1]["val_loss"] if found else None
     return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else math.inf
 

@@ -70,9 +70,11 @@ def split_arguments(words: Sequence[str], specs: Mapping[str, OptionSpec]) -> di
             )
         flag, equals, value = word.partition("=")
         name, negated = find_option(flag, specs)
+        if negated and equals:
+            raise UsageError(f"{flag} takes no value (got {quote(word)})", code="unexpected-value")
         if specs[name].kind is bool:
             lists = not negated and not equals and rest and set(rest[0].split(",")) <= {"on", "off"}
-            values = rest.pop(0) if lists else value or ("off" if negated else "on")
+            values = rest.pop(0) if lists else value if equals else "off" if negated else "on"
         elif equals:
             values = value
         elif rest:
@@ -80,6 +82,7 @@ def split_arguments(words: Sequence[str], specs: Mapping[str, OptionSpec]) -> di
         else:
             raise UsageError(f"{flag} needs a value, or several: {flag} A,B", code="missing-value")
         found[name] = [*found.get(name, []), *split_values(values, specs[name])]
+        check_list(found[name], specs[name])
     return found
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import llamatrain
-from llamatrain.commands.sweep import Sweep, Trial, total_steps
+from llamatrain.checkpoints.lock import lock_folder
+from llamatrain.commands.sweep import Sweep, Trial, names_model, total_steps
 from llamatrain.commands.sweep_grid import (
     SweepOptions,
     combinations,
@@ -22,6 +23,7 @@ from llamatrain.commands.sweep_grid import (
 )
 from llamatrain.errors import UsageError
 from llamatrain.gguf.reader import open_gguf
+from llamatrain.report.sweep_page import SweepRow, sweep_page
 from tests.helpers.cli import ran, run, text
 from tests.helpers.errors import raises
 from tests.helpers.lora_runs import WIDE, base
@@ -83,6 +85,9 @@ def test_lists_on_a_command_line() -> None:
         (["--lr", "1e-4,"], "invalid-list"),
         (["--lr", ""], "invalid-list"),
         (["--lr", "1,1"], "invalid-list"),
+        (["--lr", "1", "--lr", "1"], "invalid-list"),
+        (["--full="], "invalid-list"),
+        (["--no-pack=on"], "unexpected-value"),
         (["--lr"], "missing-value"),
         (["--lrr", "1"], "unknown-option"),
         (["--out", "x"], "unknown-option"),
@@ -194,10 +199,99 @@ def test_a_stopped_sweep_goes_on(place: Path) -> None:
     assert weights(next(best)) == weights(next(best))
 
 
+AT_LAST_STEP = """
+def stop(self, line, call=sweep.StopAtStep.__call__):
+    ended = call(self, line)
+    if ended:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+    return ended
+sweep.StopAtStep.__call__ = stop
+"""
+BETWEEN_RUNS = """
+def draw(*arguments):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+sweep.draw_page = draw
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process cannot send Ctrl-C to itself alone")
+@pytest.mark.parametrize("change", [AT_LAST_STEP, BETWEEN_RUNS])
+def test_ctrl_c_at_the_end_of_a_run(change: str, place: Path) -> None:
+    program = f"import os, signal, time\nfrom llamatrain.commands import sweep\n{change}\n"
+    program += "from llamatrain.cli.main import main\nmain()"
+    words = ["sweep", "c.toml", "text.txt", "--lr", "1e-3,1e-2,3e-3", "--out", "s"]
+    command = [sys.executable, "-c", program, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 130 and not done.stdout
+    assert done.stderr.count("llamatrain sweep --resume s") == 1, done.stderr
+    stored = json.loads((place / "s/sweep.json").read_text())["trials"]
+    assert not any(each["losses"] for each in stored[1:]) and not any(each["error"] for each in stored)
+    found = json.loads(ran("sweep", "--resume", "s", "--json").out)
+    whole = json.loads(ran("sweep", *words[1:-1], "t", "--json").out)
+    assert [each["losses"] for each in found["runs"]] == [each["losses"] for each in whole["runs"]]
+
+
 def test_a_run_that_fails_does_not_end_the_sweep(place: Path) -> None:
     found = json.loads(ran("sweep", "c.toml", "text.txt", "--memory", "8KB,1GB", "--json").out)
     failed = [each for each in found["runs"] if each["error"]]
     assert [each["values"]["memory"] for each in failed] == ["8KB"] and found["runs"][-1] == failed[0]
+
+
+def test_a_run_that_was_killed_before_its_result_is_completed(place: Path) -> None:
+    found = json.loads(ran("sweep", "c.toml", "text.txt", "--lr", "1e-5,1e-2", "--out", "s", "--json").out)
+    best, other = (Path(each["folder"]) for each in found["runs"])
+    whole = weights(best / "model.gguf")
+    state = json.loads((place / "s/sweep.json").read_text())
+    next(each for each in state["trials"] if best.name == each["folder"])["losses"].pop()
+    (place / "s/sweep.json").write_text(json.dumps(state))
+    (best / "model.gguf").unlink()  # metrics have the last validation, but the save did not happen
+    (best / "model.gguf").write_bytes((other / "model.gguf").read_bytes())
+    (best / "checkpoint-9.gguf").unlink()
+    (best / "checkpoint-LATEST.gguf").unlink()
+    again = json.loads(ran("sweep", "--resume", "s", "--json").out)
+    assert again == found and weights(best / "model.gguf") == whole
+
+
+def test_runs_that_failed_are_tried_again(place: Path) -> None:
+    state = place / "s" / "sweep.json"
+    words = ("c.toml", "text.txt", "--lr", "1e-5,1e-2", "--iters", 2, "--out", "s")
+    wanted = json.loads(ran("sweep", *words, "--json").out)
+    stored = json.loads(state.read_text())
+    for trial in stored["trials"]:
+        trial["losses"], trial["error"] = [], "text.txt: no such file"
+    state.write_text(json.dumps(stored))
+    assert json.loads(ran("sweep", "--resume", "s", "--json").out) == wanted
+
+
+def test_two_processes_in_one_folder(place: Path) -> None:
+    ran("sweep", "c.toml", "text.txt", "--lr", "1e-5,1e-2", "--iters", 2, "--out", "s")
+    lock = lock_folder(place / "s")
+    refused(run("sweep", "--resume", "s"), 1, "s: another run is using this folder")
+    lock.release()
+    ran("sweep", "--resume", "s")
+
+
+def test_runs_that_all_diverge(place: Path) -> None:
+    done = run("sweep", "c.toml", "text.txt", "--lr", "1e25,1e30", "--json")
+    refused(done, 1, "every run failed")
+    assert not done.out
+
+
+def test_values_are_escaped_in_the_page() -> None:
+    row = SweepRow(values={"target": "<b>&"}, losses=(), error="<i>", folder="<u>")
+    page = sweep_page("<h1>", [1], [row], [])
+    assert "&lt;b&gt;&amp;" in page and not any(tag in page for tag in ("<b>", "<i>", "<u>", "<h1><"))
+
+
+def test_models_and_data_behind_the_config(place: Path) -> None:
+    assert all(map(names_model, ("a.gguf", "ollama:qwen3", "hf:owner/name", "https://x/y.gguf")))
+    assert not any(map(names_model, ("text.txt", "hf:datasets/owner/name", "https://x/y.txt", ".")))
+
+
+def test_a_folder_that_cannot_be_made(place: Path) -> None:
+    refused(run("sweep", "c.toml", "text.txt", "--lr", "1,2", "--out", "text.txt/s"), 1, "cannot be created")
 
 
 def test_python(place: Path) -> None:
@@ -215,6 +309,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "no config": ([], "CONFIG is missing"),
     "no list": (["c.toml", "text.txt", "--lr", "1e-3"], "several values"),
     "another number of steps": (["c.toml", "text.txt", "--iters", "3,4"], "same number of steps"),
+    "a sample of one": (["c.toml", "text.txt", "--lr", "1,2", "--sample", "1"], "--sample 2"),
     "epochs": (["c.toml", "text.txt", "--lr", "1,2", "--epochs", "1"], "--iters"),
     "no validation": (["c.toml", "text.txt", "--lr", "1,2", "--val-split", "0"], "--val"),
     "no validation steps": (["c.toml", "text.txt", "--lr", "1,2", "--eval-every", "0"], "--eval-every"),
@@ -245,6 +340,8 @@ def test_a_folder_with_a_sweep_is_kept(place: Path) -> None:
         lambda stored: json.dumps(stored | {"trials": []}),
         lambda stored: json.dumps(stored | {"steps": ["a"]}),
         lambda stored: json.dumps(stored | {"more": 1}),
+        lambda stored: json.dumps(stored | {"command": "merge"}),
+        lambda stored: json.dumps(stored | {"trials": [stored["trials"][0] | {"losses": [1] * 9}]}),
         lambda stored: json.dumps(stored | {"fixed": {"nothing": "1"}}),
         lambda stored: json.dumps(stored | {"trials": [stored["trials"][0] | {"folder": "../x"}]}),
         lambda stored: json.dumps(stored | {"trials": [stored["trials"][0] | {"losses": ["x"]}]}),
