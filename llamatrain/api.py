@@ -274,7 +274,9 @@ def sweep(config: Place | None = None, *data: Place, show: bool = False, **optio
                 )
             folder, state = given.resume, read_sweep(given.resume)
         else:
-            opened = open_config(path_of(config or ""), [check_path(each) for each in data])
+            if config is None:
+                raise UsageError("config is missing; name a config file", code="missing-config")
+            opened = open_config(path_of(config), [check_path(each) for each in data])
             folder, state = start_sweep(opened, list_values(options, specs_of(opened.command)), given)
         run_sweep(folder, state, CallerInterrupts)
         return result_of(folder, state)

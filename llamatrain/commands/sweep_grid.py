@@ -65,9 +65,8 @@ def split_arguments(words: Sequence[str], specs: Mapping[str, OptionSpec]) -> di
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
-            raise UsageError(
-                f"unexpected argument {quote(word)}; name data before the options", code="extra-argument"
-            )
+            advice = "a sweep takes long flags" if word.startswith("-") else "name data before the options"
+            raise UsageError(f"unexpected argument {quote(word)}; {advice}", code="extra-argument")
         flag, equals, value = word.partition("=")
         name, negated = find_option(flag, specs)
         if negated and equals:
@@ -153,6 +152,8 @@ def combinations(lists: Mapping[str, Sequence[str]], options: SweepOptions) -> l
 
 def round_steps(iters: int, trials: int, options: SweepOptions) -> list[int]:
     """Return the steps at which the rounds end; the last ends with the run."""
+    if options.halving == 1 and options.rounds is not None:
+        raise UsageError("--rounds has no effect with --halving 1; leave it out", code="unused-option")
     if options.halving == 1:
         return [iters]
     count = options.rounds or 1 + math.ceil(math.log(trials) / math.log(options.halving) - 1e-9)

@@ -301,6 +301,8 @@ def test_python(place: Path) -> None:
     assert llamatrain.sweep(resume="s").runs == found.runs
     with raises("unknown-option", UsageError):
         llamatrain.sweep("c.toml", "text.txt", lrr=[1, 2])
+    with raises("missing-config", UsageError):
+        llamatrain.sweep(lr=[1, 2])
 
 
 # ---- what is refused ---------------------------------------------------------------------------
@@ -316,6 +318,11 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "a wrong value": (["c.toml", "text.txt", "--lr", "1,x"], "--lr must be a number"),
     "a contradiction": (["c.toml", "text.txt", "--lr", "1,2", "--head", "5"], "5"),
     "an unknown option": (["c.toml", "text.txt", "--lrr", "1,2"], "did you mean --lr"),
+    "rounds without halving": (
+        ["c.toml", "text.txt", "--lr", "1,2", "--halving", "1", "--rounds", "2"],
+        "--rounds",
+    ),
+    "a short flag": (["c.toml", "text.txt", "-x", "1,2"], "long flags"),
     "resume and more": (["c.toml", "--resume", "x"], "leave out the rest"),
 }
 
