@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from email.message import Message
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from llamatrain.config.messages import quote
 from llamatrain.config.remote_names import Use
@@ -41,9 +41,11 @@ HUB_PAGE = re.compile(
     r"https://(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repository>(?:datasets/)?[\w.-]+/[\w.-]+)"
     r"(?:/(?:tree/.*|blob/(?P<revision>[^/]+)/(?P<file>[^?]+)))?/?"
 )
-CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
+CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18})")
 AGAIN = "repeat the command to continue"
-UNREADABLE = (urllib.error.URLError, http.client.HTTPException, OSError)
+# A ValueError is that of a host's name or an address in a redirect that is invalid.
+UNREADABLE = (urllib.error.URLError, http.client.HTTPException, OSError, ValueError, OverflowError)
+PROXY_HEADER = "Proxy-authorization"  # as urllib spells it
 
 
 class CutError(Exception):
@@ -102,23 +104,24 @@ def parse_address(name: str) -> tuple[str, str]:
     """Return the URL and the checksum of an address; raise UsageError if it is invalid."""
     url, _, fragment = name.partition("#")
     match = CHECKSUM.fullmatch(fragment)
+    if "@" in re.split(r"[/?]", url.partition("://")[2])[0]:
+        raise UsageError(
+            "an address must not contain a user's name or a password, since it is stored with a run",
+            code="invalid-name",
+        )
     try:
         parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        raise UsageError(f"{name}: invalid address: {error}", code="invalid-name") from None
-    if not host or not url.isascii() or not url.isprintable() or " " in url:
+        parts.port  # noqa: B018 - raises ValueError for what is not a number
+        is_valid = bool(parts.hostname and parts.hostname.encode("idna"))
+    except ValueError:
+        is_valid = False
+    if not is_valid or not url.isascii() or not url.isprintable() or " " in url:
         raise UsageError(
             f"invalid address (got {quote(name)}); write it as https://HOST/FILE", code="invalid-name"
         )
     if fragment and not match:
         raise UsageError(
             f"{url}: what follows # must be sha256= and 64 hexadecimal digits (got {quote(fragment)})",
-            code="invalid-name",
-        )
-    if parts.username is not None:
-        raise UsageError(
-            "an address must not contain a user's name or a password, since it is stored with a run",
             code="invalid-name",
         )
     if not is_allowed(url):
@@ -135,10 +138,13 @@ def parse_address(name: str) -> tuple[str, str]:
 def is_allowed(url: str) -> bool:
     """Return True if an address is of HTTPS, or of HTTP on this machine."""
     parts = urlsplit(url)
-    if parts.scheme != "http":
-        return parts.scheme == "https"
+    return parts.scheme == "https" or (parts.scheme == "http" and is_this_machine(parts.hostname))
+
+
+def is_this_machine(host: str | None) -> bool:
+    """Return True for the names and addresses by which a machine calls itself."""
     try:
-        return parts.hostname == "localhost" or ipaddress.ip_address(parts.hostname or "").is_loopback
+        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
     except ValueError:
         return False
 
@@ -150,25 +156,26 @@ def file_name(url: str) -> str:
 
 
 class Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a few redirects, and none to another scheme."""
+    """Follows a few redirects: none to another scheme, and none to this machine from another one."""
 
     max_redirections = max_repeats = MAX_REDIRECTS
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
-        """Return the request that follows, with the same headers."""
-        return urllib.request.Request(newurl, headers=dict(req.headers), origin_req_host=req.origin_req_host)
-
-    def http_error_302(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any) -> Any:
-        """Follow a redirect, or raise FileError if it leads to another scheme."""
-        target = urljoin(req.full_url, headers.get("location", ""))
-        if not is_allowed(target):
-            fp.close()
+        """Return the request that follows, with the same headers, except those for a proxy."""
+        host, target = urlsplit(req.full_url).hostname, urlsplit(newurl).hostname
+        if not is_allowed(newurl) or (is_this_machine(target) and not is_this_machine(host)):
             raise FileError(
-                f"{req.full_url}: the server redirects to {quote(target)}, which is not https",
+                f"{req.full_url}: the server redirects to {quote(newurl)}, which is not https or on this machine",
                 code="redirect",
             )
+        kept = {name: value for name, value in req.headers.items() if name != PROXY_HEADER}
+        return urllib.request.Request(newurl, headers=kept, origin_req_host=req.origin_req_host)
+
+    def http_error_302(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any) -> Any:
+        """Follow a redirect without reading its body, which may have no end."""
+        fp.close()
         return super().http_error_302(req, fp, code, msg, headers)
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
@@ -318,7 +325,8 @@ class Download:
             )
         if 300 <= error.code < 400:
             return FileError(
-                f"{self.url}: more than {MAX_REDIRECTS} redirects, or a circle of them", code="redirect"
+                f"{self.url}: the server redirects more than {MAX_REDIRECTS} times, in a circle, or to no file",
+                code="redirect",
             )
         return FileError(f"{self.url}: the server reports HTTP {error.code}; {AGAIN}", code="download-failed")
 

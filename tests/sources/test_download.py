@@ -4,7 +4,9 @@ import hashlib
 import shutil
 from collections import namedtuple
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
+from urllib.request import Request
 
 import pytest
 
@@ -119,6 +121,44 @@ def test_redirects_lead_to_no_other_scheme(server: FileServer, target: str) -> N
         download(f"{server.url}/x.bin", "model")
 
 
+def test_other_headers_that_redirect_are_checked(server: FileServer) -> None:
+    server.files["/x.bin"] = Served(status=302, headers={"URI": "http://example.com/x"})
+    with raises("redirect"):
+        download(f"{server.url}/x.bin", "model")
+
+
+@pytest.mark.parametrize("target", ["http://127.0.0.1:9/x", "https://localhost/x", "https://[::1]/x"])
+def test_another_machine_does_not_lead_to_this_one(target: str) -> None:
+    request = Request("https://example.com/x", headers={"Range": "bytes=1-", "Proxy-Authorization": "secret"})
+    with raises("redirect"):
+        downloads.Redirects().redirect_request(request, BytesIO(), 302, "", {}, target)
+    followed = downloads.Redirects().redirect_request(
+        request, BytesIO(), 302, "", {}, "https://example.org/x"
+    )
+    assert followed and followed.headers == {"Range": "bytes=1-"}
+
+
+@pytest.mark.parametrize(
+    "target", ["https://[::1", "https://a..b/x", "http://127.0.0.1:99999999999999999999/x"]
+)
+def test_invalid_redirects_are_errors(server: FileServer, target: str) -> None:
+    server.files["/x.bin"] = Served(redirect=target)
+    with raises("download-failed"):
+        download(f"{server.url}/x.bin", "model")
+
+
+def test_the_body_of_a_redirect_is_not_read(server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloads, "TIMEOUT", 1.0)
+    server.files |= {"/a.bin": Served(redirect="/b", length=10**9), "/b": Served(BODY)}
+    assert download(f"{server.url}/a.bin", "model").read_bytes() == BODY
+
+
+def test_a_range_of_many_digits_is_an_error(server: FileServer) -> None:
+    server.files["/x.bin"] = Served(BODY, status=206, headers={"Content-Range": f"bytes {'9' * 5000}-1/2"})
+    with raises("download-failed"):
+        download(f"{server.url}/x.bin", "model")
+
+
 def test_a_circle_of_redirects_ends(server: FileServer) -> None:
     server.files |= {"/a": Served(redirect="/b"), "/b": Served(redirect="/a")}
     with raises("redirect"):
@@ -183,6 +223,12 @@ def test_free_space_is_checked_first(server: FileServer, monkeypatch: pytest.Mon
         ("https://host:port/x", "invalid-name"),
         ("https://[::1/x", "invalid-name"),
         ("https://host/x y", "invalid-name"),
+        ("https://user:secret@host/x y", "invalid-name"),
+        ("https://user:secret@host/x#part", "invalid-name"),
+        ("https://user:secret@[::1/x", "invalid-name"),
+        ("https://\x1b[31m[/x", "invalid-name"),
+        ("https://a..b/x", "invalid-name"),
+        (f"https://{'a' * 70}.com/x", "invalid-name"),
         ("https://host/x\r\nHost: y", "invalid-name"),
         ("https://host/x#sha256=12", "invalid-name"),
         ("https://host/x#part", "invalid-name"),
@@ -193,7 +239,7 @@ def test_free_space_is_checked_first(server: FileServer, monkeypatch: pytest.Mon
 def test_addresses_are_checked(name: str, code: str) -> None:
     with pytest.raises(LlamatrainError) as caught:
         download(name, "model")
-    assert caught.value.code == code and "secret" not in str(caught.value) and "\n" not in str(caught.value)
+    assert caught.value.code == code and "secret" not in str(caught.value) and str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize(
