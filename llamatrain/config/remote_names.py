@@ -3,6 +3,7 @@
 A file or folder that exists under such a name is used as it is. `C:\\x` is a path, since schemes are listed.
 """
 
+import os
 import re
 from pathlib import Path
 from typing import Literal
@@ -18,7 +19,7 @@ def remote_name(path: str | Path) -> str | None:
     A `Path` has one slash in place of the two of an address, and on Windows backslashes.
     """
     match = NAME.fullmatch(str(path))
-    if not match or Path(path).exists():
+    if not match or os.path.exists(path):  # noqa: PTH110 - False for a name that is too long for a path
         return None
     scheme, rest = match.groups()
     if isinstance(path, Path):

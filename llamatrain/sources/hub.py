@@ -58,8 +58,12 @@ class HubName:
     def parse(cls, text: str) -> "HubName":
         """Parse a name behind its `hf:`."""
         match = NAME.fullmatch(text.removeprefix("hf:"))
-        parts = match["file"].split("/") if match and match["file"] else []
-        if not match or ".." in parts or "" in parts or (match["data"] and match["type"]):
+        if (
+            not match
+            or (match["file"] and not is_safe_file(match["file"]))
+            or (match["revision"] and not is_safe_file(match["revision"]))
+            or (match["data"] and match["type"])
+        ):
             raise UsageError(
                 f"invalid name on Hugging Face (got {quote(text)}); write hf:OWNER/NAME, hf:OWNER/NAME:Q4_K_M, "
                 "hf:OWNER/NAME/FILE.gguf or hf:datasets/OWNER/NAME/FILE, and @REVISION behind it",
@@ -128,7 +132,7 @@ def list_files(name: HubName) -> list[str]:
     if not constants.HF_HUB_OFFLINE:
         try:
             siblings = HfApi().repo_info(**name.settings, timeout=TIMEOUT).siblings
-            return sorted(sibling.rfilename for sibling in siblings or ())
+            return sorted(file for sibling in siblings or () if is_safe_file(file := sibling.rfilename))
         except HfHubHTTPError:
             raise
         except connection_errors():
@@ -138,6 +142,12 @@ def list_files(name: HubName) -> list[str]:
         f"note: {name}: using the files in {folder}, since Hugging Face is not asked or cannot be reached"
     )
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def is_safe_file(file: str) -> bool:
+    """Return True if a name from a user or a server is printable and stays inside a folder, also on Windows."""
+    parts = file.split("/")
+    return file.isprintable() and not {"", ".", ".."} & {*parts} and "\\" not in file and ":" not in parts[0]
 
 
 def choose_gguf(name: HubName, files: Sequence[str]) -> str:
@@ -309,6 +319,12 @@ def translate_hub_errors(name: HubName) -> Iterator[None]:
         status = getattr(error.response, "status_code", "an error")
         advice = "log in with `hf auth login`" if status in (401, 403) else "repeat the command later"
         raise FileError(f"{name}: Hugging Face reports HTTP {status}; {advice}", code="hub-failed") from None
+    except ValueError as error:  # such as a token that is not ASCII, whose text must not be repeated
+        raise FileError(
+            f"{name}: Hugging Face's answer, HF_TOKEN or HF_ENDPOINT is invalid ({type(error).__name__}); check "
+            "them, and repeat the command",
+            code="hub-failed",
+        ) from None
     except connection_errors() as error:
         detail = " ".join(str(error).split())[:200]
         raise FileError(

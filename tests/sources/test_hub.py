@@ -141,6 +141,21 @@ def test_offline_only_the_cache_is_used(hub: Hub) -> None:
     assert hub.fetch("hf:me/tiny") == path
 
 
+def test_file_names_of_the_server_stay_inside(hub: Hub) -> None:
+    files = {"../../../../x-Q8_0.gguf": b"x", "a\n\x1b[31m.gguf": b"x", "C:\\y.gguf": b"x"}
+    hub.server.repositories["me/evil"] = Repository(files)
+    told = hub.fetch("hf:me/evil")
+    assert told.endswith("[no-gguf]") and "it has none" in told
+    hub.server.repositories["me/evil"].files["b.gguf"] = b"b"
+    assert Path(hub.fetch("hf:me/evil")).read_bytes() == b"b"
+    assert not list(hub.folder.rglob("x-Q8_0.gguf"))
+
+
+def test_an_invalid_token_is_not_repeated(hub: Hub) -> None:
+    told = hub.fetch("hf:me/tiny/tiny.gguf", HF_TOKEN="hf_sécret")
+    assert told.endswith("[hub-failed]") and "HF_TOKEN" in told and "cret" not in told
+
+
 def test_a_connection_that_was_cut_is_tried_again(hub: Hub) -> None:
     repository = hub.server.repositories["me/tiny"]
     repository.cut_at = 5000
@@ -183,6 +198,10 @@ def test_one_bar_serves_both_ways_of_transfer() -> None:
         "hf:a/b/../c",
         "hf:a/b//c",
         "hf:a/b/",
+        "hf:a/b/./c",
+        "hf:a/b/..\\c",
+        "hf:a/b/x\ny",
+        "hf:a/b@../../x",
         "hf:a b/c",
         "hf:a/b@",
         "hf:a/b:",

@@ -72,6 +72,7 @@ def test_a_file_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.Mon
     assert remote_name("ollama:tiny") is None and names.locate("ollama:tiny") == Path("ollama:tiny")
     for path in (r"C:\models\x.gguf", "c:/x.gguf", "data:x", "x.gguf", "a/hf:b"):
         assert remote_name(path) is None
+    assert remote_name(f"hf:{'a' * 300}/b") == f"hf:{'a' * 300}/b"  # too long for a path
     assert remote_name(Path("https://host/x")) == remote_name("https://host/x") == "https://host/x"
 
 
