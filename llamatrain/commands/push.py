@@ -4,6 +4,7 @@ The card has no paths of this machine, and no texts that may be private, such as
 """
 
 import json
+import re
 import shlex
 import shutil
 import tempfile
@@ -31,6 +32,9 @@ SHOWN = (
     *("iters", "epochs", "optimizer", "lr", "schedule", "warmup", "weight-decay", "seed"),
 )
 
+LOCAL = "a local file"
+# A name on Hugging Face or in Ollama without characters that Markdown or a shell would interpret.
+PUBLIC = re.compile(r"(hf|ollama):[\w./:@+-]+")
 TASKS = {"contrastive": "sentence-similarity", "rerank": "text-ranking"}  # Hugging Face's, by objective
 
 
@@ -136,6 +140,8 @@ def read_result(run: Path) -> Result:
             f"{file}: a model or an adapter is needed (got a file of kind {gguf.kind})", code="wrong-kind"
         )
     folder = file.parent
+    if file.name not in RESULTS:  # what else is in its folder may be about another file
+        return Result(gguf=gguf, options={}, metrics=())
     options, _ = read_options(folder / CONFIG)
     metrics = tuple(line for _, line in read_lines(folder / METRICS))
     return Result(gguf=gguf, options=options, metrics=metrics)
@@ -207,10 +213,10 @@ def front_matter(result: Result, base: str, has_peft: bool) -> Iterator[str]:
 
 def usage(result: Result, base: Any, repository: str, has_peft: bool) -> Iterator[str]:
     """Yield lines that show how to use the files."""
-    model = remote_name(str(base)) if base else None
+    model = public_name(base)
     yield "```sh"
     if result.is_adapter:
-        yield f"llamatrain generate {model or 'BASE.gguf'} --lora hf:{repository}/{result.filename} --prompt TEXT"
+        yield f"llamatrain generate {'BASE.gguf' if model == LOCAL else model} --lora hf:{repository}/{result.filename} --prompt TEXT"
         yield f"llama-server -m BASE.gguf --lora {result.filename}"
     else:
         yield f"llamatrain generate hf:{repository} --prompt TEXT"
@@ -232,8 +238,8 @@ def describe_run(result: Result, base: Any) -> Iterator[tuple[str, str]]:
         yield "data", ", ".join(f"`{name}`" for name in dict.fromkeys(map(public_name, data)))
     for name, value in shown_options(result.options):
         yield name, str(value)
-    losses = [line["loss"] for line in result.metrics if isinstance(line.get("loss"), int | float)]
-    scores = [line["val_loss"] for line in result.metrics if isinstance(line.get("val_loss"), int | float)]
+    losses = [line["loss"] for line in result.metrics if isinstance(line.get("loss"), float)]
+    scores = [line["val_loss"] for line in result.metrics if isinstance(line.get("val_loss"), float)]
     if losses:
         yield "training loss, first and last", f"{losses[0]:.4g}, {losses[-1]:.4g}"
     if scores:
@@ -243,7 +249,7 @@ def describe_run(result: Result, base: Any) -> Iterator[tuple[str, str]]:
 def public_name(name: Any) -> str:
     """Return how a card names a model or data: the name on Hugging Face or in Ollama, or that it is a local file."""
     remote = remote_name(str(name))
-    return remote if remote and remote.startswith(("hf:", "ollama:")) else "a local file"
+    return remote if remote and PUBLIC.fullmatch(remote) else LOCAL
 
 
 def shown_options(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -265,7 +271,7 @@ def command(result: Result) -> str:
     words = ["llamatrain", "finetune" if finetunes else "from-scratch"]
     if finetunes:
         name = public_name(options["base"])
-        words.append("BASE.gguf" if name == "a local file" else name)
+        words.append("BASE.gguf" if name == LOCAL else name)
     words.append("DATA")
     for name, value in shown_options(options):
         if isinstance(value, bool):

@@ -132,6 +132,24 @@ def test_other_inputs_are_refused(trained: Path) -> None:
         assert done.code and f"[{code}]" in done.err, done.err
 
 
+def test_the_card_repeats_no_addresses_and_no_markdown(trained: Path) -> None:
+    config = (
+        'base = "https://host/secret.gguf?token=secret"\n'
+        'data = ["hf:datasets/a/b/c`|\\n\\n# secret", "ollama:$(secret)", "hf:datasets/a/b/rows.jsonl"]\n'
+    )
+    (trained / "config.toml").write_text(config)
+    (trained / "metrics.jsonl").write_text(f'{{"step": 1, "loss": {"9" * 400}, "val_loss": {"9" * 400}}}\n')
+    ran("push", trained, "hf:me/mine", "--dry-run", "out")
+    card = Path("out/README.md").read_text()
+    assert "secret" not in card and "hf:datasets/a/b/rows.jsonl" in card and "generate BASE.gguf" in card
+
+
+def test_a_file_that_is_no_result_takes_nothing_from_its_folder(trained: Path) -> None:
+    (trained / "best.gguf").rename(trained / "other.gguf")
+    ran("push", trained / "other.gguf", "hf:me/mine", "--dry-run", "out", "--base", "secret-base.gguf")
+    assert "## Training" not in Path("out/README.md").read_text()
+
+
 def test_a_damaged_config_is_left_out(trained: Path) -> None:
     config = 'objective = [1]\nlr = "x\\n---\\ny: z"\nbase = 3\ndata = 4\nbatch = 2\n'
     (trained / "config.toml").write_text(config)
