@@ -287,8 +287,7 @@ def is_locked(folder: Path) -> bool:
 
 def resident_size(pid: int) -> int | None:
     """Return the bytes of a process that are resident, or None where the system does not say."""
-    if sys.platform == "win32":
-        return None
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if sys.platform != "win32":
+        with suppress(OSError, ValueError, IndexError):
+            return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return None
