@@ -15,6 +15,7 @@ import shutil
 import time
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from email.message import Message
 from pathlib import Path
@@ -28,7 +29,7 @@ from llamatrain.errors import FileError, LlamatrainError, MissingError, UsageErr
 from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.platform.cache_dir import writable_cache_dir
 from llamatrain.platform.locks import lock
-from llamatrain.platform.terminal import log_line, progress_bar
+from llamatrain.platform.terminal import log_if_slow, log_line, progress_bar
 from llamatrain.sources.checksums import verify
 
 CHUNK_BYTES = 1 << 16  # bytes that are read at a time
@@ -87,7 +88,9 @@ def download(name: str, use: Use) -> Path:
     folder = root / hashlib.sha256(url.encode()).hexdigest()[:16]
     with wrap_os_errors(folder, "cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
-    with lock(folder):
+    with ExitStack() as held:
+        with log_if_slow(f"waiting for another process that downloads {url}"):
+            held.enter_context(lock(folder))
         fetched = Download(url, folder / file_name(url), use)
         if not (sha256 and fetched.file.exists()):
             fetched.update()

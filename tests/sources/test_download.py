@@ -4,6 +4,7 @@ import hashlib
 import shutil
 from collections import namedtuple
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from urllib.request import Request
@@ -11,6 +12,9 @@ from urllib.request import Request
 import pytest
 
 from llamatrain.errors import LlamatrainError
+from llamatrain.platform import terminal
+from llamatrain.platform.locks import HAS_LOCKS, lock
+from llamatrain.platform.terminal import show_log
 from llamatrain.sources import download as downloads
 from llamatrain.sources.download import download
 from tests.helpers.errors import raises
@@ -33,6 +37,23 @@ def test_a_file_is_downloaded_once(server: FileServer) -> None:
     assert download(f"{server.url}/a/rows.jsonl?x=1", "data") == file
     assert [request.get("If-None-Match") for request in server.requests] == [None, '"1"']
     assert {path.name for path in file.parent.iterdir()} == {"rows.jsonl", "rows.jsonl.json"}
+
+
+@pytest.mark.skipif(not HAS_LOCKS, reason="this system has no locks on folders")
+def test_a_second_process_waits_and_says_so(
+    server: FileServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(terminal, "SLOW_AFTER", 0.05)
+    server.files["/x.txt"] = Served(BODY, etag='"1"')
+    folder = download(f"{server.url}/x.txt", "data").parent
+    with show_log(), ThreadPoolExecutor() as pool:
+        with lock(folder):
+            second = pool.submit(download, f"{server.url}/x.txt", "data")
+            with pytest.raises(TimeoutError):
+                second.result(0.5)
+            assert len(server.requests) == 1
+        assert second.result(30).read_bytes() == BODY
+    assert "waiting for another process" in capsys.readouterr().err
 
 
 def test_a_file_that_changed_is_downloaded_again(server: FileServer) -> None:
