@@ -1,12 +1,48 @@
-"""Runs llama.cpp's converter on folders, without a tokenizer: the program `python FILE CONVERTER TYPE FOLDER...`.
+"""Runs llama.cpp's converter, if LLAMATRAIN_LLAMA_CPP names the folder of llama.cpp with convert_hf_to_gguf.py.
 
-It writes FOLDER.gguf beside each folder and prints a line for each that failed.
+LLAMATRAIN_LLAMA_CPP_PATH names more folders with modules that it needs, such as sentencepiece.
+
+As a program, `python FILE CONVERTER TYPE FOLDER...`, it converts folders without a tokenizer: it writes FOLDER.gguf beside
+each folder and prints a line for each that failed.
 """
 
 import logging
+import os
+import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+CONVERTER = os.environ.get("LLAMATRAIN_LLAMA_CPP", "")
+needs_converter = pytest.mark.skipif(
+    not CONVERTER, reason="LLAMATRAIN_LLAMA_CPP names no folder of llama.cpp"
+)
+
+
+def run_converter(*command: str | Path) -> str:
+    """Run a Python program that imports the converter's modules, and return what it writes to stdout."""
+    more = [f"{CONVERTER}/gguf-py", os.environ.get("LLAMATRAIN_LLAMA_CPP_PATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(more)}
+    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()[-500:]
+    return done.stdout.decode()
+
+
+def convert_folder(folder: Path, out: Path, *options: str) -> Path:
+    """Convert a folder with its tokenizer."""
+    run_converter(f"{CONVERTER}/convert_hf_to_gguf.py", folder, "--outfile", out, *options)
+    return out
+
+
+def convert_without_tokenizer(folders: Iterable[Path], kind: str) -> str:
+    """Convert folders, and return a line for each that failed."""
+    return run_converter(__file__, CONVERTER, kind, *folders)
+
+
+# ---- the program --------------------------------------------------------------------
 
 
 def convert(folder: Path, kind: str, modules: Any) -> None:

@@ -1,9 +1,6 @@
 """Tokenizers of transformers become those of GGUF files; beside llama.cpp's converter where it is there."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from llamatrain.importing.pre_tokenizers import expressions_of, find_pre_tokeniz
 from llamatrain.importing.tokenizer import tokenizer_metadata
 from llamatrain.importing.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from tests.helpers.errors import raises
+from tests.helpers.llama_cpp_converter import convert_folder, needs_converter
 from tests.helpers.test_data import material
 from tests.helpers.tokenizer_folders import (
     LLAMA3_SPLIT,
@@ -32,7 +30,6 @@ from tests.helpers.tokenizer_folders import (
     write_json,
 )
 
-CONVERTER = os.environ.get("LLAMATRAIN_LLAMA_CPP")
 PREFIX = "tokenizer.ggml."
 
 
@@ -135,17 +132,12 @@ def test_added_tokens_and_padding(tmp_path: Path) -> None:
     assert literal[PREFIX + "token_type"][32000] == TokenType.USER_DEFINED
 
 
+@needs_converter
 @pytest.mark.parametrize("name", FOLDERS)
 def test_llama_cpp_converts_it_to_the_same_keys(name: str, tmp_path: Path) -> None:
-    if not CONVERTER:
-        pytest.skip("LLAMATRAIN_LLAMA_CPP does not name a folder with llama.cpp's convert_hf_to_gguf.py")
     pytest.importorskip("transformers")
     folder, _ = FOLDERS[name](tmp_path / "folder")
-    out = tmp_path / "theirs.gguf"
-    command = [sys.executable, f"{CONVERTER}/convert_hf_to_gguf.py", folder, "--outfile", out, "--vocab-only"]
-    path = os.pathsep.join([f"{CONVERTER}/gguf-py", os.environ.get("LLAMATRAIN_LLAMA_CPP_PATH", "")])
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()[-500:]
+    out = convert_folder(folder, tmp_path / "theirs.gguf", "--vocab-only")
     theirs = {key: each for key, each in open_gguf(out).metadata.items() if key.startswith("tokenizer.")}
     ours = found(folder, json.loads((folder / "config.json").read_text())["vocab_size"])
     assert ours.keys() == theirs.keys()

@@ -1,12 +1,6 @@
-"""Imported models are those of llama.cpp's converter: names, types and bytes of all tensors, and all hyperparameters.
-
-LLAMATRAIN_LLAMA_CPP names the folder of llama.cpp with convert_hf_to_gguf.py.
-"""
+"""Imported models are those of llama.cpp's converter: names, types and bytes of all tensors, and all hyperparameters."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +12,10 @@ from tests.helpers.architecture_family import WORDS
 from tests.helpers.architecture_models import weights
 from tests.helpers.architecture_torch import model
 from tests.helpers.architectures import FAMILIES
+from tests.helpers.llama_cpp_converter import convert_without_tokenizer, needs_converter
 from tests.importing.test_architectures import import_to
 
-CONVERTER = os.environ.get("LLAMATRAIN_LLAMA_CPP", "")
-RUNNER = Path(__file__).parents[1] / "helpers" / "llama_cpp_converter.py"
-pytestmark = [
-    pytest.mark.reference,
-    pytest.mark.skipif(not CONVERTER, reason="LLAMATRAIN_LLAMA_CPP names no folder of llama.cpp"),
-]
+pytestmark = [pytest.mark.reference, needs_converter]
 # keys in which the converter's files do not say what the model is: the shared width of ERNIE is that of experts times
 # their number, and the scores of DeepSeek V3 are sigmoids also where a configuration does not say so
 DIFFERENT = {
@@ -73,15 +63,7 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         path.write_text(json.dumps(adapt(arch, json.loads(path.read_text()))))
         vocabulary = {"model": {"vocab": {word: i for i, word in enumerate(WORDS)}}, "added_tokens": []}
         (root / arch / "tokenizer.json").write_text(json.dumps(vocabulary))
-    command = [
-        sys.executable,
-        str(RUNNER),
-        CONVERTER,
-        request.param,
-        *(str(root / arch) for arch in FAMILIES),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert not done.stdout
+    assert not convert_without_tokenizer([root / arch for arch in FAMILIES], request.param)
     return request.param, root
 
 
