@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from llamatrain.data.tokenizer.vocabulary import KEY, parse_byte
 from llamatrain.errors import FileError
 from llamatrain.gguf.constants import TokenType
-from llamatrain.gguf.values import Kind, Value, boolean, numbers, string, strings, u32
+from llamatrain.gguf.values import Kind, Value, boolean, numbers, string, strings
+from llamatrain.importing.gguf_package import collect_values
 from llamatrain.importing.pre_tokenizers import (
     CHECK_TEXT,
     find_pre_tokenizer_names,
@@ -61,6 +62,11 @@ def tokenizer_metadata(folder: Path, arch: str, vocab_size: int) -> dict[str, Va
     """Return the keys of the tokenizer for a model whose embeddings have `vocab_size` rows."""
     try:
         return convert_files(folder, arch, vocab_size)
+    except UnicodeEncodeError:
+        raise FileError(
+            f"{folder}: a text of the tokenizer has half a character (a surrogate); download its files again",
+            code="bad-tokenizer",
+        ) from None
     except (
         ValueError,
         TypeError,
@@ -290,13 +296,4 @@ def special_values(special: "SpecialVocab") -> dict[str, Value]:
 
     writer = gguf.GGUFWriter("", "")
     special.add_to_gguf(writer, quiet=True)
-    found = {key: entry.value for key, entry in writer.kv_data[0].items() if key.startswith("tokenizer.")}
-    return {key: _value(value) for key, value in found.items()}
-
-
-def _value(value: Any) -> Value:
-    if isinstance(value, str):
-        return string(value)
-    if isinstance(value, bool):
-        return boolean(value)
-    return strings(value) if isinstance(value, Sequence) else u32(value)
+    return collect_values(writer, "tokenizer.")

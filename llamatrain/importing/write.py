@@ -12,6 +12,7 @@ from llamatrain.gguf.types import GgmlType, type_by_name
 from llamatrain.gguf.values import Kind, Value, boolean, f32, numbers, string, u32
 from llamatrain.gguf.writer import create_gguf
 from llamatrain.importing.checkpoint import Checkpoint
+from llamatrain.importing.description import describe_model
 from llamatrain.importing.families import FAMILIES, Family
 from llamatrain.importing.keys import Keys, common_keys
 from llamatrain.importing.sources import Sources
@@ -73,14 +74,14 @@ def plan_import(checkpoint: Checkpoint, target: GgmlType | None, read_tokenizer:
     metadata = {
         "general.architecture": string(architecture),
         "general.type": string("model"),
-        "general.name": string(checkpoint.folder.resolve().name),
         **encode_keys(checkpoint, family),
         "general.file_type": u32(file_type(chosen)),
         "general.quantization_version": u32(QUANTIZATION_VERSION),
     }
     tensors, h = plan_tensors(checkpoint, family, metadata, chosen)
     tokenizer = read_tokenizer(checkpoint.folder, architecture, h.vocab)
-    return ImportPlan(checkpoint, {**metadata, **tokenizer}, tensors, h)
+    description = describe_model(checkpoint, [tensor.info for tensor in tensors])
+    return ImportPlan(checkpoint, {**description, **metadata, **tokenizer}, tensors, h)
 
 
 def guess_type(checkpoint: Checkpoint) -> GgmlType:

@@ -42,7 +42,7 @@ def test_types(folder: Path, tmp_path: Path, kind: str, expected: str) -> None:
     assert gguf.tensors["blk.0.attn_q.weight"].type.name == expected
     assert gguf.tensors["blk.0.attn_norm.weight"].type.name == "F32"
     assert "tokenizer.ggml.tokens" in gguf.metadata
-    assert gguf.metadata["general.name"] == "folder"
+    assert gguf.metadata["general.name"] == "Folder"
 
 
 def test_the_file_lies_beside_the_folder_and_is_not_replaced(folder: Path) -> None:

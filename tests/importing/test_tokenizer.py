@@ -238,6 +238,10 @@ BROKEN = {
         b'{"model": {"vocab": {}, "merges": ["a b"]}, "pre_tokenizer": 1}',
         "bad-tokenizer",
     ),
+    "half a character": (
+        b'{"model": {"vocab": {"\\ud800": 0}, "byte_fallback": true}}',
+        "bad-tokenizer",
+    ),
     "a post-processor that is none": (b'{"model": {"vocab": {}}, "post_processor": 1}', "bad-tokenizer"),
 }
 
