@@ -10,14 +10,14 @@ from llamatrain.importing.checkpoint import open_checkpoint
 from llamatrain.importing.write import import_folder
 from llamatrain.io.disk_space import check_disk_space
 from llamatrain.platform.cache_dir import writable_cache_dir
+from llamatrain.platform.cache_prune import MODEL_FOLDER
 
-CACHE_FOLDER = "models"
 WEIGHTS, OTHERS = (".safetensors",), (".json", ".model", ".jinja", ".txt")
 
 
 def cached_import(folder: Path) -> Path:
     """Return the GGUF file of a folder with a model of transformers; it is written if it is not in the cache."""
-    cache = writable_cache_dir(CACHE_FOLDER)
+    cache = writable_cache_dir(MODEL_FOLDER)
     if cache is None:
         raise FileError(
             f"{folder}: there is no folder for a cache; convert the model with `llamatrain import`",

@@ -62,6 +62,10 @@ class Family:
     # keys of lists of numbers that a checkpoint has as tensors, one for each block, by their names
     number_lists: Mapping[str, str] = field(default_factory=dict)
     pads_vocabulary: bool = False  # tables may have fewer rows than there are tokens
+    cuts_vocabulary: bool = False  # embeddings may have more rows than there are tokens
+    drops_tied_output: bool = (
+        False  # a file has no output matrix where the configuration says that it is tied
+    )
     interleaves_experts: bool = False  # matrices of experts lie the other way, and gates and values alternate
     permutes: bool = True  # False: the rows of heads have the order of the file
 
@@ -613,7 +617,7 @@ def llama_like(architecture: str, keys: MakeKeys = LLAMA, **more: object) -> Fam
 LLAMA_FAMILY = llama_like("llama")
 QWEN2 = Family(architecture="qwen2")
 QWEN35 = Family(architecture="qwen35", keys=qwen35, norms_less_one=True, ignored=("mtp.",))
-GEMMA3 = Family(architecture="gemma3", keys=gemma3, norms_less_one=True)
+GEMMA3 = Family(architecture="gemma3", keys=gemma3, norms_less_one=True, cuts_vocabulary=True)
 GEMMA3N = Family(architecture="gemma3n", keys=gemma3n, pads_vocabulary=True)
 GEMMA4 = Family(
     architecture="gemma4",
@@ -628,6 +632,7 @@ DEEPSEEK = Family(
     joined={f"attn_{x}_b": "layers.{}.self_attn.kv_b_proj.weight" for x in "kv"},
     joined_rows=latent_rows,
     left_out=HEAD_SIZES,
+    drops_tied_output=True,
 )
 GRANITE_MOE = llama_like(
     "granitemoe",
@@ -689,8 +694,8 @@ FAMILIES: dict[str, Family] = {
         keys=granite_hybrid,
         left_out=HEAD_SIZES,
     ),
-    "HunYuanDenseV1ForCausalLM": Family(architecture="hunyuan-dense", keys=hunyuan),
-    "HunYuanMoEV1ForCausalLM": Family(architecture="hunyuan-moe", keys=hunyuan_moe),
+    "HunYuanDenseV1ForCausalLM": Family(architecture="hunyuan-dense", keys=hunyuan, drops_tied_output=True),
+    "HunYuanMoEV1ForCausalLM": Family(architecture="hunyuan-moe", keys=hunyuan_moe, drops_tied_output=True),
     "InternLM2ForCausalLM": Family(
         architecture="internlm2",
         renames=INTERNLM2,

@@ -111,6 +111,8 @@ def plan_tensors(
         if not name.endswith(family.unused or ("\0",))
         and (places := locate(name, kind, sources, family.joined))
     }
+    if family.drops_tied_output and checkpoint.config.values.get("tie_word_embeddings") is True:
+        found.pop(architecture.weight_with_role("output"), None)
     h = read_model(
         checkpoint, family, metadata, sources, {name: places for name, (_, places) in found.items()}
     )
@@ -171,6 +173,8 @@ def read_model(
         if tokens > 2 * shape[0]:
             raise checkpoint.config.error("vocab_size", f"near the {shape[0]} rows of the embeddings", tokens)
         shape = max(shape[0], tokens), shape[1]
+    if len(shape) == 2 and family.cuts_vocabulary and checkpoint.config.has("vocab_size"):
+        shape = min(shape[0], checkpoint.config.count("vocab_size")), shape[1]
     nothing = np.empty(0, np.uint8)
     tensors = {
         name: FileTensor(name, F32, shape if name == embeddings else (1,), 0, nothing) for name in places
@@ -289,6 +293,8 @@ class Conversion:
             fits = len(shapes[0]) == 2 and int(rows.max()) < shapes[0][0] and shapes[0][1] == self.columns
         elif self.pads:
             fits = len(shapes[0]) == 2 and shapes[0][0] <= self.shape[0] and shapes[0][1] == self.shape[1]
+        elif self.cuts:
+            fits = len(shapes[0]) == 2 and shapes[0][0] >= self.shape[0] and shapes[0][1] == self.shape[1]
         else:
             fits = prod(shapes[0]) == prod(self.shape) * self.kind.part[1] and 0 not in shapes[0]
         if not fits:
@@ -308,6 +314,11 @@ class Conversion:
     def pads(self) -> bool:
         """True if rows of zeros are added for tokens that the checkpoint does not have."""
         return self.family.pads_vocabulary and self.kind.role in PADDED
+
+    @property
+    def cuts(self) -> bool:
+        """True if rows are left out behind those of the tokens."""
+        return self.family.cuts_vocabulary and self.kind.role == "embedding"
 
     def pieces(self, arrays: list[Piece]) -> Iterator[Piece]:
         """Yield the tensor in pieces."""
@@ -343,6 +354,8 @@ class Conversion:
             values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2)
         if self.name.endswith("attn_k_b.weight"):
             return values.reshape(self.shape[0], self.shape[2], self.shape[1]).swapaxes(1, 2)
+        if self.cuts:
+            values = values[: self.shape[0]]
         return values if self.pads else values.reshape(self.shape)
 
     def _finish(self, piece: Piece) -> Piece:

@@ -1,8 +1,8 @@
 """Prunes the cache: removes what was not used for long, and the oldest tokens if all take too much space.
 
-Kernels have a folder for each version of sources, processor and compiler; tokens have one for each entry. A
-folder's modification time is the time of its last use. A folder is renamed before it is removed, so that it
-is complete or absent. Locked folders stay: a process that reads tokens or compiles kernels holds a lock. Kernels
+Kernels have a folder for each version of sources, processor and compiler; tokens have one for each entry, and
+imported models are files. A modification time is the time of the last use. A folder is renamed before it is removed,
+so that it is complete or absent. Locked folders stay: a process that reads tokens or compiles kernels holds a lock. Kernels
 that are running are copies in memory.
 """
 
@@ -18,16 +18,17 @@ from typing import NamedTuple
 from llamatrain.platform.locks import try_lock
 from llamatrain.platform.temp_files import DAY, NEW_PREFIX, remove_leftovers, remove_path
 
-MAX_AGE = 30 * DAY  # seconds after which kernels of other versions and tokens are removed
+MAX_AGE = 30 * DAY  # seconds after which kernels of other versions, tokens and models are removed
 MAX_TOKEN_BYTES = 8 * 10**9  # bytes of all tokens
 MIN_INTERVAL = DAY  # seconds between prunings, and between marks of use
 STAMP = ".pruned"  # the file with the time of the last pruning
+MODEL_FOLDER = "models"  # the folder of imported models
 # the name of a version's folder, of the folder of all entries, of an entry's file
 KERNEL_FOLDER, TOKEN_FOLDER, TOKEN_FILE = re.compile("[0-9a-f]{16}"), "tokens", "tokens"
 
 
 class CacheFolder(NamedTuple):
-    """A folder of kernels or tokens: its path, the path that users lock, its size, and its last use."""
+    """A folder of kernels or tokens, or the file of a model: its path, the path that users lock, its size, and its last use."""
 
     path: Path
     lock_path: Path
@@ -49,6 +50,13 @@ def list_tokens(root: Path) -> list[CacheFolder]:
         for path in _list_folders(root / TOKEN_FOLDER)
         if (path / TOKEN_FILE).is_file()
     ]
+
+
+def list_models(root: Path) -> list[CacheFolder]:
+    """Return the imported models of a cache."""
+    with suppress(OSError):
+        return [_describe_folder(path, path) for path in sorted((root / MODEL_FOLDER).glob("*.gguf"))]
+    return []
 
 
 def _list_folders(parent: Path) -> Iterator[Path]:
@@ -127,6 +135,7 @@ def prune(root: Path, version: str) -> None:
             remove_leftovers(folder, NEW_PREFIX)
         remove(each for each in list_kernels(root) if each.path.name != version and _is_old(each))
         remove(over_limit(list_tokens(root)))
+        remove(each for each in list_models(root) if _is_old(each))
 
 
 def over_limit(entries: list[CacheFolder]) -> list[CacheFolder]:

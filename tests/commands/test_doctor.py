@@ -412,14 +412,18 @@ def test_clean_takes_what_is_old_and_leaves_what_is_used(root: Path, tmp_path: P
     open_or_build("unread", fill, BOUNDS)
     reading = open_or_build("read", fill, BOUNDS)
     (root / "speeds").mkdir()
+    (root / "models").mkdir()
+    (root / "models" / "a.gguf").write_bytes(bytes(55))
     (root / "tokens" / f"{NEW_PREFIX}left").mkdir()
     (tmp_path / ".llamatrain-passing-left").write_bytes(bytes(77))
     status, found = told()
     assert status == 0 and found["caches"]["tokens"]["folders"] == 2 and found["caches"]["speeds"] == 0
+    assert found["caches"]["imported_models"] == {"files": 1, "bytes": 55}
     assert found["caches"]["left_by_dead_processes"]["files"] == 1
     assert found["caches"]["left_there_by_dead_processes"] == {"files": 1, "bytes": 77}
     status, found = told("--clean")
     assert status == 0 and found["cleaned"]["old_kernels"] == {"folders": 1, "bytes": 100}
+    assert found["cleaned"]["imported_models"] == {"files": 1, "bytes": 55}
     assert found["cleaned"]["tokens"]["folders"] == 1 and found["cleaned"]["tokens"]["bytes"] > 400
     assert found["cleaned"]["left_among_temporary_files"] == {"files": 1, "bytes": 77}
     assert not other.exists() and own.exists() and not (root / "tokens" / "unread").exists()

@@ -114,6 +114,30 @@ def test_single_experts_become_the_same_stacks(arch: str, tmp_path: Path) -> Non
         np.testing.assert_array_equal(tensor.raw, second.tensors[name].raw)
 
 
+@pytest.mark.parametrize("arch", ["deepseek2", "hunyuan-dense", "hunyuan-moe", "llama"])
+def test_an_output_beside_tied_embeddings(arch: str, tmp_path: Path) -> None:
+    """Files of some families have no output matrix if the configuration says that it is tied; others keep it."""
+    shape = FAMILIES[arch].shapes["a"]
+    tensors = state(shape, weights(shape))
+    assert "lm_head.weight" in tensors
+    folder = write_folder(tmp_path / "folder", config(shape) | {"tie_word_embeddings": True}, tensors)
+    gguf = import_to(tmp_path / "model.gguf", folder)
+    assert ("output.weight" in gguf.tensors) == (arch == "llama")
+    assert read_hyperparameters(gguf).tied == (arch != "llama")
+
+
+def test_rows_behind_the_vocabulary_of_gemma3(tmp_path: Path) -> None:
+    shape = FAMILIES["gemma3"].shapes["a"]
+    arrays = weights(shape)
+    values = config(shape)
+    part = values.get("text_config", values)
+    part["vocab_size"] -= 3
+    gguf = import_to(tmp_path / "model.gguf", write_folder(tmp_path / "folder", values, state(shape, arrays)))
+    found = gguf.tensors["token_embd.weight"].raw.view(np.float32).reshape(-1, shape.embd)
+    np.testing.assert_array_equal(found, arrays["token_embd.weight"][:-3])
+    assert read_hyperparameters(gguf).vocab == shape.vocab - 3
+
+
 def test_joined_rows_of_internlm2(tmp_path: Path) -> None:
     shape = FAMILIES["internlm2"].shapes["a"]
     arrays = weights(shape)

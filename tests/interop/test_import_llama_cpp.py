@@ -13,6 +13,8 @@ from tests.helpers.architecture_models import weights
 from tests.helpers.architecture_torch import model
 from tests.helpers.architectures import FAMILIES
 from tests.helpers.llama_cpp_converter import convert_without_tokenizer, needs_converter
+from tests.helpers.tokenizer_folders import write_json
+from tests.helpers.transformers_folders import config, single_experts, state, write_folder
 from tests.importing.test_architectures import import_to
 
 pytestmark = [pytest.mark.reference, needs_converter]
@@ -45,7 +47,10 @@ def adapt(arch: str, values: dict[str, Any]) -> dict[str, Any]:
     if arch == "hunyuan-moe":  # its assertions hold for heads of 128 only
         rope = values["rope_parameters"] | {"rope_type": "default"}
         counts = {"moe_intermediate_size": values["intermediate_size"], "num_shared_expert": 1}
-        lists = {name: [count] * layers for name, count in {**counts, "moe_topk": values["moe_topk"]}.items()}
+        counts |= {"moe_topk": values["moe_topk"]}
+        lists = {
+            name: count if isinstance(count, list) else [count] * layers for name, count in counts.items()
+        }
         return values | lists | {"rope_parameters": rope}
     return values
 
@@ -67,12 +72,32 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return request.param, root
 
 
+@pytest.mark.parametrize("arch", ["deepseek2", "hunyuan-dense", "hunyuan-moe", "gemma3"])
+def test_tensors_that_are_left_out_are_those_of_the_converter(arch: str, tmp_path: Path) -> None:
+    """An output matrix beside tied embeddings, and rows behind the vocabulary."""
+    shape = FAMILIES[arch].shapes["a"]
+    values = adapt(arch, config(shape))
+    cut = 3 * (arch == "gemma3")
+    values.get("text_config", values)["vocab_size"] -= cut
+    values["tie_word_embeddings"] = True
+    folder = write_folder(tmp_path / "folder", values, single_experts(state(shape, weights(shape))))
+    words = {word: number for number, word in enumerate(WORDS[: shape.vocab - cut])}
+    write_json(folder, tokenizer={"model": {"vocab": words}, "added_tokens": []})
+    assert not convert_without_tokenizer([folder], "f32")
+    same_tensors(import_to(tmp_path / "model.gguf", folder), open_gguf(folder.with_suffix(".gguf")))
+
+
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_the_file_is_that_of_the_converter(arch: str, converted: tuple[str, Path], tmp_path: Path) -> None:
     kind, root = converted
     imported = import_to(tmp_path / "model.gguf", root / arch, None if kind == "auto" else kind.upper())
     expected = open_gguf(root / f"{arch}.gguf")
     assert hyperparameters(imported, arch) == hyperparameters(expected, arch)
+    same_tensors(imported, expected)
+
+
+def same_tensors(imported: Gguf, expected: Gguf) -> None:
+    """Compare names, types, shapes and bytes."""
     assert {name: (tensor.type.name, tensor.shape) for name, tensor in imported.tensors.items()} == {
         name: (tensor.type.name, tensor.shape) for name, tensor in expected.tensors.items()
     }

@@ -72,6 +72,18 @@ def test_kernels_of_other_versions_go_after_a_month(root: Path) -> None:
     assert sorted(path.name for path in root.iterdir()) == sorted([STAMP, newer.name, own.name])
 
 
+def test_models_that_nobody_used_for_a_month_go(root: Path) -> None:
+    folder = root / "models"
+    folder.mkdir(parents=True)
+    for name in ("old.gguf", "new.gguf", "notes.txt"):
+        (folder / name).write_bytes(bytes(9))
+    aged(folder / "old.gguf", MAX_AGE + 1)
+    aged(folder / "new.gguf", MAX_AGE - 60)
+    aged(folder / "notes.txt", MAX_AGE + 1)
+    prune(root, OWN)
+    assert sorted(path.name for path in folder.iterdir()) == ["new.gguf", "notes.txt"]
+
+
 def test_what_is_no_kernels_folder_stays(root: Path, tmp_path: Path) -> None:
     outside = kernels(tmp_path, "outside", 2 * MAX_AGE)
     (root / "notes").mkdir(parents=True)

@@ -46,7 +46,14 @@ def describe_contents(root: Path) -> Findings:
     yield folders_fact("kernels", own)
     yield folders_fact("kernels of other versions", old, f"; deleted {days} days after their last use")
     yield folders_fact("tokens", entries, f"; deleted {days} days after their last use, or beyond {limit}")
-    known = {cache_prune.TOKEN_FOLDER, cache_prune.STAMP, *(folder.path.name for folder in folders)}
+    models = cache_prune.list_models(root)
+    yield folders_fact("imported models", models, f"; deleted {days} days after their last use", thing="file")
+    known = {
+        cache_prune.TOKEN_FOLDER,
+        cache_prune.MODEL_FOLDER,
+        cache_prune.STAMP,
+        *(folder.path.name for folder in folders),
+    }
     with suppress(OSError):
         for path in sorted(root.iterdir()):
             if path.name not in known and not path.name.startswith(temp_files.NEW_PREFIX):
@@ -54,13 +61,13 @@ def describe_contents(root: Path) -> Findings:
     yield files_fact("left by dead processes", cache_prune.find_all_leftovers(root))
 
 
-def folders_fact(name: str, folders: list[Any], more: str = "") -> Fact:
-    """Return a fact about some folders: their number and size."""
+def folders_fact(name: str, folders: list[Any], more: str = "", thing: str = "folder") -> Fact:
+    """Return a fact about some folders, or about other things in a cache: their number and size."""
     nbytes = sum(folder.nbytes for folder in folders)
     return Fact(
         name,
-        {"folders": len(folders), "bytes": nbytes},
-        f"{format_size(nbytes)} in {format_count(folders, 'folder')}{more if folders else ''}",
+        {f"{thing}s": len(folders), "bytes": nbytes},
+        f"{format_size(nbytes)} in {format_count(folders, thing)}{more if folders else ''}",
     )
 
 
@@ -96,7 +103,7 @@ def describe_temp_files() -> Findings:
 
 
 def clean_caches() -> Findings:
-    """Remove old kernels, unused tokens, leftovers of dead processes, and damaged files."""
+    """Remove old kernels, unused tokens, imported models, leftovers of dead processes, and damaged files."""
     from llamatrain.compiler.cache import cache_key
     from llamatrain.platform import cache_prune, temp_files
 
@@ -107,6 +114,7 @@ def clean_caches() -> Findings:
             cache_prune.remove(entry for entry in cache_prune.list_kernels(root) if entry.path != own),
         )
         yield folders_fact("tokens", cache_prune.remove(cache_prune.list_tokens(root)))
+        yield folders_fact("imported models", cache_prune.remove(cache_prune.list_models(root)), thing="file")
         yield remove_files("damaged kernels", find_damaged(own))
         yield remove_files("left by dead processes", cache_prune.find_all_leftovers(root))
     yield remove_files(
