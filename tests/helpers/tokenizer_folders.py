@@ -6,6 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from llamatrain.data.tokenizer.bpe_tables import ALPHABET
+from tests.helpers.architecture_family import CONTROL, WORDS
+
+SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -67,6 +71,13 @@ def config(size: int, **more: Any) -> dict[str, Any]:
         "rms_norm_eps": 1e-5,
     }
     return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": size, **sizes} | more
+
+
+def byte_level_bpe(folder: Path) -> None:
+    """Write a tokenizer of bytes with the numbers that the tests' vocabulary has."""
+    vocab = {letter: CONTROL + number for number, letter in enumerate(ALPHABET)}
+    added = {text: number for number, text in enumerate(WORDS[:CONTROL])}
+    write_json(folder, tokenizer=bpe(vocab, [], added), tokenizer_config=SPECIAL)
 
 
 def sentencepiece(pieces: Iterable[tuple[str, float, int]], space_prefix: bool = True) -> bytes:

@@ -6,31 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.data.tokenizer.bpe_tables import ALPHABET
 from llamatrain.data.tokenizer.tokenizer import load
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.sample.decoder import Decoder
-from tests.helpers.architecture_family import CONTROL, WORDS
+from tests.helpers.architecture_family import WORDS
 from tests.helpers.architecture_torch import model
 from tests.helpers.architectures import FAMILIES
 from tests.helpers.cli import ran
 from tests.helpers.llama_cpp import served
 from tests.helpers.small_models import loaded
-from tests.helpers.tokenizer_folders import bpe, sentencepiece, write_json
+from tests.helpers.tokenizer_folders import SPECIAL, byte_level_bpe, sentencepiece, write_json
 from tests.helpers.transformers_folders import config, state, write_folder
 from tests.interop.test_architectures_llama_cpp import TEXT_CTX, same_text, varied
 
 SHAPE = replace(FAMILIES["llama"].shapes["a"], ctx=TEXT_CTX)
 BEGIN = WORDS.index("<s>")
 TEXT = "A line of text.\nAnd one more, 12 and 3 words!\n" * 20
-SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
-
-
-def byte_level_bpe(folder: Path) -> None:
-    """Write a tokenizer of bytes with the numbers that the tests' vocabulary has."""
-    vocab = {letter: CONTROL + number for number, letter in enumerate(ALPHABET)}
-    added = {text: number for number, text in enumerate(WORDS[:CONTROL])}
-    write_json(folder, tokenizer=bpe(vocab, [], added), tokenizer_config=SPECIAL)
 
 
 def sentencepiece_model(folder: Path) -> None:

@@ -28,12 +28,16 @@ from llamatrain.run.options import RunOptions, TrainOptions
 from llamatrain.sources import create_in_ollama, names
 from scripts.digits import draw_digits
 from tests.helpers.adapter_files import adapter, linear
+from tests.helpers.architecture_models import weights
+from tests.helpers.architectures import FAMILIES
 from tests.helpers.cli import ROOT, finished, ran, started
 from tests.helpers.groups import groups, write_groups
 from tests.helpers.idx_files import idx_bytes
 from tests.helpers.ollama_store import add_model
 from tests.helpers.rerankers import reranker
 from tests.helpers.small_models import loaded
+from tests.helpers.tokenizer_folders import byte_level_bpe
+from tests.helpers.transformers_folders import config, state, write_folder
 from tests.helpers.ui_client import Client
 from tests.meta.test_configs import CONFIGS, commands, material
 
@@ -197,10 +201,16 @@ def ollama_model(name: str) -> None:
     )
 
 
+def transformers_folder(name: str) -> None:
+    shape = FAMILIES["llama"].shapes["a"]
+    byte_level_bpe(write_folder(Path(name), config(shape), state(shape, weights(shape))))
+
+
 QUESTION = '{"question": "What is up?", "choices": ["the sky", "the sea"], "answer": 0}\n'
 MADE: dict[str, Callable[[str], object]] = {
     "TEXT.txt": lambda _: Path(material(Path(), "TEXT.txt")).rename("TEXT.txt"),
     "BASE.gguf": given,
+    "FOLDER": transformers_folder,
     "CHATS.jsonl": given,
     "PAIRS.jsonl": given,
     "GROUPS.jsonl": lambda name: write_groups(Path(name), groups(24)),
