@@ -40,15 +40,10 @@ from llamatrain.commands.prompts import GivenPrompt, encode_given
 from llamatrain.commands.push import Pushed, PushOptions
 from llamatrain.commands.push import push as push_result
 from llamatrain.commands.rerank import RERANK_OPTIONS, rank_texts
-from llamatrain.commands.sweep import (
-    SweepResult,
-    open_config,
-    read_sweep,
-    result_of,
-    run_sweep,
-    start_sweep,
-)
+from llamatrain.commands.sweep import open_config, run_sweep, start_sweep
 from llamatrain.commands.sweep_grid import SweepOptions, list_values, specs_of
+from llamatrain.commands.sweep_result import SweepResult, result_of
+from llamatrain.commands.sweep_state import read_sweep
 from llamatrain.compiler.cache import code_cache
 from llamatrain.config.flag_hints import suggest_option
 from llamatrain.config.messages import quote, shorten, shorten_line, suggest

@@ -13,7 +13,7 @@ from llamatrain.errors import UsageError
 from llamatrain.platform.terminal import log_line
 
 if TYPE_CHECKING:
-    from llamatrain.commands.sweep import Sweep
+    from llamatrain.commands.sweep_state import Sweep
 
 command = make_app()
 EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -32,14 +32,9 @@ def sweep(
     combination is a run. Data, and a base before them, may be given after CONFIG. All runs go on to the end of the
     first round; then the best third goes on, and so on, until the last round reaches the end of the run.
     """
-    from llamatrain.commands.sweep import (
-        open_config,
-        read_sweep,
-        result_of,
-        run_sweep,
-        start_sweep,
-        tell_how_to_resume,
-    )
+    from llamatrain.commands.sweep import open_config, run_sweep, start_sweep, tell_how_to_resume
+    from llamatrain.commands.sweep_result import result_of
+    from llamatrain.commands.sweep_state import read_sweep
     from llamatrain.run.signals import CommandInterrupts
 
     options = build(SweepOptions, overrides)
@@ -71,7 +66,7 @@ def sweep(
 
 def table_lines(sweep: "Sweep") -> list[str]:
     """Return the table of runs, the best first."""
-    from llamatrain.commands.sweep import rows
+    from llamatrain.commands.sweep_result import rows
     from llamatrain.report.sweep_page import loss_cells
 
     found = rows(sweep)

@@ -4,31 +4,37 @@ The runs take turns in one process: each goes on to the end of a round, where it
 the best go on in the next round. A run that went on is the run that would have been trained at once.
 """
 
-import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llamatrain.checkpoints.filenames import can_resume, numbered_checkpoints
-from llamatrain.checkpoints.lock import lock_folder
 from llamatrain.checkpoints.new_run_dir import create_next_folder, ensure_folder
 from llamatrain.checkpoints.run_folder import RUNS
 from llamatrain.commands.sweep_grid import SweepOptions, combinations, parse_value, round_steps, specs_of
+from llamatrain.commands.sweep_result import draw_page
+from llamatrain.commands.sweep_state import (
+    LONGEST,
+    Sweep,
+    Trial,
+    check_no_sweep,
+    locked,
+    save,
+    steps_done,
+    total_steps,
+)
 from llamatrain.config.read_limited import read_limited
 from llamatrain.config.remote_names import is_model_name, remote_name
 from llamatrain.config.toml import BaseArgument, DataArgument, read_config
-from llamatrain.errors import FileError, LlamatrainError, UsageError
+from llamatrain.errors import LlamatrainError, UsageError
 from llamatrain.platform.terminal import log_line, progress_bar, quiet, show_log
-from llamatrain.report.format import format_loss
 from llamatrain.report.listener import add_listener
 from llamatrain.report.metrics import read_lines
 from llamatrain.report.output_file import write_text
-from llamatrain.report.run_data import METRICS, read_run_data
-from llamatrain.report.sweep_page import SweepRow, sweep_page
+from llamatrain.report.run_data import METRICS
 from llamatrain.run.hooks import RunHooks, StepCallback
 from llamatrain.run.options import ITERS
 from llamatrain.run.request import (
@@ -42,67 +48,11 @@ from llamatrain.run.signals import Interrupts
 from llamatrain.run.train import train
 from llamatrain.sources.names import can_convert
 
-STATE, PAGE, COPY = "sweep.json", "sweep.html", "sweep.toml"
-LONGEST = 1 << 22
+COPY = "sweep.toml"
 UNSAFE = re.compile(r"[^A-Za-z0-9.+]+")
 
 
-@dataclass(kw_only=True)
-class Trial:
-    """A run of a sweep."""
-
-    values: dict[str, str]  # by option, as they were written
-    folder: str  # in the folder of the sweep
-    losses: list[float] = field(default_factory=list)  # at the end of each round
-    error: str = ""
-
-    @property
-    def title(self) -> str:
-        """The values in one line."""
-        return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in self.values.items())
-
-
-@dataclass(kw_only=True)
-class Sweep:
-    """A sweep and how far it is; stored as JSON."""
-
-    command: str
-    base: str
-    files: list[str]
-    fixed: dict[str, str]  # options that all runs have, besides the config's
-    halving: int
-    steps: list[int]  # at which the rounds end
-    trials: list[Trial]
-
-    def rank(self, number: int) -> list[Trial]:
-        """Return the trials that took part in a round, the best first."""
-        done = [trial for trial in self.trials if len(trial.losses) > number]
-        return sorted(done, key=lambda trial: (not math.isfinite(trial.losses[number]), trial.losses[number]))
-
-    def members(self, number: int) -> list[Trial]:
-        """Return the trials of a round, in their order."""
-        if number == 0:
-            return [trial for trial in self.trials if not trial.error]
-        before = self.rank(number - 1)
-        kept = [id(trial) for trial in before[: max(1, len(before) // self.halving)]]
-        return [
-            trial
-            for trial in self.trials
-            if id(trial) in kept and math.isfinite(trial.losses[number - 1]) and not trial.error
-        ]
-
-    @property
-    def best(self) -> list[Trial]:
-        """The trials, the best first: first by how far they came."""
-        order = {
-            id(trial): place
-            for number in range(len(self.steps))
-            for place, trial in enumerate(self.rank(number))
-        }
-        return sorted(self.trials, key=lambda trial: (-len(trial.losses), order.get(id(trial), 0)))
-
-
-# ---- a sweep's folder ----------------------------------------------------------
+# ---- a new sweep ---------------------------------------------------------------
 
 
 def request_trial(config: Path, folder: Path, sweep: Sweep, trial: Trial, hooks: RunHooks) -> RunRequest:
@@ -113,42 +63,6 @@ def request_trial(config: Path, folder: Path, sweep: Sweep, trial: Trial, hooks:
     if sweep.command == "finetune":
         return request_finetune(sweep.base or None, sweep.files, values, hooks)
     return request_from_scratch(sweep.files, values, hooks)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweptRun:
-    """A run of a sweep that has ended."""
-
-    folder: Path
-    values: dict[str, str]  # by option
-    losses: list[float | None]  # of validation, at the end of each round; None: no number
-    error: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepResult:
-    """The result of a sweep: its runs, the best first."""
-
-    folder: Path
-    best: Path
-    steps: list[int]  # at which the rounds ended
-    runs: list[SweptRun]
-
-    def _repr_html_(self) -> str:
-        """Return the table of the runs for a notebook."""
-        from llamatrain.report.notebook import table_html
-
-        names = list(dict.fromkeys(name for run in self.runs for name in run.values))
-        rows = [
-            [
-                *(run.values.get(name, "") for name in names),
-                *("diverged" if loss is None else format_loss(loss) for loss in run.losses),
-                *[""] * (len(self.steps) - len(run.losses)),
-                run.error or str(run.folder),
-            ]
-            for run in self.runs
-        ]
-        return table_html([*names, *(f"step {step:,}" for step in self.steps), "run"], rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,25 +116,6 @@ def start_sweep(
     return folder, sweep
 
 
-def check_no_sweep(folder: Path) -> None:
-    """Raise if a folder contains a sweep."""
-    if (folder / STATE).exists():
-        raise FileError(
-            f"{folder}: the folder already contains a sweep; go on with --resume {folder}, or choose another --out",
-            code="run-exists",
-        )
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock the folder of a sweep; raise FileError if another process works on it."""
-    lock = lock_folder(folder)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def find_base(values: Mapping[str, Any], files: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Return the base model and the data, from the config or from the arguments after it."""
     base = values.get("base", "")
@@ -266,51 +161,6 @@ def trial_folder(number: int, values: Mapping[str, str]) -> str:
     """Return the name of a run's folder, from its values."""
     words = "_".join(UNSAFE.sub("-", f"{name} {value}") for name, value in values.items())
     return f"{number:02}_{words}"[:80].rstrip(".-_")
-
-
-def save(folder: Path, sweep: Sweep) -> None:
-    """Store how far a sweep is."""
-    write_text(folder / STATE, json.dumps(asdict(sweep), indent=1) + "\n")
-
-
-def read_sweep(folder: Path) -> Sweep:
-    """Read a sweep from its folder; its runs that failed are tried again."""
-    path = folder / STATE
-    if not path.exists():
-        raise FileError(f"{folder}: the folder contains no sweep ({STATE} is missing)", code="no-sweep")
-    try:
-        stored = json.loads(read_limited(path, LONGEST, "a sweep"))
-        trials = [Trial(**each) for each in stored.pop("trials")]
-        sweep = Sweep(**stored, trials=trials)
-        check_stored(sweep)
-        for trial in trials:
-            trial.error = ""
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise FileError(f"{path}: damaged; begin a new sweep", code="damaged-sweep") from None
-    return sweep
-
-
-def check_stored(sweep: Sweep) -> None:
-    """Raise ValueError unless a stored sweep makes sense."""
-    specs = specs_of(sweep.command)
-    names = {name for trial in sweep.trials for name in (*trial.values, *sweep.fixed)}
-    texts = [text for trial in sweep.trials for text in (*trial.values.values(), *sweep.fixed.values())]
-    folders = [trial.folder for trial in sweep.trials]
-    losses = [loss for trial in sweep.trials for loss in trial.losses]
-    valid = (
-        sweep.command in ("finetune", "from-scratch")
-        and sweep.trials
-        and sweep.steps
-        and names <= specs.keys()
-        and all(isinstance(text, str) for text in (*texts, *sweep.files, sweep.base))
-        and all(re.fullmatch(r"[\w.+-]+", name) and not name.startswith(".") for name in folders)
-        and all(isinstance(step, int) and step > 0 for step in (*sweep.steps, sweep.halving))
-        and all(isinstance(loss, int | float) for loss in losses)
-        and all(len(trial.losses) <= len(sweep.steps) for trial in sweep.trials)
-        and sweep.steps == sorted(sweep.steps)
-    )
-    if not valid:
-        raise ValueError(sweep)
 
 
 # ---- running -------------------------------------------------------------------
@@ -416,45 +266,3 @@ def validation_loss(place: Path, last: int) -> float:
     found = [line for line in validations(place) if int(line["step"]) <= last]
     loss = found[-1]["val_loss"] if found else None
     return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else math.inf
-
-
-def total_steps(sweep: Sweep) -> int:
-    """Return the steps of all rounds, if no run fails."""
-    total, members, before = 0, len(sweep.trials), 0
-    for last in sweep.steps:
-        total, before, members = total + members * (last - before), last, max(1, members // sweep.halving)
-    return total
-
-
-def steps_done(sweep: Sweep) -> int:
-    """Return the steps that are done already."""
-    return sum(sweep.steps[len(trial.losses) - 1] for trial in sweep.trials if trial.losses)
-
-
-def rows(sweep: Sweep) -> list[SweepRow]:
-    """Return the rows of the table, the best run first."""
-    return [
-        SweepRow(values=trial.values, losses=tuple(trial.losses), error=trial.error, folder=trial.folder)
-        for trial in sweep.best
-    ]
-
-
-def draw_page(folder: Path, sweep: Sweep) -> None:
-    """Draw the page of a sweep: the table and the curves of all runs."""
-    runs = [read_run_data(folder / trial.folder, log_line) for trial in sweep.best if trial.losses]
-    drawn = [run for run in runs if run.figures.last or run.figures.scored]
-    write_text(folder / PAGE, sweep_page(str(folder), sweep.steps, rows(sweep), drawn))
-
-
-def result_of(folder: Path, sweep: Sweep) -> SweepResult:
-    """Return the result of a sweep that is complete."""
-    runs = [
-        SweptRun(
-            folder=folder / trial.folder,
-            values=trial.values,
-            losses=[loss if math.isfinite(loss) else None for loss in trial.losses],
-            error=trial.error or None,
-        )
-        for trial in sweep.best
-    ]
-    return SweepResult(folder=folder, best=runs[0].folder, steps=sweep.steps, runs=runs)

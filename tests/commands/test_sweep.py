@@ -12,7 +12,7 @@ import pytest
 
 import llamatrain
 from llamatrain.checkpoints.lock import lock_folder
-from llamatrain.commands.sweep import Sweep, Trial, names_model, total_steps
+from llamatrain.commands.sweep import names_model
 from llamatrain.commands.sweep_grid import (
     SweepOptions,
     combinations,
@@ -21,6 +21,7 @@ from llamatrain.commands.sweep_grid import (
     specs_of,
     split_arguments,
 )
+from llamatrain.commands.sweep_state import Sweep, Trial, total_steps
 from llamatrain.errors import UsageError
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.report.sweep_page import SweepRow, sweep_page
