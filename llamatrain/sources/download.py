@@ -337,7 +337,7 @@ class Download:
         """Return the error for a connection that failed."""
         arrived = f", {Size(self.partial_size).text} are in the cache" if self.partial_size else ""
         return FileError(
-            f"{self.url}: the download was cut: {reason(error)}{arrived}; {AGAIN}", code="download-failed"
+            f"{self.url}: the download failed: {reason(error)}{arrived}; {AGAIN}", code="download-failed"
         )
 
 
