@@ -35,14 +35,13 @@ USABLE = ("adapter.gguf", "model.gguf", BEST)  # what can be talked to and expor
 PROGRAM = (sys.executable, "-P", "-m", "llamatrain")
 SEARCHED = (str(Path(llamatrain.__file__).resolve().parent.parent), os.environ.get("PYTHONPATH"))
 LOG_BYTES = 1 << 14  # the end of the log that is shown
-if sys.platform == "win32":
-    STOP: int = signal.CTRL_BREAK_EVENT
-    APART: dict[str, Any] = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-else:
-    STOP = signal.SIGINT
-    APART: dict[str, Any] = {
-        "start_new_session": True
-    }  # so that Ctrl-C in the terminal reaches the server alone
+# What Ctrl-C is for the child alone: in a group of its own, the one in the terminal reaches the server only.
+STOP: int = getattr(signal, "CTRL_BREAK_EVENT", signal.SIGINT)
+APART: dict[str, Any] = (
+    {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)}
+    if sys.platform == "win32"
+    else {"start_new_session": True}
+)
 
 
 @dataclass
