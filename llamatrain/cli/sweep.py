@@ -33,7 +33,7 @@ def sweep(
     first round; then the best third goes on, and so on, until the last round reaches the end of the run.
     """
     from llamatrain.commands.sweep import open_config, run_sweep, start_sweep, tell_how_to_resume
-    from llamatrain.commands.sweep_result import result_of
+    from llamatrain.commands.sweep_result import PAGE, result_of
     from llamatrain.commands.sweep_state import read_sweep
     from llamatrain.run.signals import CommandInterrupts
 
@@ -61,7 +61,7 @@ def sweep(
         if options.json
         else "\n".join(table_lines(found))
     )
-    log_line(f"the best run: {folder / found.best[0].folder}; all runs: {folder / 'sweep.html'}")
+    log_line(f"the best run: {folder / found.best[0].folder}; all runs: {folder / PAGE}")
 
 
 def table_lines(sweep: "Sweep") -> list[str]:

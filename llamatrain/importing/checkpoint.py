@@ -24,11 +24,6 @@ class Checkpoint:
     tensors: dict[str, StoredTensor]
 
 
-def is_checkpoint(folder: Path) -> bool:
-    """Return True if a folder looks like a model of Hugging Face's transformers."""
-    return (folder / CONFIG).is_file() and bool(weight_files(folder))
-
-
 def weight_files(folder: Path) -> list[Path]:
     """Return the files of a folder that have weights, or that list them."""
     return sorted(path for path in folder.glob("*.safetensors*") if path.is_file())

@@ -1,12 +1,13 @@
 """A web server on this machine that sends files as a test says, also badly."""
 
 import re
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from tests.helpers.http_server import listening
 
 
 @dataclass
@@ -85,14 +86,5 @@ def serve_files() -> Iterator[FileServer]:
         def do_HEAD(self) -> None:
             self.do_GET()
 
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    httpd.handle_error = lambda *_: None  # type: ignore[method-assign] - a client that leaves is expected
-    server.url = f"http://127.0.0.1:{httpd.server_port}"
-    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with listening(Handler) as server.url:
         yield server
-    finally:
-        httpd.shutdown()
-        thread.join()
-        httpd.server_close()
