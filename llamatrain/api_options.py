@@ -67,6 +67,8 @@ class FromScratchOptions(TypedDict, total=False):
     """Epsilon of the RMS norms."""
     tie_embeddings: bool
     """Use one matrix for embeddings and output."""
+    embd_std: float | None
+    """Standard deviation of the initial embeddings; default: 1 / the root of embd. Adamuon learns faster with 0.02."""
     lora_r: int | None
     """Make the matrices of attention and output products of factors of this rank."""
     train_on: Literal["completion", "last", "all"]
@@ -128,8 +130,9 @@ class FromScratchOptions(TypedDict, total=False):
     """Steps in total, including those before a resume; default: 256, or as many as epochs takes."""
     epochs: int | None
     """Stop after this many passes over the data, or after iters if that is sooner."""
-    optimizer: Literal["adamw", "lbfgs", "muon", "sgd"]
-    """Optimizer. muon trains whole models, sgd has momentum beta1, lbfgs uses the same rows in every step."""
+    optimizer: Literal["adamuon", "adamw", "lbfgs", "muon", "sgd"]
+    """Optimizer. adamuon needs the fewest tokens, with lr 0.01; like muon it trains whole models only. sgd has momentum
+    beta1, lbfgs uses the same rows in every step."""
     lr: float
     """Learning rate, at the peak of the schedule."""
     lr_min: float | None
@@ -156,8 +159,8 @@ class FromScratchOptions(TypedDict, total=False):
     """Clip the global gradient norm to this; 0: off."""
     beta1: float
     """Beta 1 of AdamW, momentum of SGD."""
-    beta2: float
-    """Beta 2 of AdamW."""
+    beta2: float | None
+    """Beta 2 of AdamW; default: 0.999, with adamuon 0.95."""
     eps: float
     """Epsilon of AdamW."""
     stop_window: int
@@ -434,8 +437,9 @@ class FinetuneOptions(TypedDict, total=False):
     """Steps in total, including those before a resume; default: 256, or as many as epochs takes."""
     epochs: int | None
     """Stop after this many passes over the data, or after iters if that is sooner."""
-    optimizer: Literal["adamw", "lbfgs", "muon", "sgd"]
-    """Optimizer. muon trains whole models, sgd has momentum beta1, lbfgs uses the same rows in every step."""
+    optimizer: Literal["adamuon", "adamw", "lbfgs", "muon", "sgd"]
+    """Optimizer. adamuon needs the fewest tokens, with lr 0.01; like muon it trains whole models only. sgd has momentum
+    beta1, lbfgs uses the same rows in every step."""
     lr: float
     """Learning rate, at the peak of the schedule."""
     lr_min: float | None
@@ -462,8 +466,8 @@ class FinetuneOptions(TypedDict, total=False):
     """Clip the global gradient norm to this; 0: off."""
     beta1: float
     """Beta 1 of AdamW, momentum of SGD."""
-    beta2: float
-    """Beta 2 of AdamW."""
+    beta2: float | None
+    """Beta 2 of AdamW; default: 0.999, with adamuon 0.95."""
     eps: float
     """Epsilon of AdamW."""
     stop_window: int

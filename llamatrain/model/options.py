@@ -155,6 +155,18 @@ class ModelOptions(Options, panel="A new model"):
     tie_embeddings: Annotated[bool, Option("Use one matrix for embeddings and output.", new_model=True)] = (
         False
     )
+    embd_std: Annotated[
+        float | None,
+        Option(
+            "Standard deviation of the initial embeddings; default: 1 / the root of --embd. Adamuon learns "
+            "faster with 0.02.",
+            unit="NUMBER",
+            above=0,
+            most=1e3,
+            example="0.02",
+            new_model=True,
+        ),
+    ] = None
     lora_r: Annotated[
         int | None,
         Option(

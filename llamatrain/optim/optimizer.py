@@ -76,9 +76,13 @@ class Optimizer:
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> Self:
-        """Create the optimizer from the values of options."""
+        """Create the optimizer from the values of options; None stands for the default of its own."""
         return cls(
-            **{field: values[option] for field, option in cls.field_options().items() if option in values}
+            **{
+                field: values[option]
+                for field, option in cls.field_options().items()
+                if values.get(option) is not None
+            }
         )
 
     @classmethod

@@ -42,6 +42,7 @@ def choose_trainable(config: RunConfig, model: RunModel, inputs: RunInputs, peft
             base=None if inputs.resume_point else inputs.base,
             device=config.train.processor,
             quant_aware=config.train.rounding_type,
+            embd_std=config.model.embd_std,
         )
     assert inputs.base
     ranks, scales, alpha = adapter_numbers(config.tune, model.h, inputs)

@@ -89,8 +89,8 @@ class TrainOptions(Options, panel="Training"):
     optimizer: Annotated[
         OptimizerName,
         Option(
-            "Optimizer. muon trains whole models, sgd has momentum --beta1, lbfgs uses the same rows "
-            "in every step.",
+            "Optimizer. adamuon needs the fewest tokens, with --lr 0.01; like muon it trains whole models only. "
+            "sgd has momentum --beta1, lbfgs uses the same rows in every step.",
             panel=OPTIMIZER,
         ),
     ] = "adamw"
@@ -184,8 +184,15 @@ class TrainOptions(Options, panel="Training"):
         float, Option("Beta 1 of AdamW, momentum of SGD.", panel=OPTIMIZER, least=0, below=1, example="0.9")
     ] = 0.9
     beta2: Annotated[
-        float, Option("Beta 2 of AdamW.", panel=OPTIMIZER, least=0, below=1, example="0.999")
-    ] = 0.999
+        float | None,
+        Option(
+            "Beta 2 of AdamW; default: 0.999, with adamuon 0.95.",
+            panel=OPTIMIZER,
+            least=0,
+            below=1,
+            example="0.999",
+        ),
+    ] = None
     eps: Annotated[float, Option("Epsilon of AdamW.", panel=OPTIMIZER, above=0, example="1e-8")] = 1e-8
     stop_window: Annotated[
         int,

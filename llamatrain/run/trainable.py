@@ -137,6 +137,7 @@ class FullModel:
     base: Gguf | None
     device: str = "cpu"  # of the run
     quant_aware: GgmlType | None = None  # the type that the weights are trained for
+    embd_std: float | None = None  # standard deviation of new embeddings; None: by their width
     kind: str = "train_model"
     result_name: str = "model.gguf"
 
@@ -188,7 +189,7 @@ class FullModel:
         if self.base:
             load.load_weights(self.base, whole, self.threads)
         else:
-            init.init_weights(self.h, self.seed, whole)
+            init.init_weights(self.h, self.seed, whole, self.embd_std)
         for name in parts:
             if name.endswith(LOG):
                 self.take_log(name.removesuffix(LOG), parts[name])

@@ -284,7 +284,7 @@ VALUES: list[tuple[dict[str, Value | None], str]] = [
     ({"training.partial": string('{"count": 1, "losses": [NaN], "extra": {}}')}, "has invalid losses"),
     ({"training.partial": string('{"count": 1, "losses": ["1"], "extra": {}}')}, "has invalid losses"),
     ({"training.partial": string("{}")}, "has invalid losses"),
-    ({"optimizer.type": string("nothing")}, "the optimizer must be one of adam, lbfgs, "),
+    ({"optimizer.type": string("nothing")}, "the optimizer must be one of adamuon, adam, lbfgs, "),
     ({"optimizer.type": string("sgd")}, "tensor optimizer.sgd.momentum is missing"),
     ({"optimizer.parameter_count": u64(2**60)}, "11 parameters must have 1152921504606846976 elements"),
     ({"optimizer.parameter_order": strings([])}, "must be a list of names"),

@@ -192,7 +192,7 @@ def test_shells_complete_it() -> None:
         return CliRunner(env=env).invoke(cli.app, [], prog_name="llamatrain").stdout.split()
 
     assert completed("llamatrain ev") == ["evaluate"]
-    assert completed("llamatrain from-scratch --optimizer ") == ["adamw", "lbfgs", "muon", "sgd"]
+    assert completed("llamatrain from-scratch --optimizer ") == ["adamuon", "adamw", "lbfgs", "muon", "sgd"]
     assert "--lora-scaled" in completed("llamatrain generate --lora")
 
 
@@ -235,7 +235,7 @@ SLIPS: list[tuple[list[str], str]] = [
     (["from-scratch", "--lr", "-1"], "--lr must be 0 or more (got -1) [invalid-option]"),
     (
         ["from-scratch", "--optimizer", "adm"],
-        "--optimizer must be adamw, lbfgs, muon or sgd (got 'adm'); did you mean adamw? [invalid-option]",
+        "--optimizer must be adamuon, adamw, lbfgs, muon or sgd (got 'adm'); did you mean adamw? [invalid-option]",
     ),
     (
         ["from-scratch", "--memory", "6GQ"],

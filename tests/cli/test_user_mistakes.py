@@ -137,7 +137,7 @@ MISTAKES = [
     (
         "from-scratch text.txt --optimizer Adam",
         2,
-        "--optimizer must be adamw, .*'Adam'.*; did you mean adamw? [invalid-option]",
+        "--optimizer must be adamuon, adamw, .*'Adam'.*; did you mean adamw? [invalid-option]",
     ),
     ("from-scratch text.txt --lr", 2, "option '--lr' requires an argument"),
     (

@@ -51,7 +51,7 @@ WRONG: list[tuple[type[Options], dict[str, Any], str]] = [
     (TrainOptions, {"restart_growth": 0.5}, "must be 1 or more, or 0 (got 0.5)"),
     (TrainOptions, {"flash": 1}, "must be true or false (got 1)"),
     (TrainOptions, {"memory": True}, "must be a size, such as 6GB (got True)"),
-    (TrainOptions, {"optimizer": ["sgd"]}, "must be adamw, lbfgs, muon or sgd (got 'sgd')"),
+    (TrainOptions, {"optimizer": ["sgd"]}, "must be adamuon, adamw, lbfgs, muon or sgd (got 'sgd')"),
     (
         TrainOptions,
         {"remat": "all"},

@@ -106,7 +106,7 @@ def test_another_device_trains_alike() -> None:
         np.testing.assert_allclose(found["torch-cpu"][name], array, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd", AdamW(weight_decay=0.0, beta1=0.5)])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "adamuon", "sgd", AdamW(weight_decay=0.0, beta1=0.5)])
 def test_each_optimizer_finds_a_line(optimizer: Any) -> None:
     x = np.random.default_rng(1).standard_normal((64, 3)).astype(np.float32)
     data, graph = Dataset(x, x @ [[1.0], [-2.0], [0.5]] + 3), build_line()
@@ -337,8 +337,8 @@ DATASETS: dict[str, tuple[Callable[[], Any], str]] = {
 CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "loss": (lambda: fit(build_net(), DATA, loss="cross_entropi"), "did you mean cross_entropy"),
     "output of classes": (lambda: fit(one_number(), Dataset(X, X[:, 0])), "batch, ..., classes"),
-    "optimizer": (lambda: fit(build_net(), DATA, optimizer="lbfgs"), "must be adamw, muon, sgd"),
-    "optimizer's type": (lambda: fit(build_net(), DATA, optimizer=3), "must be adamw"),  # type: ignore[arg-type]
+    "optimizer": (lambda: fit(build_net(), DATA, optimizer="lbfgs"), "must be adamuon, adamw, muon, sgd"),
+    "optimizer's type": (lambda: fit(build_net(), DATA, optimizer=3), "must be adamuon, adamw"),  # type: ignore[arg-type]
     "rate": (lambda: fit(build_net(), DATA, lr=-1), "finite number of at least 0"),
     "rate's type": (lambda: fit(build_net(), DATA, lr="high"), "learning rate"),  # type: ignore[arg-type]
     "rate of a step": (lambda: fit(build_net(), DATA, lr=lambda step: math.nan), "nan at step 1"),

@@ -88,6 +88,7 @@ CASES: dict[str, Callable[[Material], Job]] = {
         "finetune", it.base, it.answers, objective="kto", batch=4, grad_acc=8, **VALIDATED, **LORA
     ),
     "muon": lambda it: job("from_scratch", it.text, batch=8, optimizer="muon", **TINY, **RUN),
+    "adamuon": lambda it: job("from_scratch", it.text, batch=8, optimizer="adamuon", **TINY, **RUN),
     "muon, few weights": lambda it: job(
         "from_scratch", it.text, batch=8, optimizer="muon", tie_embeddings=True, **TINY, **RUN
     ),
@@ -97,7 +98,7 @@ CASES: dict[str, Callable[[Material], Job]] = {
         "finetune", it.base, it.prompts, ctx=64, batch=8, optimizer="lbfgs", **LORA
     ),
 }
-RESUMED = ("accumulated", "lora", "pairs", "muon", "lbfgs")
+RESUMED = ("accumulated", "lora", "pairs", "muon", "adamuon", "lbfgs")
 STARTS = (4, 3, 2, 1, 0)  # ranks; 0: one process that no launcher has started
 
 

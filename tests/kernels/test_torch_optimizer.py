@@ -13,7 +13,7 @@ RANDOM = np.random.default_rng(0)
 Arrays = list[np.ndarray]
 BOUNDS = {np.float64: 1e-10, np.float32: 1e-6}  # of the largest number of a result
 ADAMW = {"beta1": 0.9, "beta2": 0.98, "eps": 1e-8}
-IN_PLACE = {"opt_step_adamw": 3, "opt_step_sgd": 2, "opt_momentum": 1, "opt_step": 1, "opt_unit": 1}
+IN_PLACE = {"opt_step_adamw": 3, "opt_step_sgd": 2, "opt_momentum": 1, "opt_step": 1, "opt_unit": 1, "opt_adapt": 2}
 
 
 def run(op: str, ins: Arrays, expected: Arrays, attrs: dict, place: int | None = None) -> Arrays:
@@ -147,6 +147,7 @@ def test_parts_of_steps(shape):
     check("opt_ahead", [m, g, factor], momentum=0.95)
     check("opt_unit", [m, np.asarray(np.square(m).sum())], eps=1e-7)
     check("opt_unit", [0 * m, np.asarray(0.0)], eps=1e-7)
+    check("opt_adapt", [np.square(g), m], beta=0.95, eps=1e-6)
     for place in (None, 0, 1):
         check("opt_blend", [m, g], place, a=3.4, b=-4.7)
 
@@ -174,5 +175,6 @@ def test_a_graph_of_calls_can_be_captured():
         optimizer.opt_step_sgd(w, w, w, schedule, factor, places, momentum=0.9, decay=0.1, out=(w, w))
     optimizer.opt_ahead(w, w, factor, momentum=0.9, out=(w,))
     optimizer.opt_unit(w, factor, eps=1e-7, out=(w,))
+    optimizer.opt_adapt(w, w, beta=0.95, eps=1e-6, out=(w, w))
     optimizer.opt_step(w, w, schedule, by=0.2, decay=0.1, out=(w,))
     optimizer.clip_factor(factor, factor, limit=1.0)

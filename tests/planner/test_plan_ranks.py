@@ -365,7 +365,7 @@ def test_something_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < one.micro_batch(4) < more.micro_batch(4) < 1 and 0 < one.update < more.update
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lbfgs"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "adamuon", "lbfgs"])
 @pytest.mark.parametrize("ranks", [3, 8])
 def test_every_rank_plans_alike(optimizer: str, ranks: int) -> None:
     """Those that have more to add up, too: else each would choose another way where memory is short."""

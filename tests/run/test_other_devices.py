@@ -68,6 +68,7 @@ def test_a_whole_finetuning_with_resume_and_samples(place: Path, opaque: OpaqueD
         ("--optimizer", "sgd", "--remat", "block"),
         ("--optimizer", "adamw", "--clip", 0, "--precision", "bf16", "--cache-base", "bf16"),
         ("--full", "--optimizer", "muon"),
+        ("--full", "--optimizer", "adamuon"),
         ("--grad-groups", 2, "--grad-acc", 2),
         ("--full", "--grad-groups", 2, "--grad-acc", 4, "--optimizer", "muon"),
         ("--optimizer", "lbfgs"),
@@ -167,6 +168,7 @@ def test_an_adapter_by_torch(kind: str, place: Path) -> None:
     [
         ("--optimizer", "sgd"),
         ("--optimizer", "muon"),
+        ("--optimizer", "adamuon"),
         ("--optimizer", "lbfgs"),
         ("--arch", "qwen35", "--head", 2),
         ("--no-flash", "--loss", "cross-entropy"),

@@ -118,6 +118,13 @@ def opt_blend(x: Spec, y: Spec, *, a: float, b: float) -> Spec:
     return Spec(x.shape, floats(x, y))
 
 
+@op(aliases={0: 0}, in_place=((1, 1),), no_gradient=OPTIMIZER)
+def opt_adapt(v: Spec, x: Spec, *, beta: float, eps: float) -> tuple[Spec, Spec]:
+    """Return the moving average of x², and x divided by its root."""
+    require(v.shape == x.shape, "needs an average like x")
+    return v, Spec(x.shape, floats(v, x))
+
+
 @op(aliases={0: 0}, no_gradient=OPTIMIZER)
 def opt_step(w: Spec, change: Spec, schedule: Spec, *, by: float, decay: float) -> Spec:
     """Return the decayed weight minus the change times the rate and `by`."""

@@ -185,6 +185,24 @@ def opt_blend(outs, ins, attrs, scratch, threads):
 
 
 @KernelEntry
+def adapt_flat(lo, hi, thread, v: F32, x: F32, out: F32, beta: Real, eps: Real):
+    """Update elements lo to hi of the average of x², and divide x by its root."""
+    kept, fresh, least = np.float32(beta), np.float32(1 - beta), splat(eps)
+    for i in range(lo, hi, LANES):
+        value = load_until(x, i, hi)
+        square = load_until(v, i, hi) * kept + value * value * fresh
+        store_until(v, i, hi, square, 0)
+        store_until(out, i, hi, value / (sqrt(square) + least), 0)
+
+
+@kernel("opt_adapt")
+def opt_adapt(outs, ins, attrs, scratch, threads):
+    """Return the calls of `opt_adapt`."""
+    (v, x), block = ins, choose_block(ins[0].size, unit=LANES)
+    return [adapt_flat.call(v, x, outs[1], attrs["beta"], attrs["eps"], items=v.size, block=block)]
+
+
+@KernelEntry
 def step_flat(lo, hi, thread, w: F32, change: F32, schedule: F32, by: Real, decay: Real):
     """Apply a change to elements lo to hi of a weight."""
     keep, rate = np.float32(1 - schedule[0] * decay), np.float32(schedule[0] * by)

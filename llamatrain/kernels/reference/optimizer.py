@@ -79,6 +79,14 @@ def opt_blend(x, y, *, a, b):
 
 
 @kernel
+def opt_adapt(v, x, *, beta, eps):
+    """Return the moving average of x², and x divided by its root."""
+    kind = x.dtype.type
+    v = v * kind(beta) + x * x * kind(1 - beta)
+    return v, x / (np.sqrt(v) + kind(eps))
+
+
+@kernel
 def opt_step(w, change, schedule, *, by, decay):
     """Return the decayed weight minus the change times the rate and `by`."""
     kind, rate = w.dtype.type, schedule[0]

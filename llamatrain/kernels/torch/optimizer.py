@@ -150,6 +150,13 @@ def opt_blend(x: Tensor, y: Tensor, *, a: float, b: float, out: tuple[Tensor, ..
     torch.add(x * a, y, alpha=b, out=out[0])
 
 
+@writing_kernel(result_bytes)
+def opt_adapt(v: Tensor, x: Tensor, *, beta: float, eps: float, out: tuple[Tensor, ...]) -> None:
+    """Return the moving average of x², and x divided by its root."""
+    out[0].mul_(beta).addcmul_(x, x, value=1 - beta)
+    torch.div(x, out[0].sqrt().add_(eps), out=out[1])
+
+
 @writing_kernel()
 def opt_step(
     w: Tensor, change: Tensor, schedule: Tensor, *, by: float, decay: float, out: tuple[Tensor, ...]
