@@ -10,7 +10,7 @@
     python scripts/bench.py decode [TYPE]            texts generated together, and one after the other
     python scripts/bench.py rewards                  sums that a small model learns from rewards, by step
     python scripts/bench.py families [qwen3 ...]     FLOP/s of each architecture, in turns with a llama
-    python scripts/bench.py quality [TEXT]           validation loss of AdamW and Muon; some ten minutes
+    python scripts/bench.py quality [TEXT]           tokens that recipes need for the loss of tuned AdamW
     python scripts/bench.py rounding [TEXT]          perplexity with --quant-aware, and rounded after training
     python scripts/bench.py int8 BASE DATA --val V   adapters trained with int8, bf16 and f32 products
     python scripts/bench.py scale [S M lora]         steps on 1 to 4 ranks and on hosts with limited links
@@ -47,11 +47,11 @@ from bench import (
     int8_quality,
     memory,
     modelled,
-    muon_vs_adamw,
     packing,
     products,
     quant_aware,
     readme_table,
+    recipes,
     scaling,
     shares,
     steps,
@@ -70,7 +70,7 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {
     "memory": (memory.bench_memory, 0.0),
     "context": (steps.bench_context, 20.0),
     "finetune": (finetune.bench_finetune, 0.0),
-    "quality": (muon_vs_adamw.bench_optimizers, 0.0),
+    "quality": (recipes.bench_recipes, 0.0),
     "rounding": (quant_aware.bench_rounding, 0.0),
     "int8": (int8_quality.bench_int8, 0.0),
     "useful": (packing.bench_packing, 0.0),
@@ -90,7 +90,7 @@ ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "remat": steps.add_remat_arguments,
     "context": steps.add_context_arguments,
     "finetune": finetune.add_arguments,
-    "quality": muon_vs_adamw.add_arguments,
+    "quality": recipes.add_arguments,
     "rounding": quant_aware.add_arguments,
     "int8": int8_quality.add_arguments,
     "useful": packing.add_arguments,

@@ -13,7 +13,14 @@ RANDOM = np.random.default_rng(0)
 Arrays = list[np.ndarray]
 BOUNDS = {np.float64: 1e-10, np.float32: 1e-6}  # of the largest number of a result
 ADAMW = {"beta1": 0.9, "beta2": 0.98, "eps": 1e-8}
-IN_PLACE = {"opt_step_adamw": 3, "opt_step_sgd": 2, "opt_momentum": 1, "opt_step": 1, "opt_unit": 1, "opt_adapt": 2}
+IN_PLACE = {
+    "opt_step_adamw": 3,
+    "opt_step_sgd": 2,
+    "opt_momentum": 1,
+    "opt_step": 1,
+    "opt_unit": 1,
+    "opt_adapt": 2,
+}
 
 
 def run(op: str, ins: Arrays, expected: Arrays, attrs: dict, place: int | None = None) -> Arrays:

@@ -39,7 +39,9 @@ def test_division_by_the_root_of_the_moving_average(kernels: str, size: int) -> 
     x[0] = v[0] = 0
     leaves = state("v", (size,)), state("x", (size,))
     outputs = opt_adapt(*leaves, beta=0.9, eps=1e-6)
-    program = Program.build(list(outputs), dict(zip(leaves, (v.copy(), x.copy()), strict=True)), kernels=kernels)
+    program = Program.build(
+        list(outputs), dict(zip(leaves, (v.copy(), x.copy()), strict=True)), kernels=kernels
+    )
     program()
     average = 0.9 * v.astype(np.float64) + 0.1 * np.square(x.astype(np.float64))
     np.testing.assert_allclose(program.read(outputs[0]), average, rtol=1e-5)
@@ -97,7 +99,19 @@ def test_other_weights_do_not_decay_and_the_output_moves_three_times_as_fast() -
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_resumed_run_has_the_bits_of_one_at_once(way: str, tmp_path: Path) -> None:
-    given = ("--optimizer", "adamuon", "--ctx", 16, "--batch", 2, "--warmup", 1, "--decay-steps", 5, *WAYS[way])
+    given = (
+        "--optimizer",
+        "adamuon",
+        "--ctx",
+        16,
+        "--batch",
+        2,
+        "--warmup",
+        1,
+        "--decay-steps",
+        5,
+        *WAYS[way],
+    )
     task = ("from-scratch", text_file(tmp_path), *TINY, "--layer", 1, "--lr", 0.01, *given)
     ran(*task, "--iters", 6, "--out", tmp_path / "whole")
     ran(*task, "--iters", 3, "--out", tmp_path / "parts")
