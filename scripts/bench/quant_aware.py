@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import llamatrain
-from bench.texts import make_play
+from bench.plays import make_play
 from bench.timer import print_header
 
 SHAPE: dict[str, Any] = {"vocab_size": "512", "embd": 64, "head": 4, "layer": 4, "ctx": 64, "batch": 16}

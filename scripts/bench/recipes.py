@@ -1,10 +1,10 @@
 """Compares recipes by the tokens and seconds that they need for the same loss: `bench.py quality`.
 
-Every recipe is tuned first: each of its learning rates and weight decays is tried with one seed. AdamW then
-trains with all seeds for all steps, and its mean loss on a fixed validation text is the target. The other
-recipes train for shares of these steps, each with a schedule that ends there, so that no run is stopped
-before its learning rate has fallen. The share that reaches the target is interpolated in the logarithm of the
-tokens.
+AdamW trains for all steps, and its mean loss on a fixed validation text is the target. The other recipes train
+for shares of these steps, each with a schedule that ends there, so that no run is stopped before its learning
+rate has fallen. The share that reaches the target is interpolated in the logarithm of the tokens. Every recipe
+is tuned first, for the steps of AdamW or for the largest share: all pairs of its learning rates and weight
+decays are tried with one seed.
 """
 
 import argparse
@@ -19,16 +19,15 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 import llamatrain
-from bench.texts import make_stories
 from bench.timer import print_header
 
 SHAPE: dict[str, Any] = {"embd": 128, "head": 4, "layer": 4, "ctx": 128, "batch": 8}
 VOCABULARY = "2048"
 BLOCK = 20_000  # characters of text that are held out, or not, together
 HELD_OUT = 25  # one of this many blocks is for validation
-STORIES = 8 << 20  # characters of the default text
 MAX_SHARE = 0.7  # of AdamW's tokens that the best recipe may need
 REFERENCE = "adamw"
+WARMUP = 10  # one of this many steps
 
 
 class Recipe(NamedTuple):
@@ -40,10 +39,13 @@ class Recipe(NamedTuple):
 
 
 FALLING: dict[str, Any] = {"schedule": "linear", "lr_min": 0.0, "beta2": 0.95}
+ADAMUON: dict[str, Any] = {"optimizer": "adamuon", "embd_std": 0.02, **FALLING}
 RECIPES = {
-    "adamw": Recipe({"optimizer": "adamw", **FALLING}, (0.0015, 0.003, 0.0045, 0.006), (0.1, 0.3)),
+    "adamw": Recipe({"optimizer": "adamw", **FALLING}, (0.003, 0.0045, 0.006), (0.1, 0.3)),
     "muon": Recipe({"optimizer": "muon", **FALLING}, (0.003, 0.006, 0.012), (0.1, 0.3)),
-    "adamuon": Recipe({"optimizer": "adamuon", "embd_std": 0.02, **FALLING}, (0.006, 0.012), (0.1, 0.3)),
+    "adamuon": Recipe(ADAMUON, (0.008, 0.012, 0.016), (0.1, 0.3)),
+    # heads whose queries and keys are normalized
+    "qk-norm": Recipe({**ADAMUON, "arch": "qwen3"}, (0.008, 0.012, 0.016), (0.1, 0.3)),
 }
 
 
@@ -78,9 +80,8 @@ def prepare_texts(text: str, folder: Path, threads: int) -> Texts:
     training, validation = split_text(text, folder)
     run = llamatrain.from_scratch(
         training,
-        size="tiny",
+        **SHAPE,
         vocab_size=VOCABULARY,
-        batch=1,
         iters=0,
         threads=threads,
         out=folder / "vocabulary",
@@ -99,6 +100,7 @@ def train(texts: Texts, name: str, steps: int, seed: int, threads: int, **option
             **RECIPES[name].options,
             **options,
             iters=steps,
+            warmup=steps // WARMUP,
             seed=seed,
             eval_every=steps,
             save_every=0,
@@ -116,11 +118,11 @@ def train(texts: Texts, name: str, steps: int, seed: int, threads: int, **option
     return result
 
 
-def tune(texts: Texts, name: str, args: argparse.Namespace) -> tuple[dict[str, float], Result]:
-    """Return the best rate and decay of a recipe with the first seed, and their result."""
+def tune(texts: Texts, name: str, steps: int, threads: int) -> tuple[dict[str, float], Result]:
+    """Return the best rate and decay of a recipe for some steps with the first seed, and their result."""
     recipe = RECIPES[name]
     results = {
-        (rate, decay): train(texts, name, args.steps, 0, args.threads, lr=rate, weight_decay=decay)
+        (rate, decay): train(texts, name, steps, 0, threads, lr=rate, weight_decay=decay)
         for rate, decay in itertools.product(recipe.rates, recipe.decays)
     }
     rate, decay = min(results, key=lambda pair: results[pair].loss)
@@ -149,27 +151,26 @@ def describe(results: Sequence[Result]) -> str:
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `quality`."""
-    command.add_argument("text", nargs="?", type=Path, help="default: generated stories")
+    command.add_argument("text", type=Path, help="of at least a few megabytes, in a natural language")
     command.add_argument("--steps", type=int, default=1200, help="steps of AdamW")
     command.add_argument("--seeds", type=int, default=3)
     command.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.6], help="of the steps")
-    command.add_argument("--recipes", nargs="+", choices=[*RECIPES][1:], default=["adamuon"])
+    command.add_argument("--recipes", nargs="+", choices=[*RECIPES][1:], default=[*RECIPES][2:])
 
 
 def bench_recipes(args: argparse.Namespace) -> int:
     """Print what each recipe needs for the loss of tuned AdamW; return 1 if the best one needs too much."""
     print_header(args, None)
-    text = args.text.read_text(encoding="utf-8") if args.text else make_stories(1, STORIES)
-    print(f"\n{args.text or 'generated stories'}, {args.steps} steps of AdamW")
+    print(f"\n{args.text}, {args.steps} steps of AdamW")
     print(f"\n{'recipe':8} {'rate':>6} {'decay':>5} {'seed':>4} {'tokens':>10} {'seconds':>7} {'loss':>8}")
     with tempfile.TemporaryDirectory() as folder:
-        texts = prepare_texts(text, Path(folder), args.threads)
-        best, first = tune(texts, REFERENCE, args)
+        texts = prepare_texts(args.text.read_text(encoding="utf-8"), Path(folder), args.threads)
+        best, first = tune(texts, REFERENCE, args.steps, args.threads)
         others = range(1, args.seeds)
         references = [first, *(train(texts, REFERENCE, args.steps, s, args.threads, **best) for s in others)]
         lines, shares = [f"{REFERENCE:8} {describe(references)}"], list[float]()
         for name in args.recipes:
-            best, _ = tune(texts, name, args)
+            best, _ = tune(texts, name, round(max(args.shares) * args.steps), args.threads)
             runs = {
                 share: [
                     train(texts, name, round(share * args.steps), seed, args.threads, **best)

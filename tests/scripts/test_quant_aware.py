@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+from bench.plays import make_play
 from bench.quant_aware import MIN_RECOVERED, Comparison, compare_rounding
-from bench.texts import make_play
 
 
 def test_shares_of_what_is_lost() -> None:

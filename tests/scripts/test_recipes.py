@@ -1,6 +1,7 @@
 """The comparison of recipes: its texts, and how it finds the tokens for a loss."""
 
 import math
+import random
 import sys
 from pathlib import Path
 
@@ -8,19 +9,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from bench import recipes
-from bench.texts import make_stories
-
-
-def test_stories_are_the_same_on_every_machine() -> None:
-    text = make_stories(1, 10_000)
-    assert text == make_stories(1, 10_000) != make_stories(2, 10_000)
-    assert len(text) >= 10_000
-    assert "{" not in text, "every place of a sentence is filled"
-    assert max(map(len, text.split())) < 20
+from bench.plays import make_play
 
 
 def test_every_part_of_a_text_is_held_out_once(tmp_path: Path) -> None:
-    text = make_stories(3, 60 * recipes.BLOCK)
+    text = make_play(random.Random(1), 60 * recipes.BLOCK)
     training, validation = recipes.split_text(text, tmp_path)
     held_out = validation.read_text()
     assert len(training.read_text()) + len(held_out) == len(text)
@@ -46,7 +39,7 @@ def test_the_share_of_the_tokens(losses: dict[float, float], target: float, shar
 def test_a_run_of_each_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipes, "SHAPE", {"embd": 32, "head": 2, "layer": 1, "ctx": 16, "batch": 2})
     monkeypatch.setattr(recipes, "VOCABULARY", "300")
-    texts = recipes.prepare_texts(make_stories(1, 30 * recipes.BLOCK)[: 1 << 19], tmp_path, 1)
+    texts = recipes.prepare_texts(make_play(random.Random(1), 30 * recipes.BLOCK), tmp_path, 1)
     for name in recipes.RECIPES:
         result = recipes.train(texts, name, 4, 0, 1, lr=0.01, weight_decay=0.1)
         assert 3 < result.loss < math.log(300) + 1
