@@ -140,9 +140,19 @@ class Optimizer:
         return None
 
 
-def count_dimensions(name: str, shape: Sequence[int]) -> int:
+def slice_key(name: str, start: int) -> str:
+    """Return the name of a weight's slice, in a step that is divided among ranks."""
+    return f"{name}@{start}"
+
+
+def weight_name(key: str) -> str:
+    """Return the name of the weight that a key names, as a whole or a slice of it."""
+    return key.partition("@")[0]
+
+
+def count_dimensions(key: str, shape: Sequence[int]) -> int:
     """Return the number of dimensions of a weight; 1 for vectors of different heads or groups in the rows of a matrix."""
-    return min(1, len(shape)) if name.endswith(VECTORS) else len(shape)
+    return min(1, len(shape)) if weight_name(key).endswith(VECTORS) else len(shape)
 
 
 @dataclass(frozen=True, kw_only=True)

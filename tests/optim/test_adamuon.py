@@ -12,6 +12,8 @@ from llamatrain.graph.ops import opt_adapt
 from llamatrain.graph.tensor import collect_leaves, parameter, placeholder, state
 from llamatrain.optim.methods.adamuon import AdaMuon
 from llamatrain.optim.methods.adamw import AdamW
+from llamatrain.optim.methods.muon import is_block_matrix
+from llamatrain.optim.optimizer import count_dimensions, slice_key
 from llamatrain.optim.update_graph import schedule_input
 from tests.helpers.cli import TINY, Argument, losses, ran, run, same_bits, text_file
 from tests.helpers.lora_runs import base
@@ -92,6 +94,21 @@ def test_other_weights_do_not_decay_and_the_output_moves_three_times_as_fast() -
             program()
             found.append(program.read(weight))
         np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+
+
+def test_a_slice_belongs_to_its_weight() -> None:
+    """The names of divided weights have a suffix."""
+    shape, rates = (30, 8), []
+    for name in ("output.weight", slice_key("output.weight", 64)):
+        rule, weight, grad = AdaMuon(), parameter(name, shape), state("g", shape)
+        schedule, factor = schedule_input(rule), placeholder("factor", ())
+        (outputs,) = rule.update(weight, grad, schedule, factor)
+        assert outputs.node
+        rates.append([source.node.op.name for source in outputs.node.sources if source.node])
+    assert rates[0] == rates[1] and "mul" in rates[0]
+    taps = slice_key("blk.0.shortconv.conv.weight", 0)
+    assert not is_block_matrix(taps, (8, 3)) and is_block_matrix(slice_key(NAME, 16), (8, 3))
+    assert count_dimensions(slice_key("blk.0.attn_q_norm.weight", 0), (4, 10)) == 1
 
 
 # ---- runs ------------------------------------------------------------------

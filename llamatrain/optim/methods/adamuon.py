@@ -27,6 +27,7 @@ from llamatrain.graph.ops import (
 from llamatrain.graph.tensor import Tensor
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.methods.muon import EPSILON, SCALE, Muon, is_block_matrix, newton_schulz
+from llamatrain.optim.optimizer import weight_name
 
 OUTPUT_RATIO = 3.0  # rate of the output matrix, relative to all other weights
 LEAST_ROOT = 1e-6  # added to the roots of second moments
@@ -57,7 +58,7 @@ class AdaMuon(Muon):
     ) -> Sequence[Tensor]:
         """Return the updated weight and second moments."""
         if not is_block_matrix(weight.name, weight.shape):
-            faster = weight.name == "output.weight"
+            faster = weight_name(weight.name) == "output.weight"
             return AdamW.update(
                 self, weight, grad, scale_rate(schedule) if faster else schedule, factor, *places
             )

@@ -23,7 +23,7 @@ from llamatrain.graph.ops import (
 )
 from llamatrain.graph.tensor import BF16, Tensor
 from llamatrain.optim.methods.adamw import AdamW
-from llamatrain.optim.optimizer import count_dimensions
+from llamatrain.optim.optimizer import count_dimensions, weight_name
 
 A, B, C = 3.4445, -4.7750, 2.0315  # of the polynomial, which quickly brings singular values near 1
 ITERATIONS = 5
@@ -64,8 +64,9 @@ class Muon(AdamW):
         return [opt_step(weight, change, schedule, by=size, decay=self.decay_for(weight))]
 
 
-def is_block_matrix(name: str, shape: Sequence[int]) -> bool:
+def is_block_matrix(key: str, shape: Sequence[int]) -> bool:
     """Return True for a matrix of a block; the taps of a convolution are none, and vectors in rows neither."""
+    name = weight_name(key)
     is_taps = name.endswith(("conv.weight", "conv1d.weight"))
     return name.startswith("blk.") and count_dimensions(name, shape) == 2 and not is_taps
 

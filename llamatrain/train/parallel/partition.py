@@ -14,6 +14,8 @@ from itertools import accumulate, pairwise
 from math import prod
 from typing import NamedTuple
 
+from llamatrain.optim.optimizer import slice_key
+
 BUCKET = 1 << 23  # elements: 32 MB
 LINE = 16  # elements of a cache line: segments end there
 
@@ -109,7 +111,7 @@ class Partition:
         shape = self.shapes[name]
         whole = stop - start == prod(shape)
         slice_shape = shape if whole else (*(1 for _ in shape[1:]), stop - start)
-        return ParamSlice(name, start, stop, slice_shape, f"{name}@{start}")
+        return ParamSlice(name, start, stop, slice_shape, slice_key(name, start))
 
     def _segments(self, slices: list[ParamSlice]) -> list[Segment]:
         size = sum(part.stop - part.start for part in slices)
