@@ -25,7 +25,7 @@ from llamatrain.distributed.comm import get_comm
 from llamatrain.distributed.once import run_once_per_host
 from tests.helpers.byte_tokenizer import ByteTokenizer
 made, make = [], token_cache._build
-token_cache._build = lambda *given: made.append(1) or time.sleep(0.5) or make(*given)
+token_cache._build = lambda *given: made.append(1) or time.sleep(2) or make(*given)
 before = time.process_time()
 try:
     corpus, kept = run_once_per_host(lambda: open_dataset(sys.argv[1:], ByteTokenizer(), DataOptions(val_split=0.2), 16, 0))
@@ -58,7 +58,8 @@ def test_tokens_are_made_by_one_rank(tmp_path: Path) -> None:
     first, *others = told(done.out)
     assert first[1] == 1 and [each[1] for each in others] == [0, 0], done.err
     assert [each[3:] for each in others] == [first[3:]] * 2
-    assert all(float(str(each[2])) < 0.4 for each in others), "and who waits leaves the processor to it"
+    # of processor time: two seconds are waited for, and reading the tokens takes a part of one
+    assert all(float(str(each[2])) < 1 for each in others), "who waits leaves the processor to it"
     wrong = tmp_path / "a.jsonl"
     wrong.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": 7}\n')
     failed = told(python(3, "-c", TOKENS, wrong, env=cache).out)
