@@ -68,7 +68,7 @@ class FromScratchOptions(TypedDict, total=False):
     tie_embeddings: bool
     """Use one matrix for embeddings and output."""
     embd_std: float | None
-    """Standard deviation of the initial embeddings; default: 1 / the root of embd. Adamuon learns faster with 0.02."""
+    """Standard deviation of the initial embeddings; default: 1 / the root of embd. AdaMuon learns faster with 0.02."""
     lora_r: int | None
     """Make the matrices of attention and output products of factors of this rank."""
     train_on: Literal["completion", "last", "all"]

@@ -158,7 +158,7 @@ class ModelOptions(Options, panel="A new model"):
     embd_std: Annotated[
         float | None,
         Option(
-            "Standard deviation of the initial embeddings; default: 1 / the root of --embd. Adamuon learns "
+            "Standard deviation of the initial embeddings; default: 1 / the root of --embd. AdaMuon learns "
             "faster with 0.02.",
             unit="NUMBER",
             above=0,

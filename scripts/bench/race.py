@@ -86,7 +86,8 @@ def train_peer(texts: Texts, rate: float, batch: int, args: argparse.Namespace, 
 def compare(texts: Texts, args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, float]]:
     """Yield the losses of both sides, at each of their rates."""
     np.save(
-        folder / "tokens.npy", load(open_gguf(texts.vocabulary).metadata).encode(texts.training.read_text())
+        folder / "tokens.npy",
+        load(open_gguf(texts.vocabulary).metadata).encode(texts.training.read_text("utf-8")),
     )
     peers = [(rate, batch) for rate in PEER_RATES for batch in PEER_BATCHES] if args.torch else []
     models = [

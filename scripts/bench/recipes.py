@@ -25,7 +25,7 @@ SHAPE: dict[str, Any] = {"embd": 128, "head": 4, "layer": 4, "ctx": 128, "batch"
 VOCABULARY = "2048"
 BLOCK = 20_000  # characters of text that are held out, or not, together
 HELD_OUT = 25  # one of this many blocks is for validation
-MAX_SHARE = 0.7  # of AdamW's tokens that the best recipe may need
+MAX_SHARE = 0.6  # of AdamW's tokens that the best recipe may need
 REFERENCE = "adamw"
 WARMUP = 10  # one of this many steps
 
@@ -70,8 +70,10 @@ def split_text(text: str, folder: Path) -> tuple[Path, Path]:
     """Write the blocks for training and those for validation to files, and return their paths."""
     blocks = [text[start : start + BLOCK] for start in range(0, len(text), BLOCK)]
     training, validation = folder / "training.txt", folder / "validation.txt"
-    training.write_text("".join(block for i, block in enumerate(blocks) if i % HELD_OUT != HELD_OUT // 2))
-    validation.write_text("".join(blocks[HELD_OUT // 2 :: HELD_OUT]))
+    training.write_text(
+        "".join(block for i, block in enumerate(blocks) if i % HELD_OUT != HELD_OUT // 2), "utf-8"
+    )
+    validation.write_text("".join(blocks[HELD_OUT // 2 :: HELD_OUT]), "utf-8")
     return training, validation
 
 
@@ -154,7 +156,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("text", type=Path, help="of at least a few megabytes, in a natural language")
     command.add_argument("--steps", type=int, default=1200, help="steps of AdamW")
     command.add_argument("--seeds", type=int, default=3)
-    command.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.6], help="of the steps")
+    command.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.55], help="of the steps")
     command.add_argument("--recipes", nargs="+", choices=[*RECIPES][1:], default=[*RECIPES][2:])
 
 
