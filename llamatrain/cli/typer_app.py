@@ -102,10 +102,12 @@ class Command(TyperCommand):
 def check_single_process(command: str) -> None:
     """Raise if several processes were started for a command whose work they cannot share."""
     if (started := get_launch_info()) and started.is_multi_process:
-        raise UsageError(
+        error = UsageError(
             f"{command} runs in a single process (got: {started.description}); start it without mpiexec",
             code="single-process",
         )
+        error.shared = True
+        raise error
 
 
 class ReadOnlyCommand(Command):

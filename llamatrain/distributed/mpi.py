@@ -29,7 +29,7 @@ MIN_PAUSE = 0.0002  # seconds of the first pause between two tests
 MAX_PAUSE = 0.002  # seconds of the longest pause
 PAUSE_GROWTH = 1.02
 GRACE = 1.0  # seconds for each step of ending all processes
-FORWARD = 0.2  # seconds in which the launcher passes a message on
+FORWARD = 0.05  # seconds in which the launcher passes a message on
 CLOSE_TIMEOUT = 60.0  # seconds in which all must leave MPI
 
 
