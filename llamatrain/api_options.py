@@ -69,6 +69,9 @@ class FromScratchOptions(TypedDict, total=False):
     """Use one matrix for embeddings and output."""
     embd_std: float | None
     """Standard deviation of the initial embeddings; default: 1 / the root of embd. AdaMuon learns faster with 0.02."""
+    minutes: float | None
+    """Choose sizes, vocabulary, optimizer, batch, learning rate and steps, unless they are given, so that training on this
+    machine learns most in this time."""
     lora_r: int | None
     """Make the matrices of attention and output products of factors of this rank."""
     train_on: Literal["completion", "last", "all"]

@@ -124,11 +124,15 @@ def print_plan(request: "RunRequest", options: PlanOptions) -> None:
     """Plan a run and print the result."""
     from llamatrain.report.output_file import check_output_file
     from llamatrain.run.prepare import plan_run
+    from llamatrain.run.time_budget import fit_time
 
     if options.svg:
         check_output_file(options.svg)
     needs_graphs = options.graph is not None or options.svg is not None
-    planned = plan_run(request, graphs=needs_graphs, ranks=options.ranks or 0)
+    fitted_request = fit_time(request)
+    for note in fitted_request.notes[len(request.notes) :]:
+        log_line(f"note: {note}")
+    planned = plan_run(fitted_request, graphs=needs_graphs, ranks=options.ranks or 0)
     memory_plan, error, limit = planned.fitted.plan, planned.fitted.error, request.config.train.memory
     if options.svg:
         draw_memory_map(memory_plan.graphs, options.svg, memory_plan.spec.h.describe())

@@ -40,9 +40,10 @@ def plan_request(request: RunRequest, measure: bool = False) -> RunPlan:
     from llamatrain.planner.cost import base_bytes_read
     from llamatrain.planner.time import forecast_time
     from llamatrain.run.prepare import plan_run
+    from llamatrain.run.time_budget import fit_time
 
     with code_cache.without_compiling():
-        planned = plan_run(request, graphs=False)
+        planned = plan_run(fit_time(request), graphs=False)
         plan = planned.fitted.plan
         time = forecast_time(planned.fitted.plan, planned.batches, planned.steps, measure)
     forecast = None if isinstance(time, str) else time

@@ -167,6 +167,18 @@ class ModelOptions(Options, panel="A new model"):
             new_model=True,
         ),
     ] = None
+    minutes: Annotated[
+        float | None,
+        Option(
+            "Choose sizes, vocabulary, optimizer, batch, learning rate and steps, unless they are given, so that "
+            "training on this machine learns most in this time.",
+            above=0,
+            most=1e6,
+            example="5",
+            transient=True,
+            new_model=True,
+        ),
+    ] = None
     lora_r: Annotated[
         int | None,
         Option(

@@ -85,6 +85,15 @@ class RunConfig:
         values = {name: value for part in self.parts.values() for name, value in vars(part).items()}
         return values | {"command": self.command, "base": self.base}
 
+    def with_values(self, values: Mapping[str, Any]) -> "RunConfig":
+        """Return the same config with other values of some options."""
+        parts = {}
+        for name, part in self.parts.items():
+            parts[name] = replace(
+                part, **{option: values[option] for option in option_specs(type(part)) if option in values}
+            )
+        return replace(self, **parts)
+
     @property
     def unused(self) -> dict[str, str]:
         """The options that have no effect with the others, and why."""
@@ -156,7 +165,8 @@ class RunConfig:
         """Return the options as JSON values, as a checkpoint stores them."""
         parts = {name: plain(part) for name, part in self.parts.items()}
         for part, name, default in transient_options():
-            parts[part][name] = default
+            if part in parts:
+                parts[part][name] = default
         return {"command": self.command, "base": self.base, "files": list(self.files), **parts}
 
     @classmethod

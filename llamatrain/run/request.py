@@ -87,6 +87,10 @@ class RunRequest:
     notes: tuple[str, ...] = ()
     hooks: RunHooks = NO_HOOKS
 
+    def with_options(self, values: Overrides) -> "RunRequest":
+        """Return the same request with other values of some options."""
+        return replace(self, config=self.config.with_values(values))
+
     @contextmanager
     def naming_sources(self) -> Iterator[None]:
         """Name options in errors as they were given: those from a config file by their keys there."""

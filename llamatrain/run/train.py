@@ -45,6 +45,7 @@ from llamatrain.run.request import RunRequest
 from llamatrain.run.run_log import open_metrics, open_page
 from llamatrain.run.signals import Interrupts
 from llamatrain.run.summary import RunResult, describe_run, join_settings, log_best, log_end
+from llamatrain.run.time_budget import fit_time
 from llamatrain.run.write_only import write_only
 from llamatrain.sources.create_in_ollama import create_in_ollama
 from llamatrain.train.loop import Loop
@@ -59,6 +60,7 @@ def train(request: RunRequest, interrupts: Interrupts) -> RunResult:
 def train_run(request: RunRequest, interrupts: Interrupts) -> RunResult:
     """Train as requested, on all ranks."""
     get_comm().assert_equal_on_all({"options": request.config.plain()})
+    request = fit_time(request, interrupts)
     with phase("files"):
         config, inputs, notes = start_request(request)
     folder_options = request.folder_options

@@ -11,6 +11,7 @@
     python scripts/bench.py rewards                  sums that a small model learns from rewards, by step
     python scripts/bench.py families [qwen3 ...]     FLOP/s of each architecture, in turns with a llama
     python scripts/bench.py quality TEXT             tokens that recipes need for the loss of tuned AdamW
+    python scripts/bench.py minutes TEXT             what --minutes chooses, compared with a grid
     python scripts/bench.py race TEXT                loss after a minute of training, here and in torch
     python scripts/bench.py rounding [TEXT]          perplexity with --quant-aware, and rounded after training
     python scripts/bench.py int8 BASE DATA --val V   adapters trained with int8, bf16 and f32 products
@@ -47,6 +48,7 @@ from bench import (
     gpu,
     int8_quality,
     memory,
+    minutes,
     modelled,
     packing,
     products,
@@ -73,6 +75,7 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {
     "context": (steps.bench_context, 20.0),
     "finetune": (finetune.bench_finetune, 0.0),
     "quality": (recipes.bench_recipes, 0.0),
+    "minutes": (minutes.bench_minutes, 0.0),
     "race": (race.bench_race, 0.0),
     "rounding": (quant_aware.bench_rounding, 0.0),
     "int8": (int8_quality.bench_int8, 0.0),
@@ -94,6 +97,7 @@ ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "context": steps.add_context_arguments,
     "finetune": finetune.add_arguments,
     "quality": recipes.add_arguments,
+    "minutes": minutes.add_arguments,
     "race": race.add_arguments,
     "rounding": quant_aware.add_arguments,
     "int8": int8_quality.add_arguments,
@@ -130,7 +134,17 @@ def parse_arguments() -> argparse.Namespace:
         command.add_argument("--seconds", type=float, default=seconds, help=f"for each line ({seconds:g})")
         command.add_argument("--kernels", choices=["cpu", "reference"], default="cpu")
         command.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")
-        if name not in ("kernels", "quality", "race", "rounding", "int8", "gpu", "decode", "rewards"):
+        if name not in (
+            "kernels",
+            "minutes",
+            "quality",
+            "race",
+            "rounding",
+            "int8",
+            "gpu",
+            "decode",
+            "rewards",
+        ):
             choices = ["f32", "bf16"] + ["int8"] * (name in ("finetune", "products", "experts"))
             command.add_argument("--precision", nargs="+", choices=choices, default=choices)
         if name == "step":

@@ -302,6 +302,7 @@ def run_here(line: str) -> None:
     resumed = "--resume" in words
     few = ["--iters", str(next(STEPS))] if resumed or small else FEW.get(words[0], "").split()
     few = [] if resumed and words[0] == "sweep" else few
+    few = ["--minutes", "0.02", *few[2:]] if "--minutes" in words else few
     few += FEW["grpo"].split() if "grpo" in words else []
     if words[0] == "ui":
         serve_here(words)

@@ -1,0 +1,116 @@
+"""Fits the run of a new model into a given time: `from-scratch --minutes`.
+
+The speed of this machine says how many tokens each size of a model can read in that time, and a law of the loss
+says which size learns most from them. A few steps of that size are tried before the number of steps is set. All
+that is chosen are ordinary options of the run, so that it can be repeated and resumed like any other.
+"""
+
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llamatrain.config.options import OptionError, format_flag
+from llamatrain.data.find_files import find_data
+from llamatrain.distributed.comm import get_comm
+from llamatrain.planner.loss_law import learning_rate
+from llamatrain.platform.terminal import log_line
+from llamatrain.run.choose_model import ModelChoice, choose_model, recipe, without
+from llamatrain.run.request import RunRequest
+from llamatrain.run.signals import Interrupts
+from llamatrain.run.step_trial import try_steps
+
+EXCLUDED = ("iters", "epochs", "max_time")  # they would choose the number of steps, too
+OVERHEAD = 0.05  # expected share of the time in which nothing is trained
+TRIAL = 0.02  # share of the time in which steps are tried
+TRIAL_STEPS = 8  # at least
+WARMUP = 10  # one of this many steps
+PARTS = 4  # of the run; after each, the model is validated and saved
+HELD_OUT = 0.01  # share of the text for validation
+SAMPLE_BYTES = 1 << 20  # of a text that is deflated
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFacts:
+    """The size of a text, and how far it can be compressed."""
+
+    size: int  # bytes
+    deflated_bits: float | None  # bits per byte; None: it is not plain text
+
+
+def fit_time(request: RunRequest, interrupts: Interrupts | None = None) -> RunRequest:
+    """Return a request for a run that ends after --minutes, or the same request without that option (collective).
+
+    With `interrupts`, some steps are tried, and correct the forecast of their time.
+    """
+    if (minutes := request.config.model.minutes) is None:
+        return request
+    start, seconds = time.monotonic(), 60 * minutes
+    text = read_text_facts(request)
+    left = (1 - OVERHEAD) * seconds
+    choice = choose_model(request, text.size, left)
+    step_seconds = choice.step_seconds
+    if interrupts:
+        count = max(TRIAL_STEPS, round(TRIAL * seconds / step_seconds))
+        log_line(f"trying {count} steps of {choice.step_tokens:,} tokens")
+        trial = try_steps(request.with_options(choice.options), count, interrupts)
+        step_seconds, left = trial.step_seconds, seconds - (time.monotonic() - start) - trial.prepare_seconds
+    steps = get_comm().broadcast(max(1, int(left / step_seconds)))
+    chosen = {**choice.options, **options_by_steps(request, steps, steps * choice.step_tokens)}
+    notes = (*request.notes, *describe(choice, chosen, text))
+    return replace(request.with_options({**chosen, "minutes": None}), notes=notes)
+
+
+def read_text_facts(request: RunRequest) -> TextFacts:
+    """Return facts about the text of a run; raise if the run cannot be fitted into a time."""
+    config = request.config
+    for name in EXCLUDED:
+        if name in request.given:
+            raise OptionError(
+                lambda spelt, name=name: (  # type: ignore[misc]
+                    f"{spelt('minutes')} chooses the number of steps, so {spelt(name)} has no effect; "
+                    "leave one of them out"
+                ),
+                code="conflicting-options",
+            )
+    if not config.files or "-" in config.files:
+        given = "standard input" if config.files else "no data"
+        raise OptionError(
+            lambda spelt: f"{spelt('minutes')} needs the size of the text (got {given}); name files",
+            code="no-data",
+        )
+    files = find_data(config.files, raw=config.data.raw).sources
+    size, deflated_bits = max(1, sum(file.size for file in files)), None
+    if all(file.is_plain and file.kind == "text" for file in files):
+        with max(files, key=lambda file: file.size).open() as stream:
+            sample = stream.read(SAMPLE_BYTES)
+        deflated_bits = 8 * len(zlib.compress(sample)) / max(1, len(sample))
+    return TextFacts(size=size, deflated_bits=deflated_bits)
+
+
+def options_by_steps(request: RunRequest, steps: int, tokens: int) -> dict[str, Any]:
+    """Return the options that follow from the number of steps, without those that were given."""
+    part = -(-steps // PARTS)
+    options: dict[str, Any] = {
+        "iters": steps,
+        "warmup": steps // WARMUP,
+        "save_every": part,
+        "eval_every": part,
+    }
+    if recipe(request):
+        options["lr"] = learning_rate(tokens)
+    if "val" not in request.given and not request.config.data.overlapping_samples:
+        options["val_split"] = HELD_OUT
+    return without(options, request.given)
+
+
+def describe(choice: ModelChoice, chosen: Mapping[str, Any], text: TextFacts) -> Iterator[str]:
+    """Yield notes about what was chosen and what is expected."""
+    yield "chosen: " + " ".join(f"{format_flag(name)} {value}" for name, value in chosen.items())
+    million = choice.parameters / 1e6
+    if text.deflated_bits:
+        bits = text.deflated_bits * choice.loss
+        yield f"a model of {million:.1f} million parameters, expected to reach about {bits:.2f} bits per byte"
+    else:
+        yield f"a model of {million:.1f} million parameters"

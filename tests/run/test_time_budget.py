@@ -1,0 +1,282 @@
+"""`from-scratch --minutes`: what it chooses for a time, and that a run with it is one like any other."""
+
+import filecmp
+import itertools
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llamatrain
+from llamatrain.planner import loss_law
+from llamatrain.planner.cost import nominal_cost, plan_cost
+from llamatrain.planner.memory import MemoryPlan
+from llamatrain.planner.speeds import OpSpeeds
+from llamatrain.planner.time import TimeForecast
+from llamatrain.run import choose_model, time_budget
+from llamatrain.run.request import RunRequest, request_from_scratch
+from llamatrain.run.signals import Interrupts
+from llamatrain.run.step_trial import StepTrial
+from tests.helpers.cli import Argument, ran, run, text_file
+from tests.helpers.errors import raises
+from tests.helpers.mpi_programs import needs_mpi
+from tests.helpers.mpi_programs import ran as ran_on_ranks
+
+SMALL: tuple[Argument, ...] = (
+    "--embd",
+    32,
+    "--head",
+    2,
+    "--layer",
+    1,
+    "--vocab-size",
+    "bytes",
+    "--ctx",
+    16,
+    "--batch",
+    4,
+)
+SHORT: tuple[Argument, ...] = ("--minutes", 0.02, *SMALL)
+MEGABYTE = 10**6
+
+
+@pytest.fixture
+def nominal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forecasts by the nominal cost, in which no clock takes part."""
+
+    def forecast(plan: MemoryPlan, batches: int, steps: int | None) -> TimeForecast:
+        tokens = batches * plan.splits * plan.spec.batch * plan.spec.rope_length
+        return TimeForecast(
+            step_seconds=plan_cost(plan, batches, nominal_cost),
+            tokens=tokens,
+            steps=steps,
+            speeds=OpSpeeds({}, 0),
+        )
+
+    monkeypatch.setattr(choose_model, "forecast_time", forecast)
+
+
+def written(tmp_path: Path, size: int = MEGABYTE) -> Path:
+    """A text of a size, which is only looked at."""
+    (tmp_path / "text.txt").write_text(("to be or not to be\n" * (size // 19 + 1))[:size])
+    return tmp_path / "text.txt"
+
+
+def requested(text: Path, **options: Any) -> RunRequest:
+    return request_from_scratch([str(text)], options)
+
+
+# ---- the law ---------------------------------------------------------------------
+
+
+def test_more_weights_and_more_text_teach_more() -> None:
+    losses = [loss_law.relative_loss(weights, 10**7, 10**9) for weights in (10**5, 10**6, 10**7)]
+    assert losses == sorted(losses, reverse=True) and losses[-1] > 0
+    losses = [loss_law.relative_loss(10**6, read, 10**9) for read in (10**6, 10**7, 10**8)]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_a_text_that_is_read_again_teaches_less_each_time() -> None:
+    useful = [loss_law.useful_bytes(passes * 1000, 1000) for passes in range(1, 40)]
+    gains = [after - before for before, after in itertools.pairwise(useful)]
+    assert useful[0] == 1000 and loss_law.useful_bytes(300, 1000) == 300
+    assert gains == sorted(gains, reverse=True) and gains[-1] > 0 and gains[0] < 1000
+
+
+def test_longer_runs_have_lower_rates_and_larger_steps() -> None:
+    assert loss_law.learning_rate(10**6) > loss_law.learning_rate(10**7) > loss_law.learning_rate(10**8)
+    assert loss_law.tokens_per_step(10**6) < loss_law.tokens_per_step(10**7)
+
+
+# ---- what is chosen ----------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nominal")
+def test_more_time_makes_a_larger_model(tmp_path: Path) -> None:
+    request = requested(written(tmp_path))
+    choices = [choose_model.choose_model(request, 100 * MEGABYTE, seconds) for seconds in (10, 100, 1000)]
+    sizes = [choice.parameters for choice in choices]
+    assert sizes == sorted({*sizes})
+    assert [choice.loss for choice in choices] == sorted((choice.loss for choice in choices), reverse=True)
+
+
+@pytest.mark.usefixtures("nominal")
+def test_a_small_text_has_a_smaller_vocabulary(tmp_path: Path) -> None:
+    request = requested(written(tmp_path))
+    sizes = [
+        int(choose_model.choose_model(request, size, 300).options["vocab_size"])
+        for size in (1000, 700_000, 100 * MEGABYTE)
+    ]
+    assert sizes[0] == choose_model.LEAST_VOCABULARY and sizes == sorted({*sizes})
+
+
+@pytest.mark.usefixtures("nominal")
+def test_no_other_shape_is_expected_to_learn_more(tmp_path: Path) -> None:
+    request = requested(written(tmp_path))
+    best = choose_model.choose_model(request, MEGABYTE, 60)
+    others = [
+        choose_model.choose_rows(request, MEGABYTE, 60, shape, 16)
+        for shape in choose_model.candidate_shapes(request, MEGABYTE)
+    ]
+    assert best.loss == min(other.loss for other in others if other)
+
+
+@pytest.mark.usefixtures("nominal")
+def test_a_model_that_fits_no_memory(tmp_path: Path) -> None:
+    request = requested(written(tmp_path), size="large", memory="300MB", minutes=1)
+    with raises("out-of-memory") as error:
+        time_budget.fit_time(request)
+    assert "--minutes" in str(error.value)
+
+
+@pytest.mark.usefixtures("nominal")
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"embd": 96, "layer": 3},
+        {"size": "tiny"},
+        {"head": 4, "ctx": 64},
+        {"vocab_size": "bytes", "batch": 5},
+        {"optimizer": "adamw"},
+        {"lr": 0.001, "val_split": 0.0, "warmup": 3, "eval_every": 7},
+    ],
+)
+def test_options_that_are_given_stay(given: dict[str, Any], tmp_path: Path) -> None:
+    config = time_budget.fit_time(requested(written(tmp_path), minutes=1, **given)).config
+    assert {name: config.values[name] for name in given} == given
+    assert (
+        config.model.minutes is None and config.train.iters and config.values["ctx"] == given.get("ctx", 256)
+    )
+    assert config.model.hyperparameters(1000).embd % config.model.hyperparameters(1000).heads == 0
+    if "optimizer" in given:
+        assert (config.train.lr, config.train.schedule, config.model.embd_std) == (1e-3, "cosine", None)
+    else:
+        assert (config.train.optimizer, config.train.schedule) == ("adamuon", "linear")
+
+
+@pytest.mark.usefixtures("nominal")
+def test_the_trial_decides_the_number_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[RunRequest]()
+
+    def try_steps(request: RunRequest, steps: int, interrupts: Interrupts) -> StepTrial:
+        tried.append(request)
+        return StepTrial(prepare_seconds=2.0, step_seconds=0.1)
+
+    monkeypatch.setattr(time_budget, "try_steps", try_steps)
+    monkeypatch.setattr(time_budget.time, "monotonic", lambda: 5.0)
+    request = requested(written(tmp_path), minutes=1)
+    fitted = time_budget.fit_time(request, Interrupts()).config
+    assert (fitted.train.iters, fitted.train.warmup, fitted.run.eval_every) == (580, 58, 145)
+    assert len(tried) == 1 and tried[0].config.model.embd == fitted.model.embd
+    assert time_budget.fit_time(requested(written(tmp_path))).config.train.iters is None  # without --minutes
+
+
+def test_what_is_chosen_is_shown(tmp_path: Path) -> None:
+    done = ran("plan", "from-scratch", text_file(tmp_path), *SHORT)
+    assert "--optimizer adamuon" in done.err and "bits per byte" in done.err and "--iters" in done.err
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "to be or not to be"}\n' * 100)
+    assert (
+        "bits per byte" not in ran("plan", "from-scratch", rows, *SHORT).err
+    )  # nobody knows how it compresses
+
+
+# ---- runs --------------------------------------------------------------------------
+
+
+def test_a_run_can_be_repeated_and_resumed(tmp_path: Path) -> None:
+    text = text_file(tmp_path)
+    first, again, half = (tmp_path / name for name in ("first", "again", "half"))
+    done = ran("from-scratch", text, *SHORT, "--out", first)
+    assert "trying " in done.err and " steps of 64 tokens" in done.err
+    config = tomllib.loads((first / "config.toml").read_text())
+    assert "minutes" not in config and config["optimizer"] == "adamuon"
+    assert config["iters"] > 0 and config["val-split"] == time_budget.HELD_OUT
+    ran("from-scratch", text, "--config", first / "config.toml", "--out", again)
+    assert filecmp.cmp(first / "model.gguf", again / "model.gguf", shallow=False)
+    steps = config["iters"] // 2
+    ran(
+        "from-scratch",
+        text,
+        "--config",
+        first / "config.toml",
+        "--out",
+        half,
+        "--save-every",
+        steps,
+        "--keep",
+        9,
+    )
+    other = tmp_path / "other"
+    ran("from-scratch", "--resume", half / f"checkpoint-{steps}.gguf", "--out", other)
+    assert filecmp.cmp(first / "model.gguf", other / "model.gguf", shallow=False)
+
+
+def test_from_python(tmp_path: Path) -> None:
+    run = llamatrain.from_scratch(
+        text_file(tmp_path),
+        minutes=0.02,
+        embd=32,
+        head=2,
+        layer=1,
+        vocab_size="bytes",
+        ctx=16,
+        out=tmp_path / "run",
+    )
+    assert run.finished and any("million parameters" in note for note in run.notes)
+
+
+@needs_mpi
+def test_ranks_agree(tmp_path: Path) -> None:
+    text = text_file(tmp_path)
+    ran_on_ranks(2, "from-scratch", text, *SHORT, "--out", tmp_path / "two", "--threads", 1, seconds=200)
+    ran("from-scratch", text, "--config", tmp_path / "two" / "config.toml", "--out", tmp_path / "one")
+    assert filecmp.cmp(tmp_path / "two" / "model.gguf", tmp_path / "one" / "model.gguf", shallow=False)
+
+
+# ---- what cannot be done -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--iters", 5), "--minutes chooses the number of steps, so --iters has no effect"),
+        (("--epochs", 5), "so --epochs has no effect"),
+        (("--max-time", "1h"), "so --max-time has no effect"),
+        (("--minutes", 0), "--minutes must be more than 0"),
+        (("--minutes", "soon"), "--minutes must be a number"),
+    ],
+)
+@pytest.mark.parametrize("command", [("from-scratch",), ("plan", "from-scratch")])
+def test_contradictions(
+    command: tuple[str, ...], words: tuple[Argument, ...], message: str, tmp_path: Path
+) -> None:
+    done = run(*command, text_file(tmp_path), "--minutes", 5, *words)
+    assert done.code == 2 and len(done.errors) == 1 and message in done.errors[0]
+
+
+def test_it_needs_text_in_files(tmp_path: Path) -> None:
+    assert "needs the size of the text (got no data)" in run("from-scratch", "--minutes", 5).err
+    assert "(got standard input)" in run("from-scratch", "-", "--minutes", 5).err
+
+
+def test_a_config_file_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "some.toml"
+    config.write_text("minutes = 5\niters = 10\n")
+    done = run("from-scratch", text_file(tmp_path), "--config", config)
+    assert done.code == 2 and f"{config}: minutes chooses the number of steps, so iters has" in done.errors[0]
+
+
+def test_a_resumed_run_has_its_steps(tmp_path: Path) -> None:
+    ran("from-scratch", text_file(tmp_path), *SMALL, "--iters", 1, "--out", tmp_path / "run")
+    done = run("from-scratch", "--resume", tmp_path / "run", "--minutes", 5)
+    assert done.code == 2 and "--minutes" in done.errors[0]
+
+
+def test_the_speed_of_the_machine_must_be_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        choose_model, "forecast_time", lambda *_: "known once a first run has compiled the kernels"
+    )
+    with raises("unknown-speed"):
+        time_budget.fit_time(requested(written(tmp_path), minutes=1))
