@@ -160,8 +160,8 @@ class FromScratchOptions(TypedDict, total=False):
     """Decay only tensors with at least this many dimensions."""
     clip: float
     """Clip the global gradient norm to this; 0: off."""
-    beta1: float
-    """Beta 1 of AdamW, momentum of SGD."""
+    beta1: float | None
+    """Beta 1 of AdamW, momentum of SGD; default: 0.9, with adamuon 0.8."""
     beta2: float | None
     """Beta 2 of AdamW; default: 0.999, with adamuon 0.95."""
     eps: float
@@ -467,8 +467,8 @@ class FinetuneOptions(TypedDict, total=False):
     """Decay only tensors with at least this many dimensions."""
     clip: float
     """Clip the global gradient norm to this; 0: off."""
-    beta1: float
-    """Beta 1 of AdamW, momentum of SGD."""
+    beta1: float | None
+    """Beta 1 of AdamW, momentum of SGD; default: 0.9, with adamuon 0.8."""
     beta2: float | None
     """Beta 2 of AdamW; default: 0.999, with adamuon 0.95."""
     eps: float

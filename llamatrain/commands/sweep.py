@@ -151,7 +151,8 @@ def check_comparable(requests: Sequence[RunRequest], sample: int | None) -> None
             "--eval-every 0 leaves out the validation by which runs are compared; leave it out",
             code="no-validation",
         )
-    if len({request.config.train.iters for request in requests}) > 1 or first.train.epochs:
+    different = len({request.config.train.iters for request in requests}) > 1
+    if different or first.train.epochs or first.model.minutes:
         raise UsageError(
             "the runs of a sweep must have the same number of steps; give one --iters", code="different-steps"
         )

@@ -8,7 +8,7 @@ from typing import Any
 from llamatrain.config.options import OptionError
 from llamatrain.distributed.comm import get_comm
 from llamatrain.errors import MemoryPlanError, UsageError
-from llamatrain.planner.loss_law import bytes_per_token, relative_loss, tokens_per_step
+from llamatrain.planner.loss_law import bytes_per_token, mean_bits, tokens_per_step
 from llamatrain.planner.time import forecast_time
 from llamatrain.run.prepare import plan_run
 from llamatrain.run.request import RunRequest
@@ -47,10 +47,12 @@ class ModelChoice:
 
     options: Mapping[str, Any]
     parameters: int
+    weights: int  # of the blocks
     tokens: float
+    bytes_per_token: float
     step_tokens: int
     step_seconds: float
-    loss: float  # bits, relative to those of the deflated text
+    bits: float  # per byte: the expected loss
 
 
 def choose_model(request: RunRequest, text_bytes: int, seconds: float) -> ModelChoice:
@@ -60,7 +62,7 @@ def choose_model(request: RunRequest, text_bytes: int, seconds: float) -> ModelC
     for shape in candidate_shapes(request, text_bytes):
         if (choice := choose_rows(request, text_bytes, seconds, shape, rows)) is None:
             continue
-        if best and choice.loss > best.loss:
+        if best and choice.bits > best.bits:
             break  # larger models learn still less
         best, rows = choice, choice.options.get("batch", rows)
     if best is None:
@@ -149,8 +151,10 @@ def forecast_choice(
     return ModelChoice(
         options=options,
         parameters=h.parameter_count,
+        weights=weights,
         tokens=tokens,
+        bytes_per_token=bytes_per_token(h.vocab),
         step_tokens=forecast.tokens,
         step_seconds=forecast.step_seconds,
-        loss=relative_loss(weights, tokens * bytes_per_token(h.vocab), text_bytes),
+        bits=mean_bits(weights, tokens * bytes_per_token(h.vocab), text_bytes),
     )

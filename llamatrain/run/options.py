@@ -181,8 +181,15 @@ class TrainOptions(Options, panel="Training"):
         Option("Clip the global gradient norm to this; 0: off.", panel=OPTIMIZER, unit="NORM", least=0),
     ] = 1.0
     beta1: Annotated[
-        float, Option("Beta 1 of AdamW, momentum of SGD.", panel=OPTIMIZER, least=0, below=1, example="0.9")
-    ] = 0.9
+        float | None,
+        Option(
+            "Beta 1 of AdamW, momentum of SGD; default: 0.9, with adamuon 0.8.",
+            panel=OPTIMIZER,
+            least=0,
+            below=1,
+            example="0.9",
+        ),
+    ] = None
     beta2: Annotated[
         float | None,
         Option(

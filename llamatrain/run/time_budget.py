@@ -6,15 +6,14 @@ that is chosen are ordinary options of the run, so that it can be repeated and r
 """
 
 import time
-import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from llamatrain.config.options import OptionError, format_flag
 from llamatrain.data.find_files import find_data
 from llamatrain.distributed.comm import get_comm
-from llamatrain.planner.loss_law import learning_rate
+from llamatrain.planner.loss_law import LAWS, learning_rate
 from llamatrain.platform.terminal import log_line
 from llamatrain.run.choose_model import ModelChoice, choose_model, recipe, without
 from llamatrain.run.request import RunRequest
@@ -28,15 +27,6 @@ TRIAL_STEPS = 8  # at least
 WARMUP = 10  # one of this many steps
 PARTS = 4  # of the run; after each, the model is validated and saved
 HELD_OUT = 0.01  # share of the text for validation
-SAMPLE_BYTES = 1 << 20  # of a text that is deflated
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextFacts:
-    """The size of a text, and how far it can be compressed."""
-
-    size: int  # bytes
-    deflated_bits: float | None  # bits per byte; None: it is not plain text
 
 
 def fit_time(request: RunRequest, interrupts: Interrupts | None = None) -> RunRequest:
@@ -47,9 +37,9 @@ def fit_time(request: RunRequest, interrupts: Interrupts | None = None) -> RunRe
     if (minutes := request.config.model.minutes) is None:
         return request
     start, seconds = time.monotonic(), 60 * minutes
-    text = read_text_facts(request)
+    text = text_bytes(request)
     left = (1 - OVERHEAD) * seconds
-    choice = choose_model(request, text.size, left)
+    choice = choose_model(request, text, left)
     step_seconds = choice.step_seconds
     if interrupts:
         count = max(TRIAL_STEPS, round(TRIAL * seconds / step_seconds))
@@ -57,13 +47,14 @@ def fit_time(request: RunRequest, interrupts: Interrupts | None = None) -> RunRe
         trial = try_steps(request.with_options(choice.options), count, interrupts)
         step_seconds, left = trial.step_seconds, seconds - (time.monotonic() - start) - trial.prepare_seconds
     steps = get_comm().broadcast(max(1, int(left / step_seconds)))
-    chosen = {**choice.options, **options_by_steps(request, steps, steps * choice.step_tokens)}
-    notes = (*request.notes, *describe(choice, chosen, text))
+    tokens = steps * choice.step_tokens
+    chosen = {**choice.options, **options_by_steps(request, steps, tokens)}
+    notes = (*request.notes, *describe(choice, chosen, tokens * choice.bytes_per_token, text))
     return replace(request.with_options({**chosen, "minutes": None}), notes=notes)
 
 
-def read_text_facts(request: RunRequest) -> TextFacts:
-    """Return facts about the text of a run; raise if the run cannot be fitted into a time."""
+def text_bytes(request: RunRequest) -> int:
+    """Return the size of the text of a run; raise if the run cannot be fitted into a time."""
     config = request.config
     for name in EXCLUDED:
         if name in request.given:
@@ -80,13 +71,7 @@ def read_text_facts(request: RunRequest) -> TextFacts:
             lambda spelt: f"{spelt('minutes')} needs the size of the text (got {given}); name files",
             code="no-data",
         )
-    files = find_data(config.files, raw=config.data.raw).sources
-    size, deflated_bits = max(1, sum(file.size for file in files)), None
-    if all(file.is_plain and file.kind == "text" for file in files):
-        with max(files, key=lambda file: file.size).open() as stream:
-            sample = stream.read(SAMPLE_BYTES)
-        deflated_bits = 8 * len(zlib.compress(sample)) / max(1, len(sample))
-    return TextFacts(size=size, deflated_bits=deflated_bits)
+    return max(1, sum(file.size for file in find_data(config.files, raw=config.data.raw).sources))
 
 
 def options_by_steps(request: RunRequest, steps: int, tokens: int) -> dict[str, Any]:
@@ -105,12 +90,12 @@ def options_by_steps(request: RunRequest, steps: int, tokens: int) -> dict[str, 
     return without(options, request.given)
 
 
-def describe(choice: ModelChoice, chosen: Mapping[str, Any], text: TextFacts) -> Iterator[str]:
-    """Yield notes about what was chosen and what is expected."""
+def describe(choice: ModelChoice, chosen: Mapping[str, Any], read: float, text: int) -> Iterator[str]:
+    """Yield notes about what was chosen and what is expected of it after reading so many bytes."""
     yield "chosen: " + " ".join(f"{format_flag(name)} {value}" for name, value in chosen.items())
-    million = choice.parameters / 1e6
-    if text.deflated_bits:
-        bits = text.deflated_bits * choice.loss
-        yield f"a model of {million:.1f} million parameters, expected to reach about {bits:.2f} bits per byte"
-    else:
-        yield f"a model of {million:.1f} million parameters"
+    yield (
+        f"a model of {choice.parameters / 1e6:.1f} million parameters, which reads the text about "
+        f"{read / text:.1f} times"
+    )
+    bits = [f"{law.bits(choice.weights, read, text):.2f} on a text like {law.kind}" for law in LAWS]
+    yield f"expected bits per byte of new text: {', '.join(bits)}"
