@@ -278,6 +278,7 @@ def test_the_speed_of_the_machine_must_be_known(tmp_path: Path, monkeypatch: pyt
 
 
 def test_runs_of_a_sweep_have_the_same_steps(tmp_path: Path) -> None:
-    rates: tuple[Argument, ...] = ("--lr", "0.001,0.002", "--val-split", 0.1)
-    done = run("sweep", text_file(tmp_path), *rates, "--minutes", 1, "--out", tmp_path / "sweep")
+    config = tmp_path / "sweep.toml"
+    config.write_text("minutes = 1\nval-split = 0.1\n")
+    done = run("sweep", config, text_file(tmp_path), "--lr", "0.001,0.002", "--out", tmp_path / "sweep")
     assert done.code == 2 and "same number of steps" in done.errors[0]
