@@ -161,7 +161,7 @@ class FromScratchOptions(TypedDict, total=False):
     clip: float
     """Clip the global gradient norm to this; 0: off."""
     beta1: float | None
-    """Beta 1 of AdamW, momentum of SGD; default: 0.9, with adamuon 0.8."""
+    """Beta 1 of AdamW, momentum of SGD; default: 0.9, with adamuon 0.6."""
     beta2: float | None
     """Beta 2 of AdamW; default: 0.999, with adamuon 0.95."""
     eps: float
@@ -468,7 +468,7 @@ class FinetuneOptions(TypedDict, total=False):
     clip: float
     """Clip the global gradient norm to this; 0: off."""
     beta1: float | None
-    """Beta 1 of AdamW, momentum of SGD; default: 0.9, with adamuon 0.8."""
+    """Beta 1 of AdamW, momentum of SGD; default: 0.9, with adamuon 0.6."""
     beta2: float | None
     """Beta 2 of AdamW; default: 0.999, with adamuon 0.95."""
     eps: float

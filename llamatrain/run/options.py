@@ -183,7 +183,7 @@ class TrainOptions(Options, panel="Training"):
     beta1: Annotated[
         float | None,
         Option(
-            "Beta 1 of AdamW, momentum of SGD; default: 0.9, with adamuon 0.8.",
+            "Beta 1 of AdamW, momentum of SGD; default: 0.9, with adamuon 0.6.",
             panel=OPTIMIZER,
             least=0,
             below=1,
