@@ -31,6 +31,7 @@ SHAPES = (  # width, heads, blocks and vocabulary, from the smallest model
 LEAST_ROWS, FIRST_ROWS, MOST_ROWS = 4, 16, 128  # of a step
 BYTES_PER_ENTRY = 500  # of the vocabulary: a text that has fewer gets a smaller one
 LEAST_VOCABULARY = 512
+MUCH_WORSE = 1.03  # expected loss relative to the best, beyond which no larger model is tried
 ROUNDING = 0.7  # rows are doubled while a step has less than this share of the suitable tokens
 RECIPE: Mapping[str, Any] = {
     "optimizer": "adamuon",
@@ -62,9 +63,11 @@ def choose_model(request: RunRequest, text_bytes: int, seconds: float) -> ModelC
     for shape in candidate_shapes(request, text_bytes):
         if (choice := choose_rows(request, text_bytes, seconds, shape, rows)) is None:
             continue
-        if best and choice.bits > best.bits:
+        rows = choice.options.get("batch", rows)
+        if best and choice.bits > MUCH_WORSE * best.bits:
             break  # larger models learn still less
-        best, rows = choice, choice.options.get("batch", rows)
+        if not best or choice.bits < best.bits:
+            best = choice
     if best is None:
         raise MemoryPlanError(
             "no model for --minutes fits the memory; leave out options of its size, or raise --memory",

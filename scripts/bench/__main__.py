@@ -12,6 +12,7 @@
     python scripts/bench.py families [qwen3 ...]     FLOP/s of each architecture, in turns with a llama
     python scripts/bench.py quality TEXT             tokens that recipes need for the loss of tuned AdamW
     python scripts/bench.py minutes TEXT             what --minutes chooses, compared with a grid
+    python scripts/bench.py tuning BASE DATA         losses of adapters by their settings
     python scripts/bench.py race TEXT                loss after a minute of training, here and in torch
     python scripts/bench.py rounding [TEXT]          perplexity with --quant-aware, and rounded after training
     python scripts/bench.py int8 BASE DATA --val V   adapters trained with int8, bf16 and f32 products
@@ -59,6 +60,7 @@ from bench import (
     scaling,
     shares,
     steps,
+    tuning,
 )
 from bench.kernels import bench_kernels
 from bench.processes import MALLOC
@@ -76,6 +78,7 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {
     "finetune": (finetune.bench_finetune, 0.0),
     "quality": (recipes.bench_recipes, 0.0),
     "minutes": (minutes.bench_minutes, 0.0),
+    "tuning": (tuning.bench_tuning, 0.0),
     "race": (race.bench_race, 0.0),
     "rounding": (quant_aware.bench_rounding, 0.0),
     "int8": (int8_quality.bench_int8, 0.0),
@@ -92,12 +95,14 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {
     "shares": (shares.bench_shares, 0.0),
     "readme": (readme_table.print_table, 20.0),
 }
+WITHOUT_PRECISION = {*"kernels minutes tuning quality race rounding int8 gpu decode rewards".split()}
 ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "remat": steps.add_remat_arguments,
     "context": steps.add_context_arguments,
     "finetune": finetune.add_arguments,
     "quality": recipes.add_arguments,
     "minutes": minutes.add_arguments,
+    "tuning": tuning.add_arguments,
     "race": race.add_arguments,
     "rounding": quant_aware.add_arguments,
     "int8": int8_quality.add_arguments,
@@ -134,17 +139,7 @@ def parse_arguments() -> argparse.Namespace:
         command.add_argument("--seconds", type=float, default=seconds, help=f"for each line ({seconds:g})")
         command.add_argument("--kernels", choices=["cpu", "reference"], default="cpu")
         command.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")
-        if name not in (
-            "kernels",
-            "minutes",
-            "quality",
-            "race",
-            "rounding",
-            "int8",
-            "gpu",
-            "decode",
-            "rewards",
-        ):
+        if name not in WITHOUT_PRECISION:
             choices = ["f32", "bf16"] + ["int8"] * (name in ("finetune", "products", "experts"))
             command.add_argument("--precision", nargs="+", choices=choices, default=choices)
         if name == "step":
