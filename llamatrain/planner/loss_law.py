@@ -35,7 +35,10 @@ LAWS = (
 MILLION = 1e6
 WEIGHTS_POWER, TEXT_POWER = 0.294, 0.507
 REPETITIONS = 2.9  # after about so many more passes, a text has little left to teach
-RATE, RATE_TOKENS, RATE_POWER = 0.014, 1e6, -0.1  # the rate that suits a number of tokens
+PASSES = (
+    3.5  # that a model can make over a text of as many bytes as it has weights, before it learns it by heart
+)
+RATE, RATE_TOKENS, RATE_POWER = 0.016, 1e6, -0.05  # the rate that suits a number of tokens
 STEP_SHARE, STEP_POWER = 1.0, 0.53  # tokens of a step
 FIRST_BYTES, BYTES_PER_DOUBLING = 1.7, 0.45  # of a token: in a vocabulary of 256, and for each doubling of it
 
@@ -49,6 +52,11 @@ def useful_bytes(read: float, text: int) -> float:
     """Return how many bytes of new text teach as much as those that were read, some of them repeatedly."""
     repeated = max(0.0, read / text - 1)
     return min(read, text) + text * REPETITIONS * (1 - math.exp(-repeated / REPETITIONS))
+
+
+def max_passes(weights: int, text: int) -> float:
+    """Return after how many passes over a text a model begins to learn it by heart, and new text worse."""
+    return PASSES * math.sqrt(text / weights)
 
 
 def learning_rate(tokens: float) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from llamatrain.config.options import OptionError
 from llamatrain.distributed.comm import get_comm
 from llamatrain.errors import MemoryPlanError, UsageError
-from llamatrain.planner.loss_law import bytes_per_token, mean_bits, tokens_per_step
+from llamatrain.planner.loss_law import bytes_per_token, max_passes, mean_bits, tokens_per_step
 from llamatrain.planner.time import forecast_time
 from llamatrain.run.prepare import plan_run
 from llamatrain.run.request import RunRequest
@@ -49,7 +49,8 @@ class ModelChoice:
     options: Mapping[str, Any]
     parameters: int
     weights: int  # of the blocks
-    tokens: float
+    tokens: float  # that are read in the time
+    most_tokens: float  # that it can read of this text before it learns it by heart
     bytes_per_token: float
     step_tokens: int
     step_seconds: float
@@ -149,13 +150,16 @@ def forecast_choice(
             f"--minutes needs the speed of this machine, which is {forecast}; train with it first, or leave it out",
             code="unknown-speed",
         )
-    h, tokens = plan.spec.h, seconds / forecast.step_seconds * forecast.tokens
+    h = plan.spec.h
     weights = h.parameter_count - h.vocab * h.embd * (1 if h.tied else 2)
+    most_tokens = max_passes(weights, text_bytes) * text_bytes / bytes_per_token(h.vocab)
+    tokens = min(most_tokens, seconds / forecast.step_seconds * forecast.tokens)
     return ModelChoice(
         options=options,
         parameters=h.parameter_count,
         weights=weights,
         tokens=tokens,
+        most_tokens=most_tokens,
         bytes_per_token=bytes_per_token(h.vocab),
         step_tokens=forecast.tokens,
         step_seconds=forecast.step_seconds,

@@ -46,10 +46,11 @@ def fit_time(request: RunRequest, interrupts: Interrupts | None = None) -> RunRe
         log_line(f"trying {count} steps of {choice.step_tokens:,} tokens")
         trial = try_steps(request.with_options(choice.options), count, interrupts)
         step_seconds, left = trial.step_seconds, seconds - (time.monotonic() - start) - trial.prepare_seconds
-    steps = get_comm().broadcast(max(1, int(left / step_seconds)))
+    most_steps = choice.most_tokens / choice.step_tokens
+    steps = get_comm().broadcast(max(1, int(min(left / step_seconds, most_steps))))
     tokens = steps * choice.step_tokens
     chosen = {**choice.options, **options_by_steps(request, steps, tokens)}
-    notes = (*request.notes, *describe(choice, chosen, tokens * choice.bytes_per_token, text))
+    notes = (*request.notes, *describe(choice, chosen, tokens, text))
     return replace(request.with_options({**chosen, "minutes": None}), notes=notes)
 
 
@@ -90,12 +91,15 @@ def options_by_steps(request: RunRequest, steps: int, tokens: int) -> dict[str, 
     return without(options, request.given)
 
 
-def describe(choice: ModelChoice, chosen: Mapping[str, Any], read: float, text: int) -> Iterator[str]:
-    """Yield notes about what was chosen and what is expected of it after reading so many bytes."""
+def describe(choice: ModelChoice, chosen: Mapping[str, Any], tokens: int, text: int) -> Iterator[str]:
+    """Yield notes about what was chosen and what is expected of it after some tokens."""
+    read = tokens * choice.bytes_per_token
     yield "chosen: " + " ".join(f"{format_flag(name)} {value}" for name, value in chosen.items())
     yield (
         f"a model of {choice.parameters / 1e6:.1f} million parameters, which reads the text about "
         f"{read / text:.1f} times"
     )
+    if tokens >= choice.most_tokens - choice.step_tokens:
+        yield "the run ends earlier, since it would only learn this text by heart; more text would use the time"
     bits = [f"{law.bits(choice.weights, read, text):.2f} on a text like {law.kind}" for law in LAWS]
     yield f"expected bits per byte of new text: {', '.join(bits)}"

@@ -95,7 +95,9 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {
     "shares": (shares.bench_shares, 0.0),
     "readme": (readme_table.print_table, 20.0),
 }
-WITHOUT_PRECISION = {*"kernels minutes tuning quality race rounding int8 gpu decode rewards".split()}
+WITHOUT_PRECISION = {
+    *["kernels", "minutes", "tuning", "quality", "race", "rounding", "int8", "gpu", "decode", "rewards"]
+}
 ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "remat": steps.add_remat_arguments,
     "context": steps.add_context_arguments,

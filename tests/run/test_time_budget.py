@@ -89,6 +89,12 @@ def test_longer_runs_have_lower_rates_and_larger_steps() -> None:
     assert loss_law.tokens_per_step(10**6) < loss_law.tokens_per_step(10**7)
 
 
+def test_larger_models_learn_a_text_by_heart_sooner() -> None:
+    passes = [loss_law.max_passes(weights, MEGABYTE) for weights in (10**4, 10**6, 10**8)]
+    assert passes == sorted(passes, reverse=True) and passes[1] == loss_law.PASSES
+    assert loss_law.max_passes(10**8, 100 * MEGABYTE) == passes[1]
+
+
 # ---- what is chosen ----------------------------------------------------------------
 
 
@@ -120,6 +126,20 @@ def test_no_other_shape_is_expected_to_learn_more(tmp_path: Path) -> None:
         for shape in choose_model.candidate_shapes(request, MEGABYTE)
     ]
     assert best.bits == min(other.bits for other in others if other)
+
+
+@pytest.mark.usefixtures("nominal")
+def test_a_small_text_does_not_take_all_the_time(tmp_path: Path) -> None:
+    text = written(tmp_path, 100_000)
+    request = time_budget.fit_time(requested(text, minutes=60))
+    config = request.config
+    h = config.model.hyperparameters(int(config.model.vocab_size))
+    read = (config.train.iters or 0) * config.train.batch * 256 * loss_law.bytes_per_token(h.vocab)
+    weights = h.parameter_count - 2 * h.vocab * h.embd
+    passes = read / 100_000
+    assert 0.8 * loss_law.max_passes(weights, 100_000) < passes <= loss_law.max_passes(weights, 100_000)
+    assert any("by heart" in note for note in request.notes)
+    assert not any("by heart" in note for note in time_budget.fit_time(requested(text, minutes=0.001)).notes)
 
 
 @pytest.mark.usefixtures("nominal")
@@ -165,6 +185,7 @@ def test_the_trial_decides_the_number_of_steps(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(time_budget, "try_steps", try_steps)
     monkeypatch.setattr(time_budget.time, "monotonic", lambda: 5.0)
+    monkeypatch.setattr(time_budget, "text_bytes", lambda request: 1000 * MEGABYTE)
     request = requested(written(tmp_path), minutes=1)
     fitted = time_budget.fit_time(request, Interrupts()).config
     assert (fitted.train.iters, fitted.train.warmup, fitted.run.eval_every) == (580, 58, 145)
