@@ -96,7 +96,16 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {
     "readme": (readme_table.print_table, 20.0),
 }
 WITHOUT_PRECISION = {
-    *["kernels", "minutes", "tuning", "quality", "race", "rounding", "int8", "gpu", "decode", "rewards"]
+    "decode",
+    "gpu",
+    "int8",
+    "kernels",
+    "minutes",
+    "quality",
+    "race",
+    "rewards",
+    "rounding",
+    "tuning",
 }
 ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "remat": steps.add_remat_arguments,
