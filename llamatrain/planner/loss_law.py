@@ -19,7 +19,7 @@ class LossLaw(NamedTuple):
     by_text: float  # for a million bytes
 
     def bits(self, weights: int, read: float, text: int) -> float:
-        """Return the expected loss of a model, whose blocks have so many weights, after reading a text.
+        """Return the expected loss of a model by the weights of its blocks and the text it read.
 
         `read` and `text` are bytes that were read, some of them repeatedly, and bytes of the text.
         """
