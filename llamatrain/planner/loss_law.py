@@ -35,9 +35,7 @@ LAWS = (
 MILLION = 1e6
 WEIGHTS_POWER, TEXT_POWER = 0.294, 0.507
 REPETITIONS = 2.9  # after about so many more passes, a text has little left to teach
-PASSES = (
-    3.5  # that a model can make over a text of as many bytes as it has weights, before it learns it by heart
-)
+PASSES = 3.5  # over a text of a byte per weight, after which a model begins to learn it by heart
 RATE, RATE_TOKENS, RATE_POWER = 0.016, 1e6, -0.05  # the rate that suits a number of tokens
 STEP_SHARE, STEP_POWER = 1.0, 0.53  # tokens of a step
 FIRST_BYTES, BYTES_PER_DOUBLING = 1.7, 0.45  # of a token: in a vocabulary of 256, and for each doubling of it

@@ -13,6 +13,13 @@ from llamatrain.run.signals import Interrupts
 from llamatrain.train.state import RunState
 
 FIRST_STEPS = 3  # slower than the others, and not counted
+STEPS_ONLY = {  # options of a run that only trains, and stops after --iters
+    "warmup": 0,
+    "eval_every": 0,
+    "sample_every": 0,
+    "stop_window": 0,
+    "max_no_improvement": 0,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +63,7 @@ def try_steps(request: RunRequest, steps: int, interrupts: Interrupts) -> StepTr
     """Train a few steps of a run, and return the times that it took (collective)."""
     start = time.monotonic()
     steps += FIRST_STEPS
-    request = request.with_options({"iters": steps, "warmup": 0, "eval_every": 0, "sample_every": 0})
+    request = request.with_options({**STEPS_ONLY, "iters": steps})
     config, inputs, _ = start_request(request)
     prepared = prepare(config, inputs, None, [], request.changed)
     programs = build_programs(prepared)

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import llamatrain
 from bench.recipes import split_text
 from bench.timer import print_header
+from llamatrain.run import choose_model
 
-SHAPES = {64: (2, 3), 96: (3, 3), 128: (4, 4), 160: (5, 4), 192: (6, 5), 256: (8, 5), 320: (5, 6)}
+SHAPES = {embd: (head, layer) for embd, head, layer, _ in choose_model.SHAPES}
 MAX_LATE = 0.1  # share of the time by which a run may miss it
 MAX_WORSE = 1.02  # loss of what is chosen, relative to the lowest one of the grid
 

@@ -25,7 +25,7 @@ SHAPE: dict[str, Any] = {"embd": 128, "head": 4, "layer": 4, "ctx": 128, "batch"
 VOCABULARY = "2048"
 BLOCK = 20_000  # characters of text that are held out, or not, together
 HELD_OUT = 25  # one of this many blocks is for validation
-MAX_SHARE = 0.6  # of AdamW's tokens that the best recipe may need
+MAX_SHARE = 0.55  # of AdamW's tokens that the best recipe may need
 REFERENCE = "adamw"
 WARMUP = 10  # one of this many steps
 

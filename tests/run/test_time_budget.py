@@ -243,6 +243,12 @@ def test_from_python(tmp_path: Path) -> None:
     assert run.finished and any("million parameters" in note for note in run.notes)
 
 
+def test_a_rule_for_stopping_does_not_stop_the_trial(tmp_path: Path) -> None:
+    rules: tuple[Argument, ...] = ("--max-no-improvement", 1, "--stop-window", 1, "--stop-delta", 100)
+    ran("from-scratch", text_file(tmp_path), *SHORT, *rules, "--out", tmp_path / "run")
+    assert (tmp_path / "run" / "model.gguf").exists()
+
+
 @needs_mpi
 def test_ranks_agree(tmp_path: Path) -> None:
     text = text_file(tmp_path)
@@ -287,6 +293,13 @@ def test_a_config_file_is_named(tmp_path: Path) -> None:
 def test_a_resumed_run_has_its_steps(tmp_path: Path) -> None:
     ran("from-scratch", text_file(tmp_path), *SMALL, "--iters", 1, "--out", tmp_path / "run")
     done = run("from-scratch", "--resume", tmp_path / "run", "--minutes", 5)
+    assert done.code == 2 and "--minutes" in done.errors[0]
+
+
+def test_a_model_that_is_loaded_has_its_size(tmp_path: Path) -> None:
+    text = text_file(tmp_path)
+    ran("from-scratch", text, *SMALL, "--iters", 1, "--out", tmp_path / "run")
+    done = run("from-scratch", text, "--checkpoint-in", tmp_path / "run" / "model.gguf", "--minutes", 5)
     assert done.code == 2 and "--minutes" in done.errors[0]
 
 
