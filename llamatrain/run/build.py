@@ -104,6 +104,7 @@ def build_loop(
         epoch_samples=data.samples,
         comm=get_comm(),
         wants_stop=lambda: hooks.wants_stop,
+        pause=hooks.pause,
     )
 
 

@@ -33,13 +33,8 @@ BYTES_PER_ENTRY = 500  # of the vocabulary: a text that has fewer gets a smaller
 LEAST_VOCABULARY = 512
 MUCH_WORSE = 1.03  # expected loss relative to the best, beyond which no larger model is tried
 ROUNDING = 0.7  # rows are doubled while a step has less than this share of the suitable tokens
-RECIPE: Mapping[str, Any] = {
-    "optimizer": "adamuon",
-    "embd_std": 0.02,
-    "weight_decay": 0.3,
-    "schedule": "linear",
-    "lr_min": 0.0,
-}
+SCHEDULE: Mapping[str, Any] = {"schedule": "wsd", "lr_min": 0.0}
+RECIPE: Mapping[str, Any] = {"optimizer": "adamuon", "embd_std": 0.02, "weight_decay": 0.3, **SCHEDULE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +118,9 @@ def choose_rows(
 
 
 def recipe(request: RunRequest) -> Mapping[str, Any]:
-    """Return the options of optimizer and schedule; none if another optimizer was given."""
+    """Return the options of the optimizer, unless another one was given, and of the schedule."""
     is_other = "optimizer" in request.given and request.config.train.optimizer != RECIPE["optimizer"]
-    return {} if is_other else RECIPE
+    return SCHEDULE if is_other else RECIPE
 
 
 def without(options: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""Parts of a run that a Python program supplies: a callback, a learning rate, and rows.
+"""Parts of a run that are no options: a callback, a learning rate and rows of a Python program, and a pause.
 
-They are no options, and a checkpoint stores only which of them a run has. A resumed run needs those again that
-decide what is trained.
+A checkpoint stores only which of them a run has. A resumed run needs those again that decide what is trained.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,11 +37,12 @@ class StepCallback:
 
 @dataclass(frozen=True, kw_only=True)
 class RunHooks:
-    """Objects of a Python program that take part in a run; None: there is none."""
+    """Parts of a run that are no options; None: there is none."""
 
     on_step: StepCallback | None = None
     schedule: "FunctionSchedule | None" = None
     rows: "RowSource | None" = None
+    pause: int = 0  # the step after which the run pauses; 0: none
 
     @property
     def wants_stop(self) -> bool:

@@ -23,6 +23,7 @@ class RunResult:
     folder: Path
     result: Path
     steps: int  # in all
+    seconds: float  # that they took
     best: Path | None = None  # the result at the lowest validation loss
     notes: tuple[str, ...] = ()  # warnings and notes that were printed
 

@@ -45,22 +45,22 @@ from llamatrain.run.request import RunRequest
 from llamatrain.run.run_log import open_metrics, open_page
 from llamatrain.run.signals import Interrupts
 from llamatrain.run.summary import RunResult, describe_run, join_settings, log_best, log_end
-from llamatrain.run.time_budget import fit_time
+from llamatrain.run.time_budget import train_in_time
 from llamatrain.run.write_only import write_only
 from llamatrain.sources.create_in_ollama import create_in_ollama
+from llamatrain.train.config import PAUSED
 from llamatrain.train.loop import Loop
 
 
 def train(request: RunRequest, interrupts: Interrupts) -> RunResult:
     """Train as requested, and print how the run ended."""
     with request.naming_sources(), profile(request.config.run.profile, interrupts):
-        return train_run(request, interrupts)
+        get_comm().assert_equal_on_all({"options": request.config.plain()})
+        return train_in_time(request, partial(train_run, interrupts=interrupts))
 
 
 def train_run(request: RunRequest, interrupts: Interrupts) -> RunResult:
     """Train as requested, on all ranks."""
-    get_comm().assert_equal_on_all({"options": request.config.plain()})
-    request = fit_time(request, interrupts)
     with phase("files"):
         config, inputs, notes = start_request(request)
     folder_options = request.folder_options
@@ -112,7 +112,7 @@ def run_follower(
     with interrupts:
         info = get_comm().broadcast(RunFolderInfo(None, None, Path()))
         config = replace(config, tune=replace(config.tune, peft=info.stored_peft))
-        prepared = prepare(config, inputs, info.peft, notes, request.changed)
+        prepared = prepare(config, inputs, info.peft, notes, request.changed, request.hooks)
         compare_ranks(prepared)
         listener, programs = NullListener(), build_programs(prepared)
         loop = build_loop(prepared, programs, listener, interrupts)
@@ -124,8 +124,14 @@ def run_follower(
         ):
             stop = run_loop(loop, prepared.data.rows, sink, lambda: prepared.compile_validation(programs))
             sink.end(loop.state)
-    result = info.folder / prepared.trainable.result_name
-    return RunResult(stop=stop, folder=info.folder, result=result, steps=loop.state.counters.step)
+    counters = loop.state.counters
+    return RunResult(
+        stop=stop,
+        folder=info.folder,
+        result=info.folder / prepared.trainable.result_name,
+        steps=counters.step,
+        seconds=counters.seconds,
+    )
 
 
 def compare_ranks(prepared: PreparedRun) -> None:
@@ -200,15 +206,31 @@ def run_rank_zero(
                 loop, prepared.data.rows, sink, lambda: prepared.compile_ahead(programs), on_start
             )
             interrupts.saved_folder = folder.path
-            prepared.sampler.end(weights, programs.memory, report)
-            report.end(folder.path)
+            if stop.reason != PAUSED:
+                prepared.sampler.end(weights, programs.memory, report)
+                report.end(folder.path)
             sink.end(loop.state)
         write_trace(prepared.config.command, folder, report.warn)
         page.end(stop.reason)
-    result, steps = folder.path / trainable.result_name, loop.state.counters.step
-    log_end(result.stem, [result, *checkpointer.extra_outputs.newest], stop, resume())
-    base = prepared.config.base if trainable.kind == "finetune_lora" else ""
-    config = prepared.config
+    counters = loop.state.counters
+    ended = RunResult(
+        stop=stop,
+        folder=folder.path,
+        result=folder.path / trainable.result_name,
+        steps=counters.step,
+        seconds=counters.seconds,
+        notes=(*prepared.notes, *report.warnings),
+    )
+    if stop.reason == PAUSED:
+        return ended
+    log_end(ended.result.stem, [ended.result, *checkpointer.extra_outputs.newest], stop, resume())
+    return announce_result(prepared, ended, loop, folder)
+
+
+def announce_result(prepared: PreparedRun, ended: RunResult, loop: Loop, folder: RunFolder) -> RunResult:
+    """Print what there is to know about the result of a run, and add it to what is returned."""
+    config, trainable = prepared.config, prepared.trainable
+    base = config.base if trainable.kind == "finetune_lora" else ""
     best = log_best(
         loop.state,
         folder,
@@ -216,13 +238,13 @@ def run_rank_zero(
         merges=config.train.quant_aware is not None,
         rewards=config.preference.is_grpo,
     )
-    for line in (result_notes := list(trainable.notes())):
+    for line in (notes := list(trainable.notes())):
         log_line(f"note: {line}")
     if config.run.ollama:
-        model, adapter = (base, best or result) if base else (best or result, None)
-        result_notes.append(create_in_ollama(config.run.ollama, folder.path / "Modelfile", model, adapter))
-    notes = (*prepared.notes, *report.warnings, *result_notes)
-    return RunResult(stop=stop, folder=folder.path, result=result, steps=steps, best=best, notes=notes)
+        result = best or ended.result
+        model, adapter = (base, result) if base else (result, None)
+        notes.append(create_in_ollama(config.run.ollama, folder.path / "Modelfile", model, adapter))
+    return replace(ended, best=best, notes=(*ended.notes, *notes))
 
 
 def resume_command(prepared: PreparedRun, folder: Path) -> str:

@@ -84,6 +84,7 @@ def write_only(
         folder=folder.path,
         result=files[0],
         steps=resume_point.step,
+        seconds=resume_point.checkpoint.state.counters.seconds,
         notes=tuple(notes),
     )
 

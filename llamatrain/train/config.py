@@ -24,6 +24,7 @@ class LoopConfig:
 
 
 DONE = "done"  # the run completed all its steps
+PAUSED = "paused"  # the caller resumes the run at once
 
 
 @dataclass(frozen=True)

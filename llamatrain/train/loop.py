@@ -19,7 +19,7 @@ from llamatrain.optim.optimizer import MinimizerState
 from llamatrain.preference.batch import PreferenceMetrics, Rewards
 from llamatrain.report.records import Score, StepLine
 from llamatrain.rewards.processes import RewardError, shared_reward_error
-from llamatrain.train.config import DONE, LoopConfig, StopReason
+from llamatrain.train.config import DONE, PAUSED, LoopConfig, StopReason
 from llamatrain.train.contrastive import evaluate_texts
 from llamatrain.train.evaluate import BatchLoss, LossMeter, evaluate_batch, gather_batch_losses
 from llamatrain.train.parallel.step_sync import MicrobatchInfo
@@ -70,6 +70,7 @@ class Loop:
     retained: Batches | None = None  # data that should not be forgotten, scored with the validation
     answers: AnswerSource | None = None  # generates what is trained
     wants_stop: Callable[[], bool] = lambda: False  # of a callback, after each step
+    pause: int = 0  # the step after which the run pauses; 0: none
 
     def __post_init__(self) -> None:
         self._fixed_batches: list[Batch] | None = None  # the rows of L-BFGS, the same in every step
@@ -134,6 +135,8 @@ class Loop:
             if self.wants_stop():
                 self._validate_last_step()
                 return StopReason("a callback stopped it", finished=False)
+            if state.counters.step == self.pause:
+                return StopReason(PAUSED, finished=False)
             if not (self._is_due(config.save_every, False) and self._save()):
                 self._save_best()
         return StopReason(self._stop_reason or DONE)

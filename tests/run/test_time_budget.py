@@ -16,8 +16,8 @@ from llamatrain.planner.speeds import OpSpeeds
 from llamatrain.planner.time import TimeForecast
 from llamatrain.run import choose_model, time_budget
 from llamatrain.run.request import RunRequest, request_from_scratch
-from llamatrain.run.signals import Interrupts
-from llamatrain.run.step_trial import StepTrial
+from llamatrain.run.summary import RunResult
+from llamatrain.train.config import DONE, PAUSED, StopReason
 from tests.helpers.cli import Argument, ran, run, text_file
 from tests.helpers.errors import raises
 from tests.helpers.mpi_programs import needs_mpi
@@ -170,27 +170,58 @@ def test_options_that_are_given_stay(given: dict[str, Any], tmp_path: Path) -> N
     )
     assert config.model.hyperparameters(1000).embd % config.model.hyperparameters(1000).heads == 0
     if "optimizer" in given:
-        assert (config.train.lr, config.train.schedule, config.model.embd_std) == (1e-3, "cosine", None)
+        assert (config.train.lr, config.train.schedule, config.model.embd_std) == (1e-3, "wsd", None)
     else:
-        assert (config.train.optimizer, config.train.schedule) == ("adamuon", "linear")
+        assert (config.train.optimizer, config.train.schedule) == ("adamuon", "wsd")
 
 
 @pytest.mark.usefixtures("nominal")
-def test_the_trial_decides_the_number_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = list[RunRequest]()
+@pytest.mark.parametrize("seconds_per_step", [0.05, 0.5, 5.0])
+def test_the_first_steps_decide_how_many_follow(
+    seconds_per_step: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, parts = [100.0], list[RunRequest]()
 
-    def try_steps(request: RunRequest, steps: int, interrupts: Interrupts) -> StepTrial:
-        tried.append(request)
-        return StepTrial(prepare_seconds=2.0, step_seconds=0.1)
+    def train(request: RunRequest) -> RunResult:
+        parts.append(request)
+        pause = request.hooks.pause
+        steps = pause or request.config.train.iters or 0
+        clock[0] += 2.0 + pause * seconds_per_step  # two seconds for everything else
+        return RunResult(
+            stop=StopReason(PAUSED if pause else DONE, finished=not pause),
+            folder=tmp_path,
+            result=tmp_path,
+            steps=steps,
+            seconds=pause * seconds_per_step,
+        )
 
-    monkeypatch.setattr(time_budget, "try_steps", try_steps)
-    monkeypatch.setattr(time_budget.time, "monotonic", lambda: 5.0)
+    monkeypatch.setattr(time_budget.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(time_budget, "text_bytes", lambda request: 1000 * MEGABYTE)
-    request = requested(written(tmp_path), minutes=1)
-    fitted = time_budget.fit_time(request, Interrupts()).config
-    assert (fitted.train.iters, fitted.train.warmup, fitted.run.eval_every) == (580, 58, 145)
-    assert len(tried) == 1 and tried[0].config.model.embd == fitted.model.embd
-    assert time_budget.fit_time(requested(written(tmp_path))).config.train.iters is None  # without --minutes
+    result = time_budget.train_in_time(requested(written(tmp_path), minutes=1), train)
+    first, rest = parts
+    pause, expected = first.hooks.pause, first.config.train.iters or 0
+    assert (pause, first.config.train.decay_steps) == (-(-expected // 3), expected - pause)
+    assert rest.hooks.pause == 0 and rest.folder_options.resume == tmp_path
+    assert result.steps == rest.config.train.iters
+    assert rest.config.train.decay_steps == result.steps - pause
+    left = 60 - 2 - pause * seconds_per_step - 2
+    assert abs(result.steps - pause - max(1, int(left / seconds_per_step))) <= 1  # rounding
+
+
+@pytest.mark.usefixtures("nominal")
+def test_a_schedule_that_falls_from_the_start_is_not_corrected(tmp_path: Path) -> None:
+    parts = list[RunRequest]()
+
+    def train(request: RunRequest) -> RunResult:
+        parts.append(request)
+        return RunResult(stop=StopReason(DONE), folder=tmp_path, result=tmp_path, steps=1, seconds=1.0)
+
+    time_budget.train_in_time(requested(written(tmp_path), minutes=1, schedule="linear"), train)
+    time_budget.train_in_time(requested(written(tmp_path)), train)
+    assert [(part.hooks.pause, part.config.train.schedule) for part in parts] == [
+        (0, "linear"),
+        (0, "cosine"),
+    ]
 
 
 def test_what_is_chosen_is_shown(tmp_path: Path) -> None:
@@ -205,7 +236,7 @@ def test_a_run_can_be_repeated_and_resumed(tmp_path: Path) -> None:
     text = text_file(tmp_path)
     first, again, half = (tmp_path / name for name in ("first", "again", "half"))
     done = ran("from-scratch", text, *SHORT, "--out", first)
-    assert "trying " in done.err and " steps of 64 tokens" in done.err
+    assert "there is time for" in done.err and done.err.count("the model:") == 1
     config = tomllib.loads((first / "config.toml").read_text())
     assert "minutes" not in config and config["optimizer"] == "adamuon"
     assert config["iters"] > 0 and config["val-split"] == time_budget.HELD_OUT
@@ -240,12 +271,13 @@ def test_from_python(tmp_path: Path) -> None:
         ctx=16,
         out=tmp_path / "run",
     )
-    assert run.finished and any("million parameters" in note for note in run.notes)
+    assert run.finished and any("parameters, which reads" in note for note in run.notes)
 
 
-def test_a_rule_for_stopping_does_not_stop_the_trial(tmp_path: Path) -> None:
+def test_a_rule_that_stops_the_first_steps_ends_the_run(tmp_path: Path) -> None:
     rules: tuple[Argument, ...] = ("--max-no-improvement", 1, "--stop-window", 1, "--stop-delta", 100)
-    ran("from-scratch", text_file(tmp_path), *SHORT, *rules, "--out", tmp_path / "run")
+    done = ran("from-scratch", text_file(tmp_path), *SHORT, *rules, "--out", tmp_path / "run")
+    assert "stopped: " in done.err and "there is time for" not in done.err
     assert (tmp_path / "run" / "model.gguf").exists()
 
 
@@ -266,6 +298,7 @@ def test_ranks_agree(tmp_path: Path) -> None:
         (("--iters", 5), "--minutes chooses the number of steps, so --iters has no effect"),
         (("--epochs", 5), "so --epochs has no effect"),
         (("--max-time", "1h"), "so --max-time has no effect"),
+        (("--optimizer", "lbfgs"), "needs steps that take the same time (got --optimizer lbfgs)"),
         (("--minutes", 0), "--minutes must be more than 0"),
         (("--minutes", "soon"), "--minutes must be a number"),
     ],
