@@ -36,7 +36,9 @@ MILLION = 1e6
 WEIGHTS_POWER, TEXT_POWER = 0.294, 0.507
 REPETITIONS = 2.9  # after about so many more passes, a text has little left to teach
 PASSES = 3.5  # over a text of a byte per weight, after which a model begins to learn it by heart
-RATE, RATE_TOKENS, RATE_POWER = 0.016, 1e6, -0.05  # the rate that suits a number of tokens
+RATE = 0.02  # that suits a model of RATE_WIDTH after RATE_TOKENS
+RATE_WIDTH, RATE_TOKENS = 128, 1e6
+WIDTH_POWER, TOKENS_POWER = -0.75, -0.05
 STEP_SHARE, STEP_POWER = 1.0, 0.53  # tokens of a step
 FIRST_BYTES, BYTES_PER_DOUBLING = 1.7, 0.45  # of a token: in a vocabulary of 256, and for each doubling of it
 
@@ -57,9 +59,10 @@ def max_passes(weights: int, text: int) -> float:
     return PASSES * math.sqrt(text / weights)
 
 
-def learning_rate(tokens: float) -> float:
-    """Return the learning rate that suits a number of tokens, to two digits."""
-    return float(f"{RATE * (tokens / RATE_TOKENS) ** RATE_POWER:.2g}")
+def learning_rate(width: int, tokens: float) -> float:
+    """Return the learning rate that suits a model's width and the tokens it reads, to two digits."""
+    rate = RATE * (width / RATE_WIDTH) ** WIDTH_POWER * (tokens / RATE_TOKENS) ** TOKENS_POWER
+    return float(f"{rate:.2g}")
 
 
 def tokens_per_step(tokens: float) -> float:

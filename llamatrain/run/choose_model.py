@@ -42,6 +42,7 @@ class ModelChoice:
     """The options of a new model and its steps, and what is expected of it."""
 
     options: Mapping[str, Any]
+    width: int
     parameters: int
     weights: int  # of the blocks
     tokens: float  # that are read in the time
@@ -151,6 +152,7 @@ def forecast_choice(
     tokens = min(most_tokens, seconds / forecast.step_seconds * forecast.tokens)
     return ModelChoice(
         options=options,
+        width=h.embd,
         parameters=h.parameter_count,
         weights=weights,
         tokens=tokens,

@@ -47,7 +47,7 @@ def fit_request(request: RunRequest, minutes: float) -> FittedRequest:
     most_steps = max(1, int(choice.most_tokens / choice.step_tokens))
     steps = get_comm().broadcast(max(1, min(int(left / choice.step_seconds), most_steps)))
     tokens = steps * choice.step_tokens
-    chosen = {**choice.options, **options_by_steps(request, steps, tokens)}
+    chosen = {**choice.options, **options_by_steps(request, steps, learning_rate(choice.width, tokens))}
     notes = (*request.notes, *describe(choice, chosen, tokens, text))
     fitted = replace(request.with_options({**chosen, "minutes": None}), notes=notes)
     return FittedRequest(
@@ -132,8 +132,8 @@ def text_bytes(request: RunRequest) -> int:
     return max(1, sum(file.size for file in find_data(config.files, raw=config.data.raw).sources))
 
 
-def options_by_steps(request: RunRequest, steps: int, tokens: int) -> dict[str, Any]:
-    """Return the options that follow from the number of steps, without those that were given."""
+def options_by_steps(request: RunRequest, steps: int, rate: float) -> dict[str, Any]:
+    """Return the options that follow from the number of steps, and the rate, without those that were given."""
     options: dict[str, Any] = {
         "iters": steps,
         "warmup": steps // WARMUP,
@@ -143,7 +143,7 @@ def options_by_steps(request: RunRequest, steps: int, tokens: int) -> dict[str, 
     if request.config.with_values(without(recipe(request), request.given)).train.schedule == "wsd":
         options["decay_steps"] = max(1, steps - part_of(steps))
     if recipe(request) is RECIPE:
-        options["lr"] = learning_rate(tokens)
+        options["lr"] = rate
     if "val" not in request.given and not request.config.data.overlapping_samples:
         options["val_split"] = HELD_OUT
     return without(options, request.given)

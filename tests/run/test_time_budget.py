@@ -85,8 +85,14 @@ def test_a_text_that_is_read_again_teaches_less_each_time() -> None:
 
 
 def test_longer_runs_have_lower_rates_and_larger_steps() -> None:
-    assert loss_law.learning_rate(10**6) > loss_law.learning_rate(10**7) > loss_law.learning_rate(10**8)
+    rates = [loss_law.learning_rate(128, tokens) for tokens in (10**6, 10**7, 10**8)]
+    assert rates == sorted({*rates}, reverse=True)
     assert loss_law.tokens_per_step(10**6) < loss_law.tokens_per_step(10**7)
+
+
+def test_wider_models_have_lower_rates() -> None:
+    rates = [loss_law.learning_rate(width, 10**6) for width in (64, 128, 256, 512)]
+    assert rates == sorted({*rates}, reverse=True) and rates[1] == loss_law.RATE
 
 
 def test_larger_models_learn_a_text_by_heart_sooner() -> None:
