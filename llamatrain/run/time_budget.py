@@ -50,10 +50,11 @@ def fit_request(request: RunRequest, minutes: float) -> FittedRequest:
     chosen = {**choice.options, **options_by_steps(request, steps, learning_rate(choice.width, tokens))}
     notes = (*request.notes, *describe(choice, chosen, tokens, text))
     fitted = replace(request.with_options({**chosen, "minutes": None}), notes=notes)
+    one_host = get_comm().local_size == get_comm().size  # others may not see the folder, to resume from it
     return FittedRequest(
         request=fitted,
         most_steps=most_steps,
-        first_steps=part_of(steps) if "decay_steps" in chosen else None,
+        first_steps=part_of(steps) if "decay_steps" in chosen and one_host else None,
     )
 
 

@@ -4,6 +4,7 @@ import filecmp
 import itertools
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -212,6 +213,17 @@ def test_the_first_steps_decide_how_many_follow(
     assert rest.config.train.decay_steps == result.steps - pause
     left = 60 - 2 - pause * seconds_per_step - 2
     assert abs(result.steps - pause - max(1, int(left / seconds_per_step))) <= 1  # rounding
+
+
+@pytest.mark.usefixtures("nominal")
+def test_the_steps_are_not_corrected_on_several_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = requested(written(tmp_path), minutes=1)
+    assert time_budget.fit_request(request, 1).first_steps
+    two_hosts = SimpleNamespace(size=2, local_size=1, broadcast=lambda value: value)
+    monkeypatch.setattr(time_budget, "get_comm", lambda: two_hosts)
+    assert time_budget.fit_request(request, 1).first_steps is None
 
 
 @pytest.mark.usefixtures("nominal")
