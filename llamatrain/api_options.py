@@ -286,7 +286,7 @@ class FinetuneOptions(TypedDict, total=False):
     ctx: int | None
     """Tokens per row; default: the context of the model, at most 512."""
     full: bool
-    """Train every weight of the model, in float32, instead of an adapter."""
+    """Train every weight of the model, in float32, instead of an adapter; lr is then 1e-4 by default."""
     lora_r: int
     """Rank of the adapter."""
     lora_alpha: float | None

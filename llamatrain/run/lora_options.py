@@ -52,9 +52,12 @@ class LoraOptions(Options, panel="An adapter"):
     """Options of an adapter, or of training a whole model."""
 
     ctx: Annotated[int | None, CTX] = None
-    full: Annotated[bool, Option("Train every weight of the model, in float32, instead of an adapter.")] = (
-        False
-    )
+    full: Annotated[
+        bool,
+        Option(
+            "Train every weight of the model, in float32, instead of an adapter; --lr is then 1e-4 by default."
+        ),
+    ] = False
     lora_r: Annotated[int, LORA_R] = RANK
     lora_alpha: Annotated[
         float | None,

@@ -55,7 +55,8 @@ FINETUNE_OPTIONS = (
     RunOptions,
     ExtraOutputOptions,
 )
-FINETUNE_DEFAULTS = {"batch": 4, "lr": 1e-4}
+FINETUNE_DEFAULTS = {"batch": 4, "lr": 1e-3}
+CAREFUL_RATE = 1e-4  # of whole models, and of answers that are compared or generated
 
 # The options of `from-scratch` without data, for a tiny model of the built-in sine wave;
 # configs/sine.toml has the same options.
@@ -261,15 +262,12 @@ def request_finetune(
     if base and base_in_file and Path(base).exists() and not is_model(base):
         data, base = [base, *data], None
     files = tuple(data or values.get("data", ()))
-    defaults = FINETUNE_DEFAULTS
-    if values.get("objective") == GRPO:  # a step has the answers to one prompt
-        defaults = {**defaults, "batch": values.get("num_generations", GrpoOptions.num_generations)}
-    changed = changed_options(values, *FINETUNE_OPTIONS, **defaults)
+    changed = changed_options(values, *FINETUNE_OPTIONS, **finetune_defaults(values))
     with naming_sources(folder_options.config, {*values}, overrides):
         if hooks.rows is not None:
             reject_data_options(values, "supplied rows")
         config, folder_options = build_finetune_config(
-            base or base_in_file, files, {**defaults, **values}, changed, folder_options, hooks
+            base or base_in_file, files, values, changed, folder_options, hooks
         )
         check_hooks(hooks, config, {*values})
     return RunRequest(
@@ -281,6 +279,16 @@ def request_finetune(
         notes=notes,
         hooks=hooks,
     )
+
+
+def finetune_defaults(values: Overrides) -> dict[str, Any]:
+    """Return the defaults of `finetune` that are not those of all commands; some follow from other options."""
+    objective, defaults = values.get("objective"), dict(FINETUNE_DEFAULTS)
+    if objective or values.get("full"):
+        defaults["lr"] = CAREFUL_RATE
+    if objective == GRPO:  # a step has the answers to one prompt
+        defaults["batch"] = values.get("num_generations", GrpoOptions.num_generations)
+    return defaults
 
 
 def build_finetune_config(
@@ -325,6 +333,7 @@ def build_finetune_config(
             f"no data given to train {base}; name files (text, JSON, CSV, Parquet), folders, globs, or -",
             code="no-data",
         )
+    values = {**finetune_defaults(values), **values}
     config = build_config("finetune", data, base or "", values, changed, folder_options.resume is not None)
     if config.train.loss != "cross-entropy":
         raise UsageError("--loss squared-error is for the sine wave only; leave it out", code="sine-only")

@@ -5,12 +5,14 @@ import math
 import shutil
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf, peft
 from llamatrain.gguf.reader import open_gguf
+from llamatrain.run.request import request_finetune
 from tests.helpers.cli import Argument, losses, metrics, ran, same_bits, steps, tensors, text, text_file
 from tests.helpers.lora_runs import (
     TYPES,
@@ -48,6 +50,25 @@ def finetuned(out: str, *more: Argument, model: str = "base.gguf", iters: int = 
 def evaluated(*arguments: Argument) -> float:
     done = ran("evaluate", *arguments, "--ctx", 32, "--precision", "f32", "--json")
     return float(json.loads(done.out)["loss"])
+
+
+# ---- defaults --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "rate"),
+    [
+        ({}, 1e-3),
+        ({"full": True}, 1e-4),
+        ({"objective": "dpo"}, 1e-4),
+        ({"checkpoint_in": "base.gguf"}, 1e-4),  # a model that is trained as a whole
+        ({"full": True, "lr": 0.01}, 0.01),
+    ],
+)
+def test_whole_models_have_a_lower_rate(given: dict[str, Any], rate: float, place: Path) -> None:
+    base = None if "checkpoint_in" in given else "base.gguf"
+    train = request_finetune(base, ("text.txt",), given).config.train
+    assert train.lr == rate and train.batch == 4
 
 
 # ---- bases -----------------------------------------------------------------

@@ -44,6 +44,8 @@ def test_tuning_tries_each_setting_with_three_rates(
         steps=2,
         seeds=2,
         settings=["defaults", "rank 4"],
+        ctx=32,
+        peer=None,
         threads=1,
         kernels="cpu",
     )
