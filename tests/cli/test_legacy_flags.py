@@ -196,8 +196,8 @@ CALLED: list[tuple[str, Sequence[Argument], Sequence[Argument], str]] = [
     (
         "finetune",
         ["--cos-decay-min", 0.2],
-        ["--lr-min", "2e-05"],
-        "--lr-min 2e-05 here: where its cosine ended",
+        ["--lr-min", "0.0002"],
+        "--lr-min 0.0002 here: where its cosine ended",
     ),
     (
         "finetune",
