@@ -1,4 +1,4 @@
-"""Parts of a run that are no options: a callback, a learning rate and rows of a Python program, and a pause.
+"""Parts of a run that are no options: a callback, a rate and rows of a Python program, and a pause.
 
 A checkpoint stores only which of them a run has. A resumed run needs those again that decide what is trained.
 """
@@ -43,6 +43,7 @@ class RunHooks:
     schedule: "FunctionSchedule | None" = None
     rows: "RowSource | None" = None
     pause: int = 0  # the step after which the run pauses; 0: none
+    continues: bool = False  # after such a pause
 
     @property
     def wants_stop(self) -> bool:

@@ -82,7 +82,7 @@ def train_in_time(request: RunRequest, train: Callable[[RunRequest], RunResult])
     left = 60 * minutes - (end - start) - overhead
     more = min(int(left * first.steps / first.seconds), fitted.most_steps - first.steps)
     more = get_comm().broadcast(max(1, more))
-    note = f"{first.steps} steps took {format_duration(first.seconds)}; there is time for {more} more"
+    note = f"{first.steps} steps took {format_duration(first.seconds)}; {more} more follow"
     last = train(replace(continue_request(request, fitted.request, first, more), notes=(note,)))
     return replace(last, notes=(*first.notes, *last.notes))
 
@@ -99,6 +99,7 @@ def continue_request(request: RunRequest, fitted: RunRequest, first: RunResult, 
     return replace(
         fitted.with_options(changed),
         folder_options=replace(fitted.folder_options, resume=first.folder, out=None, overwrite=False),
+        hooks=replace(request.hooks, continues=True),
         given=({*request.given} & resumable) | {*changed},
         changed=({*request.changed} & resumable) | {*changed},
     )

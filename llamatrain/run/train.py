@@ -182,7 +182,8 @@ def run_rank_zero(
     with Report(metrics, iters=resolved.iters, every=every, console=console) as report:
         report.page = page = open_page(prepared, folder, metrics)
         options = [("options", join_settings(format_config(prepared.config)))] if verbose else []
-        report.print_header([*describe_run(prepared, folder.path), *options], prepared.fitted.plan.total)
+        facts = [] if prepared.hooks.continues else [*describe_run(prepared, folder.path), *options]
+        report.print_header(facts, prepared.fitted.plan.total)
         for line in prepared.notes:
             report.log(f"note: {line}")
         programs = build_programs(prepared)

@@ -580,7 +580,7 @@ def test_defaults_may_be_said(tmp_path: Path) -> None:
     for said in (
         {"rslora": True},
         {"lora_r": 4},
-        {"optimizer": "lbfgs", "lr": 1e-3},
+        {"optimizer": "lbfgs", "lr": 1e-4},
         {"patience": 2},
         {"gamma": 0.5},
     ):

@@ -413,7 +413,7 @@ def test_an_adapter_with_an_unknown_type(kind: str, place: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--lr", 1e-4, "--optimizer", "lbfgs"), "--quant-aware has no effect with --optimizer lbfgs"),
+        (("--lr", 1e-3, "--optimizer", "lbfgs"), "--quant-aware has no effect with --optimizer lbfgs"),
         (("--lora-dropout", 0.1), "--lora-dropout has no effect with --quant-aware"),
         (("--base-precision", "int8"), "--base-precision has no effect with --quant-aware"),
         (("--cache-base", "bf16"), "--cache-base has no effect with --quant-aware"),
