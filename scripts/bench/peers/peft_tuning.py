@@ -100,4 +100,5 @@ def main(base: str, rows_file: str, rate: str, batch: str, threads: str, init: s
     print(json.dumps({"loss": evaluate(model, rows["validation"], int(batch))}))
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])
