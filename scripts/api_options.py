@@ -1,4 +1,4 @@
-"""Writes llamatrain/api_options.py: the options of the Python API, for type checkers and editors.
+"""Writes llamatrain/api/option_types.py: the options of the Python API, for type checkers and editors.
 
 python scripts/api_options.py            write it
 python scripts/api_options.py --check    exit with 1 if it is out of date
@@ -34,7 +34,7 @@ from llamatrain.run.options import RunFolderOptions
 from llamatrain.run.request import FINETUNE_OPTIONS, FROM_SCRATCH_OPTIONS
 from llamatrain.sample.options import SamplingOptions
 
-FILE = Path(__file__).resolve().parent.parent / "llamatrain" / "api_options.py"
+FILE = Path(__file__).resolve().parent.parent / "llamatrain" / "api" / "option_types.py"
 SAMPLING = '    temperature: float\n    """Another name of temp."""\n'
 HEAD = '''"""The options of the Python API, for type checkers and editors.
 

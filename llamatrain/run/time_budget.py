@@ -28,6 +28,8 @@ OVERHEAD = 0.05  # expected share of the time in which nothing is trained
 WARMUP = 10  # one of this many steps
 PARTS = 3  # of the expected steps; after each, the model is validated and saved
 HELD_OUT = 0.01  # share of the text for validation
+CLOCK_TICK = 0.02  # seconds; the least that some clocks can measure
+BY_HEART = "the run ends earlier, since it would only learn this text by heart; more text would use the time"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +82,15 @@ def train_in_time(request: RunRequest, train: Callable[[RunRequest], RunResult])
     end = time.monotonic()
     overhead = end - train_start - first.seconds  # in which nothing was trained
     left = 60 * minutes - (end - start) - overhead
-    more = min(int(left * first.steps / first.seconds), fitted.most_steps - first.steps)
-    more = get_comm().broadcast(max(1, more))
-    note = f"{first.steps} steps took {format_duration(first.seconds)}; {more} more follow"
-    last = train(replace(continue_request(request, fitted.request, first, more), notes=(note,)))
+    in_time, useful = (
+        int(left * first.steps / max(first.seconds, CLOCK_TICK)),
+        fitted.most_steps - first.steps,
+    )
+    more = get_comm().broadcast(max(1, min(in_time, useful)))
+    notes = [f"{first.steps} steps took {format_duration(first.seconds)}; {more} more follow"]
+    if more == useful and BY_HEART not in fitted.request.notes:
+        notes.append(BY_HEART)
+    last = train(replace(continue_request(request, fitted.request, first, more), notes=(*notes,)))
     return replace(last, notes=(*first.notes, *last.notes))
 
 
@@ -162,6 +169,6 @@ def describe(choice: ModelChoice, chosen: Mapping[str, Any], tokens: int, text: 
     yield "chosen: " + " ".join(f"{format_flag(name)} {value}" for name, value in chosen.items())
     yield (f"a model of {choice.parameters:,} parameters, which reads the text about {read / text:.1f} times")
     if tokens >= choice.most_tokens - choice.step_tokens:
-        yield "the run ends earlier, since it would only learn this text by heart; more text would use the time"
+        yield BY_HEART
     bits = [f"{law.bits(choice.weights, read, text):.2f} on a text like {law.kind}" for law in LAWS]
     yield f"expected bits per byte of new text: {', '.join(bits)}"

@@ -350,7 +350,7 @@ def test_the_types_of_options_are_those_of_the_dataclasses() -> None:
 )
 def test_signatures_and_docstrings_name_every_option(name: str) -> None:
     function = getattr(llamatrain, name)
-    from llamatrain import api_options
+    from llamatrain.api import option_types
 
     given = {
         "from_scratch": "FromScratchOptions",
@@ -359,7 +359,7 @@ def test_signatures_and_docstrings_name_every_option(name: str) -> None:
         "extract_lora": "ExtractOptionsGiven",
         "control_vector": "ControlVectorOptionsGiven",
     }
-    typed = getattr(api_options, given.get(name, f"{name.title()}OptionsGiven")).__annotations__
+    typed = getattr(option_types, given.get(name, f"{name.title()}OptionsGiven")).__annotations__
     known = inspect.signature(function).parameters
     assert typed.keys() <= known.keys() and "options" not in known
     assert all(f"\n    {option}: " in function.__doc__ for option in typed)

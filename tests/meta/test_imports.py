@@ -23,7 +23,6 @@ LAYERS = (
     ("run",),
     ("commands",),
     ("legacy",),
-    ("api_options",),
     ("ui",),
     ("api", "cli"),
     ("__main__",),

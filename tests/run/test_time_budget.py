@@ -182,37 +182,54 @@ def test_options_that_are_given_stay(given: dict[str, Any], tmp_path: Path) -> N
         assert (config.train.optimizer, config.train.schedule) == ("adamuon", "wsd")
 
 
+def trained(
+    request: RunRequest, seconds_per_step: float, monkeypatch: pytest.MonkeyPatch
+) -> tuple[RunResult, list[RunRequest]]:
+    """The result and the parts of a run whose steps take some time, and all else in it two seconds."""
+    clock, parts = [100.0], list[RunRequest]()
+
+    def train(part: RunRequest) -> RunResult:
+        parts.append(part)
+        pause, folder = part.hooks.pause, Path("run")
+        seconds = pause * seconds_per_step
+        clock[0] += 2.0 + seconds
+        return RunResult(
+            stop=StopReason(PAUSED if pause else DONE, finished=not pause),
+            folder=folder,
+            result=folder,
+            steps=pause or part.config.train.iters or 0,
+            seconds=seconds,
+        )
+
+    monkeypatch.setattr(time_budget.time, "monotonic", lambda: clock[0])
+    return time_budget.train_in_time(request, train), parts
+
+
 @pytest.mark.usefixtures("nominal")
 @pytest.mark.parametrize("seconds_per_step", [0.05, 0.5, 5.0])
 def test_the_first_steps_decide_how_many_follow(
     seconds_per_step: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, parts = [100.0], list[RunRequest]()
-
-    def train(request: RunRequest) -> RunResult:
-        parts.append(request)
-        pause = request.hooks.pause
-        steps = pause or request.config.train.iters or 0
-        clock[0] += 2.0 + pause * seconds_per_step  # two seconds for everything else
-        return RunResult(
-            stop=StopReason(PAUSED if pause else DONE, finished=not pause),
-            folder=tmp_path,
-            result=tmp_path,
-            steps=steps,
-            seconds=pause * seconds_per_step,
-        )
-
-    monkeypatch.setattr(time_budget.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(time_budget, "text_bytes", lambda request: 1000 * MEGABYTE)
-    result = time_budget.train_in_time(requested(written(tmp_path), minutes=1), train)
-    first, rest = parts
+    request = requested(written(tmp_path), minutes=1)
+    result, (first, rest) = trained(request, seconds_per_step, monkeypatch)
     pause, expected = first.hooks.pause, first.config.train.iters or 0
     assert (pause, first.config.train.decay_steps) == (-(-expected // 3), expected - pause)
-    assert rest.hooks.pause == 0 and rest.folder_options.resume == tmp_path
+    assert rest.hooks.pause == 0 and rest.folder_options.resume == result.folder
     assert result.steps == rest.config.train.iters
     assert rest.config.train.decay_steps == result.steps - pause
     left = 60 - 2 - pause * seconds_per_step - 2
     assert abs(result.steps - pause - max(1, int(left / seconds_per_step))) <= 1  # rounding
+    assert not any("by heart" in note for note in rest.notes)
+
+
+@pytest.mark.usefixtures("nominal")
+def test_steps_that_are_faster_than_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = requested(written(tmp_path), minutes=0.1)
+    most = time_budget.fit_request(request, 0.1).most_steps
+    result, (first, rest) = trained(request, 0.0, monkeypatch)
+    assert not any("by heart" in note for note in first.notes)
+    assert any("by heart" in note for note in rest.notes) and result.steps == most
 
 
 @pytest.mark.usefixtures("nominal")

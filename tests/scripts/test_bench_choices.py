@@ -4,6 +4,7 @@ import argparse
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,26 +30,43 @@ def test_minutes_compares_the_choice_with_a_grid(
     assert float(lines[2][-1]) > float(lines[1][-1]) > 0  # the lowest rate learns least
 
 
+def tuned(tmp_path: Path, **options: Any) -> argparse.Namespace:
+    """The arguments of `bench.py tuning` for a tiny base."""
+    h = small(ctx=32, layers=1)
+    (tmp_path / "other").mkdir()
+    return argparse.Namespace(
+        base=written(tmp_path / "base.gguf", h, weights(h)),
+        data=pairs_file(tmp_path),
+        val=pairs_file(tmp_path / "other", seed=2),
+        steps=2,
+        ctx=32,
+        threads=1,
+        kernels="cpu",
+        **options,
+    )
+
+
 def test_tuning_tries_each_setting_with_three_rates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tuning, "RATES", (1e-3, 1e-2))
-    h = small(ctx=32, layers=1)
-    base = written(tmp_path / "base.gguf", h, weights(h))
-    (tmp_path / "other").mkdir()
-    data, validation = pairs_file(tmp_path), pairs_file(tmp_path / "other", seed=2)
-    args = argparse.Namespace(
-        base=base,
-        data=data,
-        val=validation,
-        steps=2,
-        seeds=2,
-        settings=["defaults", "rank 4"],
-        ctx=32,
-        peer=None,
-        threads=1,
-        kernels="cpu",
-    )
+    args = tuned(tmp_path, seeds=2, settings=["defaults", "rank 4"], peer=None)
     assert tuning.bench_tuning(args) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if " to " in line]
     assert [line[:8] for line in lines] == ["defaults"] * 2 + ["rank 4  "] * 3
+
+
+def test_tuning_trains_the_same_rows_with_peft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    monkeypatch.setattr(tuning, "RATES", (1e-3,))
+    monkeypatch.setattr(tuning, "PEER_RATES", (1, 100))
+    args = tuned(tmp_path, seeds=1, settings=["defaults"], peer=sys.executable)
+    assert tuning.bench_tuning(args) == 0
+    lines = [line.rsplit(maxsplit=2) for line in capsys.readouterr().out.splitlines()[-9:]]
+    assert [line[0] for line in lines[::2]] == ["defaults", *tuning.PEER_SETTINGS]
+    (ours, peft, fast), others = (float(line[2]) for line in lines[:3]), lines[3:]
+    assert peft == pytest.approx(ours, rel=2e-3) and fast != pytest.approx(ours, rel=2e-3)
+    assert len({line[2] for line in others}) == len(others)
