@@ -136,8 +136,9 @@ class FromScratchOptions(TypedDict, total=False):
     optimizer: Literal["adamuon", "adamw", "lbfgs", "muon", "sgd"]
     """Optimizer. adamuon needs the fewest tokens, with lr 0.01; like muon it trains whole models only. sgd has momentum
     beta1, lbfgs uses the same rows in every step."""
-    lr: float
-    """Learning rate, at the peak of the schedule."""
+    lr: float | None
+    """Learning rate, at the peak of the schedule; default of finetune: 2 / the width of the model, but at most 0.01, for an
+    adapter; 1e-4 with full or objective."""
     lr_min: float | None
     """Lowest learning rate of the schedule, also of the warm-up; default: a tenth of lr."""
     warmup: int | None
@@ -286,11 +287,11 @@ class FinetuneOptions(TypedDict, total=False):
     ctx: int | None
     """Tokens per row; default: the context of the model, at most 512."""
     full: bool
-    """Train every weight of the model, in float32, instead of an adapter; lr is then 1e-4 by default."""
+    """Train every weight of the model, in float32, instead of an adapter."""
     lora_r: int
     """Rank of the adapter."""
     lora_alpha: float | None
-    """Scale the adapter by alpha / rank; default: the value of lora_r."""
+    """Scale the adapter by alpha / rank; default: 8."""
     target: str | Sequence[str]
     """Weights that get an adapter: attn_q, blk.0-3.ffn_down, blk.8-, output, token_embd, or all of a group: attention,
     experts, shared (experts), router, norms; default: all linear ones but experts and routers."""
@@ -443,8 +444,9 @@ class FinetuneOptions(TypedDict, total=False):
     optimizer: Literal["adamuon", "adamw", "lbfgs", "muon", "sgd"]
     """Optimizer. adamuon needs the fewest tokens, with lr 0.01; like muon it trains whole models only. sgd has momentum
     beta1, lbfgs uses the same rows in every step."""
-    lr: float
-    """Learning rate, at the peak of the schedule."""
+    lr: float | None
+    """Learning rate, at the peak of the schedule; default of finetune: 2 / the width of the model, but at most 0.01, for an
+    adapter; 1e-4 with full or objective."""
     lr_min: float | None
     """Lowest learning rate of the schedule, also of the warm-up; default: a tenth of lr."""
     warmup: int | None

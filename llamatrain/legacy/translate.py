@@ -118,16 +118,17 @@ def translate_minimum(line: LegacyCommandLine, command: str) -> None:
     by = next((name for name in ("--adam-min-alpha", "--cos-decay-min") if name in line.compound), None)
     if by is None:
         return
-    from llamatrain.run.request import FINETUNE_DEFAULTS
-
     if line.value("--config") and not line.value("--lr"):
         raise UsageError(
             f"{by} depends on the learning rate in the --config file; give --lr-min instead",
             code="conflicting-options",
         )
-    usual = FINETUNE_DEFAULTS["lr"] if command == "finetune" else RATE
+    given = line.value("--lr")
+    added = (
+        [("--lr", RATE)] if given is None and command == "finetune" else []
+    )  # its default is another one here
     numbers = (
-        line.value("--lr") or str(usual),
+        given or RATE,
         line.compound.get("--adam-min-alpha", "0"),
         line.compound.get("--cos-decay-min", LOWEST),
     )
@@ -136,7 +137,11 @@ def translate_minimum(line: LegacyCommandLine, command: str) -> None:
     except ValueError:
         raise UsageError(f"{by} must be a number (got {line.compound[by]})", code="invalid-option") from None
     add_option(
-        line, by, ("--lr-min", f"{least + share * (rate - least):.6g}"), why=": where its cosine ended"
+        line,
+        by,
+        ("--lr-min", f"{least + share * (rate - least):.6g}"),
+        *added,
+        why=": where its cosine ended",
     )
 
 

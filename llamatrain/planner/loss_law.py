@@ -38,7 +38,7 @@ REPETITIONS = 2.9  # after about so many more passes, a text has little left to 
 PASSES = 3.5  # over a text of a byte per weight, after which a model begins to learn it by heart
 RATE = 0.02  # that suits a model of RATE_WIDTH after RATE_TOKENS
 RATE_WIDTH, RATE_TOKENS = 128, 1e6
-WIDTH_POWER, TOKENS_POWER = -0.75, -0.05
+WIDTH_POWER, TOKENS_POWER = -0.75, -0.33
 STEP_SHARE, STEP_POWER = 1.0, 0.53  # tokens of a step
 FIRST_BYTES, BYTES_PER_DOUBLING = 1.7, 0.45  # of a token: in a vocabulary of 256, and for each doubling of it
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from llamatrain.model.hyperparameters import Hyperparameters
 
 RANK, HIGHEST = 8, 1 << 16
+ALPHA = 8.0  # the same for all ranks, so that they suit the same learning rate
 RANK_OF_NORMS = 1  # the most that one row can have
 FACTORS = (1e-9, LARGEST)  # bounds of alpha and ratios, so that the scales of a written adapter can be read
 NOT_FULL = excluded_by("full")
@@ -54,15 +55,13 @@ class LoraOptions(Options, panel="An adapter"):
     ctx: Annotated[int | None, CTX] = None
     full: Annotated[
         bool,
-        Option(
-            "Train every weight of the model, in float32, instead of an adapter; --lr is then 1e-4 by default."
-        ),
+        Option("Train every weight of the model, in float32, instead of an adapter."),
     ] = False
     lora_r: Annotated[int, LORA_R] = RANK
     lora_alpha: Annotated[
         float | None,
         Option(
-            "Scale the adapter by alpha / rank; default: the value of --lora-r.",
+            "Scale the adapter by alpha / rank; default: 8.",
             unit="ALPHA",
             least=FACTORS[0],
             most=FACTORS[1],
@@ -160,7 +159,7 @@ class LoraOptions(Options, panel="An adapter"):
     @property
     def alpha(self) -> float:
         """The alpha of the adapter."""
-        return self.lora_alpha if self.lora_alpha is not None else float(self.lora_r)
+        return self.lora_alpha if self.lora_alpha is not None else ALPHA
 
     def scale(self, rank: int) -> float:
         """Return the factor of an adapter's product at a rank."""

@@ -52,6 +52,15 @@ def logs_to_tracker(values: Values) -> bool:
     return bool({*values["log"]} - {"csv"})
 
 
+def check_rates(highest: float, least: float) -> None:
+    """Raise OptionError if the lowest learning rate is above the highest one."""
+    if least > highest:
+        raise OptionError(
+            lambda spelt: f"{spelt('lr_min')} must not exceed {spelt('lr')} {highest:g} (got {least:g})",
+            code="lr-min-above-lr",
+        )
+
+
 def has_validation(values: Values) -> bool:
     """Return True if there is validation data."""
     return bool(values.get("val") or values.get("val_split"))
@@ -95,7 +104,15 @@ class TrainOptions(Options, panel="Training"):
         ),
     ] = "adamw"
     lr: Annotated[
-        float, Option("Learning rate, at the peak of the schedule.", panel=RATE, unit="RATE", least=0)
+        float | None,
+        Option(
+            "Learning rate, at the peak of the schedule; default of finetune: 2 / the width of the model, but at "
+            "most 0.01, for an adapter; 1e-4 with --full or --objective.",
+            panel=RATE,
+            unit="RATE",
+            least=0,
+            resolved=True,
+        ),
     ] = 1e-3
     lr_min: Annotated[
         float | None,
@@ -358,12 +375,8 @@ class TrainOptions(Options, panel="Training"):
 
     def validate(self) -> None:
         """Raise OptionError if options contradict each other."""
-        low, high = self.lr_min, self.lr
-        if low is not None and low > high:
-            raise OptionError(
-                lambda spelt: f"{spelt('lr_min')} must not exceed {spelt('lr')} {high:g} (got {low:g})",
-                code="lr-min-above-lr",
-            )
+        if self.lr is not None and self.lr_min is not None:
+            check_rates(self.lr, self.lr_min)
         if self.restart_growth and self.schedule != "cosine":
             raise OptionError(
                 lambda spelt: (

@@ -143,7 +143,7 @@ def prepare(
     if data.packed:  # store the default that was chosen, so that a resumed run packs too
         config = replace(config, data=replace(config.data, pack=True))
     config = cut_groups(config, data.texts_per_row * model.row_length)
-    resolved = resolve(config, model.row_length, data.rows.count, base=inputs.base)
+    resolved = resolve(config, model.h.embd, model.row_length, data.rows.count, base=inputs.base)
     contrastive = contrastive_settings(config, model, data.texts_per_row)
     data.rows.end = config.train.epochs or 0
     sampler = build_sampler(resolved, model, data.rows if isinstance(data.rows, Sine) else None)
@@ -332,7 +332,7 @@ def plan_run(request: RunRequest, graphs: bool = True, ranks: int = 0) -> Planne
         texts = first_group_size(files_named, config.data) if config.preference.is_contrastive else 0
         sine = None if config.files else make_sine(model, 0)
         config = cut_groups(config, texts * model.row_length)
-        resolved = resolve(config, model.row_length, lambda epochs: epochs, ranks, inputs.base)
+        resolved = resolve(config, model.h.embd, model.row_length, lambda epochs: epochs, ranks, inputs.base)
         sampler = build_sampler(resolved, model, sine)
         shape = DataShape(
             lengths=answer_lengths(model.row_length, config.data)

@@ -55,8 +55,7 @@ FINETUNE_OPTIONS = (
     RunOptions,
     ExtraOutputOptions,
 )
-FINETUNE_DEFAULTS = {"batch": 4, "lr": 1e-3}
-CAREFUL_RATE = 1e-4  # of whole models, and of answers that are compared or generated
+FINETUNE_DEFAULTS: Mapping[str, Any] = {"batch": 4, "lr": None}  # the rate follows from what is trained
 
 # The options of `from-scratch` without data, for a tiny model of the built-in sine wave;
 # configs/sine.toml has the same options.
@@ -283,12 +282,9 @@ def request_finetune(
 
 def finetune_defaults(values: Overrides) -> dict[str, Any]:
     """Return the defaults of `finetune` that are not those of all commands; some follow from other options."""
-    objective, defaults = values.get("objective"), dict(FINETUNE_DEFAULTS)
-    if objective or values.get("full"):
-        defaults["lr"] = CAREFUL_RATE
-    if objective == GRPO:  # a step has the answers to one prompt
-        defaults["batch"] = values.get("num_generations", GrpoOptions.num_generations)
-    return defaults
+    if values.get("objective") == GRPO:  # a step has the answers to one prompt
+        return {**FINETUNE_DEFAULTS, "batch": values.get("num_generations", GrpoOptions.num_generations)}
+    return {**FINETUNE_DEFAULTS}
 
 
 def build_finetune_config(

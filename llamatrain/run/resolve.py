@@ -17,13 +17,17 @@ from llamatrain.optim.optimizer import ElementwiseRule, Optimizer
 from llamatrain.optim.registry import get_optimizer
 from llamatrain.optim.schedule import Schedule
 from llamatrain.run.config import RunConfig
-from llamatrain.run.options import ITERS, LR_MIN, WARMUP, WSD_DECAY, TrainOptions
+from llamatrain.run.options import ITERS, LR_MIN, WARMUP, WSD_DECAY, TrainOptions, check_rates
 from llamatrain.train.config import LoopConfig
 from llamatrain.train.graphs import Gradients
 
 # Elements of a quantized base from which on int8 is the default: smaller ones are fast in float32, too.
 INT8_ELEMENTS = 100_000_000
 GROUPS = 8  # default number of gradient groups, for up to as many ranks
+# The default learning rate of an adapter is RATE_OF_WIDTH / the width of the model. Wide models need less, since
+# each weight of the adapter's factor A adds to the same product.
+RATE_OF_WIDTH, HIGHEST_RATE = 2.0, 0.01
+CAREFUL_RATE = 1e-4  # of whole models, and of answers that are compared or generated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,7 @@ class ResolvedConfig:
     iters: int
     warmup: int
     decay_steps: int
+    lr: float
     lr_min: float
     row_length: int  # tokens
     threads: int
@@ -51,7 +56,7 @@ class ResolvedConfig:
         train = self.config.train
         return Schedule(
             kind=train.schedule,
-            peak=train.lr,
+            peak=self.lr,
             minimum=self.lr_min,
             warmup=self.warmup,
             decay_steps=self.decay_steps,
@@ -102,6 +107,7 @@ class ResolvedConfig:
                 epochs=None,
                 warmup=self.warmup,
                 decay_steps=self.decay_steps,
+                lr=self.lr,
                 lr_min=self.lr_min,
                 precision=self.precision,
                 remat=policy,
@@ -121,6 +127,7 @@ class ResolvedConfig:
 
 def resolve(
     config: RunConfig,
+    width: int,
     row_length: int,
     count_rows: Callable[[int], int],
     ranks: int = 0,
@@ -128,7 +135,8 @@ def resolve(
 ) -> ResolvedConfig:
     """Resolve the options.
 
-    `count_rows` counts the rows of some epochs; `ranks` is given if they do not run yet.
+    `width` is that of the model; `count_rows` counts the rows of some epochs; `ranks` is given if they do not
+    run yet.
     """
     requested, config = config.train, split_for_ranks(config, ranks or get_comm().size, ranks > 1)
     train, tune = config.train, config.tune
@@ -141,6 +149,9 @@ def resolve(
                 lambda spelt: f"{spelt('epochs')} {train.epochs} takes too many steps ({iters})"
             )
     warmup = train.warmup if train.warmup is not None else round(WARMUP * iters)
+    lr = train.lr if train.lr is not None else default_rate(config, width)
+    lr_min = train.lr_min if train.lr_min is not None else LR_MIN * lr
+    check_rates(lr, lr_min)
     optimizer = (
         get_optimizer(train.optimizer).from_options(asdict(train)).with_precision(resolve_precision(train))
     )
@@ -149,7 +160,8 @@ def resolve(
         iters=iters,
         warmup=warmup,
         decay_steps=train.decay_steps or default_decay_steps(train.schedule, iters, warmup),
-        lr_min=train.lr_min if train.lr_min is not None else LR_MIN * train.lr,
+        lr=lr,
+        lr_min=lr_min,
         row_length=row_length,
         threads=config.run.threads or count_cores(),
         precision=resolve_precision(train),
@@ -162,6 +174,13 @@ def resolve(
         ),
         lora_alpha=tune.lora_alpha if tune.full or tune.lora_init else tune.alpha,
     )
+
+
+def default_rate(config: RunConfig, width: int) -> float:
+    """Return the learning rate of `finetune` for a model of some width."""
+    if config.tune.full or config.preference.objective:
+        return CAREFUL_RATE
+    return min(HIGHEST_RATE, float(f"{RATE_OF_WIDTH / width:.2g}"))
 
 
 def default_decay_steps(kind: str, iters: int, warmup: int) -> int:

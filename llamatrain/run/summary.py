@@ -33,6 +33,8 @@ def describe_run(prepared: PreparedRun, folder: Path) -> list[tuple[str, str]]:
     train, plan, h = prepared.config.train, prepared.fitted.plan, prepared.model.h
     batches = f", {train.grad_acc} batches a step" if train.grad_acc > 1 else ""
     steps = f"{train.iters} step{'s' * (train.iters != 1)}"
+    has_rate = "lr" in prepared.resolved.optimizer.used_options() and not prepared.hooks.schedule
+    rate = f" with rate {train.lr:g}" if has_rate else ""
     rows = f"{train.batch} rows of {max(prepared.data.rows.lengths)}{batches}"
     recomputed = "" if str(plan.policy) == "none" else f", recomputing {plan.policy}"
     adapter = prepared.fitted.weights.adapter_sizes(h)
@@ -47,7 +49,7 @@ def describe_run(prepared: PreparedRun, folder: Path) -> list[tuple[str, str]]:
         ),
         (
             "training",
-            f"{train.optimizer}, {steps} of {rows}, {plan.spec.describe_precision()}, {plan.spec.threads} threads",
+            f"{train.optimizer}{rate}, {steps} of {rows}, {plan.spec.describe_precision()}, {plan.spec.threads} threads",
         ),
         ("memory", plan.describe() + recomputed),
         ("folder", str(folder)),

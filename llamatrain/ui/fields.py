@@ -10,7 +10,7 @@ from llamatrain.run.options import RunFolderOptions
 from llamatrain.run.request import FINETUNE_DEFAULTS, FINETUNE_OPTIONS, FROM_SCRATCH_OPTIONS
 
 CLASSES = {"finetune": FINETUNE_OPTIONS, "from-scratch": FROM_SCRATCH_OPTIONS}
-DEFAULTS: dict[str, dict[str, Any]] = {"finetune": FINETUNE_DEFAULTS, "from-scratch": {}}
+DEFAULTS: dict[str, Mapping[str, Any]] = {"finetune": FINETUNE_DEFAULTS, "from-scratch": {}}
 FOLDER_OPTIONS = ("out", "overwrite", "checkpoint_in", "config")  # the page itself resumes runs
 # Those that are always visible, with their labels
 SHARED = {

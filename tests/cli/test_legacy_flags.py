@@ -196,8 +196,8 @@ CALLED: list[tuple[str, Sequence[Argument], Sequence[Argument], str]] = [
     (
         "finetune",
         ["--cos-decay-min", 0.2],
-        ["--lr-min", "0.0002"],
-        "--lr-min 0.0002 here: where its cosine ended",
+        ["--lr-min", "0.0002", "--lr", "0.001"],
+        "--lr-min 0.0002 --lr 0.001 here: where its cosine ended",
     ),
     (
         "finetune",

@@ -13,7 +13,8 @@ import pytest
 from llamatrain.adapters import gguf, peft
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.run.request import request_finetune
-from tests.helpers.cli import Argument, losses, metrics, ran, same_bits, steps, tensors, text, text_file
+from llamatrain.run.resolve import default_rate
+from tests.helpers.cli import Argument, losses, metrics, ran, run, same_bits, steps, tensors, text, text_file
 from tests.helpers.lora_runs import (
     TYPES,
     WIDE,
@@ -58,17 +59,42 @@ def evaluated(*arguments: Argument) -> float:
 @pytest.mark.parametrize(
     ("given", "rate"),
     [
-        ({}, 1e-3),
+        ({}, 0.0035),
         ({"full": True}, 1e-4),
         ({"objective": "dpo"}, 1e-4),
         ({"checkpoint_in": "base.gguf"}, 1e-4),  # a model that is trained as a whole
-        ({"full": True, "lr": 0.01}, 0.01),
     ],
 )
 def test_whole_models_have_a_lower_rate(given: dict[str, Any], rate: float, place: Path) -> None:
     base = None if "checkpoint_in" in given else "base.gguf"
-    train = request_finetune(base, ("text.txt",), given).config.train
-    assert train.lr == rate and train.batch == 4
+    config = request_finetune(base, ("text.txt",), given).config
+    assert default_rate(config, 576) == rate and (config.train.lr, config.train.batch) == (None, 4)
+
+
+def test_wider_models_have_a_lower_rate(place: Path) -> None:
+    config = request_finetune("base.gguf", ("text.txt",), {}).config
+    rates = [default_rate(config, width) for width in (32, 128, 256, 1024, 4096)]
+    assert rates == [0.01, 0.01, 0.0078, 0.002, 0.00049]
+
+
+def test_the_rate_is_written_down(place: Path) -> None:
+    config = tomllib.loads((finetuned("run", "--batch", 2, iters=1) / "config.toml").read_text())
+    assert (config["lr"], config["lr-min"]) == (0.01, 0.001)
+    repeated = ("--config", "run/config.toml", "--out", "again")
+    ran("finetune", *repeated)
+    same_bits(Path("run/adapter.gguf"), Path("again/adapter.gguf"))
+    whole = tomllib.loads((finetuned("whole", "--full", iters=1) / "config.toml").read_text())
+    assert whole["lr"] == 1e-4
+
+
+def test_a_least_rate_above_the_default(place: Path) -> None:
+    done = run("finetune", "base.gguf", "text.txt", *ROWS, "--lr-min", 0.02)
+    assert done.code == 2 and "--lr-min must not exceed --lr 0.01 (got 0.02)" in done.errors[0]
+
+
+def test_all_ranks_have_the_same_alpha(place: Path) -> None:
+    for rank in (2, 16):
+        assert alpha(finetuned(f"rank-{rank}", "--lora-r", rank, iters=1) / "adapter.gguf") == 8
 
 
 # ---- bases -----------------------------------------------------------------

@@ -347,7 +347,8 @@ def test_many_tabs_at_once(client: Client) -> None:
 
 def test_fields_have_the_words_of_their_options(client: Client) -> None:
     fields = {field["name"]: field for field in client.get("/api/fields?command=finetune")["fields"]}
-    assert fields["lr"]["default"] == "0.001" and fields["lr"]["basic"] and fields["batch"]["default"] == "4"
+    assert fields["lr"]["default"] == "" and "2 / the width" in fields["lr"]["sentence"]
+    assert fields["lr"]["basic"] and fields["batch"]["default"] == "4"
     assert (
         fields["full"]["kind"] == "switch"
         and fields["optimizer"]["choices"]
