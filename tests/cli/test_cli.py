@@ -161,7 +161,7 @@ def test_options_stand_in_panels_of_their_purpose() -> None:
         if each.panel == "Learning rate"
     ]
     assert re.findall(r"^│ (--[a-z-]+)", rates, re.MULTILINE) == declared_rates
-    assert "[default: 4]" in shown and "[default: 0.001]" in shown  # its own
+    assert "[default: 4]" in shown and "2 / the width of the model" in flowing(shown)  # its own
 
 
 def test_what_is_on_or_off_has_one_line() -> None:

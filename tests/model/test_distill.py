@@ -151,6 +151,8 @@ def test_a_model_is_its_own_best_pupil(teacher: Path, tmp_path: Path) -> None:
         2,
         "--lora-r",
         2,
+        "--lora-alpha",
+        2,
         "--iters",
         2,
         "--lr",

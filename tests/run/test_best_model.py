@@ -44,7 +44,8 @@ def tuned(tmp_path: Path) -> Callable[..., Any]:
     model, data = base(tmp_path / "base.gguf", small(layers=1)), text_file(tmp_path, 1000)
 
     def tune(name: str, *more: Argument) -> Any:
-        words = ("finetune", model, data, *RATE, "--lora-r", 2, "--val-split", 0.2, "--out", tmp_path / name)
+        lora = ("--lora-r", 2, "--lora-alpha", 2)
+        words = ("finetune", model, data, *RATE, *lora, "--val-split", 0.2, "--out", tmp_path / name)
         return run(*words, *more)
 
     return tune

@@ -32,6 +32,8 @@ GIVEN = ("--no-pack", "--ctx", 48, "--batch", 4)
 LORA = (
     "--lora-r",
     1,
+    "--lora-alpha",
+    1,
     "--lora-plus-ratio",
     PLUS,
     "--lr",

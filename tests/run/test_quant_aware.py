@@ -413,7 +413,6 @@ def test_an_adapter_with_an_unknown_type(kind: str, place: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--lr", 1e-3, "--optimizer", "lbfgs"), "--quant-aware has no effect with --optimizer lbfgs"),
         (("--lora-dropout", 0.1), "--lora-dropout has no effect with --quant-aware"),
         (("--base-precision", "int8"), "--base-precision has no effect with --quant-aware"),
         (("--cache-base", "bf16"), "--cache-base has no effect with --quant-aware"),
@@ -426,6 +425,11 @@ def test_an_adapter_with_an_unknown_type(kind: str, place: Path) -> None:
 def test_options_that_exclude_each_other(more: tuple[Argument, ...], words: str, place: Path) -> None:
     refused(run(*finetune("run", "q4_0", *more)), 2, words)
     assert not (place / "run").exists()
+
+
+def test_an_optimizer_without_rounding(place: Path) -> None:
+    done = run("finetune", "base.gguf", "text.txt", "--quant-aware", "q4_0", "--optimizer", "lbfgs")
+    refused(done, 2, "--quant-aware has no effect with --optimizer lbfgs")
 
 
 def test_a_type_that_fits_no_matrix(place: Path) -> None:
