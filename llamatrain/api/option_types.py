@@ -138,7 +138,7 @@ class FromScratchOptions(TypedDict, total=False):
     beta1, lbfgs uses the same rows in every step."""
     lr: float | None
     """Learning rate, at the peak of the schedule; default of finetune: 2 / the width of the model, but at most 0.01, for an
-    adapter; 1e-4 with full or objective."""
+    adapter, less with a larger lora_alpha or lora_plus_ratio; 1e-4 with full or objective."""
     lr_min: float | None
     """Lowest learning rate of the schedule, also of the warm-up; default: a tenth of lr."""
     warmup: int | None
@@ -446,7 +446,7 @@ class FinetuneOptions(TypedDict, total=False):
     beta1, lbfgs uses the same rows in every step."""
     lr: float | None
     """Learning rate, at the peak of the schedule; default of finetune: 2 / the width of the model, but at most 0.01, for an
-    adapter; 1e-4 with full or objective."""
+    adapter, less with a larger lora_alpha or lora_plus_ratio; 1e-4 with full or objective."""
     lr_min: float | None
     """Lowest learning rate of the schedule, also of the warm-up; default: a tenth of lr."""
     warmup: int | None

@@ -124,9 +124,9 @@ def translate_minimum(line: LegacyCommandLine, command: str) -> None:
             code="conflicting-options",
         )
     given = line.value("--lr")
-    added = (
-        [("--lr", RATE)] if given is None and command == "finetune" else []
-    )  # its default is another one here
+    added = list[tuple[str, str]]()
+    if given is None and command == "finetune":  # whose own default rate depends on the model
+        added = [("--lr", RATE)]
     numbers = (
         given or RATE,
         line.compound.get("--adam-min-alpha", "0"),

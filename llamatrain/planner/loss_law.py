@@ -36,7 +36,7 @@ MILLION = 1e6
 WEIGHTS_POWER, TEXT_POWER = 0.294, 0.507
 REPETITIONS = 2.9  # after about so many more passes, a text has little left to teach
 PASSES = 3.5  # over a text of a byte per weight, after which a model begins to learn it by heart
-RATE = 0.02  # that suits a model of RATE_WIDTH after RATE_TOKENS
+RATE = 0.02  # that suits a model of RATE_WIDTH after RATE_TOKENS or less
 RATE_WIDTH, RATE_TOKENS = 128, 1e6
 WIDTH_POWER, TOKENS_POWER = -0.75, -0.33
 STEP_SHARE, STEP_POWER = 1.0, 0.53  # tokens of a step
@@ -61,7 +61,8 @@ def max_passes(weights: int, text: int) -> float:
 
 def learning_rate(width: int, tokens: float) -> float:
     """Return the learning rate that suits a model's width and the tokens it reads, to two digits."""
-    rate = RATE * (width / RATE_WIDTH) ** WIDTH_POWER * (tokens / RATE_TOKENS) ** TOKENS_POWER
+    longer = max(1.0, tokens / RATE_TOKENS)
+    rate = RATE * (width / RATE_WIDTH) ** WIDTH_POWER * longer**TOKENS_POWER
     return float(f"{rate:.2g}")
 
 

@@ -18,7 +18,7 @@ from llamatrain.model.load import decode_tensor
 from llamatrain.model.transformer import OUTPUT_BIAS
 from llamatrain.run.config import RunConfig
 from llamatrain.run.inputs import RunInputs
-from llamatrain.run.lora_options import FACTORS, LoraOptions, adapter_ranks, check_dropout
+from llamatrain.run.lora_options import ALPHA, FACTORS, LoraOptions, adapter_ranks, check_dropout
 from llamatrain.run.low_rank import LowRankModel
 from llamatrain.run.model import RunModel
 from llamatrain.run.resolve import resolve_precision
@@ -128,7 +128,7 @@ def adapter_numbers(tune: LoraOptions, h: Hyperparameters, inputs: RunInputs) ->
     if first := inputs.initial_adapter:
         names = [name for name in h.shapes if name in first.pairs]
         ranks = {name: first.pairs[name].rank for name in names}
-        return ranks, {name: first.pairs[name].scale for name in names}, float(first.alpha or tune.lora_r)
+        return ranks, {name: first.pairs[name].scale for name in names}, float(first.alpha or ALPHA)
     ranks = adapter_ranks(tune, h)
     return ranks, {name: tune.scale(rank) for name, rank in ranks.items()}, tune.alpha
 

@@ -107,7 +107,8 @@ class TrainOptions(Options, panel="Training"):
         float | None,
         Option(
             "Learning rate, at the peak of the schedule; default of finetune: 2 / the width of the model, but at "
-            "most 0.01, for an adapter; 1e-4 with --full or --objective.",
+            "most 0.01, for an adapter, less with a larger --lora-alpha or --lora-plus-ratio; 1e-4 with --full or "
+            "--objective.",
             panel=RATE,
             unit="RATE",
             least=0,

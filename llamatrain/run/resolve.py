@@ -17,6 +17,7 @@ from llamatrain.optim.optimizer import ElementwiseRule, Optimizer
 from llamatrain.optim.registry import get_optimizer
 from llamatrain.optim.schedule import Schedule
 from llamatrain.run.config import RunConfig
+from llamatrain.run.lora_options import ALPHA
 from llamatrain.run.options import ITERS, LR_MIN, WARMUP, WSD_DECAY, TrainOptions, check_rates
 from llamatrain.train.config import LoopConfig
 from llamatrain.train.graphs import Gradients
@@ -24,9 +25,7 @@ from llamatrain.train.graphs import Gradients
 # Elements of a quantized base from which on int8 is the default: smaller ones are fast in float32, too.
 INT8_ELEMENTS = 100_000_000
 GROUPS = 8  # default number of gradient groups, for up to as many ranks
-# The default learning rate of an adapter is RATE_OF_WIDTH / the width of the model. Wide models need less, since
-# each weight of the adapter's factor A adds to the same product.
-RATE_OF_WIDTH, HIGHEST_RATE = 2.0, 0.01
+RATE_OF_WIDTH, HIGHEST_RATE = 2.0, 0.01  # of an adapter, for a model of width 1, and for any model
 CAREFUL_RATE = 1e-4  # of whole models, and of answers that are compared or generated
 
 
@@ -177,10 +176,15 @@ def resolve(
 
 
 def default_rate(config: RunConfig, width: int) -> float:
-    """Return the learning rate of `finetune` for a model of some width."""
-    if config.tune.full or config.preference.objective:
+    """Return the learning rate of `finetune` for a model of some width.
+
+    Both factors of an adapter learn, so where their product counts four times as much, each moves half as far.
+    """
+    tune = config.tune
+    if tune.full or config.preference.objective:
         return CAREFUL_RATE
-    return min(HIGHEST_RATE, float(f"{RATE_OF_WIDTH / width:.2g}"))
+    strength = tune.lora_plus_ratio * tune.lora_r * tune.scale(tune.lora_r) / ALPHA
+    return min(HIGHEST_RATE, float(f"{RATE_OF_WIDTH / width / math.sqrt(strength):.2g}"))
 
 
 def default_decay_steps(kind: str, iters: int, warmup: int) -> int:

@@ -82,10 +82,8 @@ def train_in_time(request: RunRequest, train: Callable[[RunRequest], RunResult])
     end = time.monotonic()
     overhead = end - train_start - first.seconds  # in which nothing was trained
     left = 60 * minutes - (end - start) - overhead
-    in_time, useful = (
-        int(left * first.steps / max(first.seconds, CLOCK_TICK)),
-        fitted.most_steps - first.steps,
-    )
+    in_time = int(left * first.steps / max(first.seconds, CLOCK_TICK))
+    useful = fitted.most_steps - first.steps
     more = get_comm().broadcast(max(1, min(in_time, useful)))
     notes = [f"{first.steps} steps took {format_duration(first.seconds)}; {more} more follow"]
     if more == useful and BY_HEART not in fitted.request.notes:

@@ -1,7 +1,7 @@
 """Compares settings of adapters on some data: `bench.py tuning`.
 
 The learning rate is tuned first, with all other options at their defaults. Each other setting is then tried with
-the best rate, and with a half and twice of it, since most of them change the size of a step. With `--peer`, PEFT
+the best rate, and with a half and twice of it, since some of them change the size of a step. With `--peer`, PEFT
 trains the same rows from several first values of the adapter and with noise, which llamatrain does not have.
 """
 
@@ -25,10 +25,10 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "rank 4": {"lora_r": 4},
     "rank 16": {"lora_r": 16},
     "rank 32": {"lora_r": 32},
-    "alpha 2 r": {"lora_alpha": 16},
+    "alpha 16": {"lora_alpha": 16},
     "LoRA+ 4": {"lora_plus_ratio": 4},
     "LoRA+ 16": {"lora_plus_ratio": 16},
-    "rsLoRA, rank 32": {"rslora": True, "lora_r": 32, "lora_alpha": 8},
+    "rsLoRA, rank 32": {"rslora": True, "lora_r": 32},
     "dropout": {"lora_dropout": 0.05},
     "attention": {"target": ["attention"]},
     "beta 2": {"beta2": 0.95},

@@ -77,6 +77,39 @@ def test_wider_models_have_a_lower_rate(place: Path) -> None:
     assert rates == [0.01, 0.01, 0.0078, 0.002, 0.00049]
 
 
+@pytest.mark.parametrize(
+    ("given", "rate"),
+    [
+        ({"lora_r": 32}, 0.0035),
+        ({"lora_alpha": 32.0}, 0.0017),
+        ({"lora_r": 2, "lora_alpha": 2.0}, 0.0069),
+        ({"lora_plus_ratio": 16.0}, 0.00087),
+        ({"lora_r": 16, "rslora": True}, 0.0017),
+    ],
+)
+def test_stronger_adapters_have_a_lower_rate(given: dict[str, Any], rate: float, place: Path) -> None:
+    config = request_finetune("base.gguf", ("text.txt",), given).config
+    assert default_rate(config, 576) == rate
+
+
+def test_the_header_has_the_rate(place: Path) -> None:
+    words = ("finetune", "base.gguf", "text.txt", *ROWS, "--iters", 1)
+    assert "adamw with rate 0.01, 1 step" in ran(*words, "--out", "adapter").err
+    whole = ran(*words, "--full", "--lr", 0.003, "--out", "whole")
+    assert "adamw with rate 0.003, 1 step" in whole.err
+    minimized = ran(*words, "--optimizer", "lbfgs", "--out", "minimized")
+    assert "lbfgs, 1 step" in minimized.err
+
+
+def test_an_adapter_that_is_trained_further(place: Path) -> None:
+    finetuned("first", "--lora-alpha", 32, "--lora-r", 16, iters=1)
+    then = finetuned("then", "--lora-init", "first/adapter.gguf", iters=1)
+    assert tomllib.loads((then / "config.toml").read_text())["lr"] == 0.01
+    assert alpha(then / "adapter.gguf") == 32
+    ran("finetune", "--resume", "first", "--iters", 2)
+    assert alpha(Path("first/adapter.gguf")) == 32
+
+
 def test_the_rate_is_written_down(place: Path) -> None:
     config = tomllib.loads((finetuned("run", "--batch", 2, iters=1) / "config.toml").read_text())
     assert (config["lr"], config["lr-min"]) == (0.01, 0.001)

@@ -88,6 +88,7 @@ def test_a_text_that_is_read_again_teaches_less_each_time() -> None:
 def test_longer_runs_have_lower_rates_and_larger_steps() -> None:
     rates = [loss_law.learning_rate(128, tokens) for tokens in (10**6, 10**7, 10**8)]
     assert rates == sorted({*rates}, reverse=True)
+    assert loss_law.learning_rate(128, 1000) == rates[0] == loss_law.RATE
     assert loss_law.tokens_per_step(10**6) < loss_law.tokens_per_step(10**7)
 
 
