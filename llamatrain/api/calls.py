@@ -1,7 +1,7 @@
 """Options as keywords of Python functions, and errors that name them as keywords."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -62,14 +62,6 @@ def to_plain(value: Any, option: OptionSpec) -> Any:
         value = os.fspath(value) if option.kind is str else Path(value)
     single = int | float if option.kind in (int, float) else str | Path
     return [value] if option.repeated and isinstance(value, single) else value
-
-
-def list_texts(texts: Iterable[str]) -> list[str]:
-    """Return texts as a list, or raise if they are anything else."""
-    listed = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else [*texts]
-    if isinstance(texts, str) or not all(isinstance(text, str) and text for text in listed):
-        raise UsageError("texts must be a list of texts that are not empty", code="invalid-text")
-    return listed
 
 
 @contextmanager

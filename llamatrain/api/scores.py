@@ -1,9 +1,9 @@
 """Functions that apply a model to texts: losses, embeddings and ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from llamatrain.api.calls import check_options, list_texts, path_of, translate_errors
+from llamatrain.api.calls import check_options, path_of, translate_errors
 from llamatrain.commands.embed import EMBED_OPTIONS, embed_texts
 from llamatrain.commands.evaluate import EVALUATE_OPTIONS, evaluate_model
 from llamatrain.commands.evaluation import Evaluation
@@ -52,3 +52,11 @@ def rerank(
             )
         values = check_options(options, *RERANK_OPTIONS)
         return rank_texts(path_of(model), query, list_texts(texts), values)
+
+
+def list_texts(texts: Iterable[str]) -> list[str]:
+    """Return texts as a list, or raise if they are anything else."""
+    listed = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else [*texts]
+    if isinstance(texts, str) or not all(isinstance(text, str) and text for text in listed):
+        raise UsageError("texts must be a list of texts that are not empty", code="invalid-text")
+    return listed
