@@ -25,7 +25,7 @@ from llamatrain.commands.sweep_state import Sweep, Trial, total_steps
 from llamatrain.errors import UsageError
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.report.sweep_page import SweepRow, sweep_page
-from tests.helpers.cli import ran, run, text
+from tests.helpers.cli import ran, ran_apart, run, text
 from tests.helpers.errors import raises
 from tests.helpers.lora_runs import WIDE, base
 from tests.run.test_from_scratch_errors import refused
@@ -235,7 +235,7 @@ def test_ctrl_c_at_the_end_of_a_run(change: str, place: Path) -> None:
 
 
 def test_a_run_that_fails_does_not_end_the_sweep(place: Path) -> None:
-    found = json.loads(ran("sweep", "c.toml", "text.txt", "--memory", "8KB,1GB", "--json").out)
+    found = json.loads(ran_apart("sweep", "c.toml", "text.txt", "--memory", "8KB,1GB", "--json").out)
     failed = [each for each in found["runs"] if each["error"]]
     assert [each["values"]["memory"] for each in failed] == ["8KB"] and found["runs"][-1] == failed[0]
 

@@ -84,6 +84,14 @@ def finished(process: subprocess.Popen[str], seconds: float = 180) -> Done:
     return Done(process.returncode, out or "", err or "")
 
 
+def ran_apart(*arguments: Argument) -> Done:
+    """A run that must succeed, in a process of its own: `--memory` includes what earlier tests left in this one."""
+    with started(*arguments) as process:
+        done = finished(process)
+    assert done.code == 0, done.err
+    return done
+
+
 def until(
     condition: Callable[[], bool], process: subprocess.Popen[str] | None = None, seconds: float = 180
 ) -> None:

@@ -30,7 +30,7 @@ from scripts.digits import draw_digits
 from tests.helpers.adapter_files import adapter, linear
 from tests.helpers.architecture_models import weights
 from tests.helpers.architectures import FAMILIES
-from tests.helpers.cli import ROOT, Done, finished, ran, started
+from tests.helpers.cli import ROOT, finished, ran, ran_apart, started
 from tests.helpers.groups import groups, write_groups
 from tests.helpers.idx_files import idx_bytes
 from tests.helpers.ollama_store import add_model
@@ -275,14 +275,6 @@ def stand_in(use: Use) -> Path:
     name = {"model": "BASE.gguf", "adapter": "A.gguf", "data": "CHATS.jsonl"}[use]
     made(name)
     return Path(name)
-
-
-def ran_apart(*words: str) -> Done:
-    """A run with a limit of memory, which holds for its whole process: earlier tests have used a part of this one's."""
-    with started(*words) as process:
-        done = finished(process)
-    assert done.code == 0, done.err
-    return done
 
 
 def run_here(line: str) -> None:
