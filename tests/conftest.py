@@ -31,11 +31,18 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return argname if isinstance(val, bytes) else None
 
 
+# Of a test with the marker, one of these packages must be installed; otherwise it is skipped before it works in vain.
+PEERS = {"reference": ("torch",), "llama_cpp": ("xllamacpp", "llama_cpp")}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if find_spec("torch") is None:
+    for marker, packages in PEERS.items():
+        if any(map(find_spec, packages)):
+            continue
+        missing = pytest.mark.skip(reason=f"{' or '.join(packages)} is not installed")
         for item in items:
-            if item.get_closest_marker("reference"):
-                item.add_marker(pytest.mark.skip(reason="torch is not installed"))
+            if item.get_closest_marker(marker):
+                item.add_marker(missing)
 
 
 def pytest_collection_finish() -> None:

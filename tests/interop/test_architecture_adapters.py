@@ -1,8 +1,10 @@
 """Adapters of every architecture: beside bases in llama.cpp, merged by export-lora, and to and from PEFT under its own names."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -95,25 +97,63 @@ def test_beside_a_base(arch: str, tmp_path: Path) -> None:
         assert kind != "f32" or off.max() <= limit
 
 
+class Merge(NamedTuple):
+    """A base and its merged file of some type: logits behind a prompt, and how much the adapter changes them."""
+
+    model: Path
+    logits: np.ndarray
+    expected: np.ndarray  # of the base beside the adapter
+    change: float
+
+
+def merge(base: Path, adapter: Path, kinds: Iterable[str]) -> dict[str, Merge]:
+    """Merge an adapter into a base, as each type."""
+    plain, expected = last(base), last(base, read_adapter(adapter, loaded(open_gguf(base))[0]))
+    change, merges = float(np.abs(plain - expected).mean()), {}
+    for kind in kinds:
+        model = base.with_name(f"{kind}.gguf")
+        ran("export-lora", base, "--lora", adapter, "--type", kind, "--out", model)
+        merges[kind] = Merge(model, last(model), expected, change)
+    return merges
+
+
+def differ_by(merges: dict[str, Merge]) -> dict[str, float]:
+    """Return the difference of each merged file from the base beside the adapter, relative to the change."""
+    return {kind: np.abs(each.logits - each.expected).mean() / each.change for kind, each in merges.items()}
+
+
+def differ_in_llama_cpp(merges: dict[str, Merge]) -> dict[str, float]:
+    """Return the difference of each merged file in llama.cpp from the same file here, relative to the change."""
+    differences = {}
+    for kind, each in merges.items():
+        with served(each.model) as server:
+            _, served_logits = letters(server, IDS, 1)
+        differences[kind] = np.abs(served_logits[0] - log_softmax(each.logits)).mean() / each.change
+    return differences
+
+
+def at_most(found: dict[str, float], limits: dict[str, float]) -> bool:
+    """Whether each type differs by at most its limit."""
+    return found.keys() == limits.keys() and all(found[kind] <= limits[kind] for kind in limits)
+
+
+MERGED = {"keep": 1e-4, "f16": 0.01, "q8_0": 0.05, "q5_k": 0.4}  # the most by which a type may differ
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def merges(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Merge]:
+    return merge(*bases(wide(request.param), tmp_path_factory.mktemp(request.param)), MERGED)
+
+
+def test_merged(merges: dict[str, Merge]) -> None:
+    differences = differ_by(merges)
+    assert at_most(differences, MERGED), differences
+
+
 @pytest.mark.llama_cpp
-@pytest.mark.parametrize("arch", SHAPES)
-def test_merged(arch: str, tmp_path: Path) -> None:
-    base, path = bases(wide(arch), tmp_path)
-    plain, expected = last(base), last(base, read_adapter(path, loaded(open_gguf(base))[0]))
-    change = np.abs(plain - expected).mean()
-    for kind, near, there in (
-        ("keep", 1e-4, 0.01),
-        ("f16", 0.01, 0.01),
-        ("q8_0", 0.05, 0.05),
-        ("q5_k", 0.4, 0.2),
-    ):
-        model = tmp_path / f"{kind}.gguf"
-        ran("export-lora", base, "--lora", path, "--type", kind, "--out", model)
-        found = last(model)
-        with served(model) as server:
-            _, told = letters(server, IDS, 1)
-        assert np.abs(found - expected).mean() <= near * change, kind
-        assert np.abs(told[0] - log_softmax(found)).mean() <= there * change, kind
+def test_merged_in_llama_cpp(merges: dict[str, Merge]) -> None:
+    differences = differ_in_llama_cpp(merges)
+    assert at_most(differences, {"keep": 0.01, "f16": 0.01, "q8_0": 0.05, "q5_k": 0.2}), differences
 
 
 def ends(shape: Shape) -> Adapter:

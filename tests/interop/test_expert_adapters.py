@@ -33,8 +33,16 @@ from tests.helpers.architectures import FAMILIES
 from tests.helpers.cli import ran
 from tests.helpers.llama_cpp import served
 from tests.helpers.small_models import loaded
-from tests.interop.test_architecture_adapters import both, last, whole
-from tests.interop.test_architectures_llama_cpp import letters, log_softmax, said
+from tests.interop.test_architecture_adapters import (
+    Merge,
+    at_most,
+    both,
+    differ_by,
+    differ_in_llama_cpp,
+    merge,
+    whole,
+)
+from tests.interop.test_architectures_llama_cpp import letters, said
 
 IDS = prompt()
 MIXTURES = [arch for arch, shapes in SHAPES.items() if hasattr(shapes["a"], "experts")]
@@ -71,23 +79,23 @@ def test_beside_a_base(arch: str, kind: str, tmp_path: Path) -> None:
     assert off.mean() <= near * change.mean() and change.max() > 1
 
 
+@pytest.fixture(scope="module", params=MIXTURES)
+def merges(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Merge]:
+    """Merge an adapter into stacks of float32 and of a quantized type."""
+    shape, folder = wide(request.param), tmp_path_factory.mktemp(request.param)
+    gguf.write_adapter(folder / "a.gguf", strong(shape))
+    return merge(written(folder / "base.gguf", shape, weights(shape)), folder / "a.gguf", ("keep", "q8_0"))
+
+
+def test_merged(merges: dict[str, Merge]) -> None:
+    differences = differ_by(merges)
+    assert at_most(differences, {"keep": 1e-4, "q8_0": 0.05}), differences
+
+
 @pytest.mark.llama_cpp
-@pytest.mark.parametrize("arch", MIXTURES)
-def test_merged(arch: str, tmp_path: Path) -> None:
-    """Compare models merged into stacks of float32 and of a quantized type."""
-    shape, path = wide(arch), tmp_path / "a.gguf"
-    gguf.write_adapter(path, strong(shape))
-    base = written(tmp_path / "base.gguf", shape, weights(shape))
-    plain, expected = last(base), last(base, read_adapter(path, loaded(open_gguf(base))[0]))
-    change = np.abs(plain - expected).mean()
-    for kind, near, there in (("keep", 1e-4, 0.01), ("q8_0", 0.05, 0.05)):
-        model = tmp_path / f"{kind}.gguf"
-        ran("export-lora", base, "--lora", path, "--type", kind, "--out", model)
-        found = last(model)
-        with served(model) as server:
-            _, told = letters(server, IDS, 1)
-        assert np.abs(found - expected).mean() <= near * change, kind
-        assert np.abs(told[0] - log_softmax(found)).mean() <= there * change, kind
+def test_merged_in_llama_cpp(merges: dict[str, Merge]) -> None:
+    differences = differ_in_llama_cpp(merges)
+    assert at_most(differences, {"keep": 0.01, "q8_0": 0.05}), differences
 
 
 # ---- PEFT: training ---------------------------------------------------------

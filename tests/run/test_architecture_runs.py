@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -48,16 +49,29 @@ def opens(model: Path, arch: str) -> None:
     assert np.abs(found - expected).max() <= near(arch) and likeliest(found) == follow
 
 
-@pytest.mark.llama_cpp
-@pytest.mark.parametrize("arch", SHAPES)
-def test_full_training_opens_in_llama_cpp(arch: str, tmp_path: Path) -> None:
-    """The file has the base's keys and names, and another model."""
-    shape = shape_of(arch, "a")
-    base = runs.base(tmp_path, shape)
-    out = tmp_path / "run" / "model.gguf"
+class Trained(NamedTuple):
+    """A model that a run has made, and for a fine-tuned one its base."""
+
+    arch: str
+    model: Path
+    base: Path | None = None
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def full_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Train all weights of a base."""
+    folder = tmp_path_factory.mktemp(request.param)
+    base = runs.base(folder, shape_of(request.param, "a"))
     given = ("--full", "--lr", 1e-2, "--iters", 5, "--precision", "f32", *runs.PLAIN)
-    ran("finetune", base, runs.data(tmp_path), *given, "--out", out.parent)
-    before, after = open_gguf(base), open_gguf(out)
+    ran("finetune", base, runs.data(folder), *given, "--out", folder / "run")
+    return Trained(request.param, folder / "run" / "model.gguf", base)
+
+
+def test_full_training_keeps_keys_and_names(full_run: Trained) -> None:
+    """The file has the base's keys and names, and another model."""
+    assert full_run.base is not None
+    shape = shape_of(full_run.arch, "a")
+    before, after = open_gguf(full_run.base), open_gguf(full_run.model)
     assert after.tensors.keys() == before.tensors.keys()
     for key, value in keys(shape).items():
         held = after.metadata[full_key(shape, key)]
@@ -69,12 +83,17 @@ def test_full_training_opens_in_llama_cpp(arch: str, tmp_path: Path) -> None:
         if before.tensors[name].raw.tobytes() != after.tensors[name].raw.tobytes()
     ]
     assert set(changed) == {*trainable(shape)}
-    opens(out, arch)
 
 
 @pytest.mark.llama_cpp
-@pytest.mark.parametrize("arch", NEW)
-def test_from_scratch_opens_in_llama_cpp(arch: str, tmp_path: Path) -> None:
+def test_full_training_opens_in_llama_cpp(full_run: Trained) -> None:
+    opens(full_run.model, full_run.arch)
+
+
+@pytest.fixture(scope="module", params=NEW)
+def new_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Train a new model."""
+    arch, folder = request.param, tmp_path_factory.mktemp(request.param)
     kv_heads = 2 if FAMILIES[arch].groups_heads else 4
     sizes = (
         "--vocab-size",
@@ -93,15 +112,21 @@ def test_from_scratch_opens_in_llama_cpp(arch: str, tmp_path: Path) -> None:
     filled = find_architecture(arch).heads_fill_width or FAMILIES[arch].fills_width
     own = () if filled else ("--head-size", 16)
     given = ("--ctx", 48, "--batch", 2, "--lr", 3e-3, "--iters", 30, "--seed", 3, "--precision", "f32")
-    data, out = text_file(tmp_path), tmp_path / "run"
-    ran("from-scratch", data, "--arch", arch, *sizes, *own, *given, "--out", out)
-    told = losses(out)
-    assert told[-1] < told[0] - 0.3
-    made = open_gguf(out / "model.gguf")
-    assert made.get_value("general.architecture", str) == arch
-    with served(out / "model.gguf") as server:
+    ran("from-scratch", text_file(folder), "--arch", arch, *sizes, *own, *given, "--out", folder / "run")
+    return Trained(arch, folder / "run" / "model.gguf")
+
+
+def test_from_scratch_learns(new_model: Trained) -> None:
+    by_step = losses(new_model.model.parent)
+    assert by_step[-1] < by_step[0] - 0.3
+    assert open_gguf(new_model.model).get_value("general.architecture", str) == new_model.arch
+
+
+@pytest.mark.llama_cpp
+def test_from_scratch_opens_in_llama_cpp(new_model: Trained) -> None:
+    with served(new_model.model) as server:
         theirs = server.post("completion", prompt="The ", n_predict=12, temperature=0.0)["content"]
-    ours = ran("generate", out / "model.gguf", "--prompt", "The ", "-n", 12, "--temp", 0).out
+    ours = ran("generate", new_model.model, "--prompt", "The ", "-n", 12, "--temp", 0).out
     assert theirs and ours.rstrip("\n").removeprefix("The ").rstrip("\ufffd") == theirs.rstrip("\ufffd")
 
 
