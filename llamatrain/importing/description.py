@@ -21,6 +21,7 @@ from llamatrain.platform.terminal import log_line
 
 MOST_BYTES = 1 << 24  # of a README.md or a generation_config.json
 MOST_FRONT_MATTER = 1 << 16  # characters; the reader of YAML needs about a second for them
+MOST_LEVELS = 50  # of lists and mappings in it; of 60,000, the reader needs half a minute
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which JSON and YAML can have
 LISTS = {
     *("license", "language", "languages", "tags", "pipeline_tag", "base_model", "base_models"),
@@ -81,8 +82,7 @@ def read_front_matter(path: Path) -> dict[str, Any]:
         front = "\n".join(lines[1 : lines.index("---", 1)]).replace("\t", "  ")
         if len(front) > MOST_FRONT_MATTER:
             raise ValueError(f"it has more than {MOST_FRONT_MATTER} characters")
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(front)):
-            raise ValueError("it repeats parts by reference")
+        check_yaml(front)
         values = yaml.load(front, yaml.BaseLoader)  # which leaves texts as they are: `no` is a language
     except (FileError, ValueError, RecursionError, yaml.YAMLError) as error:
         log_line(f"{path}: its front matter was left out ({first_line(error)})")
@@ -90,6 +90,24 @@ def read_front_matter(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         return {}
     return {name: value for name, value in values.items() if is_text(value) or is_list(name, value)}
+
+
+def check_yaml(text: str) -> None:
+    """Raise for YAML that takes far more time or memory than its length lets expect."""
+    import yaml
+
+    starts = (
+        *(yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken),
+        *(yaml.BlockSequenceStartToken, yaml.BlockMappingStartToken),
+    )
+    ends = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
+    levels = 0
+    for token in yaml.scan(text):
+        if isinstance(token, yaml.AliasToken):
+            raise ValueError("it repeats parts by reference")
+        levels += isinstance(token, starts) - isinstance(token, ends)
+        if levels > MOST_LEVELS:
+            raise ValueError(f"its lists have more than {MOST_LEVELS} levels")
 
 
 def read_sampling(path: Path) -> dict[str, Value]:

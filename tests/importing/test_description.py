@@ -83,7 +83,8 @@ BOMB = "\n".join(
 NOTED = {
     "references": BOMB,
     "no YAML": "a: [b",
-    "deep": "a: " + "[" * 10_000,
+    "deep": "a: " + "[" * 60_000,
+    "deep by dashes": "- " * 30_000,
     "long": "a: " + "b" * (1 << 16),
     "no characters": "a: \0",
 }
