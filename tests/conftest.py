@@ -31,7 +31,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return argname if isinstance(val, bytes) else None
 
 
-# Of a test with the marker, one of these packages must be installed; otherwise it is skipped before it works in vain.
+# A test with the marker is skipped at once if none of these packages is installed.
 PEERS = {"reference": ("torch",), "llama_cpp": ("xllamacpp", "llama_cpp")}
 
 

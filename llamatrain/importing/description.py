@@ -93,7 +93,7 @@ def read_front_matter(path: Path) -> dict[str, Any]:
 
 
 def check_yaml(text: str) -> None:
-    """Raise for YAML that takes far more time or memory than its length lets expect."""
+    """Raise for YAML whose references or levels would take much memory or time to read."""
     import yaml
 
     starts = (
