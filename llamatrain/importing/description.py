@@ -21,7 +21,7 @@ from llamatrain.platform.terminal import log_line
 
 MOST_BYTES = 1 << 24  # of a README.md or a generation_config.json
 MOST_FRONT_MATTER = 1 << 16  # characters; the reader of YAML needs about a second for them
-MOST_LEVELS = 50  # of lists and mappings in it; of 60,000, the reader needs half a minute
+MOST_LEVELS = 50  # of lists and mappings in it; the reader needs 25 s for 60,000
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which JSON and YAML can have
 LISTS = {
     *("license", "language", "languages", "tags", "pipeline_tag", "base_model", "base_models"),
@@ -107,7 +107,7 @@ def check_yaml(text: str) -> None:
             raise ValueError("it repeats parts by reference")
         levels += isinstance(token, starts) - isinstance(token, ends)
         if levels > MOST_LEVELS:
-            raise ValueError(f"its lists have more than {MOST_LEVELS} levels")
+            raise ValueError(f"it has more than {MOST_LEVELS} levels of lists and mappings")
 
 
 def read_sampling(path: Path) -> dict[str, Value]:
