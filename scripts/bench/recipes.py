@@ -41,7 +41,9 @@ class Recipe(NamedTuple):
 FALLING: dict[str, Any] = {"schedule": "linear", "lr_min": 0.0, "beta2": 0.95}
 ADAMUON: dict[str, Any] = {"optimizer": "adamuon", "embd_std": 0.02, **FALLING}
 RECIPES = {
-    "adamw": Recipe({"optimizer": "adamw", "beta1": 0.8, **FALLING}, (0.003, 0.0045, 0.006), (0.1, 0.3)),
+    "adamw": Recipe(
+        {"optimizer": "adamw", "beta1": 0.8, **FALLING}, (0.003, 0.0045, 0.006, 0.008), (0.1, 0.3)
+    ),
     "muon": Recipe({"optimizer": "muon", "beta1": 0.8, **FALLING}, (0.003, 0.006, 0.012), (0.1, 0.3)),
     "adamuon": Recipe(ADAMUON, (0.008, 0.012, 0.016), (0.1, 0.3)),
     # heads whose queries and keys are normalized
