@@ -13,6 +13,7 @@ from tests.helpers.cli import (
     TINY,
     Argument,
     Done,
+    lines,
     ran,
     run,
     same_bits,
@@ -163,7 +164,7 @@ def test_a_sample_of_step_0_is_there_once(place: Path) -> None:
     with started(
         "from-scratch", "text.txt", *SHORT, "--save-every", 0, "--iters", 100_000, *first
     ) as process:
-        until(lambda: Path("it/samples.jsonl").exists() and len(steps(Path("it"))) > 1, process)
+        until(lambda: Path("it/samples.jsonl").exists() and lines(Path("it")) > 1, process)
         process.kill()
     ran("from-scratch", "--resume", "it", "--iters", 4)
     shown = [json.loads(line)["step"] for line in Path("it/samples.jsonl").read_text().splitlines()]
