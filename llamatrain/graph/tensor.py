@@ -109,6 +109,14 @@ class Spec:
             )
 
 
+def is_same_spec(one: Spec, other: Spec) -> bool:
+    """Return True if a shape rule cannot tell the specs apart: a dynamic axis is more than its length."""
+    return one is other or (
+        one == other
+        and not any(isinstance(size, DynamicDim) for spec in (one, other) for size in spec.shape[:1])
+    )
+
+
 class ShapeError(Exception):
     """Raised by a shape rule. The op adds its name and its sources."""
 
@@ -116,22 +124,26 @@ class ShapeError(Exception):
 class Tensor:
     """A value of the graph. Leaves have no node and a role: input, parameter or state."""
 
-    __slots__ = ("dtype", "index", "name", "node", "role", "shape")
+    __slots__ = ("index", "name", "node", "role", "spec")
 
     def __init__(
         self, spec: Spec, role: str, name: str = "", node: "Node | None" = None, index: int = 0
     ) -> None:
-        self.shape = spec.shape
-        self.dtype = spec.dtype
+        self.spec = spec
         self.role = role
         self.name = name
         self.node = node
         self.index = index
 
     @property
-    def spec(self) -> Spec:
-        """The shape and type."""
-        return Spec(self.shape, self.dtype)
+    def shape(self) -> Shape:
+        """The shape."""
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> DType:
+        """The type."""
+        return self.spec.dtype
 
     @property
     def size(self) -> int:
@@ -189,12 +201,17 @@ class Node:
         attrs: dict[str, Any],
         name: str = "",
         rounded: frozenset[int] = frozenset(),
+        specs: tuple[Spec, ...] | None = None,
     ) -> None:
-        """Create a node; its float32 outputs in `rounded` are written in bf16 instead."""
+        """Create a node; its float32 outputs in `rounded` are written in bf16 instead.
+
+        The `specs` of the outputs are given if they are known, so that they need not be inferred.
+        """
         self.op, self.sources, self.attrs, self.serial = op, sources, attrs, next(Node.counter)
         self.rounded = rounded
         self.outputs = tuple(
-            Tensor(spec, "value", name, self, index) for index, spec in enumerate(self.infer_specs(name))
+            Tensor(spec, "value", name, self, index)
+            for index, spec in enumerate(specs or self.infer_specs(name))
         )
 
     def infer_specs(self, name: str) -> tuple[Spec, ...]:
@@ -208,7 +225,9 @@ class Node:
         """Return this node, or an equal one if it gets other sources."""
         if sources == self.sources:
             return self
-        return Node(self.op, sources, self.attrs, self.outputs[0].name, self.rounded)
+        known = all(is_same_spec(new.spec, old.spec) for new, old in zip(sources, self.sources, strict=True))
+        specs = tuple(output.spec for output in self.outputs) if known else None
+        return Node(self.op, sources, self.attrs, self.outputs[0].name, self.rounded, specs)
 
     @property
     def name(self) -> str:

@@ -1,6 +1,8 @@
 """Graphs that cannot be, and what is said of them; printing, checking, and graphs too deep for recursion."""
 
 import itertools
+from collections import defaultdict
+from functools import cache
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from llamatrain.graph.tensor import (
     F64,
     I32,
     OPS,
+    DynamicDim,
     Node,
     Op,
     Spec,
@@ -159,20 +162,22 @@ JUDGING = {  # no gradient goes through them, and they are part of none
 }
 
 
-def sound_nodes(name: str) -> list[Node]:
-    """Nodes of the op, from the cases of all ops and their gradients."""
-    found = {}
-    for case_name, makes in (CASES | {name: [make] for name, make in JUDGING.items()}).items():
+@cache
+def all_sound_nodes() -> dict[str, list[Node]]:
+    """Return nodes of the cases of all ops and of their gradients, by the name of their op."""
+    found: dict[str, list[Node]] = defaultdict(list)
+    for makes in (CASES | {name: [make] for name, make in JUDGING.items()}).values():
         for make in makes:
             case = Case(dtype=F32)
             loss = scalar(case, make(case))
-            outputs = [loss, *gradients(loss, case.wrt)]
-            found |= {
-                f"{case_name} {place}": node
-                for place, node in enumerate(collect_nodes(outputs))
-                if node.op.name == name
-            }
-    return list(found.values())[:12]
+            for node in collect_nodes([loss, *gradients(loss, case.wrt)]):
+                found[node.op.name].append(node)
+    return found
+
+
+def sound_nodes(name: str) -> list[Node]:
+    """Return some nodes of the op."""
+    return all_sound_nodes()[name][:12]
 
 
 def applied(node: Node, place: int, source: Tensor) -> Node | None:
@@ -201,6 +206,24 @@ def test_any_source_makes_a_graph_error_or_what_the_kernel_gives(name: str) -> N
                 results = KERNELS[name](*arrays, **node.attrs)
             results = results if isinstance(results, tuple) else (results,)
             assert [np.shape(each) for each in results] == [out.shape for out in again.outputs], again
+
+
+@pytest.mark.parametrize("name", WITH_GRADIENTS)
+def test_other_sources_of_the_same_specs_need_no_shape_rule(name: str) -> None:
+    for node in sound_nodes(name):
+        others = tuple(Tensor(source.spec, source.role) for source in node.sources)
+        again = node.with_sources(others)
+        assert again.sources == others
+        inferred = Node(node.op, others, node.attrs, rounded=node.rounded)
+        assert [output.spec for output in again.outputs] == [output.spec for output in inferred.outputs]
+
+
+def test_a_dynamic_axis_differs_from_its_length() -> None:
+    """A rule passes on that an axis is dynamic, so equal lengths are not enough to keep the specs."""
+    node = O.silu(x(DynamicDim(64, 16), 8)).node
+    fixed = node.with_sources((x(64, 8),)).outputs[0]
+    assert fixed.shape == node.outputs[0].shape
+    assert isinstance(node.outputs[0].shape[0], DynamicDim) and not isinstance(fixed.shape[0], DynamicDim)
 
 
 def test_rows_need_an_axis() -> None:
@@ -337,11 +360,11 @@ def test_a_sound_graph_passes() -> None:
 
 
 def tamper_shape(node: Node) -> None:
-    node.outputs[0].shape = (3, 3)
+    node.outputs[0].spec = Spec((3, 3), node.outputs[0].dtype)
 
 
 def tamper_dtype(node: Node) -> None:
-    node.outputs[0].dtype = F64
+    node.outputs[0].spec = Spec(node.outputs[0].shape, F64)
 
 
 def tamper_source(node: Node) -> None:
