@@ -543,6 +543,15 @@ def glm4moe(config: Config) -> Keys:
     return found
 
 
+def bailing_moe2(config: Config) -> Keys:
+    """Return the keys of a Ling 2.0: those of a GLM 4.5, and the width of each expert that all tokens use."""
+    found = glm4moe(config) | VOCABULARY(config) | copy(expert_shared_count="num_shared_experts")(config)
+    if config.has("score_function"):
+        del found["expert_gating_func"]  # the configuration says it
+    width = config.count("moe_shared_expert_intermediate_size", "moe_intermediate_size")
+    return found | {"expert_shared_feed_forward_length": width}
+
+
 def glm4(config: Config) -> Keys:
     """Return the keys of a GLM 4."""
     share = config.rope_number("partial_rotary_factor", 0.5)
@@ -649,6 +658,7 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "ArceeForCausalLM": llama_like("arcee"),
+    "BailingMoeV2ForCausalLM": Family(architecture="bailingmoe2", keys=bailing_moe2),
     "CohereForCausalLM": Family(architecture="command-r", keys=cohere),
     "Cohere2ForCausalLM": Family(architecture="cohere2", keys=cohere2),
     "DeepseekV2ForCausalLM": DEEPSEEK,

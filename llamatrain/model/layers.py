@@ -10,7 +10,7 @@ from typing import Any
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import Gguf
 from llamatrain.graph import ops as O
-from llamatrain.graph.ops import relu_sqr, swiglu
+from llamatrain.graph.ops import relu_sqr, split_columns, swiglu
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.architecture import Key, Role, Shape, SupportedValue, WeightKind
 from llamatrain.model.forward import ForwardPass
@@ -134,6 +134,12 @@ ATTENTION = {
         lambda h: h.embd, lambda h: h.width, "self_attn.o_proj", residual=True
     ),
 }
+JOINED_ATTENTION = {  # with one matrix for queries, keys and values
+    "blk.{}.attn_qkv.weight": block_matrix(
+        lambda h: h.width + 2 * h.kv_width, lambda h: h.embd, "self_attn.qkv_proj"
+    ),
+    "blk.{}.attn_output.weight": ATTENTION["blk.{}.attn_output.weight"],
+}
 BIASES = {  # of queries, keys and values; optional in all architectures
     "blk.{}.attn_q.bias": block_vector("bias", lambda h: h.width, "self_attn.q_proj", optional=True),
     "blk.{}.attn_k.bias": block_vector("bias", lambda h: h.kv_width, "self_attn.k_proj", optional=True),
@@ -217,14 +223,19 @@ def norm_each_head(model: ForwardPass, heads: Tensor, name: str) -> Tensor:
 
 
 def attend(model: ForwardPass, layer: int, y: Tensor, rotate: Callable[[Tensor, str], Tensor]) -> Tensor:
-    """Return the attention of queries, keys and values projected from y.
+    """Return the attention of queries, keys and values projected from y, by three matrices or by one.
 
     `rotate` takes the heads of attn_q or attn_k, and this name.
     """
     h, prefix = model.h.for_block(layer), f"blk.{layer}"
+    parts: dict[str, Tensor] = {}
+    if f"{prefix}.attn_qkv.weight" in model.weights:
+        sizes = h.width, h.kv_width, h.kv_width
+        joined = split_columns(model.linear(y, f"{prefix}.attn_qkv"), sizes=sizes)
+        parts = dict(zip(("attn_q", "attn_k", "attn_v"), joined, strict=True))
 
     def project(name: str, count: int) -> Tensor:
-        return model.split_heads(model.linear(y, f"{prefix}.{name}"), count)
+        return model.split_heads(parts[name] if parts else model.linear(y, f"{prefix}.{name}"), count)
 
     q, k = rotate(project("attn_q", h.heads), "attn_q"), rotate(project("attn_k", h.kv_heads), "attn_k")
     attended = model.attention(layer, q, k, project("attn_v", h.kv_heads))

@@ -291,7 +291,8 @@ class Family:
     @property
     def prefix(self) -> str:
         """What the names of Hugging Face's modules begin with."""
-        return self.end_rows(next(iter(self.shapes.values())))[0][1].removesuffix("embed_tokens.weight")
+        embeddings = self.end_rows(next(iter(self.shapes.values())))[0][1].removesuffix(".weight")
+        return embeddings[: embeddings.rfind(".") + 1]
 
     def end_rows(self, shape: Shape) -> Sequence[Row]:
         """Return the rows outside the blocks."""

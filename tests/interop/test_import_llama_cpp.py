@@ -18,11 +18,12 @@ from tests.helpers.transformers_folders import config, single_experts, state, wr
 from tests.importing.test_architectures import import_to
 
 pytestmark = [pytest.mark.reference, needs_converter]
-# keys in which the converter's files do not say what the model is: the shared width of ERNIE is that of experts times
-# their number, and the scores of DeepSeek V3 are sigmoids also where a configuration does not say so
+# keys in which the converter's files do not say what the model is: the shared width of ERNIE and Ling is that of experts
+# times their number, and the scores of DeepSeek V3 are sigmoids also where a configuration does not say so
 DIFFERENT = {
     "ernie4_5-moe": {"ernie4_5-moe.expert_shared_feed_forward_length"},
     "deepseek2": {"deepseek2.expert_gating_func"},
+    "bailingmoe2": {"bailingmoe2.expert_shared_feed_forward_length"},
 }
 
 

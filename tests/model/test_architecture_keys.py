@@ -91,6 +91,13 @@ CASES: dict[str, tuple[str, list[str], dict[str, int | float | str]]] = {
         ["rope.scaling.type", "rope.scaling.factor", "attention.temperature_scale"],
         {},
     ),
+    "bailingmoe2: no width of the shared experts": ("bailingmoe2", ["expert_shared_feed_forward_length"], {}),
+    "bailingmoe2: a width of 0": ("bailingmoe2", [], {"expert_shared_feed_forward_length": 0}),
+    "bailingmoe2: softmax": ("bailingmoe2", [], {"expert_gating_func": 1}),
+    "bailingmoe2: no factor of shares": ("bailingmoe2", ["expert_weights_scale"], {}),
+    "bailingmoe2: shares as they are": ("bailingmoe2", ["expert_weights_norm"], {}),
+    "bailingmoe2: no groups": ("bailingmoe2", ["expert_group_count", "expert_group_used_count"], {}),
+    "bailingmoe2: whole heads turn": ("bailingmoe2", ["rope.dimension_count"], {}),
     "hunyuan-dense: a scaling of none": ("hunyuan-dense", [], {"rope.scaling.type": "none"}),
     **{f"{arch}: yarn": (arch, [], YARN) for arch in ("qwen2", "qwen3", "granite", "olmo2", "smollm3")},
 }
@@ -194,6 +201,7 @@ LACKING = {
     "cohere2": "attention.sliding_window",
     "command-r": "logit_scale",
     "minicpm": "logit_scale",
+    "bailingmoe2": "expert_shared_count",
 }
 
 

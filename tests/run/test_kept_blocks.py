@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from llamatrain.gguf.reader import open_gguf
 from tests.helpers.architecture_models import keys, shape_of, weights, written
@@ -47,9 +48,10 @@ def test_a_merge_keeps_them(tmp_path: Path) -> None:
     check_kept(tmp_path / "merged.gguf")
 
 
-def test_training_of_experts_keeps_them(tmp_path: Path) -> None:
-    """Train a glm4moe of three blocks, with one behind them."""
-    shape = shape_of("glm4moe", "a")
+@pytest.mark.parametrize("arch", ["glm4moe", "bailingmoe2"])
+def test_training_of_experts_keeps_them(arch: str, tmp_path: Path) -> None:
+    """Train a model of three blocks, with one behind them."""
+    shape = shape_of(arch, "a")
     extra = {name.replace("blk.4", "blk.3"): array for name, array in EXTRA.items()}
     metadata = keys(shape) | {"block_count": 4, "nextn_predict_layers": 1}
     model = written(tmp_path / "base.gguf", shape, weights(shape) | extra, metadata)
@@ -58,7 +60,7 @@ def test_training_of_experts_keeps_them(tmp_path: Path) -> None:
     trained = tmp_path / "run" / "model.gguf"
     found, values = tensors(trained), open_gguf(trained).metadata
     assert all(np.array_equal(found[name], array) for name, array in extra.items())
-    assert values["glm4moe.block_count"] == 4 and values["glm4moe.nextn_predict_layers"] == 1
+    assert values[f"{arch}.block_count"] == 4 and values[f"{arch}.nextn_predict_layers"] == 1
 
 
 def test_a_damaged_count_is_refused(tmp_path: Path) -> None:
