@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import Any
 
 NAME = "BailingMoeV2ForCausalLM"
-# what Ling calls the parts of an attention, of the router, and of the model
+# GLM's names of the parts of an attention, and Ling's
 ATTENTION = {"o_proj": "dense", "q_norm": "query_layernorm", "k_norm": "key_layernorm"}
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
@@ -25,15 +25,13 @@ def projection(number: int) -> property:
 
 def add_ling() -> None:
     """Add the model to transformers, where it is missing."""
-    library, glm = (
-        import_module("transformers"),
-        import_module("transformers.models.glm4_moe.modeling_glm4_moe"),
-    )
-    nn = import_module("torch.nn")
+    library, nn = import_module("transformers"), import_module("torch.nn")
     if NAME in vars(library):
         return
+    glm = import_module("transformers.models.glm4_moe.modeling_glm4_moe")
 
     def join_projections(attention: Any) -> None:
+        """Replace three matrices by one, and rename the other parts."""
         attention.sizes = [attention._modules.pop(name).out_features for name in PROJECTIONS]
         attention.query_key_value = nn.Linear(attention.config.hidden_size, sum(attention.sizes), bias=False)
         for old, new in ATTENTION.items():
@@ -41,6 +39,7 @@ def add_ling() -> None:
         attention.__class__ = Attention
 
     def rename_parts(layer: Any) -> None:
+        """Give a block and its router Ling's names."""
         join_projections(layer.self_attn)
         layer._modules["attention"] = layer._modules.pop("self_attn")
         layer.__class__ = Layer
@@ -49,20 +48,20 @@ def add_ling() -> None:
             gate._buffers["expert_bias"] = gate._buffers.pop("e_score_correction_bias")
             gate.__class__ = Router
 
-    class Attention(glm.Glm4MoeAttention):  # type: ignore[misc,name-defined]
+    class Attention(glm.Glm4MoeAttention):
         q_proj, k_proj, v_proj = map(projection, range(3))
         o_proj, q_norm, k_norm = map(renamed, ATTENTION.values())
 
-    class Router(glm.Glm4MoeTopkRouter):  # type: ignore[misc,name-defined]
+    class Router(glm.Glm4MoeTopkRouter):
         e_score_correction_bias = renamed("expert_bias")
 
-    class Layer(glm.Glm4MoeDecoderLayer):  # type: ignore[misc,name-defined]
+    class Layer(glm.Glm4MoeDecoderLayer):
         self_attn = renamed("attention")
 
-    class Model(glm.Glm4MoeModel):  # type: ignore[misc,name-defined]
+    class Model(glm.Glm4MoeModel):
         embed_tokens = renamed("word_embeddings")
 
-    class BailingMoeV2ForCausalLM(glm.Glm4MoeForCausalLM):  # type: ignore[misc,name-defined]
+    class BailingMoeV2ForCausalLM(glm.Glm4MoeForCausalLM):
         def __init__(self, config: Any) -> None:
             super().__init__(config)
             for layer in self.model.layers:
