@@ -19,7 +19,8 @@ STATIC_CHECKS = {
     "ruff-check": ["ruff", "check", "."],
     "ruff-format": ["ruff", "format", "--check", "."],
 }
-TESTS = ["pytest", "-n", "4", "--dist", "loadfile"]
+# files in their order: by default, those with few tests come last, which are some of the longest
+TESTS = ["pytest", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
 def check_statically(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
