@@ -135,7 +135,7 @@ def has_shared(h: Hyperparameters, layer: int) -> bool:
 
 def shared_width(h: Hyperparameters) -> int:
     """Return the width of the expert that all tokens use; 0 if there is none."""
-    if "shared_count" in h.extra:
+    if "shared_count" in h.extra:  # of experts that are as wide as a file says, or as the others
         return int(h.extra["shared_count"] * (h.extra.get("shared_ff") or h.extra["expert_ff"]))
     return int(h.extra.get("shared_ff", 0))
 

@@ -214,6 +214,7 @@ def test_other_sources_of_the_same_specs_need_no_shape_rule(name: str) -> None:
         others = tuple(Tensor(source.spec, source.role) for source in node.sources)
         again = node.with_sources(others)
         assert again.sources == others
+        assert all(new.spec is old.spec for new, old in zip(again.outputs, node.outputs, strict=True))
         inferred = Node(node.op, others, node.attrs, rounded=node.rounded)
         assert [output.spec for output in again.outputs] == [output.spec for output in inferred.outputs]
 

@@ -27,14 +27,7 @@ MIXTURE = experts.ROUTER | experts.EXPERTS | experts.score_bias("mlp.gate.expert
 
 ARCHITECTURE = Architecture(
     name="bailingmoe2",
-    keys=experts.KEYS
-    | layers.KEYS
-    | layers.BLOCK_KEYS
-    | experts.DENSE_KEYS
-    | experts.SHARED_COUNT_KEYS
-    | experts.SHARED_KEYS
-    | experts.SIGMOID_KEYS
-    | experts.ROUTING_KEYS,
+    keys=glm4moe.KEYS | experts.SHARED_KEYS,
     weights=EMBEDDINGS
     | layers.BEFORE_ATTENTION
     | ATTENTION

@@ -17,6 +17,15 @@ MIXTURE = (
     experts.ROUTER | experts.EXPERTS | experts.score_bias("mlp.gate.e_score_correction_bias", optional=True)
 )
 SHARED = experts.shared_expert(experts.shared_modules("mlp.shared_experts"))
+KEYS = (
+    experts.KEYS
+    | layers.KEYS
+    | layers.BLOCK_KEYS
+    | experts.DENSE_KEYS
+    | experts.SHARED_COUNT_KEYS
+    | experts.SIGMOID_KEYS
+    | experts.ROUTING_KEYS
+)
 NEW_MODEL_VALUES = experts.NEW_MODEL_VALUES | {
     "dense_blocks": 1,
     "shared_count": 1,
@@ -36,13 +45,7 @@ def feed_forward(model: ForwardPass, layer: int, y: Tensor) -> Tensor:
 
 ARCHITECTURE = Architecture(
     name="glm4moe",
-    keys=experts.KEYS
-    | layers.KEYS
-    | layers.BLOCK_KEYS
-    | experts.DENSE_KEYS
-    | experts.SHARED_COUNT_KEYS
-    | experts.SIGMOID_KEYS
-    | experts.ROUTING_KEYS,
+    keys=KEYS,
     weights=layers.EMBEDDINGS
     | layers.BEFORE_ATTENTION
     | layers.ATTENTION

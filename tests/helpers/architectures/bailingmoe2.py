@@ -44,8 +44,9 @@ def keys(shape: Any) -> Numbers:
 
 def settings(shape: Any) -> dict[str, Any]:
     """Return the configuration, with the names of both classes."""
-    more = {"num_shared_experts": shape.shared, "score_function": "sigmoid", "use_qk_norm": True}
-    return glm4moe.group_settings(shape) | glm4.settings(shape) | more | {"num_mtp_layers": 0}
+    more = {"num_shared_experts": shape.shared, "score_function": "sigmoid"}
+    glm = {"use_qk_norm": True, "num_mtp_layers": 0}
+    return glm4moe.group_settings(shape) | glm4.settings(shape) | more | glm
 
 
 FAMILY = Family(
