@@ -1,6 +1,7 @@
 """Checks style, types and tests, as people and hosted CI do; scripts/check starts it. The arguments go to pytest."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ STATIC_CHECKS = {
 }
 # files in their order: by default, those with few tests come last, which are some of the longest
 TESTS = ["pytest", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
+MEMORY_FOLDER = Path("/dev/shm")  # where Linux has it, with half of the machine's memory
+ROOM = 6 << 30  # more than twice of what all tests have there at a time
 
 
 def check_statically(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -35,6 +38,12 @@ def check_statically(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
+def environment_of_tests() -> dict[str, str]:
+    """Keep the tests' files in memory if there is room: they flush thousands, which took a fifth of the time."""
+    roomy = MEMORY_FOLDER.is_dir() and shutil.disk_usage(MEMORY_FOLDER).free >= ROOM
+    return {"TMPDIR": str(MEMORY_FOLDER), **os.environ} if roomy else dict(os.environ)
+
+
 def main() -> int:
     """Run all checks, and name those that failed."""
     failed = []
@@ -43,7 +52,8 @@ def main() -> int:
         for name, done in zip(STATIC_CHECKS, results, strict=True):
             print(f"{name}: {done.stdout.strip()}", flush=True)
             failed += [name] if done.returncode else []
-    if subprocess.run([sys.executable, "-m", *TESTS, *sys.argv[1:]], cwd=ROOT, check=False).returncode:
+    words = [sys.executable, "-m", *TESTS, *sys.argv[1:]]
+    if subprocess.run(words, cwd=ROOT, env=environment_of_tests(), check=False).returncode:
         failed.append("pytest")
     if failed:
         print(f"failed: {' '.join(failed)}", file=sys.stderr)
