@@ -3,6 +3,7 @@ a run that goes on ends with the bits of one that was never interrupted."""
 
 import json
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import llamatrain
 from llamatrain.engine.program import Program
 from llamatrain.gguf.reader import open_gguf
+from llamatrain.run.signals import CommandInterrupts
 from llamatrain.train.programs import TrainPrograms
 from tests.helpers.cli import Argument, Done, metrics, ran, run, same_bits, steps, timeless
 from tests.helpers.lora_runs import base
@@ -208,15 +210,22 @@ def test_a_step_left_half_way_is_gone_on_with(
     many = ("--grad-acc", 3, "--batch", 2, "--iters", 3, "--eval-every", 0)
     tuned(place, tmp_path / "whole", objective, *many)
     calls, gradients = [], TrainPrograms.compute_gradients
+    noted, note = threading.Event(), CommandInterrupts._on_signal
 
     def counted(self: TrainPrograms, *of: Any) -> float:
         calls.append(of)
         if len(calls) == 5:
-            signal.raise_signal(signal.SIGTERM)  # for this thread, so that it arrives now
+            signal.raise_signal(signal.SIGTERM)
+            assert noted.wait(60)  # for the thread that listens
         return gradients(self, *of)
+
+    def noticed(self: CommandInterrupts, number: int) -> None:
+        note(self, number)
+        noted.set()
 
     with monkeypatch.context() as patched:
         patched.setattr(TrainPrograms, "compute_gradients", counted)
+        patched.setattr(CommandInterrupts, "_on_signal", noticed)
         said = ("--objective", objective, *SAID, *many, "--out", tmp_path / "parts")
         assert run("finetune", place / "base.gguf", place / "pairs.jsonl", *said).code == 128 + signal.SIGTERM
     assert "rewards" in str(
