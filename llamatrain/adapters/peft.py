@@ -178,10 +178,10 @@ def convert_halves(
         converted["b"] = interleave_rows(converted["b"], count)
     if kind.row_order and "b" in converted:
         count = sum(len(module_rows(each, h)) for each in h.weights_for_module(module))
-        converted["b"] = reorder(source, module, converted["b"], kind.row_order(h), count, axis=0)
+        converted["b"] = reorder(source, module, converted["b"], kind.row_order(h), count, axis=-2)
     if kind.column_order and "a" in converted:
         order = kind.column_order(h)
-        converted["a"] = reorder(source, module, converted["a"], order, len(order), axis=1)
+        converted["a"] = reorder(source, module, converted["a"], order, len(order), axis=-1)
     return converted
 
 

@@ -33,7 +33,8 @@ class FromScratchOptions(TypedDict, total=False):
     """Architecture: apertus, arcee, bailingmoe2, cohere2, command-r, deepseek2, ernie4_5, ernie4_5-moe, exaone, exaone4,
     falcon-h1, gemma, gemma2, gemma3, gemma3n, gemma4, glm4, glm4moe, gpt-oss, granite, granitehybrid, granitemoe, hunyuan-
     dense, hunyuan-moe, internlm2, lfm2, lfm2moe, llama, minicpm, mistral3, nemotron, olmo, olmo2, olmoe, phi2, phi3, qwen2,
-    qwen2moe, qwen2vl, qwen3, qwen35, qwen35moe, qwen3moe, qwen3next, qwen3vl, seed_oss, smollm3, stablelm, starcoder2."""
+    qwen2moe, qwen2vl, qwen3, qwen35, qwen35moe, qwen3moe, qwen3next, qwen3vl, seed_oss, smallthinker, smollm3, stablelm,
+    starcoder2."""
     size: Literal["tiny", "small", "medium", "large"]
     """Sets embd, head and layer: tiny 64/4/2, small 256/8/4, medium 512/8/8, large 768/12/12."""
     embd: int | None

@@ -29,7 +29,7 @@ from llamatrain.importing.keys import (
 from llamatrain.importing.llama3 import llama3_factors, long_factors
 from llamatrain.model.hyperparameters import Hyperparameters
 
-SIGMOID = 2
+SOFTMAX, SIGMOID = 1, 2
 ATTENTION = ("attention", "full_attention")  # names of blocks with attention
 Factors = Mapping[str, tuple[float | np.ndarray, ...]]
 
@@ -66,7 +66,7 @@ class Family:
     drops_tied_output: bool = (
         False  # a file has no output matrix where the configuration says that it is tied
     )
-    interleaves_experts: bool = False  # matrices of experts lie the other way, and gates and values alternate
+    transposes_experts: bool = False  # matrices of experts lie the other way
     permutes: bool = True  # False: the rows of heads have the order of the file
 
 
@@ -552,6 +552,38 @@ def bailing_moe2(config: Config) -> Keys:
     return found | {"expert_shared_feed_forward_length": width}
 
 
+def small_thinker(config: Config) -> Keys:
+    """Return the keys of a SmallThinker."""
+    width = config.count("moe_ffn_hidden_size")
+    found: Keys = {
+        "feed_forward_length": width,
+        "expert_feed_forward_length": width,
+        "expert_gating_func": SOFTMAX if config.flag("moe_primary_router_apply_softmax") else SIGMOID,
+    }
+    counts = copy(expert_count="moe_num_primary_experts", expert_used_count="moe_num_active_primary_experts")
+    return found | counts(config) | small_thinker_window(config)
+
+
+def small_thinker_window(config: Config) -> Keys:
+    """Return the size of windows, if there are any. llama.cpp knows one size, and two layouts of blocks."""
+    layers = range(config.layers)
+    has_windows = config.has("sliding_window_layout") and any(config.numbers("sliding_window_layout"))
+    every_fourth = [float(layer % 4 > 0) for layer in layers]
+    layouts = {
+        "sliding_window_layout": every_fourth if has_windows else [0.0 for _ in layers],
+        "rope_layout": every_fourth if has_windows else [1.0 for _ in layers],
+        "moe_layer_layout": [1.0 for _ in layers],
+    }
+    for name, expected in layouts.items():
+        if config.has(name) and (numbers := config.numbers(name)) != expected:
+            raise config.error(name, "the layout of a published SmallThinker", numbers)
+    if not has_windows:
+        return {}
+    if (size := config.count("sliding_window_size")) != 4096:
+        raise config.error("sliding_window_size", "4096, which llama.cpp takes for any other", size)
+    return {"attention.sliding_window": size}
+
+
 def glm4(config: Config) -> Keys:
     """Return the keys of a GLM 4."""
     share = config.rope_number("partial_rotary_factor", 0.5)
@@ -695,7 +727,7 @@ FAMILIES: dict[str, Family] = {
     "Gemma4ForConditionalGeneration": GEMMA4,
     "Glm4ForCausalLM": Family(architecture="glm4", keys=glm4),
     "Glm4MoeForCausalLM": Family(architecture="glm4moe", keys=glm4moe),
-    "GptOssForCausalLM": Family(architecture="gpt-oss", keys=gpt_oss, interleaves_experts=True),
+    "GptOssForCausalLM": Family(architecture="gpt-oss", keys=gpt_oss, transposes_experts=True),
     "GraniteForCausalLM": llama_like("granite", join(LLAMA, granite), left_out=HEAD_SIZES),
     "GraniteMoeForCausalLM": GRANITE_MOE,
     "GraniteMoeSharedForCausalLM": GRANITE_MOE,
@@ -758,6 +790,7 @@ FAMILIES: dict[str, Family] = {
         architecture="qwen35moe", keys=qwen35, norms_less_one=True, unused=JOINED_STACK, ignored=("mtp.",)
     ),
     "SeedOssForCausalLM": Family(architecture="seed_oss"),
+    "SmallThinkerForCausalLM": Family(architecture="smallthinker", keys=small_thinker),
     "SmolLM3ForCausalLM": llama_like("smollm3"),
     "StableLmForCausalLM": Family(
         architecture="stablelm",

@@ -31,11 +31,10 @@ from llamatrain.model.limits import BadHyperparameter
 F16 = type_by_name("F16")
 # the modules of single experts by what their stack is called
 EXPERT_MODULES = {
-    "ffn_gate_exps": ("gate_proj", "w1"),
-    "ffn_up_exps": ("up_proj", "w3"),
-    "ffn_down_exps": ("down_proj", "w2"),
+    "ffn_gate_exps": ("gate_proj", "w1", "gate"),
+    "ffn_up_exps": ("up_proj", "w3", "up"),
+    "ffn_down_exps": ("down_proj", "w2", "down"),
 }
-ALTERNATING = {"ffn_gate_exps": 0, "ffn_up_exps": 1}  # the place of a weight in every two rows
 PADDED = ("embedding", "table")  # roles of weights with a row for each token
 Kind = WeightKind[Hyperparameters]
 
@@ -284,11 +283,9 @@ class Conversion:
             fits = len(shapes) == self.shape[0] and all(
                 prod(each) * len(shapes) == prod(self.shape) for each in shapes
             )
-        elif self.family.interleaves_experts and "_exps." in self.name:
-            alternates = self._short_name in ALTERNATING
-            fits = len(shapes[0]) == len(self.shape) and prod(shapes[0]) == prod(self.shape) * (
-                1 + alternates
-            )
+        elif self.family.transposes_experts and "_exps." in self.name:
+            size = prod(self.shape) * self.kind.part[1]
+            fits = len(shapes[0]) == len(self.shape) and prod(shapes[0]) == size
         elif (rows := self.rows) is not None and self.kind.role != "bias" and self.kind.role != "taps":
             fits = len(shapes[0]) == 2 and int(rows.max()) < shapes[0][0] and shapes[0][1] == self.columns
         elif self.pads:
@@ -337,10 +334,10 @@ class Conversion:
         kind, h = self.kind, self.h.for_weight(self.name)
         part, count = kind.part
         is_vector = "bias" in self.name
-        if self.family.interleaves_experts and "_exps." in self.name:
+        if self.family.transposes_experts and "_exps." in self.name:
             values = values if is_vector else values.swapaxes(-1, -2)
-            if (first := ALTERNATING.get(self._short_name)) is not None:
-                values = values[..., first::2] if is_vector else values[..., first::2, :]
+            if (rows := self.rows) is not None:
+                values = values.take(rows, -1 if is_vector else -2)
         elif (rows := self.rows) is not None:
             values = values[rows]
         elif count > 1:

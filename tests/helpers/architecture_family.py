@@ -160,7 +160,7 @@ def join_stacks(shape: Any, rows: Sequence[Row]) -> list[Row]:
 
 
 EXPERTS = expert_rows()
-LAYERS_OF_EXPERTS = ("gate_proj", "up_proj", "down_proj")  # of single experts, before they were stacked
+LAYERS_OF_EXPERTS = ("gate_proj", "up_proj", "down_proj")  # of single experts, in most models
 ROUTER, SCORE_BIAS = "ffn_gate_inp.weight", "exp_probs_b.bias"
 BEFORE = [
     ("attn_norm.weight", "input_layernorm.weight", "embd"),
@@ -239,6 +239,7 @@ class Family:
     not_in_peft: tuple[str, ...] = ()
     # PEFT takes linear layers with the names of single experts' for these, and finds the right ones by their weights
     adapts_by_weight: bool = False
+    single_experts: tuple[str, str, str] = LAYERS_OF_EXPERTS  # names of their layers, in most checkpoints
     constants: tuple[str, ...] = ()  # ends of names of weights that are never trained
     tensors: Callable[[Any], dict[str, np.ndarray]] = nothing  # tensors of a file that are no weights
     wide: Mapping[str, int] = field(default_factory=dict)  # further sizes of a shape whose rows are wide
@@ -270,6 +271,8 @@ class Family:
     adjust: Callable[[Any], None] = lambda shape: None
     # the order of the inputs of a weight in Hugging Face's model, if that is another
     input_order: Callable[[Any, str], np.ndarray | None] = lambda shape, name: None
+    # by the name in Hugging Face's model, the order of the outputs of a weight, if ours do not follow each other there
+    output_order: Callable[[Any, str], np.ndarray | None] = lambda shape, theirs: None
     # the shape that llama.cpp is compared with, if it does not take a smaller one
     llama_cpp_shape: Callable[[Any], Any] = lambda shape: shape
     predicts_text: bool = True  # else it is for embeddings, and has other tests

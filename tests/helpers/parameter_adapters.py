@@ -14,6 +14,7 @@ from llamatrain.gguf.safetensors import write_safetensors
 from tests.helpers.architecture_family import Shape
 from tests.helpers.architecture_models import rows
 from tests.helpers.architecture_runs import ALPHA, RANK, Pairs
+from tests.helpers.architectures import FAMILIES
 
 
 def joined(shape: Shape, pairs: Pairs) -> Pairs:
@@ -23,7 +24,14 @@ def joined(shape: Shape, pairs: Pairs) -> Pairs:
         parts.setdefault(rows(shape)[name][0].partition("#")[0], []).append(pair)
     for pairs_of_one in parts.values():
         assert all(np.array_equal(a, pairs_of_one[0][0]) for a, _ in pairs_of_one)
-    return {name: (each[0][0], np.concatenate([b for _, b in each], -2)) for name, each in parts.items()}
+    return {name: (each[0][0], join_rows(shape, name, [b for _, b in each])) for name, each in parts.items()}
+
+
+def join_rows(shape: Shape, theirs: str, factors: list[np.ndarray]) -> np.ndarray:
+    """One factor B of several, as the rows of Hugging Face's weight lie."""
+    rows = np.concatenate(factors, -2)
+    order = FAMILIES[shape.arch].output_order(shape, theirs)
+    return rows if order is None else rows[..., order, :]
 
 
 def share_factors(pairs: Pairs) -> Pairs:

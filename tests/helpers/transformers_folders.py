@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from llamatrain.gguf.safetensors import write_safetensors
-from tests.helpers.architecture_family import LAYERS_OF_EXPERTS, Shape
+from tests.helpers.architecture_family import Shape
 from tests.helpers.architecture_models import Arrays, rows
 from tests.helpers.architecture_torch import settings, split_stack, to_theirs
 from tests.helpers.architectures import FAMILIES
@@ -73,17 +73,17 @@ def state(shape: Shape, arrays: Arrays) -> Arrays:
     return {name: family.whole_to_theirs(shape, name, array) for name, array in found.items()}
 
 
-def single_experts(tensors: Arrays) -> Arrays:
-    """Return the tensors with a matrix for each expert instead of stacks, as most checkpoints have them."""
-    found = Arrays()
-    for name, array in tensors.items():
+def single_experts(shape: Shape, arrays: Arrays) -> Arrays:
+    """Return the tensors of Hugging Face's model with a matrix for each expert instead of stacks, as most checkpoints have them."""
+    found, (*inner, down) = Arrays(), FAMILIES[shape.arch].single_experts
+    for name, array in state(shape, arrays).items():
         if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             found[name] = array
             continue
         stack, _, module = name.rpartition(".")
         for number, each in enumerate(array):
             parts = np.split(each, 2) if module == "gate_up_proj" else [each]
-            names = LAYERS_OF_EXPERTS[:2] if module == "gate_up_proj" else LAYERS_OF_EXPERTS[2:]
+            names = inner if module == "gate_up_proj" else [down]
             for single, part in zip(names, parts, strict=True):
                 found[f"{stack}.{number}.{single}.weight"] = part
     return found

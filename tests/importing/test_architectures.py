@@ -104,9 +104,9 @@ MIXTURES = [arch for arch, family in FAMILIES.items() if hasattr(family.shapes["
 @pytest.mark.parametrize("arch", sorted({*MIXTURES} - {"gpt-oss", "gemma4moe"}))
 def test_single_experts_become_the_same_stacks(arch: str, tmp_path: Path) -> None:
     shape = FAMILIES[arch].shapes["a"]
-    tensors = state(shape, weights(shape))
-    stacked = write_folder(tmp_path / "stacked", config(shape), tensors)
-    single = write_folder(tmp_path / "single", config(shape), single_experts(tensors))
+    arrays = weights(shape)
+    stacked = write_folder(tmp_path / "stacked", config(shape), state(shape, arrays))
+    single = write_folder(tmp_path / "single", config(shape), single_experts(shape, arrays))
     first, second = import_to(tmp_path / "a.gguf", stacked), import_to(tmp_path / "b.gguf", single)
     assert first.tensors.keys() == second.tensors.keys()
     assert any("_exps." in name for name in first.tensors)

@@ -15,7 +15,7 @@ from llamatrain.importing.write import plan_import
 from tests.helpers.architecture_models import Arrays, weights
 from tests.helpers.architectures import FAMILIES
 from tests.helpers.errors import raises
-from tests.helpers.transformers_folders import config, state, write_folder, write_shards
+from tests.helpers.transformers_folders import config, single_experts, state, write_folder, write_shards
 
 SHAPE = FAMILIES["llama"].shapes["a"]
 
@@ -218,14 +218,33 @@ def test_a_weight_of_another_shape(folder: Path, tensors: Arrays, name: str, sha
 
 
 def test_experts_that_are_not_all_there(tmp_path: Path) -> None:
-    from tests.helpers.transformers_folders import single_experts
-
     shape = FAMILIES["qwen3moe"].shapes["a"]
-    tensors = single_experts(state(shape, weights(shape)))
+    tensors = single_experts(shape, weights(shape))
     del tensors["model.layers.0.mlp.experts.2.up_proj.weight"]
     folder = write_folder(tmp_path / "mixture", config(shape), tensors)
     with raises("wrong-tensor-shape"):
         plan(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("rope_layout", [1] * 5, "rope_layout"),
+        ("sliding_window_layout", [0, 0, 1, 1, 1], "sliding_window_layout"),
+        ("sliding_window_layout", [0] * 5, "rope_layout"),
+        ("moe_layer_layout", [0, 1, 1, 1, 1], "moe_layer_layout"),
+        ("sliding_window_size", 512, "sliding_window_size"),
+    ],
+)
+def test_blocks_that_llama_cpp_would_take_for_others(
+    name: str, value: Any, told: str, tmp_path: Path
+) -> None:
+    """Its SmallThinker has windows of one size in three of four blocks, which alone rotate, or in none."""
+    shape = FAMILIES["smallthinker"].shapes["a"]
+    tensors = state(shape, weights(shape))
+    plan(write_folder(tmp_path / "as it is", config(shape), tensors))
+    with raises("invalid-config", match=told):
+        plan(write_folder(tmp_path / "changed", config(shape) | {name: value}, tensors))
 
 
 def test_weights_of_other_types_are_refused(folder: Path, tensors: Arrays) -> None:

@@ -14,7 +14,7 @@ from tests.helpers.architecture_torch import model
 from tests.helpers.architectures import FAMILIES
 from tests.helpers.llama_cpp_converter import convert_without_tokenizer, needs_converter
 from tests.helpers.tokenizer_folders import write_json
-from tests.helpers.transformers_folders import config, single_experts, state, write_folder
+from tests.helpers.transformers_folders import config, single_experts, write_folder
 from tests.importing.test_architectures import import_to
 
 pytestmark = [pytest.mark.reference, needs_converter]
@@ -81,7 +81,7 @@ def test_tensors_that_are_left_out_are_those_of_the_converter(arch: str, tmp_pat
     cut = 3 * (arch == "gemma3")
     values.get("text_config", values)["vocab_size"] -= cut
     values["tie_word_embeddings"] = True
-    folder = write_folder(tmp_path / "folder", values, single_experts(state(shape, weights(shape))))
+    folder = write_folder(tmp_path / "folder", values, single_experts(shape, weights(shape)))
     words = {word: number for number, word in enumerate(WORDS[: shape.vocab - cut])}
     write_json(folder, tokenizer={"model": {"vocab": words}, "added_tokens": []})
     assert not convert_without_tokenizer([folder], "f32")

@@ -98,6 +98,9 @@ CASES: dict[str, tuple[str, list[str], dict[str, int | float | str]]] = {
     "bailingmoe2: shares as they are": ("bailingmoe2", ["expert_weights_norm"], {}),
     "bailingmoe2: no groups": ("bailingmoe2", ["expert_group_count", "expert_group_used_count"], {}),
     "bailingmoe2: whole heads turn": ("bailingmoe2", ["rope.dimension_count"], {}),
+    "smallthinker: no windows": ("smallthinker", ["attention.sliding_window"], {}),
+    "smallthinker: another window": ("smallthinker", [], {"attention.sliding_window": 3}),
+    "smallthinker: softmax": ("smallthinker", [], {"expert_gating_func": 1}),
     "hunyuan-dense: a scaling of none": ("hunyuan-dense", [], {"rope.scaling.type": "none"}),
     **{f"{arch}: yarn": (arch, [], YARN) for arch in ("qwen2", "qwen3", "granite", "olmo2", "smollm3")},
 }
@@ -132,6 +135,28 @@ def test_windows_of_the_larger_exaone4(tmp_path: Path) -> None:
     shape = replace(shape_of("exaone4", "a"), layers=64)
     known = keys(shape) | {WINDOW: 9}
     alike(written(tmp_path / "m.gguf", shape, weights(shape), known), 1e-3)
+
+
+@pytest.mark.llama_cpp
+def test_windows_of_four_blocks_of_smallthinker(tmp_path: Path) -> None:
+    shape = replace(shape_of("smallthinker", "a"), layers=4)
+    alike(written(tmp_path / "m.gguf", shape, weights(shape)), 1e-4)
+
+
+def test_windows_of_smallthinker(tmp_path: Path) -> None:
+    """llama.cpp takes any window to be 4096 wide."""
+    shape = shape_of("smallthinker", "a")
+
+    def seen(window: int) -> list[tuple[int, int | None]]:
+        known = keys(shape) | {"attention.sliding_window": window}
+        h, _ = loaded(open_gguf(written(tmp_path / "m.gguf", shape, weights(shape), known)))
+        return [
+            (h.attention_mask(layer).window, h.architecture.rope_index(h, layer))
+            for layer in range(shape.layers)
+        ]
+
+    assert seen(0) == [(0, 0)] * 5
+    assert seen(3) == seen(4096) == [(0, None), (4096, 0), (4096, 0), (4096, 0), (0, None)]
 
 
 @pytest.mark.llama_cpp

@@ -1,9 +1,13 @@
 """gpt-oss (OpenAI 2025): mixtures of experts with biases and clipped gates, and attention with sinks.
 
 Every second block has a window. The softmax of each head has one more score, its sink, which has no value.
+In Hugging Face's models, the rows of gates and values alternate.
 """
 
+from dataclasses import replace
 from functools import partial
+
+import numpy as np
 
 from llamatrain.graph.ops import clipped_swiglu
 from llamatrain.model import experts, layers
@@ -27,12 +31,24 @@ def expert_bias(size: layers.Size, module: str) -> layers.Weight:
     return layers.block_weight("bias", lambda h: (int(h.extra["experts"]), size(h)), module)
 
 
+def alternate_rows(first: int, kind: layers.Weight) -> layers.Weight:
+    """Return gates (0) or values (1) of experts whose rows alternate in one weight."""
+    return replace(
+        kind, part=(first, 2), row_order=lambda h: np.arange(first, 2 * int(h.extra["expert_ff"]), 2)
+    )
+
+
 SINKS = {"blk.{}.attn_sinks.weight": layers.block_vector("bias", lambda h: h.heads, "self_attn.sinks")}
+INNER_BIAS = expert_bias(experts.count("expert_ff"), "mlp.experts.gate_up_proj_bias")
 BIASES: dict[str, layers.Weight] = {
     "blk.{}.ffn_gate_inp.bias": layers.block_vector("bias", experts.count("experts"), "mlp.router.bias"),
-    "blk.{}.ffn_gate_exps.bias": expert_bias(experts.count("expert_ff"), "mlp.experts.gate_up_proj_bias"),
-    "blk.{}.ffn_up_exps.bias": expert_bias(experts.count("expert_ff"), "mlp.experts.gate_up_proj_bias"),
+    "blk.{}.ffn_gate_exps.bias": alternate_rows(0, INNER_BIAS),
+    "blk.{}.ffn_up_exps.bias": alternate_rows(1, INNER_BIAS),
     "blk.{}.ffn_down_exps.bias": expert_bias(experts.width, "mlp.experts.down_proj_bias"),
+}
+EXPERTS = experts.EXPERTS | {
+    name: alternate_rows(first, experts.EXPERTS[name])
+    for first, name in enumerate(("blk.{}.ffn_gate_exps.weight", "blk.{}.ffn_up_exps.weight"))
 }
 ATTENTION_BIASES = layers.BIASES | layers.OUTPUT_BIAS
 
@@ -46,7 +62,7 @@ ARCHITECTURE = Architecture(
     | SINKS
     | layers.POST_ATTENTION_NORM
     | experts.router("mlp.router")
-    | experts.EXPERTS
+    | EXPERTS
     | BIASES
     | layers.FINAL,
     rotation="halves",
@@ -61,6 +77,5 @@ ARCHITECTURE = Architecture(
     check=experts.check,
     new_model_values=experts.NEW_MODEL_VALUES,
     new_model_weights=frozenset(ATTENTION_BIASES),
-    peft_problem="PEFT's experts of gpt-oss lie the other way",
     supported_values=layers.CAUSAL,
 )

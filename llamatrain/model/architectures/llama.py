@@ -13,7 +13,7 @@ from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 
 UNSUPPORTED = {  # architectures that are not supported, by kind
-    "a mixture of experts": "llama4 deepseek grok dbrx arctic bailingmoe dots1 minimax-m2 smallthinker",
+    "a mixture of experts": "llama4 deepseek grok dbrx arctic bailingmoe dots1 minimax-m2",
     "a recurrent model": "mamba mamba2 rwkv6 rwkv7 arwkv7 rwkv6qwen2",
     "a hybrid of attention and recurrent blocks": "jamba plamo2 kimi-linear",
     "an embedding model": "bert modern-bert nomic-bert jina-bert-v2 llama-embed",

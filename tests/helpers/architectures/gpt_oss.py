@@ -47,6 +47,11 @@ EXPERTS = [
 ]
 
 
+def output_order(shape: Any, theirs: str) -> np.ndarray | None:
+    """Let each gate be followed by its up."""
+    return np.arange(2 * shape.expert_ff).reshape(2, -1).T.ravel() if "gate_up_proj" in theirs else None
+
+
 def whole_to_theirs(shape: Any, name: str, array: np.ndarray) -> np.ndarray:
     """Turn the experts, and let each gate be followed by its up."""
     if "gate_up_proj" in name:
@@ -128,4 +133,5 @@ FAMILY = Family(
     shifts_context=False,  # llama.cpp makes keys longer by YaRN's factor again
     whole_to_theirs=whole_to_theirs,
     whole_to_ours=whole_to_ours,
+    output_order=output_order,
 )
