@@ -134,7 +134,16 @@ def rotation(c: Case, name: str) -> Case:
     return c
 
 
-@case("geglu", "geglu_back", "swiglu_halves", "swiglu_halves_back", "softcap", "softcap_back")
+@case(
+    "geglu",
+    "geglu_back",
+    "reglu",
+    "reglu_back",
+    "swiglu_halves",
+    "swiglu_halves_back",
+    "softcap",
+    "softcap_back",
+)
 def elementwise(c: Case, name: str) -> Case:
     """Build gates and caps of other architectures."""
     op = getattr(O, name)
@@ -143,7 +152,7 @@ def elementwise(c: Case, name: str) -> Case:
     sources = (
         [c.x(ROWS, 2 * WIDTH)]
         if "halves" in name
-        else [c.x(*shape) for _ in range(2 if "geglu" in name else 1)]
+        else [c.x(*shape) for _ in range(2 if "glu" in name else 1)]
     )
     result = op(*back, *sources, **({"cap": 30.0} if "cap" in name else {}))
     c.outputs = list(result) if isinstance(result, tuple) else [result]

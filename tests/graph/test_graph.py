@@ -90,6 +90,8 @@ MISFITS = {
     "softcap_back": lambda: O.softcap_back(x(2), x(3), cap=1.0, name="here"),
     "geglu": lambda: O.geglu(x(2), x(2, dtype=BF16), name="here"),
     "geglu_back": lambda: O.geglu_back(x(3), x(2), x(2), name="here"),
+    "reglu": lambda: O.reglu(x(2), x(2, dtype=BF16), name="here"),
+    "reglu_back": lambda: O.reglu_back(x(3), x(2), x(2), name="here"),
     "swiglu_halves": lambda: O.swiglu_halves(x(2, 3), name="here"),
     "swiglu_halves_back": lambda: O.swiglu_halves_back(x(2, 4), x(2, 4), name="here"),
     "split_columns": lambda: O.split_columns(x(2, 5), sizes=(2, 2), name="here"),

@@ -312,7 +312,7 @@ case(
     lambda c: ops.dropout(c.turned(9, 4), c.ids([0, 0]), rate=0.0, salt=7, length=9),
     lambda c: ops.dropout(c.x(4, 5), c.ids([0, 2]), c.ids([1, 3, 4, 7]), rate=0.5, salt=2, length=4),
 )
-for name in ("swiglu", "geglu"):
+for name in ("swiglu", "geglu", "reglu"):
     f, b = getattr(ops, name), getattr(ops, f"{name}_back")
     case(
         name,

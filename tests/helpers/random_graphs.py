@@ -155,7 +155,9 @@ def gate(draw: st.DrawFn, g: RandomGraph) -> None:
     a = pick(draw, g)
     b = pick(draw, g, a, like=a, any_shape=False)
     b = b if b.shape == a.shape else a
-    forth, back = draw(st.sampled_from(((O.swiglu, O.swiglu_back), (O.geglu, O.geglu_back))))
+    forth, back = draw(
+        st.sampled_from(((O.swiglu, O.swiglu_back), (O.geglu, O.geglu_back), (O.reglu, O.reglu_back)))
+    )
     if draw(st.booleans()):
         keep(g, forth(a, b), a, b)
     else:

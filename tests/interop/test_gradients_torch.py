@@ -316,6 +316,8 @@ TORCH: dict[str, Callable[..., Any]] = {
     "swiglu_back": back(lambda gate, up: functional.silu(gate) * up, one=False),
     "geglu": lambda gate, up: gelu(gate) * up,
     "geglu_back": back(lambda gate, up: gelu(gate) * up, one=False),
+    "reglu": lambda gate, up: torch.relu(gate) * up,
+    "reglu_back": back(lambda gate, up: torch.relu(gate) * up, one=False),
     "swiglu_halves": swiglu_halves,
     "swiglu_halves_back": back(swiglu_halves),
     "split_columns": lambda x, sizes: x.split(sizes, dim=-1),

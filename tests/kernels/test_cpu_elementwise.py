@@ -182,6 +182,19 @@ def test_gates(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+def test_relus_gate(shape):
+    gate, up, dy = normal(*shape), normal(*shape), normal(*shape)
+    gate.flat[::5] = np.resize(np.float32([0, -np.inf, 1e-42, -1e-42]), gate.flat[::5].shape)
+    g, u, d = wide(gate, up, dy)
+    above = np.maximum(g, 0)
+    close(run("reglu", [shape], [gate, up], {0: 1})[0], above * u)
+    for over in ({}, {0: 1, 1: 2}, {0: 0}, {1: 0}):
+        dgate, dup = run("reglu_back", [shape, shape], [dy, gate, up], over)
+        close(dgate, d * u * (g > 0))
+        close(dup, d * above)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_gelus_gate(shape):
     gate, up, dy = 4 * normal(*shape), normal(*shape), normal(*shape)
     g, u, d = wide(gate, up, dy)

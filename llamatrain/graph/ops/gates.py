@@ -1,4 +1,4 @@
-"""Gates: glu(gate, up) = sigmoid(gate) · up, swiglu with silu in place of the sigmoid, geglu with gelu.
+"""Gates: glu(gate, up) = sigmoid(gate) · up, swiglu with silu in place of the sigmoid, geglu with gelu, reglu with relu.
 
 silu(x) = x · sigmoid(x) alone is for graphs that users build themselves.
 """
@@ -10,8 +10,10 @@ from llamatrain.graph.ops.activations import (
     gelu,
     gelu_back,
     gelu_second_derivative,
+    relu,
     sigmoid,
     sigmoid_slope,
+    step,
 )
 from llamatrain.graph.ops.arithmetic import add, mul, scale
 from llamatrain.graph.ops.movement import gradient_or_zeros, join_columns, split_columns
@@ -154,6 +156,31 @@ def _(node: Node, dgate: Tensor | None, dup: Tensor | None):
     return _gate_back_gradients(
         node.sources, a, b, by=gelu, back=gelu_back, bent=gelu_second_derivative(gate)
     )
+
+
+@op(in_place=((0, 0), (0, 1)), rounded_sources=(0, 1), rounds_outputs=True, is_cheap=True)
+def reglu(gate: Spec, up: Spec) -> Spec:
+    """Return relu(gate) · up."""
+    return _gate(gate, up)
+
+
+@gradient(reglu)
+def _(node: Node, dy: Tensor):
+    return reglu_back(dy, *node.sources)
+
+
+@op(in_place=((0, 1), (1, 2), (0, 0), (1, 0)), rounded_sources=(1, 2), rounds_outputs=True, bf16_sources=(0,))
+def reglu_back(dy: Spec, gate: Spec, up: Spec) -> tuple[Spec, Spec]:
+    """Return the gradients of gate and up."""
+    return _gate_back(dy, gate, up)
+
+
+@gradient(reglu_back)
+def _(node: Node, dgate: Tensor | None, dup: Tensor | None):
+    dy, gate, up = node.sources
+    a, b, slope = gradient_or_zeros(dgate, gate), gradient_or_zeros(dup, up), step(gate)
+    to_dy = add(mul(mul(a, up), slope), mul(b, relu(gate)))
+    return to_dy, mul(mul(b, dy), slope), mul(mul(a, dy), slope)
 
 
 @op(rounded_sources=(0,), rounds_outputs=True, is_cheap=True)

@@ -1,8 +1,8 @@
-"""Gates: silu and gelu alone, glu(gate, up) = sigmoid(gate) up, swiglu with silu, geglu with gelu, and gradients.
+"""Gates: silu and gelu alone, glu(gate, up) = sigmoid(gate) up, swiglu with silu, geglu with gelu, reglu with relu.
 
 gelu(x) = x sigmoid(v(x)) with v(x) = A x + B x³; silu(x) = x sigmoid(x).
 
-If gate and up are bfloat16, so is what products read: swiglu's result, dgate and dup. dy is always float32.
+Their gradients are here, too. If gate and up are bfloat16, so is what products read: swiglu's result, dgate and dup. dy is always float32.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,14 @@ from llamatrain.kernels.cpu.chunking import choose_block, should_stream
 from llamatrain.kernels.cpu.registry import Array, all_float32, kernel
 
 ONE, LINEAR, CUBIC, CUBIC_SLOPE = (np.float32(each) for each in (1, A, B, 3 * B))
-SILU, GELU = np.int64(0), np.int64(1)
+SILU, GELU, RELU = (np.int64(each) for each in range(3))
 
 
 @inline
 def gate_share(kind, x):
     """Return the share of x that the gate passes."""
+    if kind == RELU:
+        return where_nonzero(maximum(x, splat(0.0)), splat(0.0), splat(ONE))
     v = x * (x * x * CUBIC + LINEAR) if kind == GELU else x
     return ONE / (ONE + exp(v * np.float32(-1)))
 
@@ -29,8 +31,16 @@ def gate_share(kind, x):
 @inline
 def gate_slope(kind, x, s):
     """Return the derivative of x s, with s = gate_share(kind, x)."""
+    if kind == RELU:
+        return s
     bent = x * (x * x * CUBIC_SLOPE + LINEAR) if kind == GELU else x
     return s * (ONE + bent * (ONE - s))
+
+
+@inline
+def gate_value(kind, x, s):
+    """Return x s, with s = gate_share(kind, x); 0 for -inf."""
+    return maximum(x, splat(0.0)) if kind == RELU else x * s
 
 
 @inline
@@ -94,7 +104,7 @@ def apply_gate(kind, gate, up, y, lo, hi, stream):
     """Apply a gate to elements lo to hi."""
     for i in range(lo, hi, LANES):
         g = load_until(gate, i, hi)
-        store_until(y, i, hi, g * gate_share(kind, g) * load_until(up, i, hi), stream)
+        store_until(y, i, hi, gate_value(kind, g, gate_share(kind, g)) * load_until(up, i, hi), stream)
 
 
 @inline
@@ -118,6 +128,12 @@ def geglu_flat(lo, hi, thread, gate, up, y, stream, half):
     apply_gate_typed(GELU, half, gate, up, y, lo, hi, stream)
 
 
+@KernelEntry
+def reglu_flat(lo, hi, thread, gate, up, y, stream, half):
+    """Compute reglu of elements lo to hi."""
+    apply_gate_typed(RELU, half, gate, up, y, lo, hi, stream)
+
+
 @inline
 def gate_gradients(kind, dy, gate, up, dgate, dup, lo, hi, stream):
     """Compute the gradients of a gate for elements lo to hi."""
@@ -125,7 +141,7 @@ def gate_gradients(kind, dy, gate, up, dgate, dup, lo, hi, stream):
         d, g, u = load_until(dy, i, hi), load_until(gate, i, hi), load_until(up, i, hi)
         s = gate_share(kind, g)
         store_until(dgate, i, hi, d * u * gate_slope(kind, g, s), stream)
-        store_until(dup, i, hi, d * g * s, stream)
+        store_until(dup, i, hi, d * gate_value(kind, g, s), stream)
 
 
 @inline
@@ -149,6 +165,12 @@ def geglu_back_flat(lo, hi, thread, dy, gate, up, dgate, dup, stream, half):
     gate_gradients_typed(GELU, half, dy, gate, up, dgate, dup, lo, hi, stream)
 
 
+@KernelEntry
+def reglu_back_flat(lo, hi, thread, dy, gate, up, dgate, dup, stream, half):
+    """Compute the gradients of reglu for elements lo to hi."""
+    gate_gradients_typed(RELU, half, dy, gate, up, dgate, dup, lo, hi, stream)
+
+
 ENTRIES = {
     "silu": silu_flat,
     "silu_back": silu_back_flat,
@@ -160,6 +182,8 @@ ENTRIES = {
     "swiglu_back": swiglu_back_flat,
     "geglu": geglu_flat,
     "geglu_back": geglu_back_flat,
+    "reglu": reglu_flat,
+    "reglu_back": reglu_back_flat,
 }
 
 

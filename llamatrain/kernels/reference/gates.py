@@ -4,7 +4,7 @@ from functools import wraps
 
 import numpy as np
 
-from llamatrain.kernels.reference.activations import gelu, gelu_back, sigmoid
+from llamatrain.kernels.reference.activations import gelu, gelu_back, relu, sigmoid
 from llamatrain.kernels.reference.registry import from_bf16, kernel, to_bf16
 
 
@@ -73,6 +73,20 @@ def geglu(gate, up):
 def geglu_back(dy, gate, up):
     """Return the gradients of gate and up."""
     return gelu_back(dy * up, gate), dy * gelu(gate)
+
+
+@kernel
+@in_float32
+def reglu(gate, up):
+    """Return relu(gate) · up."""
+    return relu(gate) * up
+
+
+@kernel
+@in_float32
+def reglu_back(dy, gate, up):
+    """Return the gradients of gate and up."""
+    return np.where(gate > 0, dy * up, 0), dy * relu(gate)
 
 
 @kernel

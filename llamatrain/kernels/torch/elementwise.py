@@ -268,6 +268,19 @@ def geglu_back(dy: Tensor, gate: Tensor, up: Tensor) -> Outs:
 
 
 @kernel(several_results)
+def reglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return relu(gate) · up, computed in float32."""
+    return torch.relu(in_full(gate)).mul_(up)
+
+
+@kernel(several_results)
+def reglu_back(dy: Tensor, gate: Tensor, up: Tensor) -> Outs:
+    """Return the gradients of gate and up."""
+    dy, full = in_full(dy), in_full(gate)
+    return (dy * up).mul_(full > 0), torch.relu(full).mul_(dy)
+
+
+@kernel(several_results)
 def swiglu_halves(x: Tensor) -> Tensor:
     """Return swiglu of the first half of each row, the gate, and the second half."""
     return gated(*x.chunk(2, dim=-1))

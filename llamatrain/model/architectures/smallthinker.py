@@ -5,6 +5,7 @@ first of each four sees all keys and rotates nothing. The smaller model has no w
 """
 
 from llamatrain.graph import ops as O
+from llamatrain.graph.ops import reglu
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model import experts, layers
 from llamatrain.model.architecture import Architecture, AttentionMask, Key
@@ -26,11 +27,6 @@ def rope_index(h: Hyperparameters, layer: int) -> int | None:
     """Return 0, the only rotation, or None for blocks without one."""
     has_unrotated = h.extra["window"] and h.layers != PERIOD  # llama.cpp rotates all of so few
     return None if has_unrotated and layer % PERIOD == 0 else 0
-
-
-def reglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return relu(gate) · up."""
-    return O.mul(O.relu(gate), up)
 
 
 def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
