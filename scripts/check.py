@@ -20,14 +20,16 @@ STATIC_CHECKS = {
     "ruff-check": ["ruff", "check", "."],
     "ruff-format": ["ruff", "format", "--check", "."],
 }
+# compiles the modules of all tests, which each worker would do for itself in a new checkout
+COLLECTION = {"collection": ["pytest", "--collect-only", "-q"]}
 # files in their order: by default, those with few tests come last, which are some of the longest
 TESTS = ["pytest", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
 MEMORY_FOLDER = Path("/dev/shm")  # where Linux has it, with half of the machine's memory
 ROOM = 6 << 30  # more than twice of what all tests have there at a time
 
 
-def check_statically(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a program that checks the sources, and keep its output: several run at once."""
+def run_quietly(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a program and keep its output: several run at once."""
     return subprocess.run(
         [sys.executable, "-m", *words],
         cwd=ROOT,
@@ -39,18 +41,18 @@ def check_statically(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def environment_of_tests() -> dict[str, str]:
-    """Keep the tests' files in memory if there is room: they flush thousands, which took a fifth of the time."""
+    """Keep the tests' files in memory if there is room: they flush thousands, which took up to a fifth of the time."""
     roomy = MEMORY_FOLDER.is_dir() and shutil.disk_usage(MEMORY_FOLDER).free >= ROOM
     return {"TMPDIR": str(MEMORY_FOLDER), **os.environ} if roomy else dict(os.environ)
 
 
 def main() -> int:
     """Run all checks, and name those that failed."""
-    failed = []
+    failed, checks = [], STATIC_CHECKS if sys.argv[1:] else STATIC_CHECKS | COLLECTION
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = pool.map(check_statically, STATIC_CHECKS.values())
-        for name, done in zip(STATIC_CHECKS, results, strict=True):
-            print(f"{name}: {done.stdout.strip()}", flush=True)
+        for name, done in zip(checks, pool.map(run_quietly, checks.values()), strict=True):
+            lines = done.stdout.strip().splitlines()
+            print(f"{name}: " + "\n".join(lines if done.returncode else lines[-1:]), flush=True)
             failed += [name] if done.returncode else []
     words = [sys.executable, "-m", *TESTS, *sys.argv[1:]]
     if subprocess.run(words, cwd=ROOT, env=environment_of_tests(), check=False).returncode:
