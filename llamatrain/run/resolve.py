@@ -16,6 +16,7 @@ from llamatrain.optim.early_stop import StopRules
 from llamatrain.optim.optimizer import ElementwiseRule, Optimizer
 from llamatrain.optim.registry import get_optimizer
 from llamatrain.optim.schedule import Schedule
+from llamatrain.platform.cpu import enabled_units
 from llamatrain.run.config import RunConfig
 from llamatrain.run.lora_options import ALPHA
 from llamatrain.run.options import ITERS, LR_MIN, WARMUP, WSD_DECAY, TrainOptions, check_rates
@@ -269,11 +270,11 @@ def resolve_base_precision(config: RunConfig, base: Gguf | None) -> BasePrecisio
 def prefers_int8(config: RunConfig, base: Gguf | None) -> bool:
     """Return True if products in 8-bit integers are the default.
 
-    They are where they were measured to be faster and to learn the same: on processors without products in bf16,
-    with large quantized bases, in training on text; not if float32 was asked for.
+    They are where they were measured to be much faster and to learn the same: on processors without AMX, with large
+    quantized bases, in training on text; not if a precision was asked for.
     """
     train = config.train
-    if train.precision != "auto" or train.processor != "cpu" or default_precision("cpu") != "f32":
+    if train.precision != "auto" or train.processor != "cpu" or "amx" in enabled_units():
         return False
     if config.preference.objective or get_optimizer(train.optimizer).needs_f32 or not is_compiled("cpu"):
         return False

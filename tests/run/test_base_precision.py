@@ -338,9 +338,9 @@ def test_the_plan_says_it(place: Path) -> None:
 
 @pytest.fixture
 def large(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A processor without bf16, on which the base counts as large."""
+    """A processor without AMX, on which the base counts as large."""
     monkeypatch.setattr(resolve, "INT8_ELEMENTS", 1000)
-    monkeypatch.setattr(resolve, "default_precision", lambda device: "f32")
+    monkeypatch.setattr(resolve, "enabled_units", lambda: {"avx512", "avx512vnni", "avx512bf16"})
     return place
 
 
@@ -398,7 +398,7 @@ def test_not_for_preferences(large: Path) -> None:
 
 def test_not_for_other_bases_and_processors(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(resolve, "default_precision", lambda device: "bf16")
+        patch.setattr(resolve, "enabled_units", lambda: {"avx512", "avx512vnni", "avx512bf16", "amx"})
         assert planned_precision() == "same"
     with monkeypatch.context() as patch:
         patch.setattr(resolve, "INT8_ELEMENTS", 100_000_000)
