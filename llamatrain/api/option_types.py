@@ -314,7 +314,7 @@ class FinetuneOptions(TypedDict, total=False):
     """Also write the adapter in PEFT's format, into this folder."""
     base_precision: Literal["auto", "same", "int8"]
     """Number type of products with the base's weights; int8: 8-bit integers, which are faster; same: that of precision; auto:
-    int8 if the base is quantized and large, the processor has no AMX, and no precision is given."""
+    int8 if the base is quantized and large, the processor is an x86 without AMX, and no precision is given."""
     cache_base: Literal["auto", "off", "bf16", "int8"]
     """Copy the base's weights to the number type of its products, for speed; auto: if there is memory for it."""
     rope_freq_base: float | None

@@ -15,6 +15,7 @@ import numpy as np
 from llamatrain.importing.config import Config, read_config
 from llamatrain.importing.keys import (
     EXPERT_WIDTH,
+    GATING,
     LLAMA,
     VOCABULARY,
     Keys,
@@ -29,7 +30,7 @@ from llamatrain.importing.keys import (
 from llamatrain.importing.llama3 import llama3_factors, long_factors
 from llamatrain.model.hyperparameters import Hyperparameters
 
-SOFTMAX, SIGMOID = 1, 2
+SOFTMAX, SIGMOID = GATING["softmax"], GATING["sigmoid"]
 ATTENTION = ("attention", "full_attention")  # names of blocks with attention
 Factors = Mapping[str, tuple[float | np.ndarray, ...]]
 

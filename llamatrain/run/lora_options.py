@@ -127,8 +127,8 @@ class LoraOptions(Options, panel="An adapter"):
         Literal["auto", "same", "int8"],
         Option(
             "Number type of products with the base's weights; int8: 8-bit integers, which are faster; "
-            "same: that of --precision; auto: int8 if the base is quantized and large, the processor has no AMX, "
-            "and no --precision is given.",
+            "same: that of --precision; auto: int8 if the base is quantized and large, the processor is an x86 without "
+            "AMX, and no --precision is given.",
             when=(NOT_FULL, NOT_ROUNDED),
             resumable=True,
             announced=True,

@@ -2,7 +2,8 @@
 
 gelu(x) = x sigmoid(v(x)) with v(x) = A x + B x³; silu(x) = x sigmoid(x).
 
-Their gradients are here, too. If gate and up are bfloat16, so is what products read: swiglu's result, dgate and dup. dy is always float32.
+Their gradients are here, too. If gate and up are bfloat16, so is what products read: the result of swiglu, geglu
+or reglu, dgate and dup. dy is always float32.
 """
 
 from collections.abc import Sequence
