@@ -206,7 +206,7 @@ class FromScratchOptions(TypedDict, total=False):
     seed: int
     """Seed of initial weights, shuffling and samples; -1: draw one, and print it."""
     precision: Literal["auto", "f32", "bf16"]
-    """Number type of matrix products; auto: bf16 if the processor supports it, f32 for L-BFGS."""
+    """Number type of matrix products; auto: bf16 where it is faster, otherwise f32; f32 for L-BFGS."""
     flash: bool
     """Compute attention without storing all scores."""
     remat: str
@@ -514,7 +514,7 @@ class FinetuneOptions(TypedDict, total=False):
     seed: int
     """Seed of initial weights, shuffling and samples; -1: draw one, and print it."""
     precision: Literal["auto", "f32", "bf16"]
-    """Number type of matrix products; auto: bf16 if the processor supports it, f32 for L-BFGS."""
+    """Number type of matrix products; auto: bf16 where it is faster, otherwise f32; f32 for L-BFGS."""
     flash: bool
     """Compute attention without storing all scores."""
     remat: str

@@ -137,7 +137,15 @@ def usable_units() -> frozenset[str]:
             continue
         if cpu_features().issuperset(needs) and (name != "amx" or request_amx()):
             present.add(name)
-    return frozenset(present)
+    return frozenset(present if multiplies_bf16_faster(present) else present - {"avx512bf16"})
+
+
+def multiplies_bf16_faster(units: set[str]) -> bool:
+    """Return False if bf16 products by vectors are slower than those in float32.
+
+    They take twice as long on Intel's processors, which have tiles for bf16; a virtual machine may hide the tiles.
+    """
+    return "amx" in units or read_cpuinfo().get("vendor_id") != "GenuineIntel"
 
 
 def request_amx() -> bool:

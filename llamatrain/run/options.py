@@ -325,7 +325,7 @@ class TrainOptions(Options, panel="Training"):
     precision: Annotated[
         Literal["auto", "f32", "bf16"],
         Option(
-            "Number type of matrix products; auto: bf16 if the processor supports it, f32 for L-BFGS.",
+            "Number type of matrix products; auto: bf16 where it is faster, otherwise f32; f32 for L-BFGS.",
             panel=SPEED,
             resumable=True,
             announced=True,

@@ -13,6 +13,7 @@ from bench.finetune import (
     Contender,
     build_contender,
     build_peft_contender,
+    choose_peer_precision,
     format_row,
     has_peft,
     precision_options,
@@ -58,7 +59,8 @@ def bench_experts(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         found = build_contenders(args, Path(folder))
         if args.peer and has_peft(args.peer):
-            found.append(build_peft_contender(args.peer, "3b-experts", "eager", args.threads))
+            precision = choose_peer_precision()
+            found.append(build_peft_contender(args.peer, "3b-experts", "eager", args.threads, precision))
         for _ in range(args.rounds):
             for contender in found:
                 contender.run_round()

@@ -57,14 +57,14 @@ def build_contender(name: str, base: Path, text: Path, folder: Path, options: li
     return Contender(name, run, plan["total"])
 
 
-def build_peft_contender(python: str, shape: str, mode: str, threads: int) -> Contender:
-    """Return a run of PEFT on a base of the same shape; `mode` is eager or compiled.
+def choose_peer_precision() -> str:
+    """Return bf16, or f32 on processors without products in bf16, where torch's take many times as long."""
+    return "bf16" if "avx512bf16" in cpu.cpu_features() else "f32"
 
-    The base is in bf16, but in float32 on processors without products in bf16, where torch's take many times as
-    long.
-    """
+
+def build_peft_contender(python: str, shape: str, mode: str, threads: int, precision: str) -> Contender:
+    """Return a run of PEFT on a base of the same shape; `mode` is eager or compiled."""
     ctx, batch = ROWS[shape]
-    precision = "bf16" if cpu.enabled_units() & {"avx512bf16", "amx"} else "f32"
     words = [python, PEERS / "peft_step.py", shape, ctx, batch, threads, mode, STEPS - 1, precision]
 
     def run() -> tuple[list[float], int]:
@@ -101,6 +101,7 @@ def build_contenders(
     threads: int,
     peer: str | None,
     modes: list[str],
+    peer_precisions: list[str],
     folder: Path,
 ) -> tuple[list[Contender], list[Contender]]:
     """Return our contenders and PEFT's.
@@ -122,7 +123,11 @@ def build_contenders(
                 ours.append(build_contender(f"{kind} {precision} {cache}", base, text, folder, options))
     theirs = []
     if peer and has_peft(peer):
-        theirs = [build_peft_contender(peer, shape, mode, threads) for mode in modes]
+        theirs = [
+            build_peft_contender(peer, shape, mode, threads, precision)
+            for precision in peer_precisions
+            for mode in modes
+        ]
     return ours, theirs
 
 
@@ -132,6 +137,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--shape", choices=ROWS, default="1.1b")
     command.add_argument(
         "--modes", nargs="+", choices=MODES, default=MODES, help="of PEFT; large models compile for long"
+    )
+    command.add_argument(
+        "--peer-precision", nargs="+", choices=["f32", "bf16"], default=[choose_peer_precision()]
     )
     add_peer_arguments(command)
 
@@ -149,7 +157,14 @@ def bench_finetune(args: argparse.Namespace) -> int:
     peer = args.peer if args.torch else None
     with tempfile.TemporaryDirectory() as folder:
         ours, theirs = build_contenders(
-            args.types, args.shape, args.precision, args.threads, peer, args.modes, Path(folder)
+            args.types,
+            args.shape,
+            args.precision,
+            args.threads,
+            peer,
+            args.modes,
+            args.peer_precision,
+            Path(folder),
         )
         for _ in range(args.rounds):
             for contender in (*ours, *theirs):

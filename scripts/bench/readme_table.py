@@ -91,7 +91,7 @@ def bench_adapters(args: argparse.Namespace) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         peer = args.peer if args.torch else None
         ours, theirs = finetune.build_contenders(
-            [args.type], args.shape, ["bf16"], args.threads, peer, finetune.MODES, Path(folder)
+            [args.type], args.shape, ["bf16"], args.threads, peer, finetune.MODES, ["bf16"], Path(folder)
         )
         for _ in range(args.rounds):
             for contender in (*ours, *theirs):

@@ -26,6 +26,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(cpu, "cpu_features", lambda: LARGE)
     monkeypatch.setattr(cpu, "request_amx", lambda: True)
+    monkeypatch.setattr(cpu, "read_cpuinfo", lambda: {"vendor_id": "AuthenticAMD"})
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(cpu, "processor", cpu.processor.__wrapped__)
     return monkeypatch
@@ -43,6 +44,16 @@ def test_what_a_machine_has_says_its_class(machine: pytest.MonkeyPatch) -> None:
     assert cpu.processor().name == "x86-64-v3-vnni"
     machine.setattr(cpu, "cpu_features", lambda: LARGE - {"avx512vl", "avxvnni"})
     assert cpu.processor().name == "x86-64-v3"
+
+
+def test_intel_multiplies_bf16_by_tiles_or_not_at_all(machine: pytest.MonkeyPatch) -> None:
+    """Its vectors of bf16 take twice as long as those of float32."""
+    machine.setattr(cpu, "read_cpuinfo", lambda: {"vendor_id": "GenuineIntel"})
+    assert cpu.processor().name == "sapphirerapids"
+    machine.setattr(cpu, "request_amx", lambda: False)
+    assert cpu.processor().name == "x86-64-v4-vnni"
+    machine.setenv(cpu.CLASS_VARIABLE, "x86-64-v4-bf16")
+    assert "avx512bf16" in cpu.enabled_units()
 
 
 @pytest.mark.parametrize(
