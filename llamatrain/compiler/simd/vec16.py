@@ -51,6 +51,16 @@ reduce_sum, reduce_min, reduce_max = (
 to_floats = define_function(FLOATS, WORDS, lambda builder, x: builder.sitofp(x, REALS))
 to_ints = define_function(WORDS, FLOATS, lambda builder, x: builder.fptosi(x, INTS))
 round_to_nearest = define_function(FLOATS, FLOATS, lambda builder, x: W.call_intrinsic(builder, "rint", x))
+INTEGERS_FROM = 1.5 * 2.0**23  # floats near this one are integers whose lowest bits count up
+INTEGERS_FROM_BITS = 0x4B400000
+nearest_ints = define_function(  # of magnitudes below 2^22; ties to even
+    WORDS,
+    FLOATS,
+    lambda builder, x: builder.sub(
+        builder.bitcast(builder.fadd(x, W.constant(REALS, INTEGERS_FROM)), INTS),
+        W.constant(INTS, INTEGERS_FROM_BITS),
+    ),
+)
 floor = define_function(FLOATS, FLOATS, lambda builder, x: W.call_intrinsic(builder, "floor", x))
 absolute = define_function(FLOATS, FLOATS, lambda builder, x: W.call_intrinsic(builder, "fabs", x))
 
@@ -101,20 +111,37 @@ def larger_words(typing_context: Any, x: Any, y: Any) -> Any:
     return WORDS(WORDS, WORDS), generate
 
 
-def _add_neighbor(distance: int) -> Any:
-    lanes = ir.Constant(INTS, [lane ^ distance for lane in range(LANES)])
-    return define_function(
-        FLOATS, FLOATS, lambda builder, x: builder.fadd(x, builder.shuffle_vector(x, x, lanes))
-    )
+@intrinsic
+def sum_fours(typing_context: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Return the sums of four of 64 numbers each: of 0, 1, 4 and 5 and of 2, 3, 6 and 7 of each eight, in any order."""
 
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        def add(x: Any, y: Any, distance: int) -> Any:
+            """Add the numbers of both vectors to those that are `distance` further."""
+            lanes = [lane for lane in range(2 * LANES) if not lane & distance]
+            picks = ([lane + more for lane in lanes] for more in (0, distance))
+            return builder.fadd(*(builder.shuffle_vector(x, y, ir.Constant(INTS, pick)) for pick in picks))
 
-add_neighbor_of_one, add_neighbor_of_four = _add_neighbor(1), _add_neighbor(4)
+        return add(add(*args[:2], 4), add(*args[2:], 4), 1)
+
+    return FLOATS(FLOATS, FLOATS, FLOATS, FLOATS), generate
 
 
 @intrinsic
 def splat(typing_context: Any, x: Any) -> Any:
     """Return a vector with x in every lane."""
     return FLOATS(types.float32), lambda context, builder, sig, args: W.splat(builder, args[0], REALS)
+
+
+@intrinsic
+def splat_halves(typing_context: Any, low: Any, high: Any) -> Any:
+    """Return a vector with one number in its first eight lanes and another in the others."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        lanes = ir.Constant(INTS, [0] * (LANES // 2) + [LANES] * (LANES // 2))
+        return builder.shuffle_vector(*(W.splat(builder, each, REALS) for each in args), lanes)
+
+    return FLOATS(types.float32, types.float32), generate
 
 
 @intrinsic
@@ -136,6 +163,23 @@ def unpack_bits(typing_context: Any, word: Any) -> Any:
         return builder.and_(moved, W.constant(INTS, 1))
 
     return WORDS(types.int64), generate
+
+
+def make_words(numbers: Sequence[int]) -> Any:
+    """Return a function without arguments that returns constant words."""
+
+    @intrinsic
+    def words(typing_context: Any) -> Any:
+        return WORDS(), lambda context, builder, sig, args: ir.Constant(INTS, list(numbers))
+
+    return words
+
+
+def make_permutation(lanes: Sequence[int]) -> Any:
+    """Return a function that takes the words of these lanes."""
+    return define_function(
+        WORDS, WORDS, lambda builder, x: builder.shuffle_vector(x, x, ir.Constant(INTS, list(lanes)))
+    )
 
 
 def make_lookup(table: Sequence[int]) -> Any:
@@ -281,6 +325,17 @@ def pack_bits(typing_context: Any, words: Any) -> Any:
 
 
 # ---- arrays of a function's own ----------------------------------------------------------------------
+
+
+@intrinsic
+def local_vector(typing_context: Any) -> Any:
+    """Return the address of 16 floats on the stack."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        space = cgutils.alloca_once(builder, REALS)
+        return builder.bitcast(space, W.POINTER)
+
+    return BYTES(), generate
 
 
 def make_zeros(element: str, *shape: int) -> Any:

@@ -11,6 +11,12 @@ from llamatrain.gguf.quants import kinds as K
 
 NON_LINEAR = LazyCompiled(lambda: L.make_lookup(K.IQ4_VALUES))
 FOUR_BIT_FLOATS = LazyCompiled(lambda: L.make_lookup(K.MXFP4_VALUES))
+# Where scales and mins of Q4_K and Q5_K, by fours, have their lower and upper bits (put_q4_k_scales).
+LOW_BYTES = LazyCompiled(lambda: L.make_permutation([at + i for at in (0, 8, 4, 8) for i in range(4)]))
+HIGH_BYTES = LazyCompiled(lambda: L.make_permutation([at + i for at in (0, 0, 4, 4) for i in range(4)]))
+LOW_SHIFTS = LazyCompiled(lambda: L.make_words([0] * 12 + [4] * 4))
+LOW_MASKS = LazyCompiled(lambda: L.make_words(([63] * 4 + [15] * 4) * 2))
+HIGH_MASKS = LazyCompiled(lambda: L.make_words(([0] * 4 + [48] * 4) * 2))
 SMALLEST_SCALE = 1 << 21  # the bits of the smallest scale of MXFP4, which is no normal number
 
 
@@ -121,38 +127,39 @@ def q3_k(block, to, bf16):
 
 
 @exact
-def q4_k_scale(scales, i):
-    """Return the i-th of eight 6-bit scales; the mins are four bytes further."""
-    if i < 4:
-        return L.get_byte(scales + i) & 63
-    return L.get_byte(scales + 4 + i) & 15 | L.get_byte(scales + (i - 4)) >> 6 << 4
+def put_q4_k_scales(to, block):
+    """Store d times the eight 6-bit scales of a block, and dmin times its eight mins, as 16 floats.
 
-
-@exact
-def q4_k_min(scales, i):
-    """Return the i-th of eight 6-bit mins."""
-    if i < 4:
-        return L.get_byte(scales + 4 + i) & 63
-    return L.get_byte(scales + 4 + i) >> 4 | L.get_byte(scales + i) >> 6 << 4
+    Of the first four of each, 6 bits lie in one byte; of the others, 4 bits in one and 2 in another.
+    """
+    packed = L.get_bytes(block + 4)
+    low = LOW_BYTES(packed) >> LOW_SHIFTS() & LOW_MASKS()
+    high = HIGH_BYTES(packed) >> 6 << 4 & HIGH_MASKS()
+    L.put_floats(to, L.splat_halves(L.get_half(block), L.get_half(block + 2)) * L.to_floats(low | high))
 
 
 @exact
 def q4_k(block, to, bf16):
     """Decode a block of Q4_K."""
-    d, dmin = L.get_half(block), L.get_half(block + 2)
-    for i in range(8):
-        scale, m = d * L.to_float(q4_k_scale(block + 4, i)), dmin * L.to_float(q4_k_min(block + 4, i))
+    scales = L.local_vector()
+    put_q4_k_scales(scales, block)
+    mins = scales + 32
+    for i in range(0, 8, 2):
         for part in range(2):
-            q = L.get_bytes(block + 16 + 32 * (i // 2) + 16 * part) >> 4 * (i % 2) & 15
-            store16(to, bf16, 32 * i + 16 * part, scale * L.to_floats(q) - m)
+            q, at = L.get_bytes(block + 16 + 16 * i + 16 * part), 32 * i + 16 * part
+            low, high = L.to_floats(q & 15), L.to_floats(q >> 4)
+            store16(to, bf16, at, L.get_float(scales + 4 * i) * low - L.get_float(mins + 4 * i))
+            store16(to, bf16, at + 32, L.get_float(scales + 4 * i + 4) * high - L.get_float(mins + 4 * i + 4))
 
 
 @exact
 def q5_k(block, to, bf16):
     """Decode a block of Q5_K."""
-    d, dmin = L.get_half(block), L.get_half(block + 2)
+    scales = L.local_vector()
+    put_q4_k_scales(scales, block)
+    mins = scales + 32
     for i in range(8):
-        scale, m = d * L.to_float(q4_k_scale(block + 4, i)), dmin * L.to_float(q4_k_min(block + 4, i))
+        scale, m = L.get_float(scales + 4 * i), L.get_float(mins + 4 * i)
         for part in range(2):
             low = L.get_bytes(block + 48 + 32 * (i // 2) + 16 * part) >> 4 * (i % 2) & 15
             high = L.get_bytes(block + 16 + 16 * part) >> i & 1

@@ -103,16 +103,17 @@ def round_left(to, scale_place, source, tiles, column, row, at_random):
             drawn = draw(L.get_floats(data + 4 * at) * factor, column + at, seed)
             L.put_bytes(place, L.to_ints(drawn) + 128)
         else:
-            rounded = L.round_to_nearest(L.get_floats(data + 4 * at) * factor)
-            L.put_bytes(place, L.to_ints(rounded) + 128)
+            L.put_bytes(place, L.nearest_ints(L.get_floats(data + 4 * at) * factor) + 128)
 
 
 @exact
 def round_right(to, header, lane, source, tiles):
     """Round a row of a block of a weight that becomes a column of B: as a row of tiles, to be transposed."""
     data, largest = u8(source), L.spread(0)
-    for at in range(0, tiles * DEPTH, 16):
-        sums = L.add_neighbor_of_one(L.add_neighbor_of_four(L.absolute(L.get_floats(data + 4 * at))))
+    for at in range(0, tiles * DEPTH, 64):
+        a, b = L.get_floats(data + 4 * at), L.get_floats(data + (4 * at + 64))
+        c, d = L.get_floats(data + (4 * at + 128)), L.get_floats(data + (4 * at + 192))
+        sums = L.sum_fours(L.absolute(a), L.absolute(b), L.absolute(c), L.absolute(d))
         largest = L.larger_words(largest, L.magnitude_bits(sums))
     bits = L.reduce_word_max(largest)
     factor, total = factor_of(bits, LIMIT_OF_SUM), L.spread(0)
@@ -120,7 +121,7 @@ def round_right(to, header, lane, source, tiles):
         place = u8(to) + (at // DEPTH * TILE + at % DEPTH)
         rounded = L.spread(0)
         if factor != ZERO:
-            rounded = L.to_ints(L.round_to_nearest(L.get_floats(data + 4 * at) * factor))
+            rounded = L.nearest_ints(L.get_floats(data + 4 * at) * factor)
         L.put_bytes(place, rounded)
         total = total + rounded
     L.put_float(u8(header) + 4 * lane, scale_of(bits, LIMIT_OF_SUM))
@@ -152,7 +153,7 @@ def round_across(target, source, tiles):
         word = L.spread(0)
         for i in range(4):
             x = L.get_floats(data + (row + i) * PITCH)
-            rounded = L.to_ints(L.round_to_nearest(L.where_nonzero(factors, x * factors)))
+            rounded = L.nearest_ints(L.where_nonzero(factors, x * factors))
             total = total + rounded
             word = word | (rounded & 255) << 8 * i
         L.put_words(header + (INT8_HEADER + row // 4 * ROW), word)
