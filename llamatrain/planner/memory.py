@@ -1,6 +1,6 @@
 """Plans how much memory a run takes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from llamatrain.config.units import Size
@@ -290,8 +290,14 @@ def memory_error(plan: MemoryPlan, option: int | None, limit: int | None) -> str
         f"--memory is {Size(limit).text}" if option is not None else f"only {Size(limit).text} are free"
     )
     need_text = f"{Size(plan.total).text} ({plan.breakdown.describe().partition(': ')[2]})"
-    has_copies = plan.breakdown.packed_copies and (plan.spec.int8_copies or not plan.spec.drop_base)
-    advice = (
-        "--cache-base off, a smaller --batch or --ctx" if has_copies else "a smaller --batch, --ctx or model"
-    )
-    return f"the run needs {need_text}, but {limit_text}; use {advice}"
+    return f"the run needs {need_text}, but {limit_text}; use {', '.join(list_savings(plan))}"
+
+
+def list_savings(plan: MemoryPlan) -> Iterator[str]:
+    """Yield what can be changed so that a run takes less memory."""
+    spec = plan.spec
+    if plan.breakdown.packed_copies and (spec.int8_copies or not spec.drop_base):
+        yield "--cache-base off"
+    if spec.precision == "f32" and spec.optimizer and not spec.optimizer.needs_f32:
+        yield "--precision bf16"
+    yield "a smaller --batch, --ctx or model"
