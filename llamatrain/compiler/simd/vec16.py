@@ -122,7 +122,8 @@ def sum_fours(typing_context: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
             picks = ([lane + more for lane in lanes] for more in (0, distance))
             return builder.fadd(*(builder.shuffle_vector(x, y, ir.Constant(INTS, pick)) for pick in picks))
 
-        return add(add(*args[:2], 4), add(*args[2:], 4), 1)
+        first, second, third, fourth = args
+        return add(add(first, second, 4), add(third, fourth, 4), 1)
 
     return FLOATS(FLOATS, FLOATS, FLOATS, FLOATS), generate
 
