@@ -8,6 +8,7 @@ machine. The units of AArch64 are `dotprod`, `i8mm` and `bf16`.
 import hashlib
 import os
 import platform
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -137,15 +138,17 @@ def usable_units() -> frozenset[str]:
             continue
         if cpu_features().issuperset(needs) and (name != "amx" or request_amx()):
             present.add(name)
-    return frozenset(present if multiplies_bf16_faster(present) else present - {"avx512bf16"})
+    return frozenset(present - {"avx512bf16"} if has_slow_bf16(present) else present)
 
 
-def multiplies_bf16_faster(units: set[str]) -> bool:
-    """Return False if bf16 products by vectors are slower than those in float32.
+def has_slow_bf16(units: Collection[str]) -> bool:
+    """Return True if the processor multiplies bf16 by vectors alone, and more slowly than float32.
 
-    They take twice as long on Intel's processors, which have tiles for bf16; a virtual machine may hide the tiles.
+    On Intel's processors since Sapphire Rapids, which have avx512fp16, vectors of bf16 take twice as long. They
+    have tiles for bf16, but a virtual machine may hide them.
     """
-    return "amx" in units or read_cpuinfo().get("vendor_id") != "GenuineIntel"
+    is_intel = read_cpuinfo().get("vendor_id") == "GenuineIntel"
+    return "amx" not in units and is_intel and "avx512fp16" in cpu_features()
 
 
 def request_amx() -> bool:

@@ -474,3 +474,13 @@ def test_the_units_that_a_processor_lacks_are_told(
     facts = {fact.name: fact for fact in system.describe_processor() if isinstance(fact, Fact)}
     assert facts["lacks"].value == missing
     assert facts["bf16"].text == "no unit; as fast as f32"
+
+
+def test_vectors_of_bf16_that_are_slow_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        cpu, "cpu_features", lambda: frozenset({*V4, "avx512vnni", "avx512bf16", "avx512fp16"})
+    )
+    monkeypatch.setattr(cpu, "read_cpuinfo", lambda: {"vendor_id": "GenuineIntel"})
+    monkeypatch.setattr(cpu, "processor", lambda: cpu.CLASSES["x86-64-v4-vnni"])
+    facts = {fact.name: fact for fact in system.describe_processor() if isinstance(fact, Fact)}
+    assert facts["bf16"].text == "products in f32, which is faster than avx512bf16"

@@ -47,13 +47,27 @@ def test_what_a_machine_has_says_its_class(machine: pytest.MonkeyPatch) -> None:
 
 
 def test_intel_multiplies_bf16_by_tiles_or_not_at_all(machine: pytest.MonkeyPatch) -> None:
-    """Its vectors of bf16 take twice as long as those of float32."""
+    """Its vectors of bf16 take twice as long as those of float32, since there are tiles."""
+    machine.setattr(cpu, "cpu_features", lambda: LARGE | {"avx512fp16"})
     machine.setattr(cpu, "read_cpuinfo", lambda: {"vendor_id": "GenuineIntel"})
     assert cpu.processor().name == "sapphirerapids"
     machine.setattr(cpu, "request_amx", lambda: False)
     assert cpu.processor().name == "x86-64-v4-vnni"
     machine.setenv(cpu.CLASS_VARIABLE, "x86-64-v4-bf16")
     assert "avx512bf16" in cpu.enabled_units()
+
+
+@pytest.mark.parametrize(
+    ("vendor", "features"),
+    [("GenuineIntel", LARGE), ("AuthenticAMD", LARGE | {"avx512fp16"}), (None, LARGE | {"avx512fp16"})],
+)
+def test_other_processors_multiply_bf16_by_vectors(
+    vendor: str | None, features: frozenset[str], machine: pytest.MonkeyPatch
+) -> None:
+    machine.setattr(cpu, "cpu_features", lambda: features)
+    machine.setattr(cpu, "read_cpuinfo", lambda: {"vendor_id": vendor} if vendor else {})
+    machine.setattr(cpu, "request_amx", lambda: False)
+    assert cpu.processor().name == "x86-64-v4-bf16"
 
 
 @pytest.mark.parametrize(

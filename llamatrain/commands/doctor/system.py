@@ -86,7 +86,7 @@ def describe_processor() -> Findings:
     yield make_fact("units", enabled, ", ".join(enabled))
     yield make_fact("lacks", lacking, ", ".join(lacking) or "no unit that llamatrain uses")
     for_bf16 = next((unit for unit in ("amx", "avx512bf16") if unit in enabled), None)
-    is_slow = "avx512bf16" in cpu.cpu_features() and not off
+    is_slow = cpu.has_slow_bf16(cpu.enabled_units())
     without = "products in f32, which is faster than avx512bf16" if is_slow else "no unit; as fast as f32"
     yield make_fact("bf16", for_bf16, f"products by {for_bf16}" if for_bf16 else without)
     yield make_fact("int8", cpu.int8_unit(), f"products by {cpu.int8_unit()}")
