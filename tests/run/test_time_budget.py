@@ -108,7 +108,7 @@ def test_larger_models_learn_a_text_by_heart_sooner() -> None:
 
 @pytest.mark.usefixtures("nominal")
 def test_more_time_makes_a_larger_model(tmp_path: Path) -> None:
-    request = requested(written(tmp_path))
+    request = requested(written(tmp_path), precision="bf16")  # the default depends on the processor
     choices = [choose_model.choose_model(request, 100 * MEGABYTE, seconds) for seconds in (30, 300, 3000)]
     sizes = [choice.parameters for choice in choices]
     assert sizes == sorted({*sizes})
@@ -117,7 +117,7 @@ def test_more_time_makes_a_larger_model(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("nominal")
 def test_a_small_text_has_a_smaller_vocabulary(tmp_path: Path) -> None:
-    request = requested(written(tmp_path))
+    request = requested(written(tmp_path), precision="bf16")
     sizes = [
         int(choose_model.choose_model(request, size, 300).options["vocab_size"])
         for size in (1000, 700_000, 100 * MEGABYTE)
