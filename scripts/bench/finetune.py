@@ -139,7 +139,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--modes", nargs="+", choices=MODES, default=MODES, help="of PEFT; large models compile for long"
     )
     command.add_argument(
-        "--peer-precision", nargs="+", choices=["f32", "bf16"], default=[choose_peer_precision()]
+        "--peer-precision",
+        nargs="+",
+        choices=["f32", "bf16"],
+        default=[choose_peer_precision()],
+        help="of PEFT's base",
     )
     add_peer_arguments(command)
 

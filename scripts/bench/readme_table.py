@@ -85,13 +85,20 @@ def describe_model(size: Size, precision: str) -> str:
 
 
 def bench_adapters(args: argparse.Namespace) -> Iterator[Row]:
-    """Yield rows of adapters on a quantized base, compared to the faster mode of PEFT on a base in bf16."""
+    """Yield rows of adapters on a quantized base, compared to the faster mode of PEFT."""
     ctx, batch = finetune.ROWS[args.shape]
     tokens = ctx * batch
     with tempfile.TemporaryDirectory() as folder:
         peer = args.peer if args.torch else None
         ours, theirs = finetune.build_contenders(
-            [args.type], args.shape, ["bf16"], args.threads, peer, finetune.MODES, ["bf16"], Path(folder)
+            [args.type],
+            args.shape,
+            ["bf16"],
+            args.threads,
+            peer,
+            finetune.MODES,
+            [finetune.choose_peer_precision()],
+            Path(folder),
         )
         for _ in range(args.rounds):
             for contender in (*ours, *theirs):

@@ -51,16 +51,17 @@ reduce_sum, reduce_min, reduce_max = (
 to_floats = define_function(FLOATS, WORDS, lambda builder, x: builder.sitofp(x, REALS))
 to_ints = define_function(WORDS, FLOATS, lambda builder, x: builder.fptosi(x, INTS))
 round_to_nearest = define_function(FLOATS, FLOATS, lambda builder, x: W.call_intrinsic(builder, "rint", x))
-INTEGERS_FROM = 1.5 * 2.0**23  # floats near this one are integers whose lowest bits count up
-INTEGERS_FROM_BITS = 0x4B400000
-nearest_ints = define_function(  # of magnitudes below 2^22; ties to even
-    WORDS,
-    FLOATS,
-    lambda builder, x: builder.sub(
-        builder.bitcast(builder.fadd(x, W.constant(REALS, INTEGERS_FROM)), INTS),
-        W.constant(INTS, INTEGERS_FROM_BITS),
-    ),
-)
+ROUNDING_START = (
+    1.5 * 2.0**23
+)  # floats up to 2^22 from here are whole numbers, and their bits, as words, count them
+
+
+def _round_to_words(builder: Any, x: Any) -> Any:
+    start = W.constant(REALS, ROUNDING_START)
+    return builder.sub(builder.bitcast(builder.fadd(x, start), INTS), builder.bitcast(start, INTS))
+
+
+nearest_ints = define_function(WORDS, FLOATS, _round_to_words)  # of magnitudes below 2^22; ties to even
 floor = define_function(FLOATS, FLOATS, lambda builder, x: W.call_intrinsic(builder, "floor", x))
 absolute = define_function(FLOATS, FLOATS, lambda builder, x: W.call_intrinsic(builder, "fabs", x))
 

@@ -143,7 +143,7 @@ def q4_k(block, to, bf16):
     """Decode a block of Q4_K."""
     scales = L.local_vector()
     put_q4_k_scales(scales, block)
-    mins = scales + 32
+    mins = scales + 4 * 8
     for i in range(0, 8, 2):
         for part in range(2):
             q, at = L.get_bytes(block + 16 + 16 * i + 16 * part), 32 * i + 16 * part
@@ -157,7 +157,7 @@ def q5_k(block, to, bf16):
     """Decode a block of Q5_K."""
     scales = L.local_vector()
     put_q4_k_scales(scales, block)
-    mins = scales + 32
+    mins = scales + 4 * 8
     for i in range(8):
         scale, m = L.get_float(scales + 4 * i), L.get_float(mins + 4 * i)
         for part in range(2):
