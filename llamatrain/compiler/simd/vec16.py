@@ -51,9 +51,8 @@ reduce_sum, reduce_min, reduce_max = (
 to_floats = define_function(FLOATS, WORDS, lambda builder, x: builder.sitofp(x, REALS))
 to_ints = define_function(WORDS, FLOATS, lambda builder, x: builder.fptosi(x, INTS))
 round_to_nearest = define_function(FLOATS, FLOATS, lambda builder, x: W.call_intrinsic(builder, "rint", x))
-ROUNDING_START = (
-    1.5 * 2.0**23
-)  # floats up to 2^22 from here are whole numbers, and their bits, as words, count them
+# Floats up to 2^22 from here are whole numbers, and their bits, as words, count them.
+ROUNDING_START = 1.5 * 2.0**23
 
 
 def _round_to_words(builder: Any, x: Any) -> Any:
