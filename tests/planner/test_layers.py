@@ -28,9 +28,15 @@ def unused(*args: Any, **named: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the machine pass for quiet: what is measured on a busy one is not kept, and two plans would tell two speeds."""
-    monkeypatch.setattr(speeds, "wait_share", lambda work: work() or 0.0)
+def own_speeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure speeds once for both plans of a test.
+
+    What other tests measure at the same time on a busy machine is kept for a short while, and is replaced.
+    """
+    monkeypatch.setattr(speeds, "default_cache_dir", lambda kind: tmp_path / "measured" / kind)
+    monkeypatch.setattr(
+        speeds, "wait_share", lambda work: work() or 0.0
+    )  # what is measured counts as undisturbed
 
 
 @pytest.mark.parametrize(
